@@ -15,9 +15,9 @@ use hone::app::adapters::{Export, VersionChoice};
 use hone::bench::rewards::Worst;
 use hone::bench::safety::SafetyOptions;
 use hone::cli::{
-    AdaptersCommand, BenchCommand, BenchInterferenceArgs, BenchSafetyArgs, BenchSampleArgs,
-    BenchTrainArgs, Cli, Command, ConfigArgs, DataArgs, DbCommand, DemoArgs, EvalArgs,
-    RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
+    AdaptersCommand, BenchCommand, BenchHttpArgs, BenchInterferenceArgs, BenchSafetyArgs,
+    BenchSampleArgs, BenchTrainArgs, Cli, Command, ConfigArgs, DataArgs, DbCommand, DemoArgs,
+    EvalArgs, RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
 };
 use hone::config::{Config, LogConfig};
 use hone::demo::{DaemonHandle, DemoError};
@@ -77,6 +77,7 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Bench { command: BenchCommand::Interference(args) } => {
             bench_interference(args, out)
         }
+        Command::Bench { command: BenchCommand::Http(args) } => bench_http(args, out),
         Command::Bench { command: BenchCommand::Safety(args) } => bench_safety(args, out),
     }
 }
@@ -131,14 +132,14 @@ fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
     runtime()?.block_on(async {
         let mut reloads = app::ReloadSignal::new()?;
         let service = app::start(config).await?;
-        if let Err(error) = writeln!(out, "listening on http://{}", service.addr) {
+        if let Err(error) = writeln!(out, "listening on {}", service.url()) {
             tracing::warn!(%error, "cannot print the address");
         }
         let mut stop = pin!(app::shutdown_signal());
         loop {
             tokio::select! {
                 stopped = &mut stop => break stopped?,
-                () = reloads.recv() => reload_keys(&service, &args),
+                () = reloads.recv() => reload(&service, &args),
             }
         }
         service.shutdown().await?;
@@ -146,15 +147,15 @@ fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
     })
 }
 
-/// Reads the configuration again and replaces the API keys.
-fn reload_keys(service: &app::Service, args: &ServeArgs) {
+/// Reads the configuration again and replaces the API keys and the certificate.
+fn reload(service: &app::Service, args: &ServeArgs) {
     let reloaded = serve_config(args)
-        .and_then(|config| service.reload_keys(&config.server).map_err(anyhow::Error::from));
+        .and_then(|config| service.reload(&config.server).map_err(anyhow::Error::from));
     match reloaded {
-        Ok(keys) => tracing::info!(keys, "the API keys are reloaded"),
+        Ok(keys) => tracing::info!(keys, "the API keys and the certificate are reloaded"),
         Err(error) => {
             let error = format!("{error:#}");
-            tracing::error!(%error, "the API keys are not reloaded and stay as they are");
+            tracing::error!(%error, "the API keys and the certificate are not reloaded and stay as they are");
         }
     }
 }
@@ -409,6 +410,15 @@ fn bench_interference(args: BenchInterferenceArgs, out: &mut Output) -> Outcome 
     let report = runtime()?.block_on(bench::interference::run(&args.into(), start_daemon))?;
     print_report(&report, json, out)?;
     Ok(if report.failed() > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn bench_http(args: BenchHttpArgs, out: &mut Output) -> Outcome {
+    let json = args.json;
+    let start = async |config: Config| {
+        logging::init(&config.log);
+        app::start(config).await
+    };
+    print_report(&runtime()?.block_on(bench::http::run(&args.into(), start))?, json, out)
 }
 
 fn bench_safety(args: BenchSafetyArgs, out: &mut Output) -> Outcome {

@@ -70,6 +70,7 @@ fn exam_prompt(
         source: PromptSource::Dataset,
         route: route.name.clone(),
         model: engine.info().name.clone(),
+        endpoint: Default::default(),
         key_id: None,
         messages: prompt.messages.clone(),
         metadata: prompt.metadata.clone(),
@@ -80,6 +81,7 @@ fn exam_prompt(
         held_out: true,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     };
     Ok(ExamPrompt {
         interaction: Arc::new(interaction),

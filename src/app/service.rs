@@ -12,12 +12,14 @@ use tokio::task::JoinHandle;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
+use hone_engine::Engine;
+use hone_store::Store;
 use hone_train::policy::Promotion;
 
 use super::core::Core;
 use super::step_watch::StepWatch;
 use crate::config::{Config, ConfigError, ServerConfig};
-use crate::http::{AppState, DiskLimit, KeyRing, LearningLimits, Startup};
+use crate::http::{AppState, DiskLimit, KeyRing, LearningLimits, Startup, Tls};
 use crate::{http, usage};
 
 /// A running daemon.
@@ -29,6 +31,7 @@ pub struct Service {
     monitor: JoinHandle<()>,
     core: Core,
     keys: Arc<KeyRing>,
+    tls: Arc<Tls>,
     /// `server.shutdown_grace_seconds`.
     grace: Duration,
 }
@@ -37,10 +40,11 @@ pub struct Service {
 /// address is bound.
 ///
 /// # Errors
-/// If a key is invalid, no key protects an address beyond loopback, or the address is in use; and as
+/// If a key or the certificate is invalid, no key protects an address beyond loopback, or the address is in use; and as
 /// [`Core::start`].
 pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     let keys = Arc::new(KeyRing::load(&config.server).map_err(usage)?);
+    let tls = Arc::new(Tls::load(&config.server.tls).map_err(usage)?);
     let listener = TcpListener::bind(config.server.bind)
         .await
         .with_context(|| format!("server.bind {}", config.server.bind))?;
@@ -48,7 +52,8 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     let metrics = Arc::new(Metrics::new()?);
     let ready = Arc::new(AtomicBool::new(true));
     let server_config = Arc::new(config.server.clone());
-    let startup = Startup::new(Arc::clone(&server_config), Arc::clone(&metrics), ready.clone());
+    let startup = Startup::new(Arc::clone(&server_config), Arc::clone(&metrics), ready.clone())
+        .with_tls(Arc::clone(&tls));
     let (stop, stopped) = oneshot::channel();
     let stopped = async {
         // An error means that the `Service` was dropped, or that the start failed, which stops the server
@@ -75,6 +80,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         metrics: core.metrics.clone(),
         holdout_share: holdout_share(&config),
         config: server_config,
+        recent_turns: Default::default(),
         keys: Arc::clone(&keys),
         disk: DiskLimit { dir: config.data.dir.clone(), min_free: config.data.min_free_bytes },
         ready,
@@ -94,7 +100,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     let data = config.data.dir.display();
     tracing::info!(%addr, model = %core.engine.info().name, %data, "ready");
     let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
-    Ok(Service { addr, stop, server, monitor, core, keys, grace })
+    Ok(Service { addr, stop, server, monitor, core, keys, tls, grace })
 }
 
 /// The share of live prompts to hold out: none if no exam uses them.
@@ -108,14 +114,33 @@ fn holdout_share(config: &Config) -> f64 {
 }
 
 impl Service {
-    /// Replaces the API keys by those of `config`, whose other values are not used. Running requests
-    /// continue.
+    /// The engine that answers clients.
+    pub fn engine(&self) -> Arc<dyn Engine> {
+        self.core.engine.clone()
+    }
+
+    /// The ledger.
+    pub fn store(&self) -> &Store {
+        &self.core.store
+    }
+
+    /// The URL of the server.
+    pub fn url(&self) -> String {
+        let scheme = if self.tls.is_enabled() { "https" } else { "http" };
+        format!("{scheme}://{}", self.addr)
+    }
+
+    /// Replaces the API keys and the certificate by those of `config`, whose other values are not used. Running
+    /// requests and open connections continue. Returns the number of keys.
     ///
     /// # Errors
-    /// If a key is invalid, or no key would protect an address beyond loopback. The keys then stay as
-    /// they are.
-    pub fn reload_keys(&self, config: &ServerConfig) -> Result<usize, ConfigError> {
-        self.keys.reload(config)
+    /// If a key or the certificate is invalid, or no key would protect an address beyond loopback. Keys and
+    /// certificate then stay as they are.
+    pub fn reload(&self, config: &ServerConfig) -> Result<usize, ConfigError> {
+        let files = self.tls.read_again(&config.tls)?;
+        let keys = self.keys.reload(config)?;
+        self.tls.replace(files);
+        Ok(keys)
     }
 
     /// Shuts the daemon down without losing an acknowledged record. Running requests and the trainer's

@@ -13,7 +13,7 @@ use hone_hub::Hub;
 use super::dataset::fetch_dataset;
 use super::rewards::reward_tools;
 use crate::config::Config;
-use crate::http::KeyRing;
+use crate::http::{KeyRing, Tls};
 use crate::runs::data_check;
 
 /// Checks a configuration, and, if `reads_data`, the dataset that it names, which is fetched if it is one
@@ -23,6 +23,7 @@ use crate::runs::data_check;
 /// The first thing that would stop a run, or keep it from learning.
 pub async fn validate(config: &mut Config, reads_data: bool) -> anyhow::Result<String> {
     KeyRing::load(&config.server)?;
+    Tls::load(&config.server.tls)?;
     let rewards = reward_tools(config, Arc::new(Metrics::new()?)).await?;
     let routes = rewards.routes(config).await?;
     let mut text = "the configuration is valid\n".to_owned();

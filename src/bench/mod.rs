@@ -1,6 +1,7 @@
 //! `hone bench`: speed of Hone's components on this machine, and safety of what they learn. Other
 //! processes change the times, so numbers that are compared are measured in turns within one run.
 
+pub mod http;
 pub mod interference;
 pub mod machine;
 pub mod rewards;

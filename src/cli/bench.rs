@@ -6,11 +6,13 @@ use clap::{Args, Subcommand, ValueEnum as _};
 
 use hone_engine::EngineBackend;
 use hone_model::kernels::compute::Compute;
+use hone_model::weights::Quantize;
 use hone_rollout::SamplerKind;
 use hone_train::config::Recompute;
 use hone_train::policy::Promotion;
 
-use super::values::{compute, engine_backend, promotion, sampler_kind};
+use super::values::{compute, engine_backend, promotion, quantize, sampler_kind};
+use crate::bench::http::HttpBenchOptions;
 use crate::bench::interference::InterferenceOptions;
 use crate::bench::safety::{SafetyOptions, SafetyScenario};
 use crate::bench::sample::SampleOptions;
@@ -36,6 +38,8 @@ pub enum BenchCommand {
     Sample(BenchSampleArgs),
     /// Latency of served clients while Hone is idle and while it samples and trains
     Interference(BenchInterferenceArgs),
+    /// Latency and throughput over HTTP, with recording, compared with the engine alone
+    Http(BenchHttpArgs),
     /// Satisfaction of simulated users when learning goes wrong, by how versions are published
     Safety(BenchSafetyArgs),
 }
@@ -116,6 +120,12 @@ pub struct BenchInterferenceArgs {
     /// out the phase
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub changes: u32,
+    /// Format that the frozen weights are converted to [default: as they are stored]
+    #[arg(long, value_name = "FORMAT", value_parser = quantize(), default_value = "none")]
+    pub quantize: Quantize,
+    /// Time that training gets while the native engine serves [default: train.serving_share]
+    #[arg(long, value_name = "SHARE")]
+    pub serving_share: Option<f64>,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
@@ -125,9 +135,54 @@ impl From<BenchInterferenceArgs> for InterferenceOptions {
     fn from(args: BenchInterferenceArgs) -> Self {
         let BenchInterferenceArgs { rounds, seconds, users, pause, .. } = args;
         let BenchInterferenceArgs { model, backend, sampler, changes, .. } = args;
+        let BenchInterferenceArgs { quantize, serving_share, .. } = args;
         let (users, pause_ms) = (users.into(), pause.into());
         let seconds = seconds.into();
-        Self { rounds, seconds, users, pause_ms, model, backend, sampler, changes }
+        Self {
+            rounds,
+            seconds,
+            users,
+            pause_ms,
+            model,
+            backend,
+            sampler,
+            changes,
+            quantize,
+            serving_share,
+        }
+    }
+}
+
+/// `hone bench http`.
+#[derive(Debug, Args)]
+pub struct BenchHttpArgs {
+    /// Rounds of the engine alone, responses and streams
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Duration of each of them in a round in seconds, first for one client and then for several
+    #[arg(long, value_name = "S", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: u32,
+    /// Number of clients, each with one request at a time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    pub users: u16,
+    /// Tokens per completion
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: u32,
+    /// Model: a Hugging Face directory or hub id [default: the embedded model]
+    #[arg(long, value_name = "DIR|HUB_ID")]
+    pub model: Option<String>,
+    /// Engine
+    #[arg(long, value_name = "BACKEND", default_value = "native", value_parser = engine_backend())]
+    pub backend: EngineBackend,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl From<BenchHttpArgs> for HttpBenchOptions {
+    fn from(args: BenchHttpArgs) -> Self {
+        let BenchHttpArgs { rounds, seconds, users, tokens, model, backend, json: _ } = args;
+        Self { rounds, seconds: seconds.into(), users: users.into(), tokens, model, backend }
     }
 }
 

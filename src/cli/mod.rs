@@ -19,7 +19,8 @@ use hone_train::policy::Promotion;
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 
 pub use bench::{
-    BenchCommand, BenchInterferenceArgs, BenchSafetyArgs, BenchSampleArgs, BenchTrainArgs,
+    BenchCommand, BenchHttpArgs, BenchInterferenceArgs, BenchSafetyArgs, BenchSampleArgs,
+    BenchTrainArgs,
 };
 pub use common::{ConfigArgs, DataArgs, RunArgs};
 pub use from_ledger::FromLedgerArgs;

@@ -17,7 +17,7 @@ pub use run::{EarlyStopConfig, RunConfig};
 pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig};
 pub use server::{
     ConnectionsConfig, GraderLimits, KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope,
-    ServerConfig, hash_key,
+    ServerConfig, TlsConfig, hash_key,
 };
 pub use trl::{Counterpart, counterpart, trl_names};
 pub use validate::{ConfigError, validate};

@@ -8,6 +8,7 @@ use axum::Json;
 use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use hone_engine::{EngineError, SampleError};
@@ -18,43 +19,74 @@ use hone_train::policy::PolicyError;
 /// Largest `Retry-After` in seconds.
 const LONGEST_RETRY: u64 = 300;
 
-/// An error response.
-#[derive(Debug, Clone)]
+/// An error response, and an extension of that response.
+#[derive(Debug, Clone, JsonSchema)]
+#[schemars(rename = "Error", with = "Envelope<'static>")]
 pub(super) struct ApiError {
     status: StatusCode,
     message: String,
     param: Option<String>,
-    code: &'static str,
+    code: ErrorCode,
     retry_after: Option<u64>,
-    /// The limit that refused the request.
+    /// The limit that refused the request: a label of `hone_http_limited_requests_total`.
     limit: Option<&'static str>,
 }
 
-/// The limit that refused a request, as an extension of its response: a label of
-/// `hone_http_limited_requests_total`.
-#[derive(Clone, Copy)]
-pub(super) struct LimitReason(pub(super) &'static str);
+/// What is wrong, for programs.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ErrorCode {
+    InvalidBody,
+    InvalidValue,
+    UnsupportedParameter,
+    ContextLengthExceeded,
+    GrammarFailed,
+    InvalidApiKey,
+    MissingScope,
+    HostNotAllowed,
+    Forbidden,
+    NotFound,
+    ModelNotFound,
+    CompletionNotFound,
+    SessionNotFound,
+    CompletionNotStored,
+    PreviousResponseNotFound,
+    MethodNotAllowed,
+    RequestTimeout,
+    Conflict,
+    BodyTooLarge,
+    UnsupportedMediaType,
+    IdempotencyKeyReused,
+    RateLimitExceeded,
+    QueueTimeout,
+    InternalError,
+    Unavailable,
+}
 
-#[derive(Serialize)]
+/// The body of an error's response.
+#[derive(Serialize, JsonSchema)]
 struct Envelope<'a> {
     error: Body<'a>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ErrorBody")]
 struct Body<'a> {
     message: &'a str,
+    #[schemars(extend("enum" = ["invalid_request_error", "rate_limit_error", "server_error"]))]
     r#type: &'static str,
+    /// The field that is wrong.
     param: Option<&'a str>,
-    code: &'static str,
+    code: ErrorCode,
 }
 
 impl ApiError {
-    fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+    fn new(status: StatusCode, code: ErrorCode, message: impl Into<String>) -> Self {
         let message = message.into();
         Self { status, message, param: None, code, retry_after: None, limit: None }
     }
 
-    fn code(self, code: &'static str) -> Self {
+    fn code(self, code: ErrorCode) -> Self {
         Self { code, ..self }
     }
 
@@ -70,7 +102,8 @@ impl ApiError {
     pub(super) fn limited(reason: &'static str, message: String, wait: Duration) -> Self {
         // Rounded up, and bounded, because it is a prediction.
         let seconds = (wait.as_secs_f64().ceil() as u64).clamp(1, LONGEST_RETRY);
-        let refused = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
+        let refused =
+            Self::new(StatusCode::TOO_MANY_REQUESTS, ErrorCode::RateLimitExceeded, message);
         Self { limit: Some(reason), ..refused.retry_after(seconds) }
     }
 
@@ -81,38 +114,38 @@ impl ApiError {
 
     /// 400 for a field. The message contains the field's name and value.
     pub(super) fn field(param: &str, message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param(param)
+        Self::new(StatusCode::BAD_REQUEST, ErrorCode::InvalidValue, message).param(param)
     }
 
     /// 400 for a field that Hone does not know or cannot support.
     pub(super) fn unsupported(param: &str, message: impl Into<String>) -> Self {
-        Self::field(param, message).code("unsupported_parameter")
+        Self::field(param, message).code(ErrorCode::UnsupportedParameter)
     }
 
     /// 400 for a field whose prompt does not fit into the model's context.
     pub(super) fn too_long(param: &str, prompt: usize, context: usize) -> Self {
         let message = EngineError::PromptTooLong { prompt, context }.to_string();
-        Self::field(param, message).code("context_length_exceeded")
+        Self::field(param, message).code(ErrorCode::ContextLengthExceeded)
     }
 
     /// 400 for a body that is not a JSON object.
     pub(super) fn body(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "invalid_body", message)
+        Self::new(StatusCode::BAD_REQUEST, ErrorCode::InvalidBody, message)
     }
 
     /// 401.
     pub(super) fn unauthorized(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+        Self::new(StatusCode::UNAUTHORIZED, ErrorCode::InvalidApiKey, message)
     }
 
     /// 403.
     pub(super) fn forbidden(message: &str) -> Self {
-        Self::new(StatusCode::FORBIDDEN, "forbidden", message)
+        Self::new(StatusCode::FORBIDDEN, ErrorCode::Forbidden, message)
     }
 
     /// 403 for a key without the scope of the route.
     pub(super) fn missing_scope(message: String) -> Self {
-        Self::new(StatusCode::FORBIDDEN, "missing_scope", message)
+        Self::new(StatusCode::FORBIDDEN, ErrorCode::MissingScope, message)
     }
 
     /// 403 for a name of the server that a request without a key must not use.
@@ -121,64 +154,75 @@ impl ApiError {
             "the header Host is {host:?}: without a key it must be localhost, a loopback address, the \
              address of server.bind or one of server.hosts"
         );
-        Self::new(StatusCode::FORBIDDEN, "host_not_allowed", message)
+        Self::new(StatusCode::FORBIDDEN, ErrorCode::HostNotAllowed, message)
     }
 
     /// 404.
     pub(super) fn not_found(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::NOT_FOUND, "not_found", message)
+        Self::new(StatusCode::NOT_FOUND, ErrorCode::NotFound, message)
     }
 
     /// 404 for a model name.
     pub(super) fn no_such_model(name: &str, known: &str) -> Self {
         let message = format!("model is {name:?}: it must be {known}");
-        Self::not_found(message).param("model").code("model_not_found")
+        Self::not_found(message).param("model").code(ErrorCode::ModelNotFound)
     }
 
     /// 404 for a completion that the field `param` names. An unknown choice of a known completion is a
     /// 400 of `feedback`.
     pub(super) fn no_such_completion(param: &str, id: &str) -> Self {
         let message = format!("{param} is {id:?}: there is no such completion");
-        Self::not_found(message).param(param).code("completion_not_found")
+        Self::not_found(message).param(param).code(ErrorCode::CompletionNotFound)
+    }
+
+    /// 404 for an item of a response that the field `param` names.
+    pub(super) fn no_such_item(param: &str, id: &str) -> Self {
+        let message = format!("{param} is {id:?}: there is no such item");
+        Self::not_found(message).param(param).code(ErrorCode::CompletionNotFound)
     }
 
     /// 404 for a completion that the field `param` names and that was not kept.
     pub(super) fn unstored_completion(param: &str, id: &str) -> Self {
         let message = format!(
             "{param} is {id:?}: nothing of this completion was kept (\"store\" is false for its \
-             request, its route or its key), so feedback on it cannot be used"
+             request, its route or its key)"
         );
-        Self::not_found(message).param(param).code("completion_not_stored")
+        Self::not_found(message).param(param).code(ErrorCode::CompletionNotStored)
+    }
+
+    /// 400 for a response that cannot be continued, as in OpenAI's API.
+    pub(super) fn no_previous_response(message: String) -> Self {
+        Self::field("previous_response_id", message).code(ErrorCode::PreviousResponseNotFound)
     }
 
     /// 404 for a conversation.
     pub(super) fn no_such_session(session: &str) -> Self {
         let message =
             format!("session_id is {session:?}: this key made no request in this session");
-        Self::not_found(message).param("session_id").code("session_not_found")
+        Self::not_found(message).param("session_id").code(ErrorCode::SessionNotFound)
     }
 
     /// 405.
     pub(super) fn wrong_method(method: &Method, path: &str) -> Self {
         let message = format!("{method} is not allowed on {path}");
-        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, ErrorCode::MethodNotAllowed, message)
     }
 
     /// 408.
     pub(super) fn slow_body() -> Self {
         let message = "the body did not arrive in time";
-        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+        Self::new(StatusCode::REQUEST_TIMEOUT, ErrorCode::RequestTimeout, message)
     }
 
     /// 409.
     fn conflict(message: String) -> Self {
-        Self::new(StatusCode::CONFLICT, "conflict", message)
+        Self::new(StatusCode::CONFLICT, ErrorCode::Conflict, message)
     }
 
     /// 415.
     pub(super) fn not_json(found: &str) -> Self {
         let message = format!("content-type is {found:?}: it must be application/json");
-        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, ErrorCode::UnsupportedMediaType, message)
     }
 
     /// 422 for an idempotency key that was posted before with something else.
@@ -186,14 +230,14 @@ impl ApiError {
         let message = format!(
             "idempotency_key is {key:?}: it was used for another target or another content"
         );
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", message)
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, ErrorCode::IdempotencyKeyReused, message)
             .param("idempotency_key")
     }
 
     /// 500. The message contains no internal detail; the log does.
     pub(super) fn internal() -> Self {
         let message = "the server failed internally; the reason is in its log";
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, ErrorCode::InternalError, message)
     }
 
     /// 500 with `error` logged after `context`.
@@ -204,12 +248,17 @@ impl ApiError {
 
     /// 503.
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message).retry_after(1)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, ErrorCode::Unavailable, message).retry_after(1)
     }
 
     /// The status code.
     pub(super) fn status(&self) -> u16 {
         self.status.as_u16()
+    }
+
+    /// The message, which names the field if there is one.
+    pub(super) fn message(&self) -> &str {
+        &self.message
     }
 
     /// The body as JSON text, for the last event of a failed stream.
@@ -238,9 +287,6 @@ impl Serialize for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(&self)).into_response();
-        if let Some(reason) = self.limit {
-            response.extensions_mut().insert(LimitReason(reason));
-        }
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -248,6 +294,7 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -263,14 +310,16 @@ impl From<EngineError> for ApiError {
                 Self::limited("queue_share", message, retry_after)
             }
             EngineError::QueueTimeout { retry_after, .. } => {
-                Self::limited("queue_timeout", message, retry_after).code("queue_timeout")
+                Self::limited("queue_timeout", message, retry_after).code(ErrorCode::QueueTimeout)
             }
             EngineError::PromptTooLong { prompt, context } => {
                 Self::too_long("messages", prompt, context)
             }
-            EngineError::Invalid(_) => Self::body(message).code("invalid_value"),
+            EngineError::Invalid(_) | EngineError::TooManyChoices { .. } => {
+                Self::body(message).code(ErrorCode::InvalidValue)
+            }
             EngineError::Sample(SampleError::Grammar(error)) => {
-                Self::body(error.to_string()).code("grammar_failed")
+                Self::body(error.to_string()).code(ErrorCode::GrammarFailed)
             }
             EngineError::Preempted | EngineError::ShuttingDown => Self::unavailable(message),
             _ => Self::logged("request failed", &error),
@@ -320,7 +369,7 @@ impl From<BytesRejection> for ApiError {
         match rejection {
             BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => {
                 let message = "the body is larger than server.max_body_bytes allows";
-                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorCode::BodyTooLarge, message)
             }
             _ => Self::body("the body could not be read"),
         }

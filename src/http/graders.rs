@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::{Extension, Json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -19,15 +21,35 @@ use hone_core::config::describe::one_of;
 use hone_reward::grader;
 use hone_reward::grader::{GradeOutcome, Grader, GraderError};
 
-use super::body::{Fields, JsonObject};
+use super::body::{Field, FieldTable, Fields, JsonObject};
 use super::error::ApiError;
 use super::state::AppState;
 use crate::config::GraderLimits;
 
-/// The fields of a run; `reference_answer` is the older form of `item`.
-const RUN_FIELDS: [&str; 4] = ["grader", "item", "model_sample", "reference_answer"];
+/// The fields of a run.
+pub(super) const RUN_FIELDS: FieldTable = &[&[
+    GRADER,
+    Field::json("item", object_of_any, "What `{{ item.* }}` refers to."),
+    Field::text("model_sample", "The text of a completion.").required(),
+    Field::json("reference_answer", || json!({}), "The older form: `item.reference_answer`."),
+]];
+/// The fields of a check.
+pub(super) const VALIDATE_FIELDS: FieldTable = &[&[GRADER]];
+const GRADER: Field = Field::json("grader", object_of_any, "An OpenAI grader.").required();
+
+fn object_of_any() -> Value {
+    json!({"type": "object"})
+}
+
 /// `Retry-After` of a run that is refused because too many wait.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The response to a check.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ValidGrader {
+    /// The grader, unchanged.
+    grader: Option<Value>,
+}
 
 /// The graders that run and wait.
 pub(super) struct GraderQueue {
@@ -97,7 +119,7 @@ async fn grade(
     queue: &GraderQueue,
     body: &Map<String, Value>,
 ) -> Result<GradeOutcome, ApiError> {
-    let fields = Fields::only(body, &RUN_FIELDS)?;
+    let fields = Fields::of(body, RUN_FIELDS)?;
     let grader = queue.read(state, &fields)?;
     let text = fields.text("model_sample")?;
     let text = text.ok_or_else(|| fields.missing("model_sample", "a completion's text"))?;
@@ -114,11 +136,11 @@ pub(super) async fn validate(
     State(state): State<Arc<AppState>>,
     Extension(queue): Extension<Arc<GraderQueue>>,
     JsonObject(body): JsonObject,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<ValidGrader>, ApiError> {
     let _permits = queue.begin().await?;
-    let fields = Fields::only(&body, &["grader"])?;
+    let fields = Fields::of(&body, VALIDATE_FIELDS)?;
     beside_others(async { queue.read(&state, &fields) }).await?;
-    Ok(Json(json!({"grader": fields.get("grader")})))
+    Ok(Json(ValidGrader { grader: fields.get("grader").cloned() }))
 }
 
 /// Polls a future that computes for long. Meanwhile another thread takes over the other tasks of this one.

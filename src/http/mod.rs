@@ -1,13 +1,15 @@
 //! The HTTP surface: an OpenAI-compatible API over an [`Engine`](hone_engine::Engine), feedback,
 //! and the operator's routes.
 //!
-//! `routes` lists every route and `serve` runs them. `auth` checks keys and `observe` measures and
-//! logs each request. `body` reads JSON bodies. `error` alone maps errors to status codes. `generate`
-//! samples for every endpoint that generates text. `operator` has `/admin`, probes and metrics.
+//! `routes` lists every route, with the OpenAPI document, and `serve` runs them. `auth` checks keys and
+//! `observe` measures and logs each request. `body` declares and reads the fields of requests. `error` alone
+//! maps errors to status codes. `generate` samples for every endpoint that generates text. `responses` is
+//! OpenAI's Responses, `messages` Anthropic's API. `operator` has `/admin`, probes and metrics.
 //!
-//! Invariants: every response is JSON, except streams and `/metrics`; every error has OpenAI's
-//! shape; a completion is queued for the ledger before its last byte is sent, or leaves nothing there
-//! if it is not to be stored; of an API key, only the first digits of its hash are stored or logged.
+//! Invariants: every response is JSON, except streams and `/metrics`; every error has OpenAI's shape, or
+//! Anthropic's on `/v1/messages`; a completion is queued for the ledger before its last byte is sent, or
+//! leaves nothing there if it is not to be stored; of an API key, only the first digits of its hash are
+//! stored or logged.
 
 mod auth;
 mod body;
@@ -16,8 +18,10 @@ mod error;
 mod feedback;
 mod generate;
 mod graders;
+mod messages;
 mod observe;
 mod operator;
+mod responses;
 mod routes;
 mod serve;
 mod state;
@@ -25,5 +29,5 @@ mod state;
 pub use auth::KeyRing;
 pub use operator::control::{PolicyControl, ServedSink, TrainControl};
 pub use routes::router;
-pub use serve::{Startup, serve};
+pub use serve::{Startup, Tls, serve};
 pub use state::{AppState, DiskLimit, LearningLimits};

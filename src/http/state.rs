@@ -9,9 +9,11 @@ use hone_core::types::UnixMillis;
 use hone_engine::Engine;
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
-use hone_store::Store;
+use hone_store::{Store, StoreError};
 
 use super::auth::KeyRing;
+use super::error::ApiError;
+use super::generate::continuation::RecentTurns;
 use super::operator::control::{PolicyControl, ServedSink, TrainControl};
 use crate::config::ServerConfig;
 
@@ -60,6 +62,8 @@ pub struct AppState {
     pub holdout_share: f64,
     /// Addresses and limits.
     pub config: Arc<ServerConfig>,
+    /// Turns of conversations that may still be queued for the ledger.
+    pub recent_turns: RecentTurns,
     /// API keys. They may be replaced while the server runs.
     pub keys: Arc<KeyRing>,
     /// What `/readyz` requires of the disk.
@@ -69,4 +73,16 @@ pub struct AppState {
     pub ready: Arc<AtomicBool>,
     /// Start time of the daemon: `created` in `/v1/models`.
     pub started: UnixMillis,
+}
+
+impl AppState {
+    /// Reads the ledger on a thread that may wait for the disk.
+    pub(super) async fn read_ledger<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let store = self.store.clone();
+        let read = tokio::task::spawn_blocking(move || read(&store)).await;
+        Ok(read.map_err(|error| ApiError::logged("reading the ledger panicked", &error))??)
+    }
 }

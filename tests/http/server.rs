@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 
 use hone::config::{KeyConfig, KeyScope, ServerConfig};
 use hone::http::{
-    AppState, DiskLimit, KeyRing, LearningLimits, PolicyControl, ServedSink, Startup, TrainControl,
-    serve,
+    AppState, DiskLimit, KeyRing, LearningLimits, PolicyControl, ServedSink, Startup, Tls,
+    TrainControl, serve,
 };
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
@@ -43,13 +43,21 @@ pub struct Setup {
     pub min_free: u64,
 }
 
+/// Adds to what a fake was called with: the first 10,000 values, so that long tests do not fill the memory.
+fn note<T>(list: &Mutex<Vec<T>>, value: T) {
+    let mut list = list.lock().unwrap();
+    if list.len() < 10_000 {
+        list.push(value);
+    }
+}
+
 /// Records the submitted completions.
 #[derive(Default)]
 pub struct FakeRollout(Mutex<Vec<(Arc<Interaction>, Vec<Sample>)>>);
 
 impl ServedSink for FakeRollout {
     fn submit(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
-        self.0.lock().unwrap().push((interaction, served));
+        note(&self.0, (interaction, served));
     }
 }
 
@@ -160,14 +168,14 @@ impl PolicyControl for FakePolicies {
         }
     }
     fn assign(&self, key: &str) -> Option<PolicyVersion> {
-        self.assigned.lock().unwrap().push(key.to_owned());
+        note(&self.assigned, key.to_owned());
         None
     }
     fn rate(&self, rating: &VersionRating) {
-        self.ratings.lock().unwrap().push(rating.clone());
+        note(&self.ratings, rating.clone());
     }
     fn answered(&self, version: PolicyVersion, failed: bool) {
-        self.answers.lock().unwrap().push((version, failed));
+        note(&self.answers, (version, failed));
     }
 }
 
@@ -183,9 +191,15 @@ pub struct Server {
     pub policies: Arc<FakePolicies>,
     pub ready: Arc<AtomicBool>,
     pub keys: Arc<KeyRing>,
+    pub tls: Arc<Tls>,
     pub stop: Option<oneshot::Sender<()>>,
     pub task: JoinHandle<std::io::Result<()>>,
     _dir: tempfile::TempDir,
+}
+
+/// The model of the tests.
+pub fn model() -> ModelDir {
+    ModelDir::open(Path::new(MODEL)).unwrap()
 }
 
 impl Server {
@@ -194,12 +208,12 @@ impl Server {
     }
 
     pub async fn with(change: impl FnOnce(&mut Setup)) -> Self {
-        Self::open(ModelDir::open(Path::new(MODEL)).unwrap(), change).await
+        Self::open(model(), change).await
     }
 
     /// A server whose model has another chat template, and room for long prompts.
     pub async fn with_template(template: &str, change: impl FnOnce(&mut Setup)) -> Self {
-        let mut model = ModelDir::open(Path::new(MODEL)).unwrap();
+        let mut model = model();
         model.chat_template = template.to_owned();
         let change = |setup: &mut Setup| {
             setup.fake.context = 8192;
@@ -235,6 +249,7 @@ impl Server {
             answers: Mutex::default(),
         });
         let keys = Arc::new(KeyRing::load(&setup.server).unwrap());
+        let tls = Arc::new(Tls::load(&setup.server.tls).unwrap());
         let config = Arc::new(setup.server);
         let state = AppState {
             engine: engine.clone(),
@@ -248,6 +263,7 @@ impl Server {
             metrics: metrics.clone(),
             holdout_share: setup.holdout_share,
             config: config.clone(),
+            recent_turns: Default::default(),
             keys: keys.clone(),
             disk: DiskLimit { dir: dir.path().to_owned(), min_free: setup.min_free },
             ready: ready.clone(),
@@ -256,7 +272,7 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let startup = Startup::new(config, metrics.clone(), ready.clone());
+        let startup = Startup::new(config, metrics.clone(), ready.clone()).with_tls(tls.clone());
         startup.finish(state);
         let task = tokio::spawn(serve(listener, startup, async {
             let _ = stopped.await;
@@ -273,6 +289,7 @@ impl Server {
             policies,
             ready,
             keys,
+            tls,
             stop: Some(stop),
             task,
             _dir: dir,

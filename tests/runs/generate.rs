@@ -103,7 +103,7 @@ fn wrong_arguments_have_code_2() {
         (vec![PROMPT, "--messages", file], "cannot be used with"),
         (vec!["--messages", file], "messages.json has no message"),
         (vec!["--messages", "no.json"], "--messages: no.json: No such file or directory"),
-        (vec![long.as_str()], "tokens; the model's context holds"),
+        (vec![long.as_str()], "this model's maximum context length is"),
         (vec![], "PROMPT is missing: standard input is empty"),
     ] {
         let output = Command::new(env!("CARGO_BIN_EXE_hone"))

@@ -72,7 +72,8 @@ impl Daemon {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let url = line.trim().strip_prefix("listening on ").unwrap_or_default().to_owned();
-        assert!(url.starts_with("http://127.0.0.1:"), "the first line was {line:?}");
+        let address = url.trim_start_matches("https").trim_start_matches("http");
+        assert!(address.starts_with("://127.0.0.1:"), "the first line was {line:?}");
         Self { child, url, client: reqwest::Client::new() }
     }
 
@@ -122,6 +123,14 @@ impl Daemon {
             assert!(started.elapsed() < Duration::from_secs(60), "still waiting: {status}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// Resident memory in bytes, on Linux.
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+        line.split_whitespace().next().map_or(0, |kb| kb.parse::<u64>().unwrap() << 10)
     }
 
     fn signal(&self, name: &str) {

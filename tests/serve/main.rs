@@ -13,6 +13,7 @@ use serde_json::json;
 
 use hone_engine::EngineBackend;
 
+mod abuse;
 mod backend;
 mod constraints;
 mod daemon;
@@ -23,6 +24,8 @@ mod ratings;
 mod recorded;
 mod rollback;
 mod storing;
+mod tls;
+mod trajectories;
 mod webhook;
 use backend::with_each_backend;
 use daemon::{Daemon, text};

@@ -1,10 +1,13 @@
 //! Lowers the priority of background threads, such as the trainer's, below that of serving threads.
 //!
 //! The process chooses a [`BackgroundPriority`] once with [`set_background`]. Each background
-//! thread calls [`to_background`] when it starts, and [`pause_point`] inside its long loops.
+//! thread calls [`to_background`] when it starts, and [`pause_point`] inside its long loops. A serving thread
+//! holds a [`Serving`] in the parts of its work that background threads must not interrupt, and leaves them time
+//! in between if [`background_was_busy`].
 
 use std::cell::Cell;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +16,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BackgroundPriority {
-    /// They run only while no other thread on the machine is runnable (`SCHED_IDLE`).
+    /// They run only while no other thread on the machine is runnable (`SCHED_IDLE`), and no [`Serving`]
+    /// exists.
     #[default]
     Idle,
     /// They get a smaller share (niceness 10).
@@ -30,8 +34,75 @@ static BACKGROUND: OnceLock<BackgroundPriority> = OnceLock::new();
 const YIELD_INTERVAL: Duration = Duration::from_micros(100);
 
 thread_local! {
-    /// When this thread last yielded; `None` in threads that never yield.
-    static LAST_YIELD: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// What [`pause_point`] does in this thread; `None` in threads that never yield.
+    static PAUSES: Cell<Option<Pauses>> = const { Cell::new(None) };
+}
+
+/// The pauses of a background thread.
+#[derive(Clone, Copy)]
+struct Pauses {
+    /// When it last yielded.
+    last: Instant,
+    /// Whether it waits while a [`Serving`] exists.
+    waits: bool,
+}
+
+/// The values of [`Serving`] that exist.
+static SERVING: AtomicUsize = AtomicUsize::new(0);
+
+/// Background threads wait with this lock for the end of the last [`Serving`].
+static WAITING: Mutex<()> = Mutex::new(());
+static SERVED: Condvar = Condvar::new();
+
+/// The longest wait, after which a background thread computes until its next [`pause_point`].
+const MAX_WAIT: Duration = Duration::from_millis(50);
+
+/// While it exists, background threads of the lowest priority wait at their pause points.
+///
+/// A pass for clients has hundreds of parallel parts. A thread that has no part at the moment yields its
+/// processor to other serving threads. A background thread that got it instead would keep it for longer than
+/// a part takes.
+#[must_use]
+pub struct Serving(());
+
+impl Serving {
+    /// Background threads wait from now on.
+    pub fn begin() -> Self {
+        SERVING.fetch_add(1, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let is_last = SERVING.fetch_sub(1, Ordering::Release) == 1;
+        // A serving thread must not wait for a background thread. One that begins to wait at this moment is
+        // not woken, and waits for [`MAX_WAIT`] at most.
+        if is_last && let Ok(_waiting) = WAITING.try_lock() {
+            SERVED.notify_all();
+        }
+    }
+}
+
+/// Waits until no [`Serving`] exists, or for [`MAX_WAIT`].
+fn wait_while_serving() {
+    let is_serving = |_: &mut ()| SERVING.load(Ordering::Acquire) > 0;
+    let waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(SERVED.wait_timeout_while(waiting, MAX_WAIT, is_serving));
+}
+
+/// When a background thread last yielded, in microseconds since [`start`], or 0.
+static LAST_BACKGROUND_YIELD: AtomicU64 = AtomicU64::new(0);
+
+/// The moment from which [`LAST_BACKGROUND_YIELD`] is counted: the first call.
+fn start() -> Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    *START.get_or_init(Instant::now)
+}
+
+/// Whole microseconds since [`start`], at least 1.
+fn now_us() -> u64 {
+    u64::try_from(start().elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
 }
 
 /// Sets the priority for later calls of [`to_background`]. Only the first call has an effect.
@@ -59,21 +130,85 @@ pub fn to_background() {
         if failed != 0 {
             tracing::warn!(?priority, "train.priority: a thread's priority could not be lowered");
         }
-        LAST_YIELD.set((*priority != BackgroundPriority::Normal).then(Instant::now));
+        let waits = *priority == BackgroundPriority::Idle;
+        let yields = *priority != BackgroundPriority::Normal;
+        PAUSES.set(yields.then(|| Pauses { last: Instant::now(), waits }));
     }
     #[cfg(not(target_os = "linux"))]
     let _unsupported = priority;
 }
 
-/// Yields the processor if this is a background thread that has not yielded for 100 µs.
+/// Yields the processor if this is a background thread that has not yielded for 100 µs, or waits while a
+/// [`Serving`] exists.
 ///
 /// Long loops call this at least that often: kernels that preempt lazily (`PREEMPT_LAZY`,
 /// `PREEMPT_NONE`) let a thread of the lowest priority run until the next tick, up to 10 ms, while
 /// serving threads wait.
 pub fn pause_point() {
-    let Some(last) = LAST_YIELD.get() else { return };
-    if last.elapsed() >= YIELD_INTERVAL {
+    let Some(Pauses { last, waits }) = PAUSES.get() else { return };
+    if waits && SERVING.load(Ordering::Relaxed) > 0 {
+        wait_while_serving();
+    } else if last.elapsed() >= YIELD_INTERVAL {
         std::thread::yield_now();
-        LAST_YIELD.set(Some(Instant::now()));
+    } else {
+        return;
+    }
+    PAUSES.set(Some(Pauses { last: Instant::now(), waits }));
+    LAST_BACKGROUND_YIELD.store(now_us(), Ordering::Relaxed);
+}
+
+/// Whether a background thread yielded or waited in a [`pause_point`] within the given time, and so probably has
+/// more to compute.
+pub fn background_was_busy(within: Duration) -> bool {
+    let last = LAST_BACKGROUND_YIELD.load(Ordering::Relaxed);
+    last > 0 && u128::from(now_us().saturating_sub(last)) <= within.as_micros()
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    #[test]
+    fn background_threads_wait_while_clients_are_served_and_are_noticed() {
+        let compute = || {
+            let began = Instant::now();
+            while began.elapsed() < 3 * YIELD_INTERVAL {
+                pause_point();
+            }
+        };
+        {
+            let _serving = Serving::begin();
+            compute();
+        }
+        assert!(!background_was_busy(Duration::MAX), "this is no background thread");
+        set_background(BackgroundPriority::Idle);
+        let serving = [Serving::begin(), Serving::begin()];
+        let ended = Arc::new(AtomicBool::new(false));
+        let end = Arc::clone(&ended);
+        let background = std::thread::spawn(move || {
+            to_background();
+            let began = Instant::now();
+            pause_point();
+            (end.load(Ordering::Acquire), began.elapsed())
+        });
+        std::thread::sleep(MAX_WAIT / 10);
+        let [one, other] = serving;
+        drop(one);
+        ended.store(true, Ordering::Release);
+        drop(other);
+        let (saw_end, waited) = background.join().unwrap();
+        assert!(saw_end || waited >= MAX_WAIT, "{waited:?}");
+        assert!(background_was_busy(Duration::from_secs(3600)));
+        // Nothing is served now.
+        let background = std::thread::spawn(move || {
+            to_background();
+            compute();
+        });
+        background.join().unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        assert!(!background_was_busy(Duration::from_millis(1)));
     }
 }

@@ -215,7 +215,8 @@ pub trait Engine: Send + Sync {
     /// a caller can do without the work of making them.
     ///
     /// # Errors
-    /// The error with which [`Self::generate`] would refuse them.
+    /// The error with which [`Self::generate`] would refuse them, or [`EngineError::TooManyChoices`] if it
+    /// always would.
     fn admits(&self, _owner: &Owner, _choices: usize) -> Result<(), EngineError> {
         Ok(())
     }

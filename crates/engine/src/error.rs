@@ -30,6 +30,14 @@ pub enum EngineError {
         /// When the queue will probably have been served.
         retry_after: Duration,
     },
+    /// More choices at once than an engine without any other request admits. HTTP answers 400.
+    #[error("{choices} choices are more than the {most} that can run and wait at once")]
+    TooManyChoices {
+        /// The choices.
+        choices: usize,
+        /// Those that an idle engine admits for the API key.
+        most: usize,
+    },
     /// A live request got no slot in time. HTTP answers 429.
     #[error("no slot became free within {:.0} seconds", waited.as_secs_f64())]
     QueueTimeout {
@@ -38,8 +46,12 @@ pub enum EngineError {
         /// When the queue will probably have been served.
         retry_after: Duration,
     },
-    /// The prompt fills the context, so that no token can follow it.
-    #[error("the prompt has {prompt} tokens; the model's context holds {context}")]
+    /// The prompt fills the context, so that no token can follow it. The words are those of OpenAI and
+    /// Anthropic, by which client libraries recognize the error.
+    #[error(
+        "prompt is too long: this model's maximum context length is {context} tokens, and the prompt has \
+         {prompt}"
+    )]
     PromptTooLong {
         /// Prompt length in tokens.
         prompt: usize,
@@ -93,6 +105,14 @@ impl EngineError {
 }
 
 impl EngineError {
+    /// Whether the queue refuses the request now and may accept it later.
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            Self::Overloaded { .. } | Self::ShareExceeded { .. } | Self::QueueTimeout { .. }
+        )
+    }
+
     /// Whether the client's grammar, and neither the model nor the engine, is the cause.
     pub fn is_of_grammar(&self) -> bool {
         matches!(self, Self::Sample(SampleError::Grammar(_)))

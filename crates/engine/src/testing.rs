@@ -25,6 +25,9 @@ use crate::run;
 use crate::run::GenerationRun;
 use crate::sampling::TokenSampler;
 
+/// Requests that a [`FakeEngine`] keeps for [`FakeEngine::requests`], so that long tests do not fill the memory.
+const MOST_RECORDED: usize = 10_000;
+
 /// Returns the text with which a version answers a request.
 pub type Script = dyn Fn(&GenerateRequest, PolicyVersion) -> String + Send + Sync;
 
@@ -110,7 +113,7 @@ impl FakeEngine {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every request so far, in order, including refused ones.
+    /// The first 10,000 requests, in order, including refused ones.
     pub fn requests(&self) -> Vec<GenerateRequest> {
         self.records().requests.clone()
     }
@@ -118,6 +121,13 @@ impl FakeEngine {
     /// Every staged version so far with its adapter directory, in order.
     pub fn staged(&self) -> Vec<(PolicyVersion, Option<PathBuf>)> {
         self.records().staged.clone()
+    }
+
+    fn record(&self, request: &GenerateRequest) {
+        let mut records = self.records();
+        if records.requests.len() < MOST_RECORDED {
+            records.requests.push(request.clone());
+        }
     }
 
     /// Occupies a slot of the color that holds `version` until the lease is dropped, as a long
@@ -251,7 +261,7 @@ impl Engine for FakeEngine {
     }
 
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
-        self.records().requests.push(request.clone());
+        self.record(&request);
         run::check(&request, self.info.context, self.info.vocab)?;
         TokenSampler::new(&request.params, request.top_logprobs)?;
         let canary = self.records().canary.filter(|color| {

@@ -145,6 +145,7 @@ fn interaction(
         source: PromptSource::Dataset,
         route: route.to_owned(),
         model: info.name.clone(),
+        endpoint: Default::default(),
         key_id: None,
         messages: prompt.messages.clone(),
         metadata: prompt.metadata.clone(),
@@ -159,5 +160,6 @@ fn interaction(
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     })
 }

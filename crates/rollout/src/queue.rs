@@ -123,6 +123,7 @@ mod tests {
             source: PromptSource::Live,
             route: "r".to_owned(),
             model: String::new(),
+            endpoint: Default::default(),
             key_id: None,
             messages: Vec::new(),
             metadata: BTreeMap::new(),
@@ -133,6 +134,7 @@ mod tests {
             held_out: false,
             chat: Default::default(),
             grammar: None,
+            continues: None,
         };
         PromptJob::live(Arc::new(interaction), Vec::new(), route)
     }

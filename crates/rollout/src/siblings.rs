@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hone_core::types::{
-    GrammarSpec, Group, GroupId, GroupState, Interaction, InteractionId, Lineage, PolicyVersion,
-    Sample, SampleId, SampleOrigin, now_ms,
+    EndRules, GrammarSpec, Group, GroupId, GroupState, Interaction, InteractionId, Lineage,
+    PolicyVersion, Sample, SampleId, SampleOrigin, TokenId, now_ms,
 };
 use hone_reward::Route;
 use hone_store::StoreError;
@@ -56,10 +56,7 @@ impl Regrouping {
         let lineage = context.store.lineage();
         let mut by_prompt: BTreeMap<_, Vec<RatedSample>> = BTreeMap::new();
         for sample in rated {
-            let (route, key, prompt, grammar) = prompt_key(&sample.interaction);
-            let prompt =
-                (route.to_owned(), key.map(str::to_owned), prompt.to_vec(), grammar.cloned());
-            by_prompt.entry(prompt).or_default().push(sample);
+            by_prompt.entry(PromptKey::of(&sample.interaction)).or_default().push(sample);
         }
         let mut all = Self::default();
         for mut rated in by_prompt.into_values() {
@@ -133,11 +130,26 @@ impl Regrouping {
     }
 }
 
-/// What prompts must have in common so that ratings of their completions are compared: the route, the
-/// client's API key, the tokens and the grammar.
-fn prompt_key(interaction: &Interaction) -> (&str, Option<&str>, &[u32], Option<&GrammarSpec>) {
-    let grammar = interaction.grammar.as_ref();
-    (&interaction.route, interaction.api_key(), &interaction.prompt_ids, grammar)
+/// What prompts must have in common so that ratings of their completions are compared.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct PromptKey {
+    route: String,
+    api_key: Option<String>,
+    prompt_ids: Vec<TokenId>,
+    grammar: Option<GrammarSpec>,
+    end_rules: EndRules,
+}
+
+impl PromptKey {
+    fn of(interaction: &Interaction) -> Self {
+        Self {
+            route: interaction.route.clone(),
+            api_key: interaction.api_key().map(str::to_owned),
+            prompt_ids: interaction.prompt_ids.clone(),
+            grammar: interaction.grammar.clone(),
+            end_rules: interaction.end_rules(),
+        }
+    }
 }
 
 /// The ready groups of ratings alone of a prompt, oldest first, with their members.
@@ -148,10 +160,11 @@ fn ready_groups(
     let Some(first) = rated.first() else { return Ok(Vec::new()) };
     let own: BTreeSet<InteractionId> = rated.iter().map(|r| r.interaction.id).collect();
     let mut requests = own.clone();
+    let key = PromptKey::of(&first.interaction);
     for id in context.store.same_prompt(&first.interaction, EARLIER_REQUESTS)? {
         if !own.contains(&id)
             && let Some(other) = context.store.interaction(id)?
-            && prompt_key(&other) == prompt_key(&first.interaction)
+            && PromptKey::of(&other) == key
         {
             requests.insert(id);
         }

@@ -46,9 +46,13 @@ pub struct SamplerConfig {
     /// Threads that compute while clients are served.
     pub busy_threads: usize,
     /// Fraction of the time in which the sampler computes while clients are served, in (0, 1]. If this
-    /// engine serves clients itself, the fraction of its steps in which shadow requests may do what
-    /// would otherwise wait for live ones.
+    /// engine serves clients itself, a page of a shadow prompt is computed in a quarter of this fraction of its
+    /// steps although live prompts wait.
     pub busy_share: f64,
+    /// If this engine serves clients and background threads have something to compute: the pauses between
+    /// iterations for clients, as a fraction of their duration. There are none if the model's weights stay in
+    /// the processors' caches.
+    pub background_share: f64,
 }
 
 impl Default for SamplerConfig {
@@ -69,6 +73,7 @@ impl Default for SamplerConfig {
             threads: thread::available_parallelism().map_or(1, NonZero::get),
             busy_threads: 1,
             busy_share: 0.2,
+            background_share: 0.0,
         }
     }
 }

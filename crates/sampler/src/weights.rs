@@ -296,6 +296,8 @@ pub struct AdapterWeights {
     layers: Vec<Vec<AdapterPair>>,
     /// The greatest rank.
     pub(crate) rank: usize,
+    /// Whether every value of the second factors is finite, so that zeros times them are zeros.
+    pub(crate) is_finite: bool,
 }
 
 impl AdapterWeights {
@@ -316,8 +318,10 @@ impl AdapterWeights {
             }
             layers.push(pairs);
         }
-        let rank = layers.iter().flatten().map(|pair| pair.r).max().unwrap_or(0);
-        Ok(Self { layers, rank })
+        let pairs = || layers.iter().flatten();
+        let rank = pairs().map(|pair: &AdapterPair| pair.r).max().unwrap_or(0);
+        let is_finite = pairs().all(|pair| pair.b.iter().all(|b| b.is_finite()));
+        Ok(Self { layers, rank, is_finite })
     }
 
     /// The factors of one linear layer, if it is adapted.

@@ -174,6 +174,8 @@ impl Checker<'_> {
         self.each_entry(problems, schema::SESSIONS, interactions, missing, |key, ()| *key.2)?;
         self.each_entry(problems, schema::SAME_PROMPT, interactions, missing, |key, ()| *key.1)?;
         self.each_entry(problems, schema::HELD_OUT, interactions, missing, |key, ()| *key.1)?;
+        self.each_entry(problems, schema::TURNS, interactions, missing, |key, _| *key.1)?;
+        self.each_entry(problems, schema::TURNS_OF, interactions, missing, |key, ()| *key.0)?;
         for entry in self.tx.open_table(schema::UNGROUPED)?.iter()? {
             let key = entry?.0;
             let (created, sample, part) = key.value();

@@ -18,6 +18,8 @@ mod m0002;
 mod m0003;
 #[path = "../../../migrations/0004_completions_by_key.rs"]
 mod m0004;
+#[path = "../../../migrations/0005_turns.rs"]
+mod m0005;
 
 /// A step from the previous schema version.
 pub(crate) struct Migration {
@@ -35,6 +37,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
     Migration { to: 2, description: m0002::DESCRIPTION, run: m0002::run },
     Migration { to: 3, description: m0003::DESCRIPTION, run: m0003::run },
     Migration { to: 4, description: m0004::DESCRIPTION, run: m0004::run },
+    Migration { to: 5, description: m0005::DESCRIPTION, run: m0005::run },
 ];
 
 /// Migrates a file to [`schema::VERSION`].
@@ -114,6 +117,8 @@ fn opens(database: &Database) -> Result<(), StoreError> {
     tx.open_table(schema::BY_KEY)?;
     tx.open_table(schema::FEEDBACK_OF)?;
     tx.open_table(schema::ERASED)?;
+    tx.open_table(schema::TURNS)?;
+    tx.open_table(schema::TURNS_OF)?;
     Ok(())
 }
 

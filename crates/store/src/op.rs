@@ -10,8 +10,8 @@ use hone_core::types::{
 /// Reason of groups dropped because all their feedback is quarantined.
 pub const QUARANTINED: &str = "quarantined";
 
-/// Reason of groups dropped because another group has their members, which must be recorded before. It
-/// is no outcome of a rating.
+/// Reason of groups dropped because another group has their members, which must be recorded before:
+/// otherwise they stay ready. It is no outcome of a rating.
 pub const MERGED: &str = "merged";
 
 /// Reason of groups dropped because all their members were erased, and of ratings and corrections that were
@@ -25,6 +25,16 @@ pub enum Op {
     Interaction(Box<Interaction>),
     /// Records a completion.
     Sample(Box<Sample>),
+    /// Makes a conversation findable by the digest of what was said ([`Store::turns`](crate::Store::turns)).
+    /// Has no effect if the prompt is not recorded.
+    Turn {
+        /// Digest of the messages of the prompt, and of the choice if there is one.
+        digest: [u8; 16],
+        /// The prompt.
+        interaction: InteractionId,
+        /// The index of the served choice that ends the conversation; `None` for the prompt alone.
+        choice: Option<u32>,
+    },
     /// Records a grader's value, in place of an earlier one for the same sample and part.
     Reward(Box<Reward>),
     /// Records a client's rating, in place of the same rater's earlier one for the same sample and
@@ -84,6 +94,7 @@ impl Op {
         match self {
             Self::Interaction(_) | Self::Metadata(..) | Self::Erase(..) => "interactions",
             Self::Sample(_) => "samples",
+            Self::Turn { .. } => "turns",
             Self::Reward(_) => "rewards",
             Self::Feedback(_)
             | Self::Conversation(_)

@@ -176,6 +176,22 @@ pub(crate) fn same_prompt(
     ids.collect()
 }
 
+/// The newest recorded conversations with a digest, at most `limit`: each with its prompt, and with the
+/// choice that ends it.
+pub(crate) fn turns(
+    tx: &ReadTransaction,
+    digest: [u8; 16],
+    limit: usize,
+) -> Result<Vec<(InteractionId, Option<u32>)>, StoreError> {
+    let index = tx.open_table(schema::TURNS)?;
+    let mut found = Vec::new();
+    for entry in entries_of(&index, &digest)?.rev().take(limit) {
+        let (key, choice) = entry?;
+        found.push((InteractionId(Uuid::from_bytes(*key.value().1)), choice.value()));
+    }
+    Ok(found)
+}
+
 /// At most `limit` prompts that only the exams of a route use, newest first.
 pub(crate) fn held_out(
     tx: &ReadTransaction,

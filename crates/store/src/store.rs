@@ -263,6 +263,16 @@ impl Store {
         self.read(|tx| reader::same_prompt(tx, interaction.prompt_digest(), limit))
     }
 
+    /// The newest recorded conversations with a digest ([`Op::Turn`]), at most `limit`: each with its
+    /// prompt, and with the served choice that ends it, or `None` if it is the prompt alone.
+    pub fn turns(
+        &self,
+        digest: [u8; 16],
+        limit: usize,
+    ) -> Result<Vec<(InteractionId, Option<u32>)>, StoreError> {
+        self.read(|tx| reader::turns(tx, digest, limit))
+    }
+
     /// At most `limit` prompts that only the exams of a route use, newest first.
     pub fn held_out(&self, route: &str, limit: usize) -> Result<Vec<Interaction>, StoreError> {
         self.read(|tx| reader::held_out(tx, route, limit))

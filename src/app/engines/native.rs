@@ -82,7 +82,10 @@ impl NativePurpose {
         };
         let limits = config.engine.queue_limits();
         match self {
-            Self::Serving => settings.queue = limits.places,
+            Self::Serving => {
+                settings.queue = limits.places;
+                settings.background_share = config.train.serving_share;
+            }
             Self::Sampling => {}
             Self::Judging => settings.queue = JUDGE_QUEUE,
         }

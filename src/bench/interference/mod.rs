@@ -4,20 +4,17 @@
 //! (idle), sampling and training at full speed (busy) and, if requested, changes of the active version
 //! (changing), so that other processes affect all of them. The clients' requests are the same in each.
 
+mod memory;
+mod report;
 mod setup;
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde::Serialize;
 use tokio::time::{sleep, sleep_until};
 
-use hone_core::memory::resident;
 use hone_core::types::PolicyVersion;
-use hone_engine::EngineBackend;
-use hone_rollout::SamplerKind;
 
 use super::{Folder, machine};
 use crate::config::Config;
@@ -27,147 +24,17 @@ use crate::demo::config::TASK_HELD_OUT;
 use crate::demo::tally::percentile;
 use crate::demo::task::{MAX_TOKENS, QuestionKind, QuestionSplit, Questions};
 
+use memory::MemoryReading;
 use setup::config;
 
+pub use memory::MemoryStats;
+pub use report::{ChangingStats, ClientStats, InterferenceReport};
 pub use setup::InterferenceOptions;
 
 /// Longest wait for the daemon to be ready, or for rollouts and training to end.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Versions that are activated in turn.
 const VERSIONS: usize = 8;
-
-/// The clients' latencies in one condition.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct ClientStats {
-    /// Requests.
-    pub requests: usize,
-    /// Failed requests.
-    pub failed: usize,
-    /// The message of the first failure.
-    pub failure: Option<String>,
-    /// Time to the first token in ms: the median and the 99th percentile (nearest rank).
-    pub first_token_ms: [f64; 2],
-    /// Time between the texts of consecutive tokens in ms, likewise.
-    pub per_token_ms: [f64; 2],
-}
-
-/// The measurements while the active version changes.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ChangingStats {
-    /// Changes of the active version.
-    pub changes: usize,
-    /// Versions that were activated in turn.
-    pub versions: usize,
-    /// The clients' latencies. Failed changes count as failed requests.
-    pub clients: ClientStats,
-    /// Resident memory in MiB after the first round's changes, and after the last round's.
-    pub resident_mib: [f64; 2],
-}
-
-/// The measurements.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct InterferenceReport {
-    /// The model; `None` is the embedded one.
-    pub model: Option<String>,
-    /// The engine of the clients.
-    pub backend: EngineBackend,
-    /// The sampler of the rollouts.
-    pub sampler: SamplerKind,
-    /// Clients.
-    pub users: usize,
-    /// Seconds of each condition.
-    pub seconds: f64,
-    /// Without rollouts and training.
-    pub idle: ClientStats,
-    /// During rollouts and training.
-    pub busy: ClientStats,
-    /// During changes of the active version, if there were any.
-    pub changing: Option<ChangingStats>,
-    /// Optimizer steps per second while busy.
-    pub steps_per_second: f64,
-    /// Completions sampled for the trainer per second while busy.
-    pub rollouts_per_second: f64,
-    /// Cores used by the process, idle and busy.
-    pub cores: [f64; 2],
-    /// Load average before and after.
-    pub load: [f64; 2],
-}
-
-impl InterferenceReport {
-    /// Failed requests in all conditions.
-    pub fn failed(&self) -> usize {
-        let changing = self.changing.as_ref().map_or(0, |changing| changing.clients.failed);
-        self.idle.failed + self.busy.failed + changing
-    }
-
-    /// The 99th percentile of the time to the first token, busy over idle.
-    pub fn first_token_ratio(&self) -> f64 {
-        self.busy.first_token_ms[1] / self.idle.first_token_ms[1]
-    }
-}
-
-impl fmt::Display for InterferenceReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { users, seconds, idle, busy, .. } = self;
-        writeln!(
-            f,
-            "{users} client(s), {seconds:.0} s of each in turns, model: {}, backend: {:?}, sampler: {:?}",
-            self.model.as_deref().unwrap_or("embedded"),
-            self.backend,
-            self.sampler
-        )?;
-        writeln!(f, "                          idle        busy       ratio")?;
-        let mut line = |label: &str, idle: f64, busy: f64, unit: &str| {
-            writeln!(
-                f,
-                "{label:<20} {idle:>7.2} {unit:<3} {busy:>7.2} {unit:<3} {:>7.2}",
-                busy / idle
-            )
-        };
-        for (i, name) in ["p50", "p99"].into_iter().enumerate() {
-            let label = format!("first token {name}");
-            line(&label, idle.first_token_ms[i], busy.first_token_ms[i], "ms")?;
-        }
-        for (i, name) in ["p50", "p99"].into_iter().enumerate() {
-            let label = format!("per token {name}");
-            line(&label, idle.per_token_ms[i], busy.per_token_ms[i], "ms")?;
-        }
-        line("cores used", self.cores[0], self.cores[1], "")?;
-        writeln!(
-            f,
-            "requests             {} idle, {} busy; {} and {} failed",
-            idle.requests, busy.requests, idle.failed, busy.failed
-        )?;
-        let changing =
-            self.changing.as_ref().and_then(|changing| changing.clients.failure.as_ref());
-        if let Some(failure) = idle.failure.as_ref().or(busy.failure.as_ref()).or(changing) {
-            writeln!(f, "first failure        {failure}")?;
-        }
-        writeln!(
-            f,
-            "meanwhile            {:.1} optimizer steps and {:.0} rollouts a second",
-            self.steps_per_second, self.rollouts_per_second
-        )?;
-        if let Some(changing) = &self.changing {
-            let ChangingStats { changes, versions, clients, resident_mib } = changing;
-            writeln!(f, "version changes      {changes} between {versions} versions")?;
-            for (i, name) in ["p50", "p99"].into_iter().enumerate() {
-                for (label, idle, found) in [
-                    ("first token", idle.first_token_ms, clients.first_token_ms),
-                    ("per token", idle.per_token_ms, clients.per_token_ms),
-                ] {
-                    let label = format!("  {label} {name}");
-                    let (found, ratio) = (found[i], found[i] / idle[i]);
-                    writeln!(f, "{label:<20} {found:>18.2} ms  {ratio:>7.2}")?;
-                }
-            }
-            let [first, last] = resident_mib;
-            writeln!(f, "  requests           {}; {} failed", clients.requests, clients.failed)?;
-            writeln!(f, "  resident           {first:.0} MiB, {last:.0} MiB in the last round")?;
-        }
-        write!(f, "load                 {:.2} before, {:.2} after", self.load[0], self.load[1])
-    }
-}
 
 /// Runs the benchmark on a daemon that `start` starts.
 ///
@@ -223,6 +90,7 @@ async fn measure(
             settle(client).await?;
             let chosen = last_promoted(client).await?;
             let count = options.changes.div_ceil(rounds);
+            let before = MemoryReading::now(&client.metrics().await?);
             let (failures, ()) = tokio::join!(
                 change_versions(options, client, &chosen, count),
                 changing.watch(options, client, round)
@@ -230,14 +98,17 @@ async fn measure(
             changing.failures.extend(failures);
             changes += count as usize;
             versions = versions.max(chosen.len());
-            memory.push(resident() as f64 / (1024.0 * 1024.0));
+            memory.push([before, MemoryReading::now(&client.metrics().await?)]);
         }
     }
     client.pause().await?;
-    let changing = memory.first().zip(memory.last()).map(|(first, last)| ChangingStats {
+    let planned = MemoryStats::now(&client.metrics().await?);
+    let changing = memory.first().zip(memory.last()).map(|([_, first], [_, last])| ChangingStats {
         changes,
         versions,
-        resident_mib: [*first, *last],
+        resident_mib: [first.resident, last.resident],
+        cache_mib: [first.cache, last.cache],
+        growth_mib: memory.iter().map(|[before, after]| after.outside() - before.outside()).sum(),
         clients: changing.stats(),
     });
     let seconds = busy.seconds.max(1e-9);
@@ -253,6 +124,7 @@ async fn measure(
         idle: idle.stats(),
         busy: busy.stats(),
         changing,
+        memory: planned,
         load: [0.0; 2],
     })
 }
@@ -379,6 +251,9 @@ async fn ask_until(client: &Client, seed: u64, pause_ms: f64, until: Instant) ->
 
 #[cfg(test)]
 mod tests {
+    use hone_engine::EngineBackend;
+    use hone_rollout::SamplerKind;
+
     use super::*;
 
     #[test]
@@ -404,7 +279,16 @@ mod tests {
                 versions: 8,
                 clients: seen(1.1).stats(),
                 resident_mib: [250.0, 251.0],
+                cache_mib: [20.0, 20.5],
+                growth_mib: 0.25,
             }),
+            memory: MemoryStats {
+                resident_peak_mib: 450.0,
+                planned_peak_mib: 500.0,
+                base_mib: 100.0,
+                caches_mib: 150.0,
+                activations_mib: 50.0,
+            },
             steps_per_second: 5.0,
             rollouts_per_second: 320.0,
             cores: [0.5, 2.0],
@@ -430,6 +314,9 @@ mod tests {
           per token p99                    1.10 ms     1.10
           requests           100; 0 failed
           resident           250 MiB, 251 MiB in the last round
+          cached pages       20 MiB, 20 MiB in the last round
+          growth             0.2 MiB without them, during all changes
+        memory               450 MiB at most, 500 planned; 1.50 times base 100, caches 150 and activations 50
         load                 0.10 before, 1.90 after
         ");
     }

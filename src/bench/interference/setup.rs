@@ -7,6 +7,7 @@ use serde_json::json;
 
 use hone_dataset::DatasetConfig;
 use hone_engine::EngineBackend;
+use hone_model::weights::Quantize;
 use hone_reward::kinds::{Length, LengthUnit, RewardKind};
 use hone_reward::routes::RewardConfig;
 use hone_rollout::{RolloutConfig, SamplerKind};
@@ -40,6 +41,10 @@ pub struct InterferenceOptions {
     pub sampler: SamplerKind,
     /// Changes of the active version in all rounds together; 0 leaves out this condition.
     pub changes: u32,
+    /// `model.quantize`
+    pub quantize: Quantize,
+    /// `train.serving_share`; `None` is the default.
+    pub serving_share: Option<f64>,
 }
 
 /// The daemon's configuration: endless rollouts from a dataset, with a tiny learning rate, because a
@@ -54,6 +59,10 @@ pub(super) fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Resul
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut demo = crate::demo::config::build(RewardsMode::Graded, 1, 1, &dir.join("data"), cores);
     serve_with(&mut demo, options.backend);
+    demo.model.quantize = options.quantize;
+    if let Some(share) = options.serving_share {
+        demo.train.serving_share = share;
+    }
     if let Some(model) = &options.model {
         demo.model.path.clone_from(model);
         // Another model may answer every question of a group equally well or badly, which leaves nothing
@@ -108,10 +117,13 @@ mod tests {
                 backend,
                 sampler: SamplerKind::Engine,
                 changes: 0,
+                quantize: Quantize::None,
+                serving_share: Some(0.25),
             };
             let config = config(&options, dir.path()).unwrap();
             crate::config::validate(&config).unwrap();
             assert_eq!(crate::config::parse(&toml::to_string(&config).unwrap()).unwrap(), config);
+            assert_eq!(config.train.serving_share, 0.25);
             assert_eq!(config.model.path, options.model.unwrap_or_default());
             let trained = config.routes.0.iter().find(|route| route.name == TASK_ASKED).unwrap();
             assert_eq!(trained.rewards.len(), parts);

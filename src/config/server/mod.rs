@@ -2,6 +2,7 @@
 
 mod expiry;
 mod keys;
+mod tls;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use hone_engine::ToolFormatSetting;
 
 pub use expiry::KeyExpiry;
 pub use keys::{KeyConfig, KeyHash, KeyLimits, KeyScope, hash_key};
+pub use tls::TlsConfig;
 
 /// `[server]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,6 +55,8 @@ pub struct ServerConfig {
     pub stream_keep_alive_seconds: u64,
     /// Seconds that shutdown waits for running requests and the trainer's step together.
     pub shutdown_grace_seconds: u64,
+    /// The certificate.
+    pub tls: TlsConfig,
     /// Limits of connections.
     pub connections: ConnectionsConfig,
     /// Limits of graders that clients send.
@@ -94,7 +98,7 @@ impl GraderLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ConnectionsConfig {
-    /// Connections at once.
+    /// Connections at once, beside those that are reserved for probes.
     pub max: usize,
     /// Seconds that a client may take to send the head of a request.
     pub head_seconds: u64,
@@ -130,6 +134,7 @@ impl Default for ServerConfig {
             stream_headers_after_seconds: 5,
             stream_keep_alive_seconds: 15,
             shutdown_grace_seconds: 30,
+            tls: TlsConfig::default(),
             connections: ConnectionsConfig::default(),
             graders: GraderLimits::default(),
         }
@@ -204,6 +209,7 @@ impl ServerConfig {
         between("server.stream_headers_after_seconds", after, 0, 3600)?;
         between("server.stream_keep_alive_seconds", self.stream_keep_alive_seconds, 1, 3600)?;
         between("server.shutdown_grace_seconds", self.shutdown_grace_seconds, 0, 3600)?;
+        self.tls.check()?;
         self.connections.check()?;
         self.graders.check()
     }

@@ -35,8 +35,9 @@ pub(super) use ring::ApiKey;
 pub use ring::KeyRing;
 
 /// Routes that need no key. Prometheus scrapes `/metrics` without one: it contains counts and model
-/// measurements, but no text, key or id. To hide those too, bind Hone to a private address.
-const PUBLIC: [&str; 3] = ["/livez", "/readyz", "/metrics"];
+/// measurements, but no text, key or id. To hide those too, bind Hone to a private address. The OpenAPI
+/// document is the same for every server.
+const PUBLIC: [&str; 4] = ["/livez", "/readyz", "/metrics", "/openapi.json"];
 
 /// Headers that only proxies and browsers set: such a caller is not a program on this machine.
 const FOREIGN: [&str; 8] = [
@@ -81,7 +82,7 @@ impl Caller {
 }
 
 /// What a route requires.
-enum Access {
+pub(super) enum Access {
     /// Nothing.
     Public,
     /// A key with one of these scopes; any key if there are none.
@@ -132,7 +133,8 @@ pub(super) async fn authenticate(
     response
 }
 
-fn access(path: &str) -> Access {
+/// What the route at `path` requires.
+pub(super) fn access(path: &str) -> Access {
     let below = |prefix: &str| {
         path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };

@@ -120,7 +120,7 @@ fn expired_keys_are_refused() {
 }
 
 #[test]
-fn only_probes_and_metrics_are_public() {
+fn only_probes_metrics_and_the_document_are_public() {
     let both = plain("'alice'", "'root'");
     for path in PUBLIC {
         assert_eq!(ask(&both, path, &[("host", "evil.example")], REMOTE), Ok(None));

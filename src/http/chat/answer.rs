@@ -3,28 +3,112 @@
 use std::sync::Arc;
 
 use hone_core::digest::{Digest, hex};
-use hone_core::types::{FinishReason, InteractionId, Sample, SamplingParams, TokenId, ToolCall};
+use hone_core::types::{
+    FinishReason, Interaction, InteractionId, Sample, SamplingParams, TokenId, ToolCall,
+};
 use hone_engine::answer::{AnswerForm, AnswerParser, AnswerPart};
-use hone_engine::{Codec, TextStream, Token};
+use hone_engine::{Codec, TextStream, Token, ToolFormat};
 
-use super::wire::{AssistantMessage, Choice, Delta, Logprobs};
 use crate::http::error::ApiError;
 use crate::http::generate::run::RequestRun;
 use crate::http::generate::types::{ChoiceUpdate, CompletionTokens, Usage};
 
+/// A new part of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MessagePart {
+    /// More of the reasoning.
+    Reasoning(String),
+    /// More of the text.
+    Text(String),
+    /// A call begins. Its arguments follow.
+    Call { index: usize, id: String, name: String },
+    /// More of the arguments of the call `index`.
+    Arguments { index: usize, json: String },
+}
+
+/// Why a message ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageEnd {
+    /// A stop token or a stop string.
+    Stop,
+    /// The message has calls, none of which is cut off.
+    Calls,
+    /// The token limit.
+    Length,
+    /// The client disconnected.
+    Cancelled,
+}
+
+impl From<FinishReason> for MessageEnd {
+    fn from(finish: FinishReason) -> Self {
+        match finish {
+            FinishReason::Stop => Self::Stop,
+            FinishReason::Length => Self::Length,
+            FinishReason::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+impl MessageEnd {
+    /// The value of OpenAI's `finish_reason`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => FinishReason::Stop.as_str(),
+            Self::Calls => "tool_calls",
+            Self::Length => FinishReason::Length.as_str(),
+            Self::Cancelled => FinishReason::Cancelled.as_str(),
+        }
+    }
+}
+
 /// Changes of a choice's message.
-pub(super) struct MessageUpdate {
-    pub(super) deltas: Vec<Delta>,
+pub struct MessageUpdate {
+    pub parts: Vec<MessagePart>,
     /// The tokens that completed the changes; empty unless log-probabilities are requested.
-    pub(super) tokens: Vec<Token>,
+    pub tokens: Vec<Token>,
     /// The ids of all tokens up to the changes; empty unless requested.
-    pub(super) token_ids: Vec<TokenId>,
-    /// OpenAI's `finish_reason`.
-    pub(super) finish: Option<&'static str>,
+    pub token_ids: Vec<TokenId>,
+    pub end: Option<MessageEnd>,
+}
+
+/// A part of a message, whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MessageItem {
+    Reasoning(String),
+    Text(String),
+    Call(ToolCall),
+}
+
+/// A whole message.
+pub struct WholeMessage {
+    /// The parts in their order. Reasoning, if there is any, is the first one.
+    pub items: Vec<MessageItem>,
+    /// The number of tokens up to the end of the reasoning.
+    pub reasoning_tokens: usize,
+    /// All tokens except the stop token; empty unless log-probabilities are requested.
+    pub tokens: Vec<Token>,
+    /// The sampled tokens; empty unless requested.
+    pub token_ids: Vec<TokenId>,
+    pub end: MessageEnd,
+}
+
+impl WholeMessage {
+    /// The reasoning, the text around the calls, and the calls.
+    pub fn split(items: Vec<MessageItem>) -> (String, String, Vec<ToolCall>) {
+        let (mut reasoning, mut content, mut calls) = (String::new(), String::new(), Vec::new());
+        for item in items {
+            match item {
+                MessageItem::Reasoning(text) => reasoning.push_str(&text),
+                MessageItem::Text(text) => content.push_str(&text),
+                MessageItem::Call(call) => calls.push(call),
+            }
+        }
+        (reasoning, content, calls)
+    }
 }
 
 /// The messages of all choices.
-pub(super) struct Answers {
+pub struct Answers {
     choices: Vec<Answer>,
     may_reason: bool,
 }
@@ -36,48 +120,31 @@ impl Answers {
     }
 
     /// Divides what was sampled.
-    pub(super) fn update(&mut self, update: ChoiceUpdate) -> Result<MessageUpdate, ApiError> {
+    pub fn update(&mut self, update: ChoiceUpdate) -> Result<MessageUpdate, ApiError> {
         let answer = self.choices.get_mut(update.index as usize);
         Ok(answer.ok_or_else(ApiError::internal)?.update(update))
     }
 
-    /// Runs to the end and returns the whole choices.
-    pub(super) async fn collect(
+    /// Runs to the end and returns the messages of all choices.
+    pub async fn collect(
         mut self,
         run: &mut RequestRun,
-    ) -> Result<(Vec<Choice>, Usage), ApiError> {
-        let ended = |_| MessageUpdate {
-            deltas: Vec::new(),
-            tokens: Vec::new(),
-            token_ids: Vec::new(),
-            finish: None,
-        };
-        let mut ended: Vec<MessageUpdate> = self.choices.iter().map(ended).collect();
+    ) -> Result<(Vec<WholeMessage>, Usage), ApiError> {
         while let Some(update) = run.next().await {
             let update = update?;
-            let index = update.index as usize;
-            let update = self.update(update)?;
-            if let Some(whole) = ended.get_mut(index) {
-                whole.tokens.extend(update.tokens);
-                whole.token_ids.extend(update.token_ids);
-                whole.finish = update.finish;
-            }
+            let answer = self.choices.get_mut(update.index as usize);
+            let answer = answer.ok_or_else(ApiError::internal)?;
+            let MessageUpdate { tokens, token_ids, end, .. } = answer.update(update);
+            answer.tokens.extend(tokens);
+            answer.token_ids.extend(token_ids);
+            answer.end = end;
         }
         let usage = self.usage(run.usage());
-        let codec = run.state.engine.codec();
-        let choices = self.choices.into_iter().zip(ended).zip(0..);
-        let choices = choices.map(|((answer, whole), index)| Choice {
-            index,
-            message: answer.into_message(),
-            logprobs: run.wants_logprobs().then(|| Logprobs::new(codec, &whole.tokens)),
-            finish_reason: whole.finish.unwrap_or(FinishReason::Stop.as_str()),
-            token_ids: run.wants_token_ids().then_some(whole.token_ids),
-        });
-        Ok((choices.collect(), usage))
+        Ok((self.choices.into_iter().map(Answer::into_message).collect(), usage))
     }
 
     /// `usage` with the tokens of the reasoning.
-    pub(super) fn usage(&self, usage: Usage) -> Usage {
+    pub fn usage(&self, usage: Usage) -> Usage {
         let tokens = self.choices.iter().map(|answer| answer.parser.reasoning_tokens()).sum();
         let details = self.may_reason.then_some(CompletionTokens { reasoning_tokens: tokens });
         Usage { completion_tokens_details: details, ..usage }
@@ -85,16 +152,63 @@ impl Answers {
 }
 
 /// The message of one choice.
-pub(super) struct Answer {
+struct Answer {
     parser: AnswerParser,
     /// What the ids of calls are made of.
     ids: Digest,
-    reasoning: String,
-    content: String,
-    calls: Vec<ToolCall>,
+    items: Vec<MessageItem>,
     /// Tokens whose changes are not certain yet.
     pending: Vec<Token>,
     pending_ids: Vec<TokenId>,
+    /// What is collected for a whole message.
+    tokens: Vec<Token>,
+    token_ids: Vec<TokenId>,
+    end: Option<MessageEnd>,
+}
+
+/// How the recorded answers to a prompt are divided, as for its client; `None` if another model with
+/// another template sampled them.
+pub fn recorded_form(
+    codec: &Arc<Codec>,
+    interaction: &Interaction,
+    format: ToolFormat,
+) -> Option<AnswerForm> {
+    let Interaction { template_hash, prompt_ids, chat, grammar, .. } = interaction;
+    let form = AnswerForm::new(codec, prompt_ids, chat, format).constrained(grammar.as_ref());
+    (template_hash == codec.template_hash()).then_some(form)
+}
+
+/// The message of a recorded choice: the parts that its client got, or its text without a form.
+pub fn recorded(
+    codec: &Arc<Codec>,
+    form: Option<&AnswerForm>,
+    sample: &Sample,
+    stop: &[String],
+) -> WholeMessage {
+    let Some(form) = form else {
+        let text = Some(sample.text.clone()).filter(|text| !text.is_empty());
+        return WholeMessage {
+            items: text.map(MessageItem::Text).into_iter().collect(),
+            reasoning_tokens: 0,
+            tokens: Vec::new(),
+            token_ids: Vec::new(),
+            end: sample.finish.into(),
+        };
+    };
+    let SamplingParams { stop_token_ids, include_stop, .. } = &sample.params;
+    let mut answer = Answer::new(form, sample.interaction, sample.choice);
+    let mut text = TextStream::new(codec.clone(), stop).including_stop(*include_stop);
+    for id in &sample.ids {
+        let is_stop = codec.stop_ids().contains(id) || stop_token_ids.contains(id);
+        if !is_stop || *include_stop {
+            answer.push(*id, &text.push(*id).text);
+        }
+    }
+    // Empty if a stop string was reached.
+    let rest = text.finish().text;
+    answer.finish(&rest);
+    answer.end = Some(answer.end_of(sample.finish));
+    answer.into_message()
 }
 
 impl Answer {
@@ -102,40 +216,18 @@ impl Answer {
         Self {
             parser: AnswerParser::new(form),
             ids: Digest::new().bytes(interaction.0.as_bytes()).bytes(choice.to_le_bytes()),
-            reasoning: String::new(),
-            content: String::new(),
-            calls: Vec::new(),
+            items: Vec::new(),
             pending: Vec::new(),
             pending_ids: Vec::new(),
+            tokens: Vec::new(),
+            token_ids: Vec::new(),
+            end: None,
         }
-    }
-
-    /// The message of a recorded choice with its `finish_reason`, as its client got them.
-    pub(super) fn recorded(
-        codec: &Arc<Codec>,
-        form: &AnswerForm,
-        sample: &Sample,
-        stop: &[String],
-    ) -> (AssistantMessage, &'static str) {
-        let SamplingParams { stop_token_ids, include_stop, .. } = &sample.params;
-        let mut answer = Self::new(form, sample.interaction, sample.choice);
-        let mut text = TextStream::new(codec.clone(), stop).including_stop(*include_stop);
-        for id in &sample.ids {
-            let is_stop = codec.stop_ids().contains(id) || stop_token_ids.contains(id);
-            if !is_stop || *include_stop {
-                answer.push(*id, &text.push(*id).text);
-            }
-        }
-        // Empty if a stop string was reached.
-        let rest = text.finish().text;
-        answer.finish(&rest);
-        let finish = answer.finish_reason(sample.finish);
-        (answer.into_message(), finish)
     }
 
     fn update(&mut self, update: ChoiceUpdate) -> MessageUpdate {
         let ends = update.finish.is_some();
-        let deltas = match update.id {
+        let parts = match update.id {
             _ if ends => self.finish(&update.text),
             Some(id) => self.push(id, &update.text),
             None => Vec::new(),
@@ -144,64 +236,70 @@ impl Answer {
         self.pending_ids.extend(update.token_ids);
         let (mut tokens, mut token_ids) = (Vec::new(), Vec::new());
         // A token whose text is not certain changes nothing yet: its log-probability waits.
-        if ends || !deltas.is_empty() {
+        if ends || !parts.is_empty() {
             std::mem::swap(&mut tokens, &mut self.pending);
             std::mem::swap(&mut token_ids, &mut self.pending_ids);
         }
-        let finish = update.finish.map(|finish| self.finish_reason(finish));
-        MessageUpdate { deltas, tokens, token_ids, finish }
+        let end = update.finish.map(|finish| self.end_of(finish));
+        MessageUpdate { parts, tokens, token_ids, end }
     }
 
-    fn push(&mut self, id: TokenId, text: &str) -> Vec<Delta> {
+    fn push(&mut self, id: TokenId, text: &str) -> Vec<MessagePart> {
         let parts = self.parser.push(id, text);
         parts.into_iter().map(|part| self.add(part)).collect()
     }
 
-    fn finish(&mut self, rest: &str) -> Vec<Delta> {
+    fn finish(&mut self, rest: &str) -> Vec<MessagePart> {
         let parts = self.parser.finish(rest);
         parts.into_iter().map(|part| self.add(part)).collect()
     }
 
-    fn finish_reason(&self, finish: FinishReason) -> &'static str {
+    fn end_of(&self, finish: FinishReason) -> MessageEnd {
         match finish {
-            FinishReason::Stop if self.parser.has_whole_calls() => "tool_calls",
-            other => other.as_str(),
+            FinishReason::Stop if self.parser.has_whole_calls() => MessageEnd::Calls,
+            other => other.into(),
         }
     }
 
-    /// The whole message. Its content is null if it only calls functions.
-    fn into_message(self) -> AssistantMessage {
-        let Self { reasoning, content, calls, .. } = self;
-        AssistantMessage {
-            role: "assistant",
-            content: (!content.is_empty() || calls.is_empty()).then_some(content),
-            refusal: None,
-            reasoning_content: (!reasoning.is_empty()).then_some(reasoning),
-            tool_calls: calls,
+    fn into_message(self) -> WholeMessage {
+        WholeMessage {
+            items: self.items,
+            reasoning_tokens: self.parser.reasoning_tokens(),
+            tokens: self.tokens,
+            token_ids: self.token_ids,
+            end: self.end.unwrap_or(MessageEnd::Stop),
         }
     }
 
-    fn add(&mut self, part: AnswerPart) -> Delta {
+    fn add(&mut self, part: AnswerPart) -> MessagePart {
         match part {
             AnswerPart::Reasoning(text) => {
-                self.reasoning.push_str(&text);
-                Delta { reasoning_content: Some(text), ..Delta::default() }
+                match self.items.last_mut() {
+                    Some(MessageItem::Reasoning(so_far)) => so_far.push_str(&text),
+                    _ => self.items.push(MessageItem::Reasoning(text.clone())),
+                }
+                MessagePart::Reasoning(text)
             }
             AnswerPart::Text(text) => {
-                self.content.push_str(&text);
-                Delta { content: Some(text), ..Delta::default() }
+                match self.items.last_mut() {
+                    Some(MessageItem::Text(so_far)) => so_far.push_str(&text),
+                    _ => self.items.push(MessageItem::Text(text.clone())),
+                }
+                MessagePart::Text(text)
             }
             AnswerPart::Call { index, name } => {
                 let id = self.call_id(index);
-                let delta = Delta::call(index, &id, &name);
-                self.calls.push(ToolCall { id, name, arguments: String::new() });
-                delta
+                let call =
+                    ToolCall { id: id.clone(), name: name.clone(), arguments: String::new() };
+                self.items.push(MessageItem::Call(call));
+                MessagePart::Call { index, id, name }
             }
+            // A call's arguments follow it before anything else does.
             AnswerPart::Arguments { index, json } => {
-                if let Some(call) = self.calls.get_mut(index) {
+                if let Some(MessageItem::Call(call)) = self.items.last_mut() {
                     call.arguments.push_str(&json);
                 }
-                Delta::arguments(index, json)
+                MessagePart::Arguments { index, json }
             }
         }
     }

@@ -1,11 +1,12 @@
 //! What constrains the text of a chat request: `response_format`, and vLLM's `guided_*` and
 //! `structured_outputs`.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use hone_core::types::GrammarSpec;
 
-use crate::http::body::Fields;
+use super::tools::refuse_others;
+use crate::http::body::{Fields, or_null};
 use crate::http::error::ApiError;
 
 /// vLLM's older fields, each with the grammar that it describes.
@@ -32,7 +33,7 @@ const OPTIONS: [&str; 5] = [
     "whitespace_pattern",
 ];
 /// OpenAI's limit of the name of a schema, in characters.
-const NAME_CHARS: usize = 64;
+pub(in crate::http) const NAME_CHARS: usize = 64;
 
 /// How a field describes a grammar.
 #[derive(Clone, Copy)]
@@ -46,10 +47,10 @@ enum Described {
 
 /// The grammar of a request and the field that describes it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct RequestedGrammar {
-    pub(super) spec: GrammarSpec,
+pub struct RequestedGrammar {
+    pub spec: GrammarSpec,
     /// The path of the field, for error messages.
-    pub(super) field: String,
+    pub field: String,
 }
 
 /// The grammar of a request; `None` if the text is free.
@@ -96,27 +97,24 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiE
                 return Err(format.missing("json_schema", allowed));
             };
             let schema = Fields::at("response_format.json_schema", value)?;
-            if let Some(name) = schema
-                .names()
-                .find(|name| !["name", "description", "schema", "strict"].contains(name))
-            {
-                let path = schema.path(name);
-                return Err(ApiError::unsupported(&path, format!("{path} is not a known field")));
-            }
-            if schema.short_text("name", NAME_CHARS)?.is_none() {
-                return Err(schema.missing("name", "a string"));
-            }
-            schema.text("description")?;
-            // Every schema is enforced strictly.
-            schema.boolean("strict")?;
-            let grammar = grammar(&schema, "schema", Described::Schema)?;
-            grammar.map_or_else(
-                || Err(schema.missing("schema", "a JSON schema")),
-                |found| Ok(Some(found)),
-            )
+            refuse_others(&schema, &["name", "description", "schema", "strict"])?;
+            Ok(Some(named_schema(&schema)?.1))
         }
         Some(_) => Err(format.invalid("type", TYPES)),
     }
+}
+
+/// Reads `name`, `description`, `schema` and `strict`; returns the name and the grammar.
+pub(in crate::http) fn named_schema<'a>(
+    fields: &Fields<'a>,
+) -> Result<(&'a str, RequestedGrammar), ApiError> {
+    let name = fields.short_text("name", NAME_CHARS)?;
+    let name = name.ok_or_else(|| fields.missing("name", "a string"))?;
+    fields.text("description")?;
+    // Every schema is enforced strictly.
+    fields.boolean("strict")?;
+    let grammar = grammar(fields, "schema", Described::Schema)?;
+    Ok((name, grammar.ok_or_else(|| fields.missing("schema", "a JSON schema"))?))
 }
 
 fn structured_outputs(value: &Value) -> Result<Option<RequestedGrammar>, ApiError> {
@@ -172,10 +170,62 @@ fn choice(value: &Value) -> Option<GrammarSpec> {
     texts.collect::<Option<Vec<String>>>().map(GrammarSpec::Choice)
 }
 
+/// The JSON schema of `response_format`.
+pub(super) fn format_schema() -> Value {
+    let described = json!({
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": NAME_CHARS},
+            "description": {"type": ["string", "null"]},
+            "schema": json_schema(),
+            "strict": {"type": ["boolean", "null"]},
+        },
+        "required": ["name", "schema"],
+        "additionalProperties": false,
+    });
+    json!({"anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "json_object"]}},
+            "required": ["type"],
+        },
+        {
+            "type": "object",
+            "properties": {"type": {"const": "json_schema"}, "json_schema": described},
+            "required": ["type", "json_schema"],
+        },
+    ]})
+}
+
+/// The JSON schema of a JSON schema: an object, or its text.
+pub(in crate::http) fn json_schema() -> Value {
+    json!({"type": ["object", "boolean", "string"]})
+}
+
+/// The JSON schema of `guided_choice`.
+pub(super) fn choice_schema() -> Value {
+    json!({"type": "array", "items": {"type": "string"}, "minItems": 1})
+}
+
+/// The JSON schema of `structured_outputs`.
+pub(super) fn outputs_schema() -> Value {
+    let grammars = STRUCTURED.iter().map(|(name, described)| {
+        let schema = match described {
+            Described::Schema => json_schema(),
+            Described::Regex | Described::Lark => json!({"type": "string"}),
+            Described::Choice => choice_schema(),
+            Described::AnyObject => json!({"type": "boolean"}),
+        };
+        (*name, or_null(schema))
+    });
+    let options = OPTIONS.iter().map(|name| (*name, json!({"enum": [false, null]})));
+    let properties: Map<String, Value> =
+        grammars.chain(options).map(|(name, schema)| (name.to_owned(), schema)).collect();
+    json!({"type": "object", "properties": properties, "additionalProperties": false})
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn of(body: Value) -> Result<Option<RequestedGrammar>, ApiError> {

@@ -3,7 +3,7 @@
 //! Fields of messages that no chat template knows are ignored, because clients send back messages as
 //! they received them.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use hone_core::types::{Message, Role, ToolCall};
 
@@ -115,4 +115,103 @@ fn tool_call(path: &str, value: &Value) -> Result<ToolCall, ApiError> {
     let function = Fields::at(&call.path("function"), function)?;
     let (name, arguments) = (required(&function, "name")?, required(&function, "arguments")?);
     Ok(ToolCall { id, name, arguments })
+}
+
+/// The JSON schema of `messages`.
+pub(in crate::http) fn schema() -> Value {
+    json!({"type": "array", "minItems": 1, "items": {"oneOf": [
+        plain_schema(),
+        assistant_schema(),
+        result_schema(),
+    ]}})
+}
+
+/// A message of the system or the user.
+fn plain_schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "role": {"enum": ["system", "developer", "user"]},
+            "content": content_schema(),
+            "name": {"type": ["string", "null"]},
+            "tool_calls": absent_schema(),
+            "function_call": absent_schema(),
+            "audio": absent_schema(),
+        },
+        "required": ["role", "content"],
+    })
+}
+
+/// A message of the assistant, with a text, with calls or with both.
+fn assistant_schema() -> Value {
+    let text = json!({"type": ["string", "null"]});
+    json!({
+        "type": "object",
+        "properties": {
+            "role": {"const": "assistant"},
+            "content": {"anyOf": [content_schema(), {"type": "null"}]},
+            "name": text,
+            "reasoning_content": text,
+            "reasoning": text,
+            "tool_calls": {"type": ["array", "null"], "items": call_schema()},
+            "function_call": absent_schema(),
+            "audio": absent_schema(),
+        },
+        "required": ["role"],
+        "anyOf": [
+            {"properties": {"content": content_schema()}, "required": ["content"]},
+            {
+                "properties": {"tool_calls": {"type": "array", "minItems": 1}},
+                "required": ["tool_calls"],
+            },
+        ],
+    })
+}
+
+/// The result of a call.
+fn result_schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "role": {"const": "tool"},
+            "content": content_schema(),
+            "tool_call_id": {"type": "string"},
+            "name": {"type": ["string", "null"]},
+            "tool_calls": absent_schema(),
+            "function_call": absent_schema(),
+            "audio": absent_schema(),
+        },
+        "required": ["role", "content", "tool_call_id"],
+    })
+}
+
+/// A string or text parts.
+fn content_schema() -> Value {
+    let part = json!({
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    });
+    json!({"anyOf": [{"type": "string"}, {"type": "array", "items": part, "minItems": 1}]})
+}
+
+fn call_schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "id": {"type": "string"},
+            "type": {"enum": ["function", null]},
+            "function": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}},
+                "required": ["name", "arguments"],
+            },
+        },
+        "required": ["id", "function"],
+    })
+}
+
+/// Null or an empty list.
+fn absent_schema() -> Value {
+    json!({"enum": [null, []]})
 }

@@ -1,130 +1,26 @@
 //! Validates a chat request, field by field.
 //!
-//! The fields are those of OpenAI and vLLM. A field that Hone cannot support, and that would change
-//! the response, is refused: always ([`UNSUPPORTED`]) or unless it has its default value
-//! ([`ACCEPTED_IF`]). A field that would change nothing is accepted ([`IGNORED`]). Every other field
-//! is refused as unknown, as in OpenAI's API, so that a misspelled field is not silently ignored.
-//! `messages` and `tools` read the conversation and what is added to it.
+//! [`FIELDS`] declares the fields. `messages` and `tools` read the conversation and what is added to it.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use hone_core::types::{ChatOptions, Message, SamplingParams, TokenId};
+use hone_core::types::{ChatOptions, ClientEndpoint, SamplingParams, TokenId};
 
-use super::constraint::{self, RequestedGrammar};
-use super::{messages, tools};
+use super::constraint::RequestedGrammar;
+use super::conversation::{ConversationRequest, FieldNames};
+use super::fields::{FIELDS, MAX_STOP, MAX_STOP_TOKENS, METADATA};
+use super::{constraint, messages, tools};
 use crate::http::body::{Fields, invalid};
 use crate::http::error::ApiError;
-
-/// Largest `n`.
-pub(in crate::http) const MAX_CHOICES: i64 = 8;
-/// OpenAI's limits of `metadata`: number of pairs, characters of a key, characters of a value.
-const METADATA: (usize, usize, usize) = (16, 64, 512);
-/// OpenAI's limit of stop strings.
-const MAX_STOP: usize = 4;
-/// OpenAI's limit of `top_logprobs`.
-pub(in crate::http) const MAX_TOP_LOGPROBS: i64 = 20;
-/// Most stop tokens of a request.
-const MAX_STOP_TOKENS: usize = 64;
-
-/// Fields that [`read`] uses.
-const KNOWN: [&str; 38] = [
-    "chat_template_kwargs",
-    "frequency_penalty",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "logit_bias",
-    "logprobs",
-    "max_completion_tokens",
-    "max_tokens",
-    "messages",
-    "metadata",
-    "min_p",
-    "min_tokens",
-    "model",
-    "n",
-    "parallel_tool_calls",
-    "presence_penalty",
-    "reasoning_effort",
-    "repetition_penalty",
-    "response_format",
-    "return_token_ids",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "store",
-    "stream",
-    "stream_options",
-    "structured_outputs",
-    "temperature",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "top_k",
-    "top_p",
-    "user",
-];
-
-/// Fields without effect: they control OpenAI's service, its billing and its caches, or features
-/// that a supported request does not use.
-const IGNORED: [&str; 6] = [
-    "prediction",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "verbosity",
-];
-
-/// Fields that would change the response. Refused unless null, false or empty.
-const UNSUPPORTED: [&str; 16] = [
-    "allowed_token_ids",
-    "audio",
-    "bad_words",
-    "best_of",
-    "early_stopping",
-    "function_call",
-    "functions",
-    "guided_decoding_backend",
-    "guided_whitespace_pattern",
-    "logits_processors",
-    "prompt_logprobs",
-    "return_tokens_as_token_ids",
-    "truncate_prompt_tokens",
-    "use_beam_search",
-    "vllm_xargs",
-    "web_search_options",
-];
 
 /// A valid request.
 #[derive(Debug, PartialEq)]
 pub(super) struct ChatRequest {
-    pub(super) model: String,
-    pub(super) messages: Vec<Message>,
-    /// Functions, and variables of the chat template.
-    pub(super) chat: ChatOptions,
-    /// Sampling parameters, with the client's seed or a random one.
-    pub(super) params: SamplingParams,
-    pub(super) stop: Vec<String>,
-    /// What constrains the text.
-    pub(super) grammar: Option<RequestedGrammar>,
-    pub(super) choices: u32,
-    /// Number of alternatives per token; `None` if no log-probabilities are requested.
-    pub(super) logprobs: Option<u8>,
-    pub(super) metadata: BTreeMap<String, String>,
-    /// The client's id of its end user, who meets one version throughout a canary.
-    pub(super) user: Option<String>,
-    /// Whether the client wants the completion to be kept.
-    pub(super) store: Option<bool>,
+    pub(super) conversation: ConversationRequest,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
-    /// Whether the response has the tokens of prompt and choices.
-    pub(super) token_ids: bool,
 }
 
 /// Validates a body. `vocab` bounds the token ids of `logit_bias`.
@@ -133,85 +29,59 @@ pub(super) fn read(
     default_max_tokens: u32,
     vocab: usize,
 ) -> Result<ChatRequest, ApiError> {
-    let fields = Fields::new(body);
-    refuse_unsupported(&fields)?;
+    let fields = Fields::of(body, FIELDS)?;
     let model = fields.text("model")?.ok_or_else(|| fields.missing("model", "a model's name"))?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let grammar = constraint::read(&fields)?;
     let params = params(&fields, default_max_tokens, vocab)?;
     let chat = tools::read(&fields)?;
-    if let Some(grammar) = grammar.as_ref().filter(|_| chat.forces_call()) {
-        let allowed = format_args!("\"none\" or \"auto\" beside {}", grammar.field);
-        return Err(fields.invalid("tool_choice", allowed));
-    }
-    let is_constrained = grammar.is_some() || chat.forces_call();
-    if is_constrained && (params.min_tokens > 0 || params.ignore_eos) {
-        let name = if params.ignore_eos { "ignore_eos" } else { "min_tokens" };
-        return Err(fields.invalid(name, "absent if the text is constrained"));
-    }
-    Ok(ChatRequest {
+    refuse_contradictions(&fields, grammar.as_ref(), &chat, &params)?;
+    let conversation = ConversationRequest {
         model: model.to_owned(),
+        endpoint: ClientEndpoint::Completions,
         messages: messages::read(&fields)?,
         chat,
         params,
         stop: stop(&fields)?,
         grammar,
-        choices: to_u32(fields.integer("n", 1..=MAX_CHOICES)?).unwrap_or(1),
+        choices: to_u32(fields.whole("n")).unwrap_or(1),
         logprobs: logprobs(&fields)?,
+        token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
         metadata: metadata(&fields)?,
         user: fields.text("user")?.map(str::to_owned),
         store: fields.boolean("store")?,
-        stream,
-        include_usage: include_usage(&fields, stream)?,
-        token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
-    })
+        fields: field_names(&fields),
+    };
+    Ok(ChatRequest { conversation, stream, include_usage: include_usage(&fields, stream)? })
 }
 
-fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ApiError> {
-    for name in fields.names() {
-        let value = fields.get(name).unwrap_or(&Value::Null);
-        if UNSUPPORTED.contains(&name) {
-            let is_default = match value {
-                Value::Bool(false) => true,
-                Value::Array(items) => items.is_empty(),
-                Value::Object(map) => map.is_empty(),
-                Value::Number(number) => {
-                    number.as_i64() == Some(if name == "best_of" { 1 } else { 0 })
-                }
-                _ => false,
-            };
-            if !is_default {
-                let message = format!("{name} is not supported: leave it out");
-                return Err(ApiError::unsupported(name, message));
-            }
-        } else if !ACCEPTED_IF.iter().any(|(known, _)| *known == name)
-            && !KNOWN.contains(&name)
-            && !IGNORED.contains(&name)
-        {
-            return Err(ApiError::unsupported(name, format!("{name} is not a known field")));
-        }
+/// Refuses what contradicts a grammar or a forced call.
+pub(in crate::http) fn refuse_contradictions(
+    fields: &Fields<'_>,
+    grammar: Option<&RequestedGrammar>,
+    chat: &ChatOptions,
+    params: &SamplingParams,
+) -> Result<(), ApiError> {
+    if let Some(grammar) = grammar.filter(|_| chat.forces_call()) {
+        let allowed = format_args!("\"none\" or \"auto\" beside {}", grammar.field);
+        return Err(fields.invalid("tool_choice", allowed));
     }
-    for (name, accepts) in ACCEPTED_IF {
-        if let Some(value) = fields.get(name)
-            && !accepts(value)
-        {
-            let message = format!("{name} is {value}: only the default is supported");
-            return Err(ApiError::unsupported(name, message));
-        }
+    let is_constrained = grammar.is_some() || chat.constrains_calls();
+    if is_constrained && (params.min_tokens > 0 || params.ignore_eos) {
+        let name = if params.ignore_eos { "ignore_eos" } else { "min_tokens" };
+        return Err(fields.invalid(name, "absent if the text is constrained"));
     }
     Ok(())
 }
 
-/// A field, and a function that returns whether a value is accepted.
-type AcceptedIf = (&'static str, fn(&Value) -> bool);
-
-/// Fields of which only the default value is supported.
-const ACCEPTED_IF: [AcceptedIf; 4] = [
-    ("length_penalty", |v| v.as_f64() == Some(1.0)),
-    ("modalities", |v| v.as_array().is_some_and(|list| list.iter().all(|m| m == "text"))),
-    ("skip_special_tokens", |v| v == true),
-    ("spaces_between_special_tokens", |v| v == true),
-];
+fn field_names(fields: &Fields<'_>) -> FieldNames {
+    let newer = fields.get("max_completion_tokens").is_some();
+    FieldNames {
+        max_tokens: if newer { "max_completion_tokens" } else { "max_tokens" },
+        messages: "messages",
+        parameters: "function.parameters",
+    }
+}
 
 pub(in crate::http) fn params(
     fields: &Fields<'_>,
@@ -219,18 +89,18 @@ pub(in crate::http) fn params(
     vocab: usize,
 ) -> Result<SamplingParams, ApiError> {
     let default = SamplingParams::default();
-    let single = |value: Option<f64>, otherwise: f32| value.map_or(otherwise, |v| v as f32);
+    let single = |name: &str, otherwise: f32| fields.float(name).map_or(otherwise, |v| v as f32);
     // -1 is vLLM's value for all tokens, as 0 is here.
-    let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.map(|k| k.max(0));
+    let top_k = fields.whole("top_k").map(|k| k.max(0));
     let max_tokens = max_tokens(fields)?.unwrap_or(default_max_tokens);
     Ok(SamplingParams {
-        temperature: single(fields.number("temperature", 0.0..=2.0)?, default.temperature),
+        temperature: single("temperature", default.temperature),
         // 0 keeps only the most probable token, as does any positive mass below that token's own.
-        top_p: single(fields.number("top_p", 0.0..=1.0)?, default.top_p).max(f32::MIN_POSITIVE),
+        top_p: single("top_p", default.top_p).max(f32::MIN_POSITIVE),
         top_k: to_u32(top_k).unwrap_or(default.top_k),
-        min_p: single(fields.number("min_p", 0.0..=1.0)?, default.min_p),
-        presence_penalty: single(fields.number("presence_penalty", -2.0..=2.0)?, 0.0),
-        frequency_penalty: single(fields.number("frequency_penalty", -2.0..=2.0)?, 0.0),
+        min_p: single("min_p", default.min_p),
+        presence_penalty: single("presence_penalty", 0.0),
+        frequency_penalty: single("frequency_penalty", 0.0),
         logit_bias: logit_bias(fields, vocab)?,
         seed: seed(fields)?,
         max_tokens,
@@ -273,15 +143,12 @@ fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
 
 /// `max_completion_tokens`, or its older name `max_tokens`.
 fn max_tokens(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {
-    let limit = 1..=i64::from(u32::MAX);
-    let new = fields.integer("max_completion_tokens", limit.clone())?;
-    let old = fields.integer("max_tokens", limit)?;
-    match (new, old) {
+    match (fields.whole("max_completion_tokens"), fields.whole("max_tokens")) {
         (Some(new), Some(old)) if new != old => {
             let allowed = format_args!("absent, or equal to max_completion_tokens ({new})");
             Err(fields.invalid("max_tokens", allowed))
         }
-        _ => Ok(to_u32(new.or(old))),
+        (new, old) => Ok(to_u32(new.or(old))),
     }
 }
 
@@ -321,7 +188,7 @@ pub(in crate::http) fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError
 
 fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, ApiError> {
     let wanted = fields.boolean("logprobs")?.unwrap_or(false);
-    let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    let top = fields.whole("top_logprobs");
     match (wanted, top) {
         (true, top) => Ok(Some(u8::try_from(top.unwrap_or(0)).unwrap_or(0))),
         (false, None | Some(0)) => Ok(None),
@@ -361,4 +228,26 @@ pub(in crate::http) fn include_usage(fields: &Fields<'_>, stream: bool) -> Resul
         return Err(fields.invalid("stream_options", "absent unless stream is true"));
     }
     Ok(Fields::at("stream_options", value)?.boolean("include_usage")?.unwrap_or(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::http::body::testing::assert_agreement;
+
+    #[test]
+    fn the_reader_accepts_what_the_schema_does() {
+        let base = json!({
+            "model": "default",
+            "messages": [{"role": "user", "content": "a"}],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "logprobs": true,
+            "stream": true,
+        });
+        // The compiler of grammars refuses an empty list.
+        let except = ["guided_choice"];
+        assert_agreement(FIELDS, &base, &except, |body| read(body, 256, 1000).map(drop));
+    }
 }

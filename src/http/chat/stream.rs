@@ -5,15 +5,16 @@
 use std::sync::Arc;
 
 use axum::response::Response;
-use futures::stream;
 
 use hone_core::types::{Interaction, PolicyVersion};
 
 use super::answer::{Answers, MessageUpdate};
+use super::conversation::AnswerRun;
 use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice};
 use crate::http::error::ApiError;
 use crate::http::generate::run::RequestRun;
 use crate::http::generate::sse;
+use crate::http::generate::sse::RunEvents;
 use crate::http::generate::types::{ChoiceUpdate, Usage};
 
 struct ChatStream {
@@ -23,73 +24,41 @@ struct ChatStream {
     /// The version of the first choice to start, if that was before the headers.
     version: Option<PolicyVersion>,
     include_usage: bool,
-    ended: bool,
 }
 
 /// Starts the run before it responds, so that a refusal still has its status code, unless the run waits too
 /// long. Returns the version of the first choice to start, if one has started.
 pub(super) async fn respond(
-    mut run: RequestRun,
-    interaction: Arc<Interaction>,
-    answers: Answers,
+    begun: AnswerRun,
     include_usage: bool,
 ) -> Result<(Option<PolicyVersion>, Response), ApiError> {
+    let AnswerRun { mut run, interaction, answers } = begun;
     let (version, keep_alive) = (run.start_in_time().await?, run.keep_alive());
-    let events = ChatStream { run, interaction, answers, version, include_usage, ended: false };
-    let events = stream::unfold(events, |mut events| async move {
-        let text = events.next().await?;
-        Some((text, events))
-    });
-    Ok((version, sse::respond(events, keep_alive)))
+    let events = ChatStream { run, interaction, answers, version, include_usage };
+    Ok((version, sse::respond(sse::events_of(events), keep_alive)))
 }
 
-impl ChatStream {
-    /// The next whole events, at least one; `None` at the end.
-    async fn next(&mut self) -> Option<String> {
-        while !self.ended {
-            let update = self.run.next().await;
-            match update.map(|update| update.and_then(|update| self.events(update))) {
-                Some(Ok(events)) => {
-                    if !events.is_empty() {
-                        return Some(events);
-                    }
-                }
-                Some(Err(error)) => {
-                    self.ended = true;
-                    self.run.count_limit(&error);
-                    return Some(sse::event(&error.to_json()));
-                }
-                None => {
-                    self.ended = true;
-                    let mut events = String::new();
-                    if self.include_usage {
-                        let version = self.version.unwrap_or_else(|| self.run.version());
-                        let usage = self.answers.usage(self.run.usage());
-                        events = self.chunk(version, Vec::new(), Some(usage));
-                    }
-                    events.push_str(&sse::event(sse::DONE));
-                    return Some(events);
-                }
-            }
-        }
-        None
+impl RunEvents for ChatStream {
+    fn run(&mut self) -> &mut RequestRun {
+        &mut self.run
     }
 
-    fn events(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
+    fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
         let ChoiceUpdate { index, version, started, .. } = update;
         let update = self.answers.update(update)?;
-        let MessageUpdate { mut deltas, tokens, token_ids, finish } = update;
+        let MessageUpdate { parts, tokens, token_ids, end } = update;
+        let mut deltas: Vec<Delta> = parts.into_iter().map(Delta::from).collect();
         let mut events = String::new();
         let mut add = |delta, logprobs, token_ids, finish_reason| {
             let choice = StreamChoice { index, delta, logprobs, finish_reason, token_ids };
             events.push_str(&self.chunk(version, vec![choice], None));
         };
-        let text = |text: String| Delta { content: Some(text), ..Delta::default() };
         if started {
-            add(Delta { role: Some("assistant"), ..text(String::new()) }, None, None, None);
+            let empty = Delta::text(String::new());
+            add(Delta { role: Some("assistant"), ..empty }, None, None, None);
         }
         if deltas.is_empty() && !tokens.is_empty() {
-            deltas.push(text(String::new()));
+            deltas.push(Delta::text(String::new()));
         }
         // The first change has the log-probabilities and ids of all tokens that completed the changes.
         let codec = self.run.state.engine.codec();
@@ -98,12 +67,25 @@ impl ChatStream {
         for delta in deltas {
             add(delta, logprobs.take(), token_ids.as_mut().map(std::mem::take), None);
         }
-        if let Some(finish) = finish {
-            add(Delta::default(), None, token_ids, Some(finish));
+        if let Some(end) = end {
+            add(Delta::default(), None, token_ids, Some(end.as_str()));
         }
         Ok(events)
     }
 
+    fn last(&mut self) -> String {
+        let mut events = String::new();
+        if self.include_usage {
+            let version = self.version.unwrap_or_else(|| self.run.version());
+            let usage = self.answers.usage(self.run.usage());
+            events = self.chunk(version, Vec::new(), Some(usage));
+        }
+        events.push_str(&sse::event(sse::DONE));
+        events
+    }
+}
+
+impl ChatStream {
     fn chunk(
         &self,
         version: PolicyVersion,

@@ -1,17 +1,21 @@
 //! The shapes of OpenAI's responses.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{Interaction, PolicyVersion, TokenId, ToolCall};
 use hone_engine::{Codec, Token};
 
+use super::answer::{MessagePart, WholeMessage};
 use crate::http::generate::types::{Usage, shown_logprob};
 
 /// The response without streaming.
-#[derive(Serialize)]
-pub(super) struct ChatCompletion {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::http) struct ChatCompletion {
     pub(super) id: String,
+    #[schemars(extend("const" = "chat.completion"))]
     pub(super) object: &'static str,
+    /// Seconds since 1970.
     pub(super) created: u64,
     pub(super) model: String,
     pub(super) system_fingerprint: String,
@@ -44,20 +48,41 @@ impl ChatCompletion {
 }
 
 /// A choice of a [`ChatCompletion`].
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Choice {
     pub(super) index: u32,
     pub(super) message: AssistantMessage,
     pub(super) logprobs: Option<Logprobs>,
+    #[schemars(extend("enum" = ["stop", "length", "tool_calls"]))]
     pub(super) finish_reason: &'static str,
     /// vLLM's extension: the sampled tokens, stop token included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) token_ids: Option<Vec<TokenId>>,
 }
 
+impl Choice {
+    pub(super) fn new(
+        index: u32,
+        whole: WholeMessage,
+        logprobs: Option<Logprobs>,
+        wants_token_ids: bool,
+    ) -> Self {
+        let WholeMessage { items, token_ids, end, .. } = whole;
+        let (reasoning, content, calls) = WholeMessage::split(items);
+        Self {
+            index,
+            message: AssistantMessage::new(reasoning, content, calls),
+            logprobs,
+            finish_reason: end.as_str(),
+            token_ids: wants_token_ids.then_some(token_ids),
+        }
+    }
+}
+
 /// The message of a [`Choice`].
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct AssistantMessage {
+    #[schemars(extend("const" = "assistant"))]
     pub(super) role: &'static str,
     pub(super) content: Option<String>,
     pub(super) refusal: Option<()>,
@@ -68,23 +93,25 @@ pub(super) struct AssistantMessage {
 }
 
 impl AssistantMessage {
-    /// A message of text alone.
-    pub(super) fn of(content: String) -> Self {
+    /// The message of a choice. Its content is null if it only calls functions.
+    pub(super) fn new(reasoning: String, content: String, tool_calls: Vec<ToolCall>) -> Self {
         Self {
             role: "assistant",
-            content: Some(content),
+            content: (!content.is_empty() || tool_calls.is_empty()).then_some(content),
             refusal: None,
-            reasoning_content: None,
-            tool_calls: Vec::new(),
+            reasoning_content: (!reasoning.is_empty()).then_some(reasoning),
+            tool_calls,
         }
     }
 }
 
 /// One event of a stream.
-#[derive(Serialize)]
-pub(super) struct ChatChunk<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::http) struct ChatChunk<'a> {
     pub(super) id: &'a str,
+    #[schemars(extend("const" = "chat.completion.chunk"))]
     pub(super) object: &'static str,
+    /// Seconds since 1970.
     pub(super) created: u64,
     pub(super) model: &'a str,
     pub(super) system_fingerprint: String,
@@ -98,11 +125,12 @@ pub(super) struct ChatChunk<'a> {
 }
 
 /// The new part of one choice.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct StreamChoice {
     pub(super) index: u32,
     pub(super) delta: Delta,
     pub(super) logprobs: Option<Logprobs>,
+    #[schemars(extend("enum" = ["stop", "length", "tool_calls", null]))]
     pub(super) finish_reason: Option<&'static str>,
     /// vLLM's extension: the tokens since the previous event.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,7 +138,7 @@ pub(super) struct StreamChoice {
 }
 
 /// The new part of a choice's message.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 pub(super) struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) role: Option<&'static str>,
@@ -123,29 +151,39 @@ pub(super) struct Delta {
 }
 
 impl Delta {
-    /// The beginning of a call.
-    pub(super) fn call(index: usize, id: &str, name: &str) -> Self {
-        Self::of(CallDelta {
-            index,
-            id: Some(id.to_owned()),
-            r#type: Some("function"),
-            function: FunctionDelta { name: Some(name.to_owned()), arguments: String::new() },
-        })
+    /// More of the text.
+    pub(super) fn text(content: String) -> Self {
+        Self { content: Some(content), ..Self::default() }
     }
 
-    /// More of a call's arguments.
-    pub(super) fn arguments(index: usize, arguments: String) -> Self {
-        let function = FunctionDelta { name: None, arguments };
-        Self::of(CallDelta { index, id: None, r#type: None, function })
-    }
-
-    fn of(call: CallDelta) -> Self {
+    fn call(call: CallDelta) -> Self {
         Self { tool_calls: Some([call]), ..Self::default() }
     }
 }
 
+impl From<MessagePart> for Delta {
+    fn from(part: MessagePart) -> Self {
+        match part {
+            MessagePart::Reasoning(text) => {
+                Self { reasoning_content: Some(text), ..Self::default() }
+            }
+            MessagePart::Text(text) => Self::text(text),
+            MessagePart::Call { index, id, name } => Self::call(CallDelta {
+                index,
+                id: Some(id),
+                r#type: Some("function"),
+                function: FunctionDelta { name: Some(name), arguments: String::new() },
+            }),
+            MessagePart::Arguments { index, json: arguments } => {
+                let function = FunctionDelta { name: None, arguments };
+                Self::call(CallDelta { index, id: None, r#type: None, function })
+            }
+        }
+    }
+}
+
 /// The new part of one call.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct CallDelta {
     index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,7 +194,7 @@ pub(super) struct CallDelta {
 }
 
 /// The new part of a call's function.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct FunctionDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
@@ -164,7 +202,7 @@ struct FunctionDelta {
 }
 
 /// Natural-log probabilities of the sampled tokens. The stop token is left out, as in the text.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Logprobs {
     pub(super) content: Vec<TokenLogprob>,
     pub(super) refusal: Option<()>,
@@ -178,14 +216,14 @@ impl Logprobs {
 }
 
 /// One sampled token.
-#[derive(Serialize)]
-pub(super) struct TokenLogprob {
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(in crate::http) struct TokenLogprob {
     #[serde(flatten)]
     token: TokenScore,
     top_logprobs: Vec<TokenScore>,
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 struct TokenScore {
     token: String,
     logprob: f32,
@@ -201,7 +239,7 @@ impl TokenScore {
 }
 
 impl TokenLogprob {
-    fn new(codec: &Codec, token: &Token) -> Self {
+    pub(in crate::http) fn new(codec: &Codec, token: &Token) -> Self {
         let top = token.top.iter().map(|(id, logprob)| TokenScore::new(codec, *id, *logprob));
         Self { top_logprobs: top.collect(), token: TokenScore::new(codec, token.id, token.logprob) }
     }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{Interaction, InteractionId, Sample};
@@ -15,16 +16,17 @@ use super::prospect::is_quarantined;
 use super::rating;
 use super::recording::{
     Refusal, check_rater, commit, find_choice, find_interaction, prospect, reused,
-    unknown_completion,
 };
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// The response to a correction.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(in crate::http) struct CorrectionFeedback {
+    #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    #[schemars(extend("enum" = ["recorded", "duplicate"]))]
     status: &'static str,
     completion_id: String,
     choice: u32,
@@ -41,7 +43,7 @@ pub(in crate::http) struct CorrectionFeedback {
 }
 
 /// What becomes of a rating that was posted with a correction.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct RatingProspect {
     name: String,
     /// Weight of the part in the completion's route; null if the route has no such part.
@@ -58,8 +60,8 @@ pub(super) async fn record(
     id: InteractionId,
     choice: u32,
 ) -> Result<(&'static str, CorrectionFeedback), Refusal> {
-    let unknown = || unknown_completion("completion_id", id);
-    let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
+    let interaction = interaction.ok_or_else(|| posted.unknown())?;
     check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
     let sample = find_choice(state, id, choice, "choice").await?;
@@ -93,7 +95,7 @@ pub(super) async fn record(
         FeedbackOutcome::Duplicate(_) => "duplicate",
         FeedbackOutcome::Recorded(_) => "recorded",
         FeedbackOutcome::Reused => return Err(reused(posted.idempotency_key)),
-        _ => return Err(unknown()),
+        _ => return Err(posted.unknown()),
     };
     tracing::debug!(completion_id, status, unused, "a correction");
     if let Some(rating) = &rating

@@ -12,15 +12,16 @@
 
 mod correction;
 mod list;
-mod pair;
+pub(super) mod pair;
 mod post;
-mod posted;
+pub(super) mod posted;
 mod prospect;
 mod rating;
 pub(super) mod recording;
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -31,21 +32,19 @@ use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 use self::correction::CorrectionFeedback;
 use self::pair::PairFeedback;
 use self::posted::{PostedFeedback, Target};
-use self::recording::{
-    Refusal, check_rater, commit, find_interaction, prospect, reused, unknown_completion,
-};
+use self::recording::{Refusal, check_rater, commit, find_interaction, prospect, reused};
 use super::auth::Caller;
 use super::error::ApiError;
 use super::state::AppState;
 
-pub(super) use list::list;
-pub(super) use post::create;
+pub(super) use list::{FeedbackRecord, LIST_FIELDS, list};
+pub(super) use post::{ListedResponse, batch_schema, create};
 
 /// Largest number of turns of a conversation that one post can judge.
 const MAX_TURNS: usize = 1000;
 
 /// The response.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(super) enum FeedbackResponse {
     Completion(CompletionFeedback),
@@ -55,12 +54,14 @@ pub(super) enum FeedbackResponse {
 }
 
 /// The response to feedback on one completion.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct CompletionFeedback {
+    #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// The judged sample and the part's name: another post with the same id replaces the value.
     id: String,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    #[schemars(extend("enum" = ["recorded", "duplicate"]))]
     status: &'static str,
     completion_id: String,
     choice: u32,
@@ -76,10 +77,12 @@ pub(super) struct CompletionFeedback {
 }
 
 /// The response to feedback on a conversation.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct SessionFeedback {
+    #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    #[schemars(extend("enum" = ["recorded", "duplicate"]))]
     status: &'static str,
     session_id: String,
     name: String,
@@ -137,8 +140,8 @@ async fn completion(
     id: InteractionId,
     choice: u32,
 ) -> Recorded {
-    let unknown = || unknown_completion("completion_id", id);
-    let interaction = find_interaction(state, id).await?.ok_or_else(unknown)?;
+    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
+    let interaction = interaction.ok_or_else(|| posted.unknown())?;
     check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
     let route = state.routes.get(&interaction.route).map(Arc::as_ref);
@@ -151,7 +154,7 @@ async fn completion(
             let message = format!("choice is {choice}: the completion has no such choice");
             return Err(Refusal::Unknown(ApiError::field("choice", message)));
         }
-        _ => return Err(unknown()),
+        _ => return Err(posted.unknown()),
     };
     tracing::debug!(completion_id, name = entry.name, value = entry.value, status, "feedback");
     if status == "recorded" {

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -13,35 +14,39 @@ use hone_reward::Route;
 use hone_reward::feedback::{FeedbackParams, FeedbackType, aggregator};
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
-use super::posted::{COMMENT_CHARS, KEY_CHARS, NAME_CHARS, completion_id, end_user, rater};
+use super::posted::{
+    COMMENT_CHARS, KEY_CHARS, MAX_CHOICE, NAME_CHARS, USER_CHARS, completion_id, end_user, rater,
+};
 use super::recording::{
     Refusal, check_rater, commit, find_choice, find_interaction, prospect, reused,
     unknown_completion,
 };
 use crate::http::auth::Caller;
-use crate::http::body::Fields;
+use crate::http::body::{Field, FieldTable, Fields};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 const CHOSEN: &str = "chosen";
 const REJECTED: &str = "rejected";
-/// The accepted fields.
-const FIELDS: [&str; 8] = [
-    CHOSEN,
-    REJECTED,
-    "chosen_choice",
-    "rejected_choice",
-    "name",
-    "comment",
-    "end_user",
-    "idempotency_key",
-];
+/// The fields.
+pub(in crate::http) const FIELDS: FieldTable = &[&[
+    Field::text(CHOSEN, "The id of the better completion.").required(),
+    Field::text(REJECTED, "The id of the worse completion.").required(),
+    Field::integer("chosen_choice", 0, MAX_CHOICE, "The index of the choice; default 0."),
+    Field::integer("rejected_choice", 0, MAX_CHOICE, "The index of the choice; default 0."),
+    Field::short_text("name", NAME_CHARS, "A feedback part of the route; default its only one."),
+    Field::short_text("comment", COMMENT_CHARS, "Text about the preference."),
+    Field::short_text("end_user", USER_CHARS, "Who prefers."),
+    Field::short_text("idempotency_key", KEY_CHARS, "The same post with it changes nothing."),
+]];
 
 /// The response to a preference.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(in crate::http) struct PairFeedback {
+    #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    #[schemars(extend("enum" = ["recorded", "duplicate"]))]
     status: &'static str,
     chosen: String,
     rejected: String,
@@ -72,10 +77,10 @@ pub(super) async fn record(
     body: &Map<String, Value>,
     caller: &Caller,
 ) -> Result<(&'static str, PairFeedback), Refusal> {
-    let fields = Fields::only(body, &FIELDS).map_err(Refusal::Invalid)?;
-    let named = fields.short_text("name", NAME_CHARS).map_err(Refusal::Invalid)?;
-    let comment = fields.short_text("comment", COMMENT_CHARS).map_err(Refusal::Invalid)?;
-    let key = fields.short_text("idempotency_key", KEY_CHARS).map_err(Refusal::Invalid)?;
+    let fields = Fields::of(body, FIELDS).map_err(Refusal::Invalid)?;
+    let named = fields.text("name").map_err(Refusal::Invalid)?;
+    let comment = fields.text("comment").map_err(Refusal::Invalid)?;
+    let key = fields.text("idempotency_key").map_err(Refusal::Invalid)?;
     let user = end_user(&fields).map_err(Refusal::Invalid)?;
     let chosen = find(state, &fields, CHOSEN, "chosen_choice").await?;
     let rejected = find(state, &fields, REJECTED, "rejected_choice").await?;
@@ -131,10 +136,9 @@ async fn find(
     choice_name: &str,
 ) -> Result<Preferred, Refusal> {
     let id: InteractionId = completion_id(fields, name).map_err(Refusal::Invalid)?;
-    let choice = fields.integer(choice_name, 0..=i64::from(u32::MAX)).map_err(Refusal::Invalid)?;
-    let choice = u32::try_from(choice.unwrap_or(0)).unwrap_or(u32::MAX);
-    let interaction = find_interaction(state, id).await?;
-    let interaction = interaction.ok_or_else(|| unknown_completion(name, id))?;
+    let choice = u32::try_from(fields.whole(choice_name).unwrap_or(0)).unwrap_or(u32::MAX);
+    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
+    let interaction = interaction.ok_or_else(|| unknown_completion(fields, name))?;
     let sample = find_choice(state, id, choice, choice_name).await?;
     Ok(Preferred { interaction, choice, sample })
 }
@@ -158,6 +162,9 @@ fn comparable<'s>(
     }
     if a.grammar != b.grammar {
         return Err(refuse("their response formats must be equal"));
+    }
+    if a.end_rules() != b.end_rules() {
+        return Err(refuse("stop, stop_token_ids, min_tokens and ignore_eos must be equal"));
     }
     if a.route != b.route || a.api_key() != b.api_key() {
         return Err(refuse("they must have the same route and API key"));

@@ -9,12 +9,13 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use futures::future::join_all;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{FeedbackResponse, record};
 use crate::http::auth::Caller;
-use crate::http::body::{Fields, JsonValue, List, invalid};
+use crate::http::body::{Field, FieldTable, Fields, JsonValue, List, invalid, object_schema};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -22,17 +23,20 @@ use crate::http::state::AppState;
 const MAX_LIST: usize = 1000;
 /// The field of a list in an object.
 const LIST: &str = "feedback";
+/// The fields of an object with a list.
+const LIST_FIELDS: FieldTable =
+    &[&[Field::json(LIST, list_schema, "Pieces, each recorded by itself.").required()]];
 
 /// What became of one piece of a list.
-#[derive(Serialize)]
-struct ListedResponse {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::http) struct ListedResponse {
     /// The status that the piece would have had alone.
     status_code: u16,
     #[serde(flatten)]
     outcome: ListedOutcome,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 enum ListedOutcome {
     Recorded(FeedbackResponse),
@@ -48,7 +52,7 @@ pub async fn create(
     let list = match &body {
         Value::Array(list) => list,
         Value::Object(map) if map.get(LIST).is_some_and(|value| !value.is_null()) => {
-            let fields = Fields::only(map, &[LIST])?;
+            let fields = Fields::of(map, LIST_FIELDS)?;
             fields.list(LIST)?.ok_or_else(|| fields.missing(LIST, "a list"))?
         }
         Value::Object(map) => {
@@ -83,4 +87,13 @@ async fn one(state: &AppState, caller: &Caller, at: usize, piece: &Value) -> Lis
             ListedResponse { status_code: error.status(), outcome: ListedOutcome::Refused(error) }
         }
     }
+}
+
+fn list_schema() -> Value {
+    json!({"type": "array", "minItems": 1, "maxItems": MAX_LIST})
+}
+
+/// The JSON schema of several pieces.
+pub(in crate::http) fn batch_schema() -> Value {
+    json!({"anyOf": [list_schema(), object_schema(LIST_FIELDS)]})
 }

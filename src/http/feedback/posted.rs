@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use hone_core::types::{Interaction, InteractionId, UnixMillis, now_ms, rater_id};
 use hone_reward::Route;
 use hone_reward::feedback::{aggregator, read_value};
 use hone_store::FeedbackEntry;
 
+use super::recording::{Refusal, unknown_completion};
 use crate::http::auth::Caller;
-use crate::http::body::Fields;
+use crate::http::body::{Field, FieldTable, Fields};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -22,20 +23,22 @@ pub(super) const COMMENT_CHARS: usize = 4096;
 pub(super) const KEY_CHARS: usize = 255;
 /// Longest session id, equal to the limit of a `metadata` value.
 const SESSION_CHARS: usize = 512;
-/// The accepted fields.
-const FIELDS: [&str; 9] = [
-    "completion_id",
-    "choice",
-    "session_id",
-    "end_user",
-    "name",
-    "value",
-    "correction",
-    "comment",
-    "idempotency_key",
-];
 /// Longest name of an end user.
-const USER_CHARS: usize = 256;
+pub(super) const USER_CHARS: usize = 256;
+/// Largest index of a choice.
+pub(super) const MAX_CHOICE: i64 = u32::MAX as i64;
+/// The fields.
+pub(in crate::http) const FIELDS: FieldTable = &[&[
+    Field::text("completion_id", "The id of a completion; excludes `session_id`."),
+    Field::integer("choice", 0, MAX_CHOICE, "The index of the choice; default 0."),
+    Field::short_text("session_id", SESSION_CHARS, "The `metadata.session_id` of a conversation."),
+    Field::short_text("end_user", USER_CHARS, "Who rates; default the `user` of the request."),
+    Field::short_text("name", NAME_CHARS, "The name of a reward part."),
+    Field::json("value", value_schema, "The rating."),
+    Field::text("correction", "What the text should have been."),
+    Field::short_text("comment", COMMENT_CHARS, "Text about the rating."),
+    Field::short_text("idempotency_key", KEY_CHARS, "The same post with it changes nothing."),
+]];
 /// The form of a rating's name.
 const NAME_FORM: &str = "the name of a reward part";
 /// The form of a corrected text.
@@ -70,7 +73,7 @@ pub(super) struct PostedFeedback<'a> {
 impl<'a> PostedFeedback<'a> {
     /// Validates every field except the value.
     pub(super) fn read(body: &'a Map<String, Value>, caller: Caller) -> Result<Self, ApiError> {
-        let fields = Fields::only(body, &FIELDS)?;
+        let fields = Fields::of(body, FIELDS)?;
         let target = target(&fields)?;
         let correction = fields.read("correction", CORRECTION_FORM, |value| {
             value.as_str().filter(|text| !text.trim().is_empty())
@@ -78,7 +81,7 @@ impl<'a> PostedFeedback<'a> {
         if correction.is_some() && matches!(target, Target::Session(_)) {
             return Err(fields.invalid("correction", "absent beside session_id"));
         }
-        let name = fields.short_text("name", NAME_CHARS)?;
+        let name = fields.text("name")?;
         if name.is_some_and(str::is_empty) {
             return Err(fields.invalid("name", NAME_FORM));
         }
@@ -89,13 +92,18 @@ impl<'a> PostedFeedback<'a> {
             target,
             name,
             correction,
-            comment: fields.short_text("comment", COMMENT_CHARS)?,
+            comment: fields.text("comment")?,
             end_user: end_user(&fields)?,
-            idempotency_key: fields.short_text("idempotency_key", KEY_CHARS)?,
+            idempotency_key: fields.text("idempotency_key")?,
             caller,
             arrived: now_ms(),
             fields,
         })
+    }
+
+    /// The refusal of a post on a completion that is not in the ledger.
+    pub(super) fn unknown(&self) -> Refusal {
+        unknown_completion(&self.fields, "completion_id")
     }
 
     /// The error of a post that has neither a name nor a correction.
@@ -146,7 +154,7 @@ impl<'a> PostedFeedback<'a> {
 
 /// The end user that a post names.
 pub(super) fn end_user<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ApiError> {
-    match fields.short_text("end_user", USER_CHARS)? {
+    match fields.text("end_user")? {
         Some("") => Err(fields.invalid("end_user", "the name of an end user")),
         other => Ok(other),
     }
@@ -176,8 +184,8 @@ pub(super) fn completion_id(fields: &Fields<'_>, name: &str) -> Result<Interacti
 }
 
 fn target<'a>(fields: &Fields<'a>) -> Result<Target<'a>, ApiError> {
-    let choice = fields.integer("choice", 0..=i64::from(u32::MAX))?;
-    match (fields.text("completion_id")?, fields.short_text("session_id", SESSION_CHARS)?) {
+    let choice = fields.whole("choice");
+    match (fields.text("completion_id")?, fields.text("session_id")?) {
         (Some(_), Some(_)) => Err(fields.invalid("session_id", "absent beside completion_id")),
         (None, None) => {
             let allowed =
@@ -215,6 +223,10 @@ fn refuse_graded_part(state: &AppState, own: Option<&Route>, name: &str) -> Resu
         }
         None => Ok(()),
     }
+}
+
+fn value_schema() -> Value {
+    json!({"type": ["number", "boolean"]})
 }
 
 /// A finite number, or a boolean as 1 or 0.

@@ -1,16 +1,19 @@
 //! Steps that every kind of feedback shares: lookup, commit, and whether it will be trained on.
 
+use serde_json::Value;
+
 use hone_core::types::{Interaction, InteractionId, Sample, SampleOrigin};
 use hone_store::{FeedbackOutcome, Op, StoreError};
 
 use super::prospect::untrained_reason;
 use crate::config::KeyScope;
 use crate::http::auth::Caller;
+use crate::http::body::Fields;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// The reason why nothing was recorded, as the metric counts it.
-pub(in crate::http) enum Refusal {
+pub(super) enum Refusal {
     Invalid(ApiError),
     Unknown(ApiError),
     Failed(ApiError),
@@ -35,15 +38,15 @@ impl From<StoreError> for Refusal {
 pub(in crate::http) async fn find_interaction(
     state: &AppState,
     id: InteractionId,
-) -> Result<Option<Interaction>, StoreError> {
+) -> Result<Option<Interaction>, ApiError> {
     if id.is_unstored() {
         return Ok(None);
     }
-    if let Some(found) = state.store.interaction(id)? {
+    if let Some(found) = state.read_ledger(move |store| store.interaction(id)).await? {
         return Ok(Some(found));
     }
     state.store.flush().await?;
-    state.store.interaction(id)
+    state.read_ledger(move |store| store.interaction(id)).await
 }
 
 /// Refuses a completion that another key asked for, unless this one may rate every completion.
@@ -65,12 +68,13 @@ pub(super) fn reused(key: Option<&str>) -> Refusal {
 }
 
 /// The refusal for a completion that is not in the ledger; the field `name` has its id.
-pub(in crate::http) fn unknown_completion(name: &str, id: InteractionId) -> Refusal {
-    let text = id.completion_id();
-    Refusal::Unknown(if id.is_unstored() {
-        ApiError::unstored_completion(name, &text)
+pub(super) fn unknown_completion(fields: &Fields<'_>, name: &str) -> Refusal {
+    let text = fields.get(name).and_then(Value::as_str).unwrap_or_default();
+    let is_unstored = InteractionId::from_completion_id(text).is_some_and(|id| id.is_unstored());
+    Refusal::Unknown(if is_unstored {
+        ApiError::unstored_completion(name, text)
     } else {
-        ApiError::no_such_completion(name, &text)
+        ApiError::no_such_completion(name, text)
     })
 }
 

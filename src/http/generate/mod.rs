@@ -1,6 +1,7 @@
 //! Sampling for clients, which every endpoint that generates text shares.
 //!
-//! `admit` checks limits before any work. `prompt` makes a prompt's tokens and its record, and decides whether it is kept. `run` samples the
+//! `admit` checks limits before any work. `prompt` makes a prompt's tokens and its record, and decides whether it is kept;
+//! `continuation` lets a conversation go on from recorded tokens. `run` samples the
 //! choices (each a `choice`) and records them; `types` has what it takes and returns. `sse` sends events,
 //! `models` has the names of the served model, `tokenize` encodes and decodes texts.
 //! `text` is the endpoint of text completions.
@@ -13,6 +14,7 @@
 
 pub(super) mod admit;
 mod choice;
+pub(super) mod continuation;
 pub(super) mod models;
 pub(super) mod prompt;
 pub(super) mod run;

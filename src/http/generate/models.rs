@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
+use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::http::body::List;
+use crate::http::body::{List, PathText};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
@@ -14,12 +15,16 @@ use crate::http::state::AppState;
 const DEFAULT_MODEL: &str = "default";
 
 /// OpenAI's `model` object, with the active policy version.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct ModelObject {
     id: String,
+    #[schemars(extend("const" = "model"))]
     object: &'static str,
+    /// Seconds since 1970.
     created: u64,
+    #[schemars(extend("const" = "hone"))]
     owned_by: &'static str,
+    /// The active version.
     policy_version: u64,
 }
 
@@ -62,7 +67,7 @@ pub async fn list(State(state): State<Arc<AppState>>) -> Json<List<ModelObject>>
 /// `GET /v1/models/{model}`; the name may contain slashes.
 pub async fn retrieve(
     State(state): State<Arc<AppState>>,
-    Path(name): Path<String>,
+    PathText(name): PathText,
 ) -> Result<Json<ModelObject>, ApiError> {
     check(&state, &name)?;
     Ok(Json(model(&state, &name)))

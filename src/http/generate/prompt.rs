@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use hone_core::types::{
-    ChatOptions, GrammarSpec, Interaction, InteractionId, Message, PromptSource, SamplingParams,
-    TokenId, now_ms, rater_id,
+    ChatOptions, ClientEndpoint, GrammarSpec, Interaction, InteractionId, Message, PromptSource,
+    SamplingParams, TokenId, now_ms, rater_id,
 };
 use hone_engine::{Codec, EngineError, ToolFormat};
 
@@ -84,6 +84,7 @@ pub fn token_ids(path: &str, list: &[Value], vocab: usize) -> Result<Vec<TokenId
 /// What the prompts of one request have in common.
 pub struct PromptContext {
     pub model: String,
+    pub endpoint: ClientEndpoint,
     pub metadata: BTreeMap<String, String>,
     pub params: SamplingParams,
     pub stop: Vec<String>,
@@ -125,6 +126,7 @@ impl PromptContext {
             // No route has an empty name, so an unmatched request is never scored.
             route: route.map(|r| r.name.clone()).unwrap_or_default(),
             model: self.model.clone(),
+            endpoint: self.endpoint.clone(),
             key_id: rater_id(self.caller.key_id.as_deref(), self.user.as_deref()),
             messages,
             metadata: self.metadata.clone(),
@@ -135,6 +137,7 @@ impl PromptContext {
             held_out: false,
             chat: self.chat.clone(),
             grammar: self.grammar.clone(),
+            continues: None,
         };
         interaction.held_out = kept
             && route.is_some_and(|route| route.has_graders())

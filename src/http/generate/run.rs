@@ -19,6 +19,7 @@ use hone_store::Op;
 use hone_train::TrainState;
 
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
+use super::continuation::{completion_turn, prompt_turn};
 use super::types::{ChoiceUpdate, FinishedChoice, SamplingRequest, Usage};
 use crate::http::auth::KeyPermit;
 use crate::http::error::ApiError;
@@ -317,8 +318,13 @@ impl RequestRun {
         let mut ops = Vec::with_capacity(samples.len() + 1);
         if !std::mem::replace(&mut prompt.recorded, true) {
             ops.push(Op::Interaction(Box::new((**interaction).clone())));
+            ops.extend(prompt_turn(&self.state, interaction));
         }
-        ops.extend(samples.into_iter().map(|sample| Op::Sample(Box::new(sample))));
+        for sample in samples {
+            let turn = completion_turn(&self.state, interaction, &sample);
+            ops.push(Op::Sample(Box::new(sample)));
+            ops.extend(turn);
+        }
         if let Err(error) = self.state.store.enqueue(ops) {
             // The client still gets its response; nothing will be learned from it.
             tracing::error!(%error, interaction = %interaction.id, "a completion is not recorded");

@@ -10,6 +10,10 @@ use futures::{Stream, StreamExt, stream};
 use serde::Serialize;
 use tokio::time::timeout;
 
+use super::run::RequestRun;
+use super::types::ChoiceUpdate;
+use crate::http::error::ApiError;
+
 /// The data of the event that ends every complete stream.
 pub const DONE: &str = "[DONE]";
 
@@ -37,9 +41,44 @@ pub fn respond(
     (headers, body).into_response()
 }
 
+/// What an endpoint sends of a run.
+pub trait RunEvents: Send + 'static {
+    fn run(&mut self) -> &mut RequestRun;
+
+    /// The events of an update, if there are any.
+    fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError>;
+
+    /// The last events of a whole run.
+    fn last(&mut self) -> String;
+}
+
+/// The events of a run as they come, at least one at once. The last one of a failed run is the error.
+pub fn events_of(events: impl RunEvents) -> impl Stream<Item = String> + Send + 'static {
+    stream::unfold(Some(events), |events| async move {
+        let mut events = events?;
+        loop {
+            let update = events.run().next().await;
+            match update.map(|update| update.and_then(|update| events.of(update))) {
+                Some(Ok(text)) if text.is_empty() => {}
+                Some(Ok(text)) => return Some((text, Some(events))),
+                Some(Err(error)) => {
+                    events.run().count_limit(&error);
+                    return Some((event(&error.to_json()), None));
+                }
+                None => return Some((events.last(), None)),
+            }
+        }
+    })
+}
+
 /// One event with this data.
 pub fn event(data: &str) -> String {
     format!("data: {data}\n\n")
+}
+
+/// One event with a name and an object as JSON.
+pub fn named_event(name: &str, object: &impl Serialize) -> String {
+    format!("event: {name}\n{}", json_event(object))
 }
 
 /// One event with an object as JSON.

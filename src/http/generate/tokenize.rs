@@ -5,32 +5,45 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use hone_core::types::TokenId;
 
 use super::models;
 use super::prompt;
 use super::prompt::{encode, token_ids};
-use crate::http::body::{Fields, JsonObject};
+use crate::http::body::{Field, FieldTable, Fields, JsonObject};
+use crate::http::chat::fields::{model_schema, token_schema};
 use crate::http::chat::{messages, tools};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// The fields of `/tokenize`.
-const FIELDS: [&str; 8] = [
-    "model",
-    "prompt",
-    "messages",
-    "add_generation_prompt",
-    "add_special_tokens",
-    "return_token_strs",
-    "tools",
-    "chat_template_kwargs",
-];
+pub(in crate::http) const FIELDS: FieldTable = &[&[
+    Field::json("model", model_schema, "The name of the model."),
+    Field::text("prompt", "A text; excludes `messages`."),
+    Field::json("messages", messages::schema, "A conversation; excludes `prompt`."),
+    Field::flag("add_generation_prompt", "Whether the template begins the answer; default true."),
+    Field::flag("add_special_tokens", "Whether the tokenizer frames a text; default true."),
+    Field::flag("return_token_strs", "Whether the response has the tokens as texts."),
+    Field::json("tools", tools::schema, "Functions that the model may call."),
+    Field::json("chat_template_kwargs", tools::variables_schema, "Variables of the template."),
+]];
+
+/// The fields of `/detokenize`.
+pub(in crate::http) const DETOKENIZE_FIELDS: FieldTable = &[&[
+    Field::json("model", model_schema, "The name of the model."),
+    Field::json("tokens", ids_schema, "Token ids.").required(),
+]];
+
+fn ids_schema() -> Value {
+    json!({"type": "array", "items": token_schema()})
+}
 
 /// The response of `/tokenize`.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct TokenizedText {
     count: usize,
     /// The model's context in tokens.
@@ -41,7 +54,7 @@ pub struct TokenizedText {
 }
 
 /// The response of `/detokenize`.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct DetokenizedText {
     prompt: String,
 }
@@ -51,7 +64,7 @@ pub async fn tokenize(
     State(state): State<Arc<AppState>>,
     JsonObject(body): JsonObject,
 ) -> Result<Json<TokenizedText>, ApiError> {
-    let fields = Fields::only(&body, &FIELDS)?;
+    let fields = Fields::of(&body, FIELDS)?;
     check_model(&state, &fields)?;
     let framed = fields.boolean("add_special_tokens")?;
     let generate = fields.boolean("add_generation_prompt")?;
@@ -94,7 +107,7 @@ pub async fn detokenize(
     State(state): State<Arc<AppState>>,
     JsonObject(body): JsonObject,
 ) -> Result<Json<DetokenizedText>, ApiError> {
-    let fields = Fields::only(&body, &["model", "tokens"])?;
+    let fields = Fields::of(&body, DETOKENIZE_FIELDS)?;
     check_model(&state, &fields)?;
     let list = fields.list("tokens")?.ok_or_else(|| fields.missing("tokens", "a list of ids"))?;
     let ids = token_ids("tokens", list, state.engine.info().vocab)?;

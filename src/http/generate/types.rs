@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{FinishReason, Interaction, PolicyVersion, TokenId};
@@ -63,7 +64,7 @@ pub fn shown_logprob(logprob: f32) -> f32 {
 }
 
 /// Token counts. Sampled stop tokens are included.
-#[derive(Clone, Copy, Default, Serialize)]
+#[derive(Clone, Copy, Default, Serialize, JsonSchema)]
 pub struct Usage {
     pub prompt_tokens: usize,
     pub completion_tokens: usize,
@@ -74,7 +75,7 @@ pub struct Usage {
 }
 
 /// Parts of the completion's tokens.
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Copy, Serialize, JsonSchema)]
 pub struct CompletionTokens {
     pub reasoning_tokens: usize,
 }

@@ -18,7 +18,9 @@ use tracing::{Instrument as _, Span};
 use hone_core::metrics::Metrics;
 
 use super::auth::ApiKey;
-use super::error::LimitReason;
+use super::error::ApiError;
+
+pub(super) use names::{REQUEST_ID, RequestId};
 
 use names::RequestNames;
 
@@ -27,10 +29,11 @@ const UNMATCHED: &str = "unmatched";
 /// `code` label of a request whose client disconnected before the response; nginx's number for it.
 const CLIENT_GONE: u16 = 499;
 
-/// Measures from the arrival of the request to the last byte of the response.
+/// Measures from the arrival of the request to the last byte of the response. The request has its
+/// [`RequestId`] as an extension.
 pub(super) async fn observe(
     State(metrics): State<Arc<Metrics>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let route = request
@@ -39,12 +42,13 @@ pub(super) async fn observe(
         .map_or_else(|| UNMATCHED.to_owned(), |p| p.as_str().to_owned());
     let names = RequestNames::of(request.headers());
     let span = names.span();
+    request.extensions_mut().insert(names.request_id());
     let mut in_flight = InFlight::new(metrics, request.method().clone(), route, span.clone());
     let mut response = next.run(request).instrument(span).await;
     names.add_to(response.headers_mut());
     in_flight.status = response.status().as_u16();
-    if let Some(LimitReason(reason)) = response.extensions().get() {
-        in_flight.metrics.http_limited.with_label_values(&[*reason]).inc();
+    if let Some(reason) = response.extensions().get().and_then(ApiError::limit) {
+        in_flight.metrics.http_limited.with_label_values(&[reason]).inc();
     }
     in_flight.key = response.extensions().get::<Arc<ApiKey>>().cloned();
     if response.body().size_hint().exact().is_some() {

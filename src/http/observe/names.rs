@@ -5,10 +5,15 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use tracing::Span;
 use uuid::Uuid;
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The header with a request's id.
+pub(in crate::http) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Longest id that a client may choose, in characters.
 const LONGEST_ID: usize = 128;
+
+/// The id of a request.
+#[derive(Clone, Debug)]
+pub(in crate::http) struct RequestId(pub(in crate::http) String);
 
 /// The names of a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +43,11 @@ impl RequestNames {
         let trace = self.trace.as_ref().and_then(|trace| trace.to_str().ok()?.get(3..35));
         // At the highest level, so that no filter removes it from an error.
         tracing::error_span!("http", id, trace)
+    }
+
+    /// The id alone.
+    pub(super) fn request_id(&self) -> RequestId {
+        RequestId(self.id.to_str().unwrap_or_default().to_owned())
     }
 
     /// Adds the names to a response.

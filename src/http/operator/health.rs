@@ -7,7 +7,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use hone_core::files::free_bytes;
 use hone_core::memory;
@@ -17,18 +18,24 @@ use hone_store::StoreTrouble;
 use crate::http::error::ApiError;
 use crate::http::state::{AppState, DiskLimit};
 
+/// The response of a probe.
+#[derive(Serialize, JsonSchema)]
+pub(in crate::http) struct ProbeStatus {
+    status: &'static str,
+}
+
 /// `GET /livez`: the process runs.
-pub(in crate::http) async fn live() -> Json<Value> {
-    Json(json!({ "status": "ok" }))
+pub(in crate::http) async fn live() -> Json<ProbeStatus> {
+    Json(ProbeStatus { status: "ok" })
 }
 
 /// `GET /readyz`: requests can be served and recorded.
 pub(in crate::http) async fn ready(
     State(state): State<Arc<AppState>>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<ProbeStatus>, ApiError> {
     let reasons = unready(&state);
     if reasons.is_empty() {
-        Ok(Json(json!({ "status": "ready" })))
+        Ok(Json(ProbeStatus { status: "ready" }))
     } else {
         Err(ApiError::unavailable(format!("not ready: {}", reasons.join("; "))))
     }
@@ -37,6 +44,11 @@ pub(in crate::http) async fn ready(
 /// Every route except `/livez` and `/metrics` while the model is loading.
 pub(in crate::http) async fn loading() -> ApiError {
     ApiError::unavailable("not ready: the model is loading")
+}
+
+/// A request that is no probe, while every connection is taken.
+pub(in crate::http) async fn crowded() -> ApiError {
+    ApiError::unavailable("every connection is taken (server.connections.max)")
 }
 
 /// Why requests cannot be served or recorded.

@@ -6,26 +6,36 @@ use std::pin::pin;
 use std::time::Duration;
 
 use axum::extract::ConnectInfo;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Notify, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::net::TcpStream;
+use tokio::sync::{Mutex, watch};
+use tokio::time::{MissedTickBehavior, timeout};
 
 use hone_core::metrics::Metrics;
 
 use super::activity::{ActiveBody, Activity, Overdue, Patience, WatchedStream};
+use super::places::{Place, Places};
 use super::startup::Startup;
+
+/// What is answered on a reserved place.
+const PROBES: [&str; 3] = ["/livez", "/readyz", "/metrics"];
+/// How long a connection on a reserved place may take to send the head of its request.
+const RESERVED_HEAD: Duration = Duration::from_secs(1);
+/// The reason of a connection that is closed because its TLS handshake failed or took too long.
+const HANDSHAKE: &str = "handshake";
 
 /// What all connections share.
 pub(super) struct Connections {
     pub startup: Startup,
     pub patience: Patience,
-    /// Asks idle connections to end, because all are taken.
-    pub crowded: Notify,
+    pub places: Places,
 }
 
 impl Connections {
@@ -35,20 +45,53 @@ impl Connections {
         (head.min(idle).min(write) / 4).clamp(Duration::from_millis(20), Duration::from_secs(1))
     }
 
+    /// Serves a client, with TLS if the server has a certificate. The handshake may take as long as the head of a
+    /// request.
+    pub async fn serve(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        place: Place,
+        mut shutdown: watch::Receiver<bool>,
+    ) {
+        let _open = OpenConnection::new(&self.startup.metrics);
+        let Some(acceptor) = self.startup.tls.acceptor() else {
+            return self.serve_requests(stream, peer, place, shutdown).await;
+        };
+        let limit = self.longest_head(place.is_reserved());
+        let secured = tokio::select! {
+            secured = timeout(limit, acceptor.accept(stream)) => secured,
+            _ = shutdown.changed() => return,
+        };
+        match secured {
+            Ok(Ok(stream)) => self.serve_requests(stream, peer, place, shutdown).await,
+            Ok(Err(error)) => {
+                tracing::debug!(%peer, %error, "a TLS handshake failed");
+                self.count_closed(peer, HANDSHAKE);
+            }
+            Err(_) => self.count_closed(peer, HANDSHAKE),
+        }
+    }
+
     /// Serves requests until the client ends the connection, waits too long, or `shutdown` has a value.
     /// Then the request that runs is answered.
-    pub async fn serve<S>(&self, stream: S, peer: SocketAddr, mut shutdown: watch::Receiver<bool>)
-    where
+    async fn serve_requests<S>(
+        &self,
+        stream: S,
+        peer: SocketAddr,
+        place: Place,
+        mut shutdown: watch::Receiver<bool>,
+    ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let _open = OpenConnection::new(&self.startup.metrics);
         let activity = Activity::new();
+        // Requests of a connection are answered in turn, so none waits for the lock.
+        let place = Mutex::new(place);
         let service = service_fn(|mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
-            let active = activity.begin();
-            let response = self.startup.app().call(request);
+            let (active, place) = (activity.begin(), &place);
             async move {
-                let response = response.await?;
+                let response = self.answer(request, &mut *place.lock().await).await?;
                 Ok::<_, Infallible>(response.map(|body| ActiveBody::new(body, active)))
             }
         });
@@ -68,7 +111,7 @@ impl Connections {
                     }
                     return;
                 }
-                _ = ticks.tick() => match activity.overdue(&self.patience) {
+                _ = ticks.tick() => match activity.overdue(&self.patience_at(&place)) {
                     None => {}
                     Some(reason) => {
                         self.count_closed(peer, reason.as_str());
@@ -84,7 +127,7 @@ impl Connections {
                     is_ending = true;
                     connection.as_mut().graceful_shutdown();
                 }
-                () = self.crowded.notified(), if !is_ending => if activity.is_idle() {
+                () = self.places.crowded(), if !is_ending => if activity.is_idle() {
                     self.count_closed(peer, "crowded");
                     is_ending = true;
                     connection.as_mut().graceful_shutdown();
@@ -92,6 +135,36 @@ impl Connections {
             }
         }
     }
+
+    /// Answers a request. On a reserved place only a probe is answered, and the connection ends.
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        place: &mut Place,
+    ) -> Result<Response, Infallible> {
+        let is_open = PROBES.contains(&request.uri().path()) || self.places.open(place).await;
+        let app = if is_open { self.startup.app() } else { self.startup.crowded() };
+        let mut response = app.call(request).await?;
+        if place.is_reserved() {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        Ok(response)
+    }
+
+    /// How long a connection may wait for its client. One on a reserved place has to send its request at
+    /// once.
+    fn patience_at(&self, place: &Mutex<Place>) -> Patience {
+        // While a request is answered, the time for a head does not matter.
+        let is_reserved = place.try_lock().is_ok_and(|place| place.is_reserved());
+        Patience { head: self.longest_head(is_reserved), ..self.patience }
+    }
+
+    /// How long a client may take to send the head of a request.
+    fn longest_head(&self, is_reserved: bool) -> Duration {
+        let limit = if is_reserved { RESERVED_HEAD } else { Duration::MAX };
+        limit.min(self.patience.head)
+    }
+
     fn count_closed(&self, peer: SocketAddr, reason: &str) {
         self.startup.metrics.http_closed_connections.with_label_values(&[reason]).inc();
         tracing::debug!(%peer, reason, "a connection is closed");

@@ -2,22 +2,23 @@
 //!
 //! A connection ends if its client does not send the head of a request, a further request, or does not
 //! read the response, each for too long ([`activity`]). A generation whose client does not read is then
-//! cancelled and recorded, as if the client had disconnected.
+//! cancelled and recorded, as if the client had disconnected. [`places`] bounds their number.
 
 mod activity;
 mod connection;
+mod places;
 mod startup;
+mod tls;
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::serve::Listener;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::net::TcpListener;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -27,16 +28,19 @@ use crate::config::ConnectionsConfig;
 
 use activity::Patience;
 use connection::Connections;
+use places::Places;
 
 pub use startup::Startup;
+pub use tls::Tls;
 
 /// Interval at which shutdown polls the number of requests in flight.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Consecutive polls without a request after which shutdown stops waiting for open connections.
 const IDLE_POLLS: u32 = 10;
 
-/// Serves requests on `listener`, probes also before the model is loaded, until `shutdown` completes. Then it accepts no new connection,
-/// lets running requests finish for up to `server.shutdown_grace_seconds`, and returns.
+/// Serves requests on `listener`, probes also before the model is loaded, until `shutdown` completes. Then it
+/// accepts no new connection, lets running requests finish for up to `server.shutdown_grace_seconds`, and
+/// returns.
 ///
 /// # Errors
 /// Never: connections that cannot be accepted are logged.
@@ -48,7 +52,8 @@ pub async fn serve(
     let (ready, metrics) = (startup.ready.clone(), startup.metrics.clone());
     let grace = Duration::from_secs(startup.config.shutdown_grace_seconds);
     let limits = startup.config.connections;
-    let connections = Connections { startup, patience: patience(limits), crowded: Notify::new() };
+    let places = Places::new(limits.max);
+    let connections = Connections { startup, patience: patience(limits), places };
     let (began, begins) = oneshot::channel();
     let shutdown = async move {
         shutdown.await;
@@ -57,7 +62,7 @@ pub async fn serve(
         let _ended = began.send(()).is_err();
     };
     tokio::select! {
-        () = accept(listener, Arc::new(connections), limits.max, shutdown) => {}
+        () = accept(listener, Arc::new(connections), shutdown) => {}
         () = drained(begins, grace, &metrics) => {}
     }
     Ok(())
@@ -71,66 +76,39 @@ fn patience(limits: ConnectionsConfig) -> Patience {
     }
 }
 
-/// Serves up to `most` connections until `shutdown` completes, and then those that are open until they end.
-/// Dropping the future ends them.
+/// Serves connections until `shutdown` completes, and then those that are open until they end. Dropping the
+/// future ends them.
 async fn accept(
     mut listener: TcpListener,
     connections: Arc<Connections>,
-    most: usize,
     shutdown: impl Future<Output = ()>,
 ) {
-    let places = Arc::new(Semaphore::new(most));
     let (ends, ended) = watch::channel(false);
     let mut open = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
+        let next = async {
+            let (stream, peer) = Listener::accept(&mut listener).await;
+            // Without a place, further clients wait in the system's queue.
+            (stream, peer, connections.places.take().await)
+        };
         let (stream, peer, place) = tokio::select! {
             () = shutdown.as_mut() => break,
-            next = next_connection(&mut listener, &connections, &places) => next,
+            next = next => next,
         };
+        // Nagle's algorithm would delay each streamed token until the client acknowledges the previous
+        // one: up to 40 ms on Linux.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "cannot set TCP_NODELAY");
+        }
         while open.try_join_next().is_some() {}
         let (connections, ended) = (Arc::clone(&connections), ended.clone());
-        open.spawn(async move {
-            connections.serve(stream, peer, ended).await;
-            drop(place);
-        });
+        open.spawn(async move { connections.serve(stream, peer, place, ended).await });
     }
     drop(listener);
     // The receivers are those of open connections and `ended`.
     let _sent = ends.send(true).is_ok();
     while open.join_next().await.is_some() {}
-}
-
-/// Accepts a connection, and waits for a place if all are taken. Then idle connections are asked to end, and
-/// further clients wait in the system's queue.
-async fn next_connection(
-    listener: &mut TcpListener,
-    connections: &Connections,
-    places: &Arc<Semaphore>,
-) -> (TcpStream, SocketAddr, Option<OwnedSemaphorePermit>) {
-    let (stream, peer) = Listener::accept(listener).await;
-    // Nagle's algorithm would delay each streamed token until the client acknowledges the previous
-    // one: up to 40 ms on Linux.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "cannot set TCP_NODELAY");
-    }
-    let place = match Arc::clone(places).try_acquire_owned() {
-        Ok(place) => Some(place),
-        Err(_) => freed(connections, places).await,
-    };
-    (stream, peer, place)
-}
-
-/// Asks idle connections to end until there is a place.
-async fn freed(connections: &Connections, places: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-    let mut asks = tokio::time::interval(POLL_INTERVAL);
-    loop {
-        tokio::select! {
-            // The semaphore is never closed.
-            place = Arc::clone(places).acquire_owned() => return place.ok(),
-            _ = asks.tick() => connections.crowded.notify_waiters(),
-        }
-    }
 }
 
 /// Completes when no request has run for [`IDLE_POLLS`] polls after `begins`, or when the grace

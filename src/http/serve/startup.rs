@@ -8,8 +8,9 @@ use hyper_util::service::TowerToHyperService;
 
 use hone_core::metrics::Metrics;
 
+use super::tls::Tls;
 use crate::config::ServerConfig;
-use crate::http::routes::{router, starting};
+use crate::http::routes::{crowded, router, starting};
 use crate::http::state::AppState;
 
 /// A server from its first connection on. Until [`Self::finish`], it answers `/livez`, `/metrics`, and
@@ -20,15 +21,23 @@ pub struct Startup {
     pub(super) metrics: Arc<Metrics>,
     /// [`AppState::ready`].
     pub(super) ready: Arc<AtomicBool>,
+    pub(super) tls: Arc<Tls>,
     starting: Router,
+    crowded: Router,
     loaded: Arc<OnceLock<Router>>,
 }
 
 impl Startup {
     /// A server that is loading. `ready` is also that of the later [`AppState`].
     pub fn new(config: Arc<ServerConfig>, metrics: Arc<Metrics>, ready: Arc<AtomicBool>) -> Self {
-        let starting = starting(metrics.clone());
-        Self { config, metrics, ready, starting, loaded: Arc::default() }
+        let (starting, crowded) = (starting(metrics.clone()), crowded(metrics.clone()));
+        let (tls, loaded) = (Arc::default(), Arc::default());
+        Self { config, metrics, ready, tls, starting, crowded, loaded }
+    }
+
+    /// The server with TLS, if `tls` has a certificate.
+    pub fn with_tls(self, tls: Arc<Tls>) -> Self {
+        Self { tls, ..self }
     }
 
     /// Answers every route from now on. A second call has no effect.
@@ -39,5 +48,10 @@ impl Startup {
     /// The routes of a request that arrives now.
     pub(super) fn app(&self) -> TowerToHyperService<Router> {
         TowerToHyperService::new(self.loaded.get().unwrap_or(&self.starting).clone())
+    }
+
+    /// The answer to a request without a place.
+    pub(super) fn crowded(&self) -> TowerToHyperService<Router> {
+        TowerToHyperService::new(self.crowded.clone())
     }
 }

@@ -43,6 +43,7 @@ impl Book {
             source: PromptSource::Live,
             route: "graded".to_owned(),
             model: "default".to_owned(),
+            endpoint: Default::default(),
             key_id: None,
             messages: Vec::new(),
             metadata: BTreeMap::new(),
@@ -53,6 +54,7 @@ impl Book {
             held_out,
             chat: Default::default(),
             grammar: None,
+            continues: None,
         };
         self.0.push(Op::Interaction(Box::new(interaction.clone())));
         interaction

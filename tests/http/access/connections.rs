@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -12,7 +12,7 @@ use hone_engine::Engine;
 use crate::server::{Server, ask, eventually, within_a_minute};
 
 /// Connects and sends `text`.
-async fn connect(server: &Server, text: &str) -> TcpStream {
+pub async fn connect(server: &Server, text: &str) -> TcpStream {
     let mut stream = TcpStream::connect(server.addr).await.unwrap();
     stream.write_all(text.as_bytes()).await.unwrap();
     stream
@@ -37,7 +37,18 @@ async fn ended(stream: &mut TcpStream) {
     assert!(read.is_err() || rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
 }
 
-const PROBE: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
+pub const PROBE: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
+const MODELS: &str = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n";
+
+/// A request for a completion.
+fn completion(more: Value) -> String {
+    let body = ask(more).to_string();
+    format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
 
 async fn closed(server: &Server, reason: &str) -> Option<f64> {
     server.metric(&format!("hone_http_closed_connections_total{{reason=\"{reason}\"}}")).await
@@ -78,13 +89,7 @@ async fn a_client_that_reads_nothing_is_disconnected_and_its_completion_recorded
     })
     .await;
     let more = json!({"stream": true, "max_tokens": 100_000, "logprobs": true, "top_logprobs": 20});
-    let body = ask(more).to_string();
-    let request = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-         content-length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    let mut stream = connect(&server, &request).await;
+    let mut stream = connect(&server, &completion(more)).await;
     read_until(&mut stream, "HTTP/1.1 200 OK").await;
     eventually("the client is disconnected", || server.metrics.http_disconnects.get() == 1).await;
     assert_eq!(closed(&server, "write").await, Some(1.0));
@@ -104,12 +109,43 @@ async fn idle_connections_make_place_for_further_clients() {
         read_until(&mut stream, "\"ok\"}").await;
         idle.push(stream);
     }
-    let mut third = connect(&server, PROBE).await;
-    read_until(&mut third, "\"ok\"}").await;
+    let mut third = connect(&server, MODELS).await;
+    read_until(&mut third, "HTTP/1.1 200 OK").await;
     drop((third, idle));
     eventually("all are closed", || server.metrics.http_connections.get() == 0).await;
     let crowded = closed(&server, "crowded").await;
     assert!(crowded.is_some_and(|count| count >= 1.0), "{crowded:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_table_of_connections_answers_probes() {
+    let server = Server::with(|s| {
+        s.server.connections.max = 1;
+        s.fake.delay = Duration::from_secs(3600);
+    })
+    .await;
+    let busy = connect(&server, &completion(json!({}))).await;
+    eventually("it runs", || server.engine.load().live_running == 1).await;
+    // More than the reserved places, so each of them becomes free again.
+    for _ in 0..40 {
+        let mut probe = connect(&server, PROBE).await;
+        let answer = read_until(&mut probe, "\"ok\"}").await;
+        assert!(answer.contains("connection: close"), "{answer}");
+    }
+    for path in ["/readyz", "/metrics"] {
+        let mut probe = connect(&server, &PROBE.replace("/livez", path)).await;
+        read_until(&mut probe, "HTTP/1.1 200 OK").await;
+    }
+    // No ordinary connection becomes free for another request.
+    let mut refused = connect(&server, MODELS).await;
+    let answer = read_until(&mut refused, "server.connections.max").await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert!(answer.contains("retry-after: 1") && answer.contains("connection: close"), "{answer}");
+    // A client that sends nothing does not keep a reserved place.
+    let mut silent = connect(&server, "").await;
+    ended(&mut silent).await;
+    assert_eq!(closed(&server, "head").await, Some(1.0));
+    drop(busy);
 }
 
 /// One slot, and streams whose headers are sent at once.

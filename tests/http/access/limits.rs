@@ -162,6 +162,28 @@ async fn one_key_cannot_fill_the_queue_and_a_full_one_refuses_before_tokenizing(
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn more_choices_than_an_idle_engine_admits_are_a_bad_request() {
+    let server = stuck(&["web"], 3, None).await;
+    let impossible = async |path: &str, body: Value, param: &str, choices: u32| {
+        let url = server.url(path);
+        let response = server.client.post(url).bearer_auth("web").json(&body).send().await.unwrap();
+        assert_eq!(response.status(), 400, "another try would not help");
+        let error = response.json::<Value>().await.unwrap()["error"].take();
+        assert_eq!((&error["param"], &error["code"]), (&json!(param), &json!("invalid_value")));
+        let message = error["message"].as_str().unwrap();
+        // One runs, and the key may have half of the places in the queue.
+        let expected =
+            format!("{param} asks for {choices} choices at once: there can be at most 3");
+        assert!(message.starts_with(&expected), "{message}");
+    };
+    impossible("/v1/chat/completions", ask(json!({"n": 4})), "n", 4).await;
+    let texts = |n: u32| json!({"model": "default", "prompt": ["a", "b", "c", "d"], "n": n});
+    impossible("/v1/completions", texts(1), "prompt", 4).await;
+    impossible("/v1/completions", texts(2), "n", 8).await;
+    assert_eq!(server.metrics.engine_rejected.get(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_waits_too_long_is_refused() {
     let server = stuck(&["web"], 4, Some(Duration::from_millis(50))).await;
     let held = in_background(&server, "web");

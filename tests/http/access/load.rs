@@ -1,6 +1,7 @@
 //! Many clients of several keys while one key floods the server.
 //!
-//! `HONE_LOAD_SECONDS=60 cargo test --release --test http flood -- --nocapture` runs each phase for a minute.
+//! `HONE_LOAD_SECONDS=60 cargo test --release --test http flood -- --nocapture` runs each phase for a minute and
+//! compares the memory, which other tests of the process would change.
 
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use hone::config::KeyScope;
+use hone_core::memory::resident;
 
 use crate::server::{Server, ask, key};
 
@@ -20,6 +22,8 @@ const CLIENTS: usize = 50;
 const FLOOD: usize = 90;
 /// Length of a phase in seconds, unless `HONE_LOAD_SECONDS` is set.
 const SECONDS: u64 = 3;
+/// Growth of the memory that the allocator and the ledger's cache explain.
+const GROWTH: u64 = 16 << 20;
 
 /// What the clients of a phase saw.
 #[derive(Default)]
@@ -82,10 +86,28 @@ async fn client(client: Client, url: String, key: &'static str, end: Instant) ->
     seen
 }
 
-/// Runs the clients of the keys, and those of the flooding key if `floods`. Returns what both saw.
-async fn phase(server: &Server, floods: bool) -> (Seen, Seen) {
-    let seconds = std::env::var("HONE_LOAD_SECONDS").ok().and_then(|text| text.parse().ok());
-    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(SECONDS));
+/// The length of a phase in seconds, if it is set.
+fn chosen_seconds() -> Option<u64> {
+    std::env::var("HONE_LOAD_SECONDS").ok().and_then(|text| text.parse().ok())
+}
+
+/// What the clients of a phase saw, and the resident memory after a third of it and at its end.
+struct Phase {
+    /// The clients of the other keys.
+    others: Seen,
+    /// The clients of the flooding key.
+    flood: Seen,
+    resident: [u64; 2],
+}
+
+/// Runs the clients of the keys, and those of the flooding key if `floods`.
+async fn phase(server: &Server, floods: bool) -> Phase {
+    let length = Duration::from_secs(chosen_seconds().unwrap_or(SECONDS));
+    let end = Instant::now() + length;
+    let warm = tokio::spawn(async move {
+        tokio::time::sleep(length / 3).await;
+        resident()
+    });
     let url = server.url("/v1/chat/completions");
     let mut running = JoinSet::new();
     let flood = if floods { FLOOD } else { 0 };
@@ -99,7 +121,7 @@ async fn phase(server: &Server, floods: bool) -> (Seen, Seen) {
         let (key, seen) = done.unwrap();
         if key == "flood" { flooding.add(seen) } else { others.add(seen) }
     }
-    (others, flooding)
+    Phase { others, flood: flooding, resident: [warm.await.unwrap(), resident()] }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -113,15 +135,20 @@ async fn a_flood_of_one_key_leaves_the_others_their_share() {
         s.server.keys = keys.map(|name| key(name, &[KeyScope::Chat])).collect();
     })
     .await;
-    let (mut alone, none) = phase(&server, false).await;
-    let (mut beside, flood) = phase(&server, true).await;
-    assert_eq!((none.answered, alone.refused, beside.refused), (0, 0, 0));
+    let Phase { others: mut alone, .. } = phase(&server, false).await;
+    let Phase { others: mut beside, flood, resident } = phase(&server, true).await;
+    assert_eq!((alone.refused, beside.refused), (0, 0));
     assert!(flood.answered > 0 && flood.refused > 0, "{} and {}", flood.answered, flood.refused);
     let (before, during) = (alone.p99(), beside.p99());
     println!(
         "p99 to the first token {before:?} alone and {during:?} beside the flood; {} and {} answered; \
-         the flood: {} answered, {} refused",
-        alone.answered, beside.answered, flood.answered, flood.refused
+         the flood: {} answered, {} refused; {} MiB resident, {} MiB at the end",
+        alone.answered,
+        beside.answered,
+        flood.answered,
+        flood.refused,
+        resident[0] >> 20,
+        resident[1] >> 20
     );
     assert!(during <= 2 * before, "{during:?} beside the flood, {before:?} without");
     // The flood gets about the share of one of five keys.
@@ -130,4 +157,8 @@ async fn a_flood_of_one_key_leaves_the_others_their_share() {
     server.store.commit(Vec::new()).await.unwrap();
     let answered = alone.answered + beside.answered + flood.answered;
     assert_eq!(server.store.stats().unwrap().interactions, answered as u64);
+    if chosen_seconds().is_some() {
+        let [warm, last] = resident;
+        assert!(last <= warm + warm / 20 + GROWTH, "{warm} bytes, {last} at the end");
+    }
 }

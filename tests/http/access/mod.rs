@@ -8,3 +8,4 @@ mod load;
 mod names;
 mod probes;
 mod raters;
+mod tls;

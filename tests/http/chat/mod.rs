@@ -1,6 +1,8 @@
 //! Completions without streaming.
 
+mod constrained_calls;
 mod constraints;
+mod continuation;
 mod reasoning;
 mod tools;
 

@@ -4,13 +4,15 @@ use serde_json::Value;
 
 mod completions;
 mod feedback;
+mod messages;
 mod models;
+mod openapi;
 mod stored;
 mod storing;
 mod tokenize;
 
 /// The message, field and code of an error.
-fn error(answer: &Value) -> String {
+pub(super) fn error(answer: &Value) -> String {
     let text = |key: &str| answer["error"][key].as_str().unwrap_or("-");
     format!("{} | {} | {}", text("message"), text("param"), text("code"))
 }

@@ -236,7 +236,7 @@ async fn malformed_queries_are_refused() {
     limit is "0": it must be from 1 to 100 | limit | invalid_value
     limit is "101": it must be from 1 to 100 | limit | invalid_value
     limit is "x": it must be from 1 to 100 | limit | invalid_value
-    order is "up": it must be "asc" or "desc" | order | invalid_value
+    order is "up": it must be one of "asc", "desc" | order | invalid_value
     after is "x": it must be a completion's id | after | invalid_value
     before is not a field: the fields are after, limit, order, model, metadata[KEY] | before | unsupported_parameter
     metadata is not a field: the fields are after, limit, order, model, metadata[KEY] | metadata | unsupported_parameter

@@ -109,7 +109,7 @@ async fn feedback_on_an_unstored_completion_is_refused_with_the_reason() {
         );
         let expected = format!(
             "{field} is {id:?}: nothing of this completion was kept (\"store\" is false for its \
-             request, its route or its key), so feedback on it cannot be used"
+             request, its route or its key)"
         );
         assert_eq!(error["message"], expected);
     }

@@ -45,12 +45,15 @@ metric_set! {
         http_connections: IntGauge("hone_http_connections",
             "Open connections of clients."),
         http_closed_connections: IntCounterVec("hone_http_closed_connections_total",
-            "Connections that the server closed: those without a whole request, without a next one, \
-             whose client did not read, and idle ones while all were taken, by reason.", &["reason"]),
+            "Connections that the server closed: those without a TLS handshake, without a whole request, \
+             without a next one, whose client did not read, and idle ones while all were taken, by reason.", &["reason"]),
         http_limited: IntCounterVec("hone_http_limited_requests_total",
             "Requests refused by a limit of the server or of their API key, by limit.", &["reason"]),
         http_disconnects: IntCounter("hone_http_disconnects_total",
             "Clients that disconnected before their completion ended."),
+        http_continued_prompts: IntCounterVec("hone_http_continued_prompts_total",
+            "Prompts with messages of the assistant, by what became of the tokens of recorded ones.",
+            &["outcome"]),
         feedback: IntCounterVec("hone_http_feedback_total",
             "Feedback posts, by outcome.", &["outcome"]),
 

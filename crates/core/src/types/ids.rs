@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -80,10 +81,21 @@ impl InteractionId {
         format!("cmpl-{}", self.0.simple())
     }
 
-    /// The inverse of [`Self::completion_id`] and [`Self::text_completion_id`]; `None` for any other
-    /// text.
+    /// The id that clients of OpenAI's Responses see: `resp_` and 32 hexadecimal digits.
+    pub fn response_id(self) -> String {
+        format!("resp_{}", self.0.simple())
+    }
+
+    /// The id that clients of Anthropic's messages see: `msg_` and 32 hexadecimal digits.
+    pub fn message_id(self) -> String {
+        format!("msg_{}", self.0.simple())
+    }
+
+    /// The inverse of [`Self::completion_id`], [`Self::text_completion_id`], [`Self::response_id`] and
+    /// [`Self::message_id`]; `None` for any other text.
     pub fn from_completion_id(text: &str) -> Option<Self> {
-        let hex = text.strip_prefix("chatcmpl-").or_else(|| text.strip_prefix("cmpl-"))?;
+        const PREFIXES: [&str; 4] = ["chatcmpl-", "cmpl-", "resp_", "msg_"];
+        let hex = PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix))?;
         (hex.len() == 32).then(|| Uuid::try_parse(hex).ok().map(Self))?
     }
 }
@@ -91,7 +103,18 @@ impl InteractionId {
 /// Version of the weights that produced a completion. Version 0 is the base model without an
 /// adapter.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
 )]
 pub struct PolicyVersion(pub u64);
 
@@ -121,10 +144,13 @@ mod tests {
         assert!(!kept.is_unstored() && unkept.is_unstored());
         assert_ne!(unkept, InteractionId::unstored());
         for id in [kept, unkept] {
-            assert_eq!(InteractionId::from_completion_id(&id.completion_id()), Some(id));
-            assert_eq!(InteractionId::from_completion_id(&id.text_completion_id()), Some(id));
+            for text in
+                [id.completion_id(), id.text_completion_id(), id.response_id(), id.message_id()]
+            {
+                assert_eq!(InteractionId::from_completion_id(&text), Some(id), "{text}");
+            }
         }
-        for text in ["", "chatcmpl-", "cmpl-0", "resp_0190a2b3c4d57e6f8091a2b3c4d5e6f7"] {
+        for text in ["", "chatcmpl-", "cmpl-0", "run_0190a2b3c4d57e6f8091a2b3c4d5e6f7"] {
             assert_eq!(InteractionId::from_completion_id(text), None, "{text}");
         }
     }

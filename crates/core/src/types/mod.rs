@@ -4,6 +4,7 @@
 //! everywhere; times are Unix milliseconds.
 
 mod chat;
+mod endpoint;
 mod grammar;
 mod ids;
 mod lineage;
@@ -15,15 +16,16 @@ mod time;
 mod tools;
 
 pub use chat::{Message, Role};
+pub use endpoint::{ClientEndpoint, ResponseOptions};
 pub use grammar::GrammarSpec;
 pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 pub use lineage::Lineage;
 pub use rater::{concerns_rater, include_rater, key_of_rater, rater_id};
 pub use records::{
-    Group, GroupState, Interaction, PolicyCheck, PolicyRecord, PolicyState, PromptSource, Rating,
-    Reward, RewardSource, Sample, SampleOrigin, StepRecord,
+    Continuation, Group, GroupState, Interaction, PolicyCheck, PolicyRecord, PolicyState,
+    PromptSource, Rating, Reward, RewardSource, Sample, SampleOrigin, StepRecord, session_of,
 };
-pub use sampling::{FinishReason, SamplingParams};
+pub use sampling::{EndRules, FinishReason, SamplingParams};
 pub use spans::TokenSpan;
 pub use time::{UnixMillis, now_ms};
 pub use tools::{ChatOptions, Tool, ToolCall, ToolChoice};

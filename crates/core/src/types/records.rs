@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
 use super::chat::Message;
+use super::endpoint::ClientEndpoint;
 use super::grammar::GrammarSpec;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 use super::rater::key_of_rater;
-use super::sampling::{FinishReason, SamplingParams};
+use super::sampling::{EndRules, FinishReason, SamplingParams};
 use super::spans::TokenSpan;
 use super::time::UnixMillis;
 use super::tools::ChatOptions;
@@ -23,6 +25,24 @@ pub enum PromptSource {
     Live,
     /// A row of the dataset.
     Dataset,
+}
+
+/// How a conversation goes on from a recorded completion, which the client returned as a message of the
+/// assistant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Continuation {
+    /// The first prompt of the conversation.
+    pub conversation: InteractionId,
+    /// The prompt of the last recorded completion among the messages; if the client edited the only one,
+    /// that of the edited one.
+    pub interaction: InteractionId,
+    /// The completion's index among the served choices.
+    pub choice: u32,
+    /// Number of the first tokens that are exactly those of that prompt and that completion; 0 if the
+    /// tokenizer encoded them again.
+    pub prefix_tokens: u32,
+    /// Whether the next message of the assistant is another one than the policy's.
+    pub edited: bool,
 }
 
 /// One prompt, exactly as the model received it.
@@ -38,6 +58,9 @@ pub struct Interaction {
     pub route: String,
     /// The model name in the client's request.
     pub model: String,
+    /// The API of the request.
+    #[serde(default, skip_serializing_if = "ClientEndpoint::is_completions")]
+    pub endpoint: ClientEndpoint,
     /// Identifies the client's API key and its end user without revealing them ([`rater_id`](super::rater_id)).
     pub key_id: Option<String>,
     /// The conversation.
@@ -60,6 +83,10 @@ pub struct Interaction {
     pub chat: ChatOptions,
     /// What constrains the completions, and the siblings that they are compared with.
     pub grammar: Option<GrammarSpec>,
+    /// The recorded completion that the conversation goes on from, if the messages contain one. It may have
+    /// been erased since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continues: Option<Continuation>,
 }
 
 impl Interaction {
@@ -73,6 +100,16 @@ impl Interaction {
         self.prompt_ids.iter().fold(Digest::new(), |all, id| all.bytes(id.to_le_bytes())).prefix()
     }
 
+    /// Where its completions end.
+    pub fn end_rules(&self) -> EndRules {
+        EndRules {
+            stop: self.stop.iter().cloned().collect(),
+            stop_token_ids: self.params.stop_token_ids.iter().copied().collect(),
+            min_tokens: self.params.min_tokens,
+            ignore_eos: self.params.ignore_eos,
+        }
+    }
+
     /// Whether the prompt is a text without roles, which the client gave as a whole. `messages` has it as
     /// one message of a user.
     pub fn is_text(&self) -> bool {
@@ -81,13 +118,35 @@ impl Interaction {
 
     /// The id that the client got.
     pub fn completion_id(&self) -> String {
-        if self.is_text() { self.id.text_completion_id() } else { self.id.completion_id() }
+        match self.endpoint {
+            ClientEndpoint::Completions if self.is_text() => self.id.text_completion_id(),
+            ClientEndpoint::Completions => self.id.completion_id(),
+            ClientEndpoint::Responses(_) => self.id.response_id(),
+            ClientEndpoint::Messages => self.id.message_id(),
+        }
     }
 
     /// The conversation that this prompt belongs to: `metadata.session_id`, unless it is empty.
     pub fn session(&self) -> Option<&str> {
-        self.metadata.get("session_id").map(String::as_str).filter(|session| !session.is_empty())
+        session_of(&self.metadata)
     }
+
+    /// First 16 bytes of a SHA-256 that all prompts of one conversation share: those of one session of an
+    /// API key, or else those that go on from the same first prompt.
+    pub fn conversation(&self) -> [u8; 16] {
+        let first = self.continues.as_ref().map_or(self.id, |from| from.conversation);
+        match self.session() {
+            Some(session) => {
+                Digest::new().field(self.api_key().unwrap_or_default()).field(session).prefix()
+            }
+            None => Digest::new().bytes(first.0.as_bytes()).prefix(),
+        }
+    }
+}
+
+/// The session that a request's metadata names: `session_id`, unless it is empty.
+pub fn session_of(metadata: &BTreeMap<String, String>) -> Option<&str> {
+    metadata.get("session_id").map(String::as_str).filter(|session| !session.is_empty())
 }
 
 /// Whether a client received a sample.
@@ -228,7 +287,7 @@ impl Group {
 }
 
 /// Life cycle of a policy version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyState {
     /// Written, not served yet.
@@ -265,7 +324,7 @@ impl PolicyState {
 }
 
 /// The result of one check that a version had to pass before all traffic gets it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyCheck {
     /// The check, such as `parity/serving`.
     pub name: String,
@@ -280,7 +339,7 @@ pub struct PolicyCheck {
 }
 
 /// One version of the policy and its origin.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyRecord {
     /// The key.
     pub version: PolicyVersion,

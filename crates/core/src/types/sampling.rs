@@ -1,6 +1,6 @@
 //! How completions are sampled, and why they end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +101,20 @@ impl SamplingParams {
             ..self
         }
     }
+}
+
+/// The rules of a request on where its completions end, apart from their token limit. Completions under
+/// different rules cannot be compared: the model may stop where the other one must not.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct EndRules {
+    /// Strings that end the text, without the order in which the client listed them.
+    pub stop: BTreeSet<String>,
+    /// Tokens that end the completion, beside the model's own; also without order.
+    pub stop_token_ids: BTreeSet<TokenId>,
+    /// Number of tokens before which no stop token is sampled.
+    pub min_tokens: u32,
+    /// Whether the model's own stop tokens are never sampled.
+    pub ignore_eos: bool,
 }
 
 /// Why a completion ended.

@@ -1,10 +1,11 @@
 //! Functions that a model may call, and its calls.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// A call of a function by the model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "OpenAiCall", into = "OpenAiCall")]
 pub struct ToolCall {
     /// Identifies the call within its conversation.
@@ -16,7 +17,7 @@ pub struct ToolCall {
 }
 
 /// [`ToolCall`] in OpenAI's JSON.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
 struct OpenAiCall {
     #[serde(default)]
     id: String,
@@ -25,10 +26,11 @@ struct OpenAiCall {
     function: CalledFunction,
 }
 
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
 struct CalledFunction {
     name: String,
     /// A text, or an object as in datasets for transformers.
+    #[schemars(with = "String")]
     arguments: Value,
 }
 
@@ -119,5 +121,11 @@ impl ChatOptions {
     /// Whether the model must call a function.
     pub fn forces_call(&self) -> bool {
         matches!(self.tool_choice, ToolChoice::Required | ToolChoice::Function(_))
+    }
+
+    /// Whether a grammar constrains the calls of an answer: it must have one, or arguments must satisfy a
+    /// schema.
+    pub fn constrains_calls(&self) -> bool {
+        self.forces_call() || self.callable().iter().any(|tool| tool.strict)
     }
 }

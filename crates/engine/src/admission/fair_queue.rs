@@ -38,6 +38,14 @@ pub struct QueueCapacity {
     pub retry_after: Duration,
 }
 
+impl QueueCapacity {
+    /// The largest number of requests of `owner` that can run and wait at once.
+    fn most(&self, owner: &Owner) -> usize {
+        let own = if owner.is_some() { self.places.div_ceil(2) } else { self.places };
+        self.slots.saturating_add(own)
+    }
+}
+
 struct QueueLane<T> {
     owner: Owner,
     items: VecDeque<T>,
@@ -125,7 +133,7 @@ impl<T> FairQueue<T> {
     ///
     /// # Errors
     /// [`EngineError::Overloaded`] if there are too few places, [`EngineError::ShareExceeded`] if there are
-    /// too few for this owner.
+    /// too few for this owner, and [`EngineError::TooManyChoices`] if there are never enough.
     pub fn check(
         &self,
         owner: &Owner,
@@ -136,6 +144,10 @@ impl<T> FairQueue<T> {
         let after = self.len + more;
         if after <= obtainable {
             return Ok(());
+        }
+        let most = capacity.most(owner);
+        if more > most {
+            return Err(EngineError::TooManyChoices { choices: more, most });
         }
         let (queued, own) = (self.len, self.len_of(owner));
         if after - obtainable > places {
@@ -209,6 +221,7 @@ mod tests {
             Ok(()) => "ok",
             Err(EngineError::Overloaded { slots: 2, .. }) => "full",
             Err(EngineError::ShareExceeded { .. }) => "share",
+            Err(EngineError::TooManyChoices { .. }) => "never",
             Err(other) => panic!("{other}"),
         }
     }
@@ -219,7 +232,8 @@ mod tests {
         let empty = filled(&[]);
         assert_eq!(places(&empty, &a, 2, (0, 4)), "ok");
         assert_eq!(places(&empty, &a, 3, (0, 4)), "share");
-        assert_eq!(places(&empty, &a, 5, (0, 4)), "full");
+        assert_eq!(places(&empty, &a, 4, (0, 4)), "share");
+        assert_eq!(places(&empty, &a, 5, (0, 4)), "never");
         assert_eq!(places(&empty, &a, 1, (0, 1)), "ok");
         let two = filled(&[("a", 1), ("a", 2)]);
         assert_eq!(places(&two, &a, 1, (0, 4)), "share");
@@ -229,7 +243,7 @@ mod tests {
         assert_eq!(places(&full, &d, 1, (0, 4)), "full");
         // What is about to be served takes no place.
         assert_eq!(places(&empty, &a, 3, (3, 0)), "ok");
-        assert_eq!(places(&empty, &a, 4, (3, 0)), "full");
+        assert_eq!(places(&empty, &a, 2, (1, 0)), "full");
     }
 
     #[test]
@@ -241,6 +255,8 @@ mod tests {
         }
         assert_eq!(places(&queue, &None, 1, (0, 4)), "full");
         assert_eq!(places(&queue, &None, 1, (1, 4)), "ok");
+        assert_eq!(places(&queue, &None, 6, (0, 4)), "full");
+        assert_eq!(places(&queue, &None, 7, (0, 4)), "never");
     }
 
     proptest! {

@@ -205,7 +205,7 @@ impl Admission {
     /// Whether `choices` live requests of `owner` would get a slot or a place in the queue now.
     ///
     /// # Errors
-    /// As [`Self::acquire_for`], without waiting.
+    /// As [`Self::acquire_for`], without waiting, and [`EngineError::TooManyChoices`] if they never would.
     pub fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
         let mut state = self.lock();
         state.forget_abandoned();
@@ -223,7 +223,7 @@ impl Admission {
             retry_after: state.retry_after(),
         };
         let checked = state.waiting[Priority::Live as usize].check(owner, more, &capacity);
-        if checked.is_err() {
+        if checked.as_ref().is_err_and(EngineError::is_retryable) {
             self.metrics.engine_rejected.inc();
         }
         checked

@@ -22,9 +22,10 @@ mod search;
 
 use std::sync::Arc;
 
-use hone_core::types::{ChatOptions, TokenId};
+use hone_core::types::{ChatOptions, GrammarSpec, TokenId};
 
 use crate::codec::Codec;
+use crate::grammar::CallGrammar;
 use crate::template::ThinkTags;
 use crate::tools::{CallSyntax, ToolFormat};
 use calls::CallParser;
@@ -70,12 +71,14 @@ impl AnswerForm {
         Self { codec: Arc::clone(codec), reasoning, calls }
     }
 
-    /// The form of answers that a grammar constrains: without reasoning, and with calls only if the options
-    /// force one.
+    /// The form of answers that `grammar` constrains: unless it is one of calls, they have neither reasoning
+    /// nor calls.
     #[must_use]
-    pub fn constrained(self, options: &ChatOptions) -> Self {
-        let calls = self.calls.filter(|_| options.forces_call());
-        Self { codec: self.codec, reasoning: None, calls }
+    pub fn constrained(self, grammar: Option<&GrammarSpec>) -> Self {
+        if grammar.is_none_or(CallGrammar::made) {
+            return self;
+        }
+        Self { reasoning: None, calls: None, ..self }
     }
 
     /// Whether answers may have reasoning.

@@ -10,6 +10,7 @@ use hone_core::types::{Tool, ToolChoice};
 use super::calls::CHECKED;
 use super::*;
 use crate::codec::TextStream;
+use crate::grammar::CallPiece;
 use crate::model_dir::ModelDir;
 
 /// A codec with a chat template, and with special tokens beside those of the fixture.
@@ -474,4 +475,22 @@ proptest! {
         }
         prop_assert_eq!(found, expected);
     }
+}
+
+#[test]
+fn only_a_grammar_of_calls_leaves_reasoning_and_calls() {
+    let text = "Hm.</think><tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>";
+    let with = |grammar| shown(&parts(&thinking_form(true).constrained(grammar), &[text]));
+    let calls = CallGrammar {
+        thought: None,
+        text: None,
+        open: Vec::new(),
+        calls: vec![vec![CallPiece::Text("a".to_owned())]],
+        separator: None,
+        close: Vec::new(),
+    };
+    let (calls, object) = (calls.spec().unwrap(), GrammarSpec::JsonObject);
+    assert_eq!(with(None), "{Hm.}#0 add({})");
+    assert_eq!(with(Some(&calls)), "{Hm.}#0 add({})");
+    assert_eq!(with(Some(&object)), text);
 }

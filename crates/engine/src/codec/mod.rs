@@ -2,6 +2,7 @@
 
 mod alphabet;
 mod content;
+mod continuation;
 mod stream;
 mod texts;
 
@@ -22,7 +23,14 @@ use crate::tools::ToolFormat;
 use alphabet::Alphabet;
 use content::StandIns;
 
+pub use continuation::{ContinuedPrompt, EncodedAgain};
 pub use stream::{TextPiece, TextStream};
+
+/// A rendered conversation, whose stand-ins hide the special tokens in the texts of its messages.
+struct RenderedChat<'c> {
+    text: String,
+    stand_ins: Option<StandIns<'c>>,
+}
 
 /// Tokenizer, chat template and stop tokens of one model.
 pub struct Codec {
@@ -116,18 +124,42 @@ impl Codec {
         format: ToolFormat,
         generate: bool,
     ) -> Result<Vec<TokenId>, EngineError> {
+        let RenderedChat { text, stand_ins } =
+            self.rendered(messages, options, format, generate)?;
+        self.encode_rendered(&text, stand_ins.as_ref())
+    }
+
+    fn rendered(
+        &self,
+        messages: &[Message],
+        options: &ChatOptions,
+        format: ToolFormat,
+        generate: bool,
+    ) -> Result<RenderedChat<'_>, EngineError> {
         let texts = texts::of(messages, options);
         let stand_ins = match &self.markup {
             Some(finder) => StandIns::choose(finder, texts.iter().map(|text| &**text))?,
             None => None,
         };
-        let Some(stand_ins) = stand_ins else {
-            return self.encode(&self.template.render_with(messages, options, format, generate)?);
+        let text = match &stand_ins {
+            None => self.template.render_with(messages, options, format, generate)?,
+            Some(stand_ins) => {
+                let hide = |text: &str| stand_ins.hide(text).into_owned();
+                let (messages, options) = texts::changed(messages, options, &hide);
+                self.template.render_with(&messages, &options, format, generate)?
+            }
         };
-        let hide = |text: &str| stand_ins.hide(text).into_owned();
-        let (messages, options) = texts::changed(messages, options, &hide);
-        let text = self.template.render_with(&messages, &options, format, generate)?;
-        self.encode_hidden(&text, &stand_ins)
+        Ok(RenderedChat { text, stand_ins })
+    }
+
+    /// The ids of a rendered conversation, or of a part of it.
+    fn encode_rendered(
+        &self,
+        text: &str,
+        stand_ins: Option<&StandIns<'_>>,
+    ) -> Result<Vec<TokenId>, EngineError> {
+        let Some(stand_ins) = stand_ins else { return self.encode(text) };
+        self.encode_hidden(text, stand_ins)
             .map_err(|error| EngineError::component("tokenizer", error))
     }
 

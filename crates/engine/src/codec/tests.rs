@@ -227,6 +227,75 @@ fn an_incomplete_character_waits_and_becomes_a_replacement_character_at_the_end(
     assert_eq!(texts, ["a", "", "", "\u{FFFD}"]);
 }
 
+/// A prompt and an answer that begins a conversation, with one token for each byte of the answer and the
+/// token that ends it. `None` if the tokenizer has no such tokens.
+fn answered(codec: &Codec, messages: &[Message], answer: &str) -> Option<Vec<TokenId>> {
+    let of = |byte: &u8| {
+        (0..codec.vocab() as TokenId)
+            .find(|id| !codec.special.contains(id) && codec.token_bytes(*id) == [*byte])
+    };
+    let mut ids = codec.prompt(messages).unwrap();
+    ids.extend(answer.as_bytes().iter().map(of).collect::<Option<Vec<_>>>()?);
+    ids.extend(codec.turn_end());
+    Some(ids)
+}
+
+#[test]
+fn a_conversation_goes_on_from_recorded_tokens() {
+    let mut continued = 0;
+    for (name, codec) in codecs() {
+        let asked = [user("Hi")];
+        let Some(recorded) = answered(codec, &asked, "ab") else { continue };
+        let [first] = asked;
+        let messages = [first, Message::new(Role::Assistant, "ab"), user("a <0> b")];
+        let format = codec.tool_format();
+        let whole = codec.prompt(&messages).unwrap();
+        let prompt = codec.continued_chat(&recorded, &messages, &ChatOptions::default(), format);
+        let prompt = prompt.unwrap();
+        if prompt.kept.is_err() {
+            assert_eq!(prompt.ids, whole, "{name}");
+            continue;
+        }
+        assert!(prompt.ids.starts_with(&recorded), "{name}");
+        assert!(whole.ends_with(&prompt.ids[recorded.len()..]), "{name}");
+        assert_eq!(codec.decode_all(&prompt.ids), codec.decode_all(&whole), "{name}");
+        continued += 1;
+    }
+    assert!(continued >= 3, "{continued}");
+}
+
+#[test]
+fn other_text_is_encoded_again() {
+    let options = ChatOptions::default();
+    let asked = [user("Hi")];
+    let continued = |recorded: &[TokenId], answer: &str| {
+        let [first] = asked.clone();
+        let messages = [first, Message::new(Role::Assistant, answer), user("a")];
+        let prompt =
+            codec().continued_chat(recorded, &messages, &options, codec().tool_format()).unwrap();
+        let whole = codec().prompt(&messages).unwrap();
+        assert!(prompt.kept.is_ok() || prompt.ids == whole);
+        prompt.kept
+    };
+    let recorded = answered(codec(), &asked, "a <|im_start|> b\n").unwrap();
+    let (all, other) = (Ok(recorded.len()), Err(EncodedAgain::OtherText));
+    assert_eq!(continued(&recorded, "a <|im_start|> b\n"), all, "spelled, not special");
+    assert_eq!(continued(&recorded, "a <|im_start|>\nb"), all, "white space may differ");
+    assert_eq!(continued(&recorded, "a <|im_end|> b\n"), other);
+    // A special token that was sampled is no text.
+    let special = [&codec().prompt(&asked).unwrap()[..], &[1, 2]].concat();
+    assert_eq!(continued(&special, "<|im_start|>"), other);
+    assert_eq!(continued(&special, ""), other);
+    // An answer that the token limit cut: the template ends it.
+    let cut = &recorded[..recorded.len() - 1];
+    assert_eq!(continued(cut, "a <|im_start|> b\n"), Ok(cut.len()));
+    let no_border = Err(EncodedAgain::NoBorder);
+    assert_eq!(continued(&cut[..cut.len() - 2], "a <|im_start|> b"), no_border);
+    // Another token than the template's ended the answer.
+    let stopped = [cut, &[0]].concat();
+    assert_eq!(continued(&stopped, "a <|im_start|> b\n"), Ok(cut.len()));
+}
+
 fn text() -> impl Strategy<Value = String> {
     prop_oneof!["[ab<]{0,12}", any::<String>(), "(?:[a-c]|é|漢|👩‍🚀|ﬁ){0,16}",]
 }
@@ -267,6 +336,28 @@ proptest! {
         let text = with_special(codec(), &first);
         let ids = codec().prompt(&[user(&text)]).unwrap();
         prop_assert!(codec().decode_all(&ids).contains(&text));
+    }
+
+    #[test]
+    fn recorded_tokens_keep_the_text_of_a_conversation(
+        question in markup(), answer in markup(), next in markup(), cut in any::<bool>(),
+    ) {
+        let [question, answer, next] = [&question, &answer, &next].map(|t| with_special(codec(), t));
+        let asked = [user(&question)];
+        let mut recorded = answered(codec(), &asked, &answer).unwrap();
+        if cut {
+            recorded.pop();
+        }
+        let [first] = asked;
+        let messages = [first, Message::new(Role::Assistant, answer.as_str()), user(&next)];
+        let format = codec().tool_format();
+        let options = ChatOptions::default();
+        let prompt = codec().continued_chat(&recorded, &messages, &options, format).unwrap();
+        let whole = codec().prompt(&messages).unwrap();
+        prop_assert_eq!(prompt.kept, Ok(recorded.len()));
+        prop_assert!(prompt.ids.starts_with(&recorded));
+        prop_assert_eq!(codec().decode_all(&prompt.ids), codec().decode_all(&whole));
+        prop_assert_eq!(special_ids(codec(), &prompt.ids), special_ids(codec(), &whole));
     }
 
     #[test]

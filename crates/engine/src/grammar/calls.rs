@@ -1,4 +1,4 @@
-//! Grammars of answers that contain calls of tools in a textual format.
+//! Grammars of answers that call functions in a textual format, with or without reasoning and text before.
 
 use serde_json::Value;
 
@@ -7,7 +7,10 @@ use hone_core::types::{GrammarSpec, TokenId};
 use super::error::GrammarError;
 use super::lark;
 
-/// A piece of a call.
+/// The first line of these grammars, a comment.
+const HEADER: &str = "// Calls of functions.";
+
+/// A piece of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CallPiece {
     /// Exactly this text.
@@ -18,99 +21,177 @@ pub enum CallPiece {
     Json(Value),
 }
 
-/// Where text may stand in place of calls, or before them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FreeText {
-    /// Nowhere: the answer consists of calls.
-    Never,
-    /// Before the first call, which must follow.
-    Before,
-    /// Before the first call or without any call.
-    Instead,
+/// Reasoning at the beginning of an answer. Any text is permitted up to its end.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Thought {
+    /// The text or token with which an answer may begin it; `None` if the prompt has begun it already.
+    pub open: Option<CallPiece>,
+    /// The text or token that ends it.
+    pub close: CallPiece,
 }
 
-/// An answer of calls in a textual format, with or without text.
-///
-/// Text ends where the trigger begins: what follows a trigger is always a call.
+/// Text before calls or in place of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FreeText {
+    /// Texts that would begin a call too if a bracket followed, which therefore does not.
+    pub beginnings: Vec<String>,
+}
+
+/// An answer of calls in a textual format.
 ///
 /// ```text
-/// answer = [text] trigger call { separator trigger call }
+/// answer = [thought] [text] open call { separator call } close
 /// ```
+///
+/// A text ends where `open` begins: what follows is always a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallGrammar {
-    /// What begins every call: a text or a token. Without it, calls begin with `{` or `[`, and text must
-    /// not begin with either.
-    pub trigger: Option<CallPiece>,
-    /// What may follow the trigger: the pieces of each kind of call, in turn.
+    /// Reasoning, in models that have it.
+    pub thought: Option<Thought>,
+    /// Permits text before calls or without any; `None` if the answer must have calls and nothing else.
+    pub text: Option<FreeText>,
+    /// What begins the calls. Without any piece, the calls begin with `{`, and text must not.
+    pub open: Vec<CallPiece>,
+    /// The pieces of each kind of call.
     pub calls: Vec<Vec<CallPiece>>,
-    /// The text between two calls; `None` permits a single call.
-    pub separator: Option<String>,
-    /// Where text is permitted.
-    pub text: FreeText,
+    /// What is between two calls; `None` permits a single call.
+    pub separator: Option<Vec<CallPiece>>,
+    /// What ends the calls.
+    pub close: Vec<CallPiece>,
 }
 
 impl CallGrammar {
+    /// Whether [`Self::spec`] made a grammar.
+    pub fn made(spec: &GrammarSpec) -> bool {
+        matches!(spec, GrammarSpec::Lark(text) if text.starts_with(HEADER))
+    }
+
     /// The grammar for a request.
     ///
     /// # Errors
     /// [`GrammarError::Schema`] with the place of a keyword that cannot be enforced, or
-    /// [`GrammarError::Refused`] without any call or with a JSON value as the trigger.
+    /// [`GrammarError::Refused`] without any call or with a schema that is too long.
     pub fn spec(&self) -> Result<GrammarSpec, GrammarError> {
-        let refuse = |reason: &str| Err(GrammarError::Refused(reason.to_owned()));
         if self.calls.is_empty() || self.calls.iter().any(Vec::is_empty) {
-            return refuse("a grammar of calls needs at least one call, and each call a piece");
+            let reason = "a grammar of calls needs at least one call, and each call a piece";
+            return Err(GrammarError::Refused(reason.to_owned()));
         }
-        let trigger = match &self.trigger {
-            Some(CallPiece::Json(_)) => {
-                return refuse("the trigger of a call is a text or a token");
-            }
-            Some(piece) => Some(rule(piece)?),
-            None => None,
-        };
-        let mut rules = vec![format!("start: {}", self.start())];
-        rules.push(match &trigger {
-            Some(trigger) => format!("call: {trigger} body"),
-            None => "call: body".to_owned(),
-        });
         let bodies: Result<Vec<String>, GrammarError> =
             self.calls.iter().map(|pieces| sequence(pieces)).collect();
-        rules.push(format!("body: {}", bodies?.join(" | ")));
-        rules.push(match &self.separator {
-            Some(separator) => format!("more: ({} call)*", lark::literal(separator)),
-            None => "more: \"\"".to_owned(),
+        let mut rules = vec![HEADER.to_owned()];
+        rules.extend(match &self.text {
+            None => vec![format!("start: {} calls", self.before_calls())],
+            Some(text) => self.answer_rules(text)?,
         });
-        rules.extend(self.text_rules());
+        let several = match &self.separator {
+            Some(separator) => format!("({} call)*", sequence(separator)?),
+            None => String::new(),
+        };
+        let (open, close) = (sequence(self.rest_of_open())?, sequence(&self.close)?);
+        rules.push(format!("calls: {open} call {several} {close}"));
+        rules.push(format!("call: {}", bodies?.join(" | ")));
+        if let Some(thought) = &self.thought {
+            rules.extend(thought.rules()?);
+        }
+        let has_gap = self.text.as_ref().map_or(self.thought.is_some(), |_| self.open.is_empty());
+        if has_gap {
+            // White space of models that put it between reasoning and a call.
+            rules.push(r"GAP: /\s{1,4}/".to_owned());
+        }
         Ok(GrammarSpec::Lark(rules.join("\n") + "\n"))
     }
 
-    fn start(&self) -> &'static str {
-        match self.text {
-            FreeText::Never => "call more",
-            FreeText::Before => "first more",
-            FreeText::Instead => "TEXT | first more | \"\"",
+    /// What precedes the calls of an answer without text.
+    fn before_calls(&self) -> &'static str {
+        match &self.thought {
+            None => "",
+            Some(Thought { open: Some(_), .. }) => "(thought GAP?)?",
+            Some(Thought { open: None, .. }) => "thought GAP?",
         }
     }
 
-    /// `first`, a call with or without text before it, and `TEXT`, text without a call.
-    fn text_rules(&self) -> Vec<String> {
-        if self.text == FreeText::Never {
-            return Vec::new();
+    /// The piece that ends a text.
+    fn trigger(&self) -> Option<&CallPiece> {
+        self.open.first().filter(|_| self.text.is_some())
+    }
+
+    /// The pieces of `open` that belong to the calls rather than to what precedes them.
+    fn rest_of_open(&self) -> &[CallPiece] {
+        self.open.get(usize::from(self.trigger().is_some())..).unwrap_or_default()
+    }
+
+    /// `start` and `answer`, with text before the calls or without any call.
+    fn answer_rules(&self, text: &FreeText) -> Result<Vec<String>, GrammarError> {
+        let thought = match &self.thought {
+            None => "",
+            Some(Thought { open: Some(_), .. }) => "thought?",
+            Some(Thought { open: None, .. }) => "thought",
+        };
+        let mut rules = vec![format!("start: {thought} answer")];
+        let call = |begin: &String| containing(&format!(r"{}\s*[\[{{]", regex::escape(begin)));
+        let mut excluded: Vec<String> = text.beginnings.iter().map(call).collect();
+        if let Some(Thought { open: Some(CallPiece::Text(open)), .. }) = &self.thought {
+            excluded.push(format!(r"\s*{}(?s:.*)", regex::escape(open)));
         }
-        match &self.trigger {
+        match self.trigger() {
             Some(CallPiece::Text(trigger)) => {
-                let outside = format!("(?s:.*){}(?s:.*)", regex::escape(trigger));
-                vec![
-                    "first: lead body".to_owned(),
-                    // Ends with the first trigger.
-                    format!("lead[lazy]: ANY {}", lark::literal(trigger)),
-                    "ANY: /(?s:.*)/".to_owned(),
-                    format!("TEXT: /(?s:.+)/ & ~{}", lark::pattern(&outside)),
-                ]
+                rules.push("answer: TEXT | lead calls | \"\"".to_owned());
+                // Ends with the first trigger.
+                rules.push(format!("lead[lazy]: BEFORE {}", lark::literal(trigger)));
+                rules.push(format!("BEFORE: {}", text_without("(?s:.*)", &excluded)));
+                excluded.push(containing(&regex::escape(trigger)));
             }
             // Special tokens are never part of a text.
-            Some(_) => vec!["first: TEXT? call".to_owned(), "TEXT: /(?s:.+)/".to_owned()],
-            None => vec!["first: call".to_owned(), "TEXT: /(?s:[^{\\[].*)/".to_owned()],
+            Some(token) => rules.push(format!("answer: TEXT? ({} calls)?", rule(token)?)),
+            None => {
+                rules.push("answer: TEXT | GAP? calls | \"\"".to_owned());
+                excluded.push(r"\s*\{(?s:.*)".to_owned());
+            }
         }
+        rules.push(format!("TEXT: {}", text_without("(?s:.+)", &excluded)));
+        Ok(rules)
+    }
+}
+
+impl Thought {
+    /// `thought`, the reasoning with its tags.
+    fn rules(&self) -> Result<Vec<String>, GrammarError> {
+        let mut rules = Vec::new();
+        let open = match &self.open {
+            None => String::new(),
+            Some(CallPiece::Text(open)) => {
+                rules.push(format!("opening[lazy]: {}", lark::literal(open)));
+                "opening".to_owned()
+            }
+            Some(token) => rule(token)?,
+        };
+        let close = match &self.close {
+            CallPiece::Text(close) => {
+                // Ends with the first closing tag.
+                rules.push(format!("closing[lazy]: THOUGHTS {}", lark::literal(close)));
+                rules.push("THOUGHTS: /(?s:.*)/".to_owned());
+                "closing".to_owned()
+            }
+            token => {
+                rules.push("THOUGHTS: /(?s:.+)/".to_owned());
+                format!("THOUGHTS? {}", rule(token)?)
+            }
+        };
+        rules.push(format!("thought: {open} {close}"));
+        Ok(rules)
+    }
+}
+
+/// A regular expression of the texts that contain what `regex` matches.
+fn containing(regex: &str) -> String {
+    format!("(?s:.*)(?:{regex})(?s:.*)")
+}
+
+/// A terminal of what `regex` matches, except what one of `excluded` matches.
+fn text_without(regex: &str, excluded: &[String]) -> String {
+    match excluded {
+        [] => lark::pattern(regex),
+        _ => format!("{} & ~{}", lark::pattern(regex), lark::pattern(&excluded.join("|"))),
     }
 }
 

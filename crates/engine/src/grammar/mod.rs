@@ -23,7 +23,7 @@ mod queue;
 mod schema;
 mod vocabulary;
 
-pub use calls::{CallGrammar, CallPiece, FreeText};
+pub use calls::{CallGrammar, CallPiece, FreeText, Thought};
 pub use compiled::{AllowedTokens, CompiledGrammar, GrammarMatcher};
 pub use error::GrammarError;
 pub(crate) use queue::GrammarQueue;

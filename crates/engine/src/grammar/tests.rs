@@ -321,21 +321,34 @@ fn texts_of_every_tokenizer_validate() {
     assert!(checked >= 20, "{checked} texts");
 }
 
-fn call(name: &str, text: FreeText) -> CallGrammar {
+fn piece(text: &str) -> CallPiece {
+    CallPiece::Text(text.to_owned())
+}
+
+/// Calls as of Hermes.
+fn calls(name: &str) -> CallGrammar {
     let arguments = json!({"type": "object", "required": ["name", "arguments"],
         "additionalProperties": false, "properties": {"name": {"const": name},
             "arguments": {"type": "object", "required": ["x"], "additionalProperties": false,
                           "properties": {"x": {"type": "integer"}}}}});
-    let text_piece = |text: &str| CallPiece::Text(text.to_owned());
     CallGrammar {
-        trigger: Some(text_piece("<tool_call>")),
-        calls: vec![vec![
-            text_piece("\n"),
-            CallPiece::Json(arguments),
-            text_piece("\n</tool_call>"),
-        ]],
-        separator: Some("\n".to_owned()),
-        text,
+        thought: None,
+        text: None,
+        open: vec![piece("<tool_call>"), piece("\n")],
+        calls: vec![vec![CallPiece::Json(arguments)]],
+        separator: Some(vec![piece("\n</tool_call>\n<tool_call>\n")]),
+        close: vec![piece("\n</tool_call>")],
+    }
+}
+
+fn check(grammar: &CallGrammar, accepted: &[&str], refused: &[&str]) {
+    let spec = grammar.spec().unwrap();
+    assert!(CallGrammar::made(&spec));
+    for accepted in accepted {
+        assert!(accepts(&spec, accepted), "{accepted:?}\n{spec:?}");
+    }
+    for refused in refused {
+        assert!(!accepts(&spec, refused), "{refused:?}\n{spec:?}");
     }
 }
 
@@ -344,46 +357,77 @@ fn calls_stand_alone_after_text_or_in_place_of_it() {
     let one = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"x\": 1}}\n</tool_call>";
     let two = format!("{one}\n{one}");
     let (after, broken) = (format!("Let me see. {one}"), "Let me <tool_call> see.");
-    let cases: [(FreeText, &[&str], &[&str]); 3] = [
-        (FreeText::Never, &[one, &two], &[&after, "text", "", broken]),
-        (FreeText::Before, &[one, &two, &after], &["text", "", broken]),
-        (FreeText::Instead, &[one, &two, &after, "text", "", "a < b"], &[broken, "<tool_call>"]),
-    ];
-    for (text, accepted, refused) in cases {
-        let spec = call("add", text).spec().unwrap();
-        for accepted in accepted {
-            assert!(accepts(&spec, accepted), "{text:?} {accepted:?}\n{spec:?}");
-        }
-        for refused in refused {
-            assert!(!accepts(&spec, refused), "{text:?} {refused:?}\n{spec:?}");
-        }
-    }
-    let single = CallGrammar { separator: None, ..call("add", FreeText::Never) };
-    assert!(accepts(&single.spec().unwrap(), one) && !accepts(&single.spec().unwrap(), &two));
+    let wrong = one.replace('1', "true");
+    let alone = calls("add");
+    check(&alone, &[one, &two], &[&after, "text", "", broken, &wrong]);
+    let text = FreeText { beginnings: vec!["functools".to_owned()] };
+    let free = CallGrammar { text: Some(text), ..alone.clone() };
+    let then_wrong = format!("Let me see. {wrong}");
+    check(
+        &free,
+        &[one, &two, &after, "text", "", "a < b", "import functools", "</think>"],
+        &[broken, "<tool_call>", &wrong, &then_wrong, "functools [", &format!("functools{{ {one}")],
+    );
+    check(&CallGrammar { separator: None, ..alone }, &[one], &[&two]);
+    check(&CallGrammar { separator: None, ..free }, &[one, &after], &[&two]);
+}
+
+#[test]
+fn reasoning_may_precede_calls() {
+    let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"x\": 1}}\n</tool_call>";
+    let thought = "<think>\nShall I write <tool_call> {}?\n</think>";
+    let thinks = |open: bool| {
+        let open = open.then(|| piece("<think>"));
+        CallGrammar { thought: Some(Thought { open, close: piece("</think>") }), ..calls("add") }
+    };
+    let (both, apart) = (format!("{thought}{call}"), format!("{thought}\n\n{call}"));
+    let text = format!("{thought}Then text. {call}");
+    check(&thinks(true), &[call, &both, &apart], &[thought, &text, "<think>", ""]);
+    // The prompt has begun it.
+    let rest = |text: &str| text.strip_prefix("<think>").unwrap().to_owned();
+    check(&thinks(false), &[&rest(&both), &rest(&apart)], &[call, &rest(thought)]);
+    let free = |open| CallGrammar { text: Some(FreeText::default()), ..thinks(open) };
+    let unfinished = "<think>Hm. <tool_call>";
+    check(
+        &free(true),
+        &[call, &both, &apart, &text, thought, "text", "a <think> b"],
+        &[unfinished, " <think>\n", &format!("{thought} <tool_call> {{}}")],
+    );
+    check(&free(false), &[&rest(&text), &rest(thought)], &[call, "text"]);
 }
 
 #[test]
 fn calls_may_begin_with_a_token_or_with_json() {
     let special = codec().encode("<|im_start|>").unwrap()[0];
     let list = json!({"type": "array", "items": {"type": "integer"}, "minItems": 1});
-    let calls = vec![vec![CallPiece::Json(list)]];
     let by_token = CallGrammar {
-        trigger: Some(CallPiece::Token(special)),
-        calls: calls.clone(),
+        thought: Some(Thought { open: None, close: CallPiece::Token(special) }),
+        text: Some(FreeText::default()),
+        open: vec![CallPiece::Token(special)],
+        calls: vec![vec![CallPiece::Json(list)]],
         separator: None,
-        text: FreeText::Instead,
+        close: Vec::new(),
     };
     let grammar = compile(codec(), &by_token.spec().unwrap()).unwrap();
     let mut matcher = grammar.matcher();
-    let ids = [bytes(codec(), "ok "), vec![special], bytes(codec(), "[1]")].concat();
+    let (thought, text) = (bytes(codec(), "hm [1]"), bytes(codec(), "ok "));
+    let ids = [thought, vec![special], text, vec![special], bytes(codec(), "[1]")].concat();
     ids.iter().for_each(|id| matcher.push(*id).unwrap());
     let end = allowed(codec(), &mut matcher);
     assert_eq!(end.len(), codec().stop_ids().len());
-    assert!(accepts(&by_token.spec().unwrap(), "[1] is text here"));
+    let spoken = CallGrammar { thought: None, ..by_token };
+    assert!(accepts(&spoken.spec().unwrap(), "[1] is text here"));
 
-    let by_json = CallGrammar { trigger: None, ..by_token };
-    let spec = by_json.spec().unwrap();
-    assert!(accepts(&spec, "[1, 2]") && accepts(&spec, "text") && !accepts(&spec, "[1"));
+    let object = json!({"type": "object", "required": ["x"], "additionalProperties": false,
+                        "properties": {"x": {"type": "integer"}}});
+    let by_json = CallGrammar {
+        open: Vec::new(),
+        calls: vec![vec![CallPiece::Json(object)]],
+        separator: Some(vec![piece("; ")]),
+        ..spoken
+    };
+    let (one, two) = ("{\"x\": 1}", "{\"x\": 1}; {\"x\": 2}");
+    check(&by_json, &[one, two, "\n\n{\"x\": 1}", "text", "[1", ""], &["{\"x\"", "{}", " {} text"]);
 
     let wrong = CallGrammar { calls: Vec::new(), ..by_json.clone() };
     assert!(matches!(wrong.spec(), Err(GrammarError::Refused(_))));

@@ -3,7 +3,7 @@
 //! A format is a property of the model, whose chat template shows it. [`ToolFormat::of_template`]
 //! recognizes it. [`ToolFormat::syntax`] describes it for the parser of answers, and
 //! [`ToolFormat::framing`] for text that Hone writes itself: earlier calls in prompts of templates
-//! without tools, and grammars of forced calls.
+//! without tools, and grammars of calls.
 
 mod framing;
 

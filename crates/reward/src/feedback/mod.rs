@@ -7,6 +7,7 @@ mod aggregate;
 mod params;
 mod share;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -15,7 +16,7 @@ pub use params::{Aggregate, FeedbackParams, FeedbackType, ShareRule};
 pub use share::{Shares, cap_shares};
 
 /// Why a key's feedback is in quarantine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "rule", rename_all = "snake_case")]
 pub enum QuarantineReason {
     /// An operator decided it.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -70,7 +71,7 @@ pub struct ModelReply {
 }
 
 /// Tokens used, as in `model_grader_token_usage_per_model`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct TokenUsage {
     /// Tokens of the messages.
     pub prompt_tokens: u64,

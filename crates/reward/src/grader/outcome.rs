@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::backend::{ModelReply, TokenUsage};
@@ -10,7 +11,7 @@ use super::template::RenderFault;
 
 /// OpenAI's `GraderRunResponse`, except that `reward` and the sub-rewards are null instead of 0 for a
 /// sample that could not be graded.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct GradeOutcome {
     /// The grade: finite, or `None` with the reason among the errors.
     pub reward: Option<f64>,
@@ -23,7 +24,7 @@ pub struct GradeOutcome {
 }
 
 /// The grader, and the errors and costs of one run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct GradeMetadata {
     /// The grader's name.
     pub name: String,
@@ -44,7 +45,7 @@ pub struct GradeMetadata {
 /// OpenAI's error flags, each with its details. `formula_parse_error_details` is Hone's addition;
 /// OpenAI's server sends the others, though its published types omit some.
 #[expect(missing_docs, reason = "a flag's details describe its error")]
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct GradeErrors {
     /// The formula has no value, for example because of a division by zero or a part without a grade.
     pub formula_parse_error: bool,

@@ -30,6 +30,7 @@ fn interaction() -> Interaction {
         source: PromptSource::Live,
         route: "math".to_owned(),
         model: "default".to_owned(),
+        endpoint: Default::default(),
         key_id: None,
         messages: Vec::new(),
         metadata: BTreeMap::new(),
@@ -40,6 +41,7 @@ fn interaction() -> Interaction {
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }
 }
 

@@ -33,12 +33,16 @@ async fn rated_choices_and_answers_to_the_same_prompt_make_one_group() {
     let world = World::new();
     let (first, samples) = world.serve("users", 3).await;
     let (second, regenerated) = again(&world, &first, |_| {}).await;
-    // Not comparable: another prompt, route or API key, and a choice without a rating.
+    // Not comparable: another prompt, route, API key or end, and a choice without a rating.
     let mut others = Vec::new();
     for change in [
         (|asked: &mut Interaction| asked.prompt_ids.push(9)) as fn(&mut Interaction),
         |asked| asked.route = "both".to_owned(),
         |asked| asked.key_id = Some("other".to_owned()),
+        |asked| asked.stop = vec!["\n".to_owned()],
+        |asked| asked.params.stop_token_ids = vec![7],
+        |asked| asked.params.min_tokens = 2,
+        |asked| asked.params.ignore_eos = true,
     ] {
         others.push(again(&world, &first, change).await);
     }
@@ -49,7 +53,7 @@ async fn rated_choices_and_answers_to_the_same_prompt_make_one_group() {
         world.feedback(other.id, 0, "thumbs", 1.0).await;
     }
     let rollout = world.start();
-    world.until(|| world.formed("feedback") == 4).await;
+    world.until(|| world.formed("feedback") == 8).await;
     let mut expected = vec![(vec![samples[0].id, samples[2].id, regenerated], thumbs())];
     expected.extend(others.iter().map(|(_, sample)| (vec![*sample], thumbs())));
     assert_eq!(content(world.store.ready_groups(9).unwrap()), expected);

@@ -167,6 +167,7 @@ impl World {
             source: PromptSource::Live,
             route: route.to_owned(),
             model: "default".to_owned(),
+            endpoint: Default::default(),
             key_id: None,
             messages: vec![Message::new(Role::User, content)],
             metadata: BTreeMap::from([("answer".to_owned(), "5".to_owned())]),
@@ -177,6 +178,7 @@ impl World {
             held_out: false,
             chat: Default::default(),
             grammar: None,
+            continues: None,
         }
     }
 

@@ -1,17 +1,24 @@
 //! The linear layers of one decoder layer, with biases and adapters.
+//!
+//! The rows of a pass may have different adapters. The base's product is computed for all rows at once. An
+//! adapter's inner activations are set to zero in the rows of others, to which its product then adds zeros.
 
 use std::convert::Infallible;
 use std::mem::take;
+use std::ops::Range;
 
+use hone_model::adapter::LinearKind;
+
+use super::RowAdapter;
 use super::min_work::MinWork;
 use crate::error::{Result, SamplerError};
 use crate::matmul::integer::IntegerColumns;
 use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
-use crate::weights::{AdapterPair, AdapterWeights, LinearGroup, LinearInput, SamplerLinear};
+use crate::weights::{AdapterPair, LinearGroup, LinearInput};
 
 /// The linear layers of one decoder layer in one pass.
 pub(super) struct LinearPass<'a> {
-    pub adapter: Option<&'a AdapterWeights>,
+    pub adapters: &'a [RowAdapter<'a>],
     pub layer: usize,
     pub width: usize,
     pub tokens: usize,
@@ -40,7 +47,7 @@ impl<'a> OutputPart<'a> {
     }
 }
 
-impl LinearPass<'_> {
+impl<'a> LinearPass<'a> {
     /// Computes a group of linear layers with biases and adapters: `x` `[inner, width]` to `out`
     /// `[outputs, width]`. `lora` and `integers` are scratch.
     pub fn forward(
@@ -60,15 +67,18 @@ impl LinearPass<'_> {
         par_outputs(out, (width, group.inner), split, |skip, out| {
             let (mut part, mut lora) = (OutputPart { skip, out, width }, lora);
             for linear in &group.linears {
-                let pair = self.pair(linear);
-                let (values, after) = lora.split_at(pair.map_or(0, |pair| pair.r * width));
+                let pairs = || self.pairs(linear.kind).map(|(_, pair)| pair);
+                let ranks: usize = pairs().map(|pair| pair.r).sum();
+                let (mut inner, after) = lora.split_at(ranks * width);
                 lora = after;
                 let (from, out) = part.next(linear.out);
                 if out.is_empty() {
                     continue;
                 }
                 linear.forward(out, from, x)?;
-                if let Some(AdapterPair { r, b, .. }) = pair {
+                for AdapterPair { r, b, .. } in pairs() {
+                    let (values, others) = inner.split_at(r * width);
+                    inner = others;
                     let b = WeightMatrix { values: &b[from * r..], inner: *r };
                     add_matmul_serial(out, b, TokenColumns { values, width, tokens });
                 }
@@ -77,20 +87,27 @@ impl LinearPass<'_> {
         })
     }
 
-    /// The adapter of a linear layer.
-    fn pair(&self, linear: &SamplerLinear) -> Option<&AdapterPair> {
-        self.adapter?.get(self.layer, linear.kind)
+    /// The factors of a linear layer, and the rows that they are for.
+    fn pairs(
+        &self,
+        kind: LinearKind,
+    ) -> impl Iterator<Item = (&'a Range<usize>, &'a AdapterPair)> + use<'a> {
+        let layer = self.layer;
+        let pair =
+            move |part: &'a RowAdapter<'a>| Some((&part.rows, part.adapter.get(layer, kind)?));
+        self.adapters.iter().filter_map(pair)
     }
 
-    /// Computes the inner activations of a group's adapters, `[ranks, width]`.
+    /// Computes the inner activations of a group's adapters, `[ranks, width]`: by layer, then by adapter. They
+    /// are zero in the rows of other adapters.
     fn adapter_inner<'b>(
         &self,
         group: &LinearGroup,
         x: TokenColumns<'_>,
         lora: &'b mut [f32],
     ) -> &'b [f32] {
-        let pairs = || group.linears.iter().filter_map(|linear| self.pair(linear));
-        let ranks: usize = pairs().map(|pair| pair.r).sum();
+        let pairs = || group.linears.iter().flat_map(|linear| self.pairs(linear.kind));
+        let ranks: usize = pairs().map(|(_, pair)| pair.r).sum();
         if ranks == 0 {
             return &[];
         }
@@ -100,11 +117,18 @@ impl LinearPass<'_> {
         let split = (self.threads, self.min_work.adapter);
         let Ok(()) = par_outputs(lora, (width, inner), split, |skip, out| {
             let mut part = OutputPart { skip, out, width };
-            for pair in pairs() {
+            for (rows, pair) in pairs() {
                 let (from, out) = part.next(pair.r);
-                if !out.is_empty() {
-                    let a = WeightMatrix { values: &pair.a[from * inner..], inner };
-                    add_matmul_serial(out, a, x);
+                if out.is_empty() {
+                    continue;
+                }
+                let a = WeightMatrix { values: &pair.a[from * inner..], inner };
+                add_matmul_serial(out, a, x);
+                if *rows != (0..self.tokens) {
+                    for values in out.chunks_exact_mut(width) {
+                        values[..rows.start].fill(0.0);
+                        values[rows.end..].fill(0.0);
+                    }
                 }
             }
             Ok::<(), Infallible>(())

@@ -8,6 +8,7 @@ mod pass_rows;
 mod rope;
 mod scratch;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
@@ -37,11 +38,18 @@ const SMALL_WEIGHTS: usize = 8 << 20;
 /// Logits that stay in a core's own cache until they are transposed into rows.
 const HEAD_VALUES: usize = 1 << 16;
 
+/// An adapter and the consecutive rows of a pass that it is for.
+pub(crate) struct RowAdapter<'a> {
+    pub adapter: &'a AdapterWeights,
+    pub rows: Range<usize>,
+}
+
 /// How a pass is computed.
 #[derive(Clone, Copy)]
 pub(crate) struct PassSettings<'a> {
-    /// `None` is the base model.
-    pub adapter: Option<&'a AdapterWeights>,
+    /// The adapters, for different rows. Rows without one are of the base model. If there are several, all must
+    /// be finite ([`AdapterWeights::is_finite`]).
+    pub adapters: &'a [RowAdapter<'a>],
     /// Threads of the current pool.
     pub threads: usize,
     /// Ends the pass before its next layer, without a result, once this is set.
@@ -130,8 +138,10 @@ impl Decoder {
     ) -> Result<()> {
         let tokens = prompt.remaining().min(limit).min(scratch.rows());
         let chunk = PromptChunk { sequence: prompt, tokens };
-        let settings = PassSettings { adapter, threads, interrupt: None };
-        self.compute::<SequencePages>(&mut [], Some(chunk), scratch, settings).map(drop)
+        let adapter = adapter.map(|adapter| RowAdapter { adapter, rows: 0..tokens });
+        let settings = PassSettings { adapters: adapter.as_slice(), threads, interrupt: None };
+        let compute = || self.compute::<SequencePages>(&mut [], Some(chunk), scratch, settings);
+        self.hot(threads, compute).map(drop)
     }
 
     /// Decodes one token of each sequence, on up to `threads` threads of the current pool. Afterwards
@@ -148,11 +158,14 @@ impl Decoder {
         scratch: &mut Scratch,
         threads: usize,
     ) -> Result<()> {
-        let settings = PassSettings { adapter, threads, interrupt: None };
-        self.compute(members, None, scratch, settings).map(drop)
+        let adapter = adapter.map(|adapter| RowAdapter { adapter, rows: 0..members.len() });
+        let settings = PassSettings { adapters: adapter.as_slice(), threads, interrupt: None };
+        let compute = || self.compute(members, None, scratch, settings);
+        self.hot(threads, compute).map(drop)
     }
 
-    /// [`Self::step`] and [`Self::prefill`] in one pass, which reads the weights once.
+    /// [`Self::step`] and [`Self::prefill`] in one pass, which reads the weights once. Call it within
+    /// [`Self::hot`].
     ///
     /// # Errors
     /// Those of both.
@@ -168,21 +181,19 @@ impl Decoder {
         if rows.len() == 0 {
             return Ok(PassOutcome::Computed);
         }
-        let outcome = self.hot(settings.threads, || {
-            let outcome = self.pass(&mut rows, scratch, settings)?;
-            if outcome == PassOutcome::Computed && decoded > 0 {
+        let outcome = self.pass(&mut rows, scratch, settings)?;
+        if outcome == PassOutcome::Computed {
+            if decoded > 0 {
                 self.head(decoded, rows.len(), scratch, settings.threads)?;
             }
-            Ok::<_, SamplerError>(outcome)
-        })?;
-        if outcome == PassOutcome::Computed {
             rows.advance();
         }
         Ok(outcome)
     }
 
-    /// Keeps the pool hot where its threads share the matmuls.
-    fn hot<R: Send>(&self, threads: usize, f: impl FnOnce() -> R + Send) -> R {
+    /// Runs `f`, which computes passes on up to `threads` threads, and keeps the pool hot where its threads
+    /// share the matmuls.
+    pub(crate) fn hot<R: Send>(&self, threads: usize, f: impl FnOnce() -> R + Send) -> R {
         if threads > 1 && !self.is_small() { keep_pool_hot(f) } else { f() }
     }
 
@@ -193,11 +204,11 @@ impl Decoder {
         scratch: &mut Scratch,
         settings: PassSettings<'_>,
     ) -> Result<PassOutcome> {
-        let PassSettings { adapter, threads, interrupt } = settings;
+        let PassSettings { adapters, threads, interrupt } = settings;
         let spec = &self.weights.spec;
         let rows = tokens.len();
         let width = padded_width(rows);
-        scratch.prepare(rows, adapter.map_or(0, |adapter| adapter.rank))?;
+        scratch.prepare(rows, adapters.iter().map(|part| part.adapter.rank).sum())?;
         self.embed(tokens, scratch, width)?;
         let (hidden, q_width) = (spec.hidden_size, spec.num_heads * spec.head_dim);
         for (index, layer) in self.weights.layers.iter().enumerate() {
@@ -205,7 +216,7 @@ impl Decoder {
                 return Ok(PassOutcome::Interrupted);
             }
             let linear = LinearPass {
-                adapter,
+                adapters,
                 layer: index,
                 width,
                 tokens: rows,

@@ -20,7 +20,7 @@ const GROUP_LINEARS: usize = 3;
 pub struct Scratch {
     rows: usize,
     vocab: usize,
-    /// The rank that `lora` has room for.
+    /// The sum of ranks that `lora` has room for.
     rank: usize,
     /// The residual stream, `[hidden, width]`.
     pub(super) residual: Vec<f32>,
@@ -34,7 +34,7 @@ pub struct Scratch {
     pub(super) mlp: Vec<f32>,
     /// The input of a quantized layer, as integers.
     pub(super) integers: IntegerColumns,
-    /// The inner activations of the adapters of a group of layers, `[ranks, width]`.
+    /// The inner activations of all adapters of a group of layers, `[ranks, width]`.
     pub(super) lora: Vec<f32>,
     /// Queries, keys and values of each row.
     pub(super) qkv: Vec<f32>,
@@ -112,7 +112,7 @@ impl Scratch {
         &self.logits[row * self.vocab..][..self.vocab]
     }
 
-    /// Prepares a pass with an adapter of this rank. Allocates only if no earlier rank was as great.
+    /// Prepares a pass with adapters of this rank together. Allocates only if no earlier rank was as great.
     ///
     /// # Errors
     /// [`SamplerError::TooManyRows`].

@@ -6,11 +6,11 @@ use serde_json::Value;
 use hone_core::types::TokenId;
 
 use super::min_work::MinWork;
-use super::{PassOutcome, PassSettings, PromptChunk};
-use crate::SequencePages;
+use super::{PassOutcome, PassSettings, PromptChunk, RowAdapter};
 use crate::testing::{
     DecoderHarness, FAMILIES, POOL_PAGES, best, family, ids, model, random_lora, trainer_logits,
 };
+use crate::{AdapterWeights, SequencePages};
 
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let max = logits.iter().fold(f64::NEG_INFINITY, |m, x| m.max(f64::from(*x)));
@@ -155,10 +155,12 @@ fn mixed_step(harness: &mut DecoderHarness, batch: &mut [SequencePages], other: 
     for member in batch.iter_mut() {
         assert!(member.ensure_pages(&mut harness.pool, 1));
     }
+    let rows = 0..batch.len() + 14;
+    let adapter = harness.adapter.as_ref().map(|adapter| RowAdapter { adapter, rows });
     for set in [true, false] {
-        let (interrupt, adapter) = (set.into(), harness.adapter.as_ref());
+        let (interrupt, adapters) = (set.into(), adapter.as_slice());
         let settings =
-            PassSettings { adapter, threads: harness.threads, interrupt: Some(&interrupt) };
+            PassSettings { adapters, threads: harness.threads, interrupt: Some(&interrupt) };
         let chunk = PromptChunk { sequence: &mut prompt, tokens: 14 };
         let outcome =
             harness.decoder.compute(&mut *batch, Some(chunk), &mut harness.scratch, settings);
@@ -204,6 +206,61 @@ fn parallel_loops_change_no_bit() {
         };
         let expected = run(false);
         assert!(pool.install(|| run(true)) == expected, "{name}");
+    }
+}
+
+#[test]
+fn rows_of_several_adapters_compute_what_each_computes_alone() {
+    // The adapter of each row. The prompt of the last sequence is computed in the first step.
+    const ROWS: [Option<usize>; 7] = [None, None, Some(0), Some(1), Some(1), Some(1), Some(0)];
+    const STEPS: usize = 4;
+    for name in FAMILIES {
+        let model = model(&family(name));
+        let (spec, vocab) = (model.spec(), model.spec().vocab_size);
+        let loras = [random_lora(spec, 2, 5), random_lora(spec, 3, 6)];
+        let adapters = loras.each_ref().map(|lora| AdapterWeights::new(spec, lora).unwrap());
+        let text = |row: usize| ids(20 + STEPS, vocab, 70 + row as u64);
+        let alone = ROWS.iter().enumerate().map(|(row, adapter)| {
+            let mut harness = DecoderHarness::new(&model, adapter.map(|index| &loras[index]));
+            let text = text(row);
+            harness.decode_alone(&text[..20], &text[20..])
+        });
+        let alone: Vec<_> = alone.collect();
+        let bits = |logits: &[f32]| -> Vec<u32> { logits.iter().map(|x| x.to_bits()).collect() };
+        let mut harness = DecoderHarness::new(&model, None);
+        let DecoderHarness { decoder, pool, scratch, .. } = &mut harness;
+        let mut batch = Vec::new();
+        for (row, adapter) in ROWS.iter().enumerate() {
+            let prompt = &text(row)[..20];
+            let new = SequencePages::new(pool, crate::WeightsId(5), prompt, STEPS + 1);
+            let mut sequence = new.unwrap();
+            assert!(sequence.ensure_pages(pool, 20));
+            if row < 6 {
+                let adapter = adapter.map(|index| &adapters[index]);
+                decoder.prefill(&mut sequence, 19, adapter, scratch, 1).unwrap();
+            }
+            batch.push(sequence);
+        }
+        let mut last = [batch.pop().unwrap()];
+        for step in 0..STEPS {
+            for member in &mut batch {
+                assert!(member.ensure_pages(pool, 1));
+            }
+            let tokens = if step == 0 { 19 } else { 0 };
+            let part = |index: usize, rows| RowAdapter { adapter: &adapters[index], rows };
+            let parts = [part(0, 2..3), part(1, 3..6), part(0, 6..6 + tokens)];
+            let settings = PassSettings { adapters: &parts, threads: 1, interrupt: None };
+            let sequence = &mut last[0];
+            let chunk = if step == 0 { Some(PromptChunk { sequence, tokens }) } else { None };
+            decoder.compute(&mut batch, chunk, scratch, settings).unwrap();
+            for (row, member) in batch.iter_mut().enumerate() {
+                let expected = &alone[row];
+                assert_eq!(bits(scratch.logits(row)), bits(&expected[step]), "{name}, {row}");
+                member.push(text(row)[20 + step]);
+            }
+        }
+        decoder.step(&mut last, Some(&adapters[0]), scratch, 1).unwrap();
+        assert_eq!(bits(scratch.logits(0)), bits(&alone[6][0]), "{name}");
     }
 }
 

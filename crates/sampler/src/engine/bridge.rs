@@ -54,12 +54,8 @@ impl Engine for BridgedEngine {
         if request.version.is_some_and(|version| self.sampler.has_canary(version)) {
             match self.sampler.generate(request.clone()).await {
                 // The sampler's cache is too small or full; the client must not notice.
-                Err(
-                    EngineError::Invalid(_)
-                    | EngineError::Overloaded { .. }
-                    | EngineError::ShareExceeded { .. }
-                    | EngineError::QueueTimeout { .. },
-                ) => {}
+                Err(EngineError::Invalid(_)) => {}
+                Err(error) if error.is_retryable() => {}
                 result => return result,
             }
         }
@@ -68,10 +64,13 @@ impl Engine for BridgedEngine {
 
     fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
         // A canary's requests that the sampler has no place for go to the serving engine.
-        if self.is_bridging() {
-            self.sampler.admits(owner, choices)
-        } else {
-            self.serving.admits(owner, choices)
+        if !self.is_bridging() {
+            return self.serving.admits(owner, choices);
+        }
+        match self.sampler.admits(owner, choices) {
+            // The serving engine, which may admit more, answers again soon.
+            Err(EngineError::TooManyChoices { .. }) => self.serving.admits(owner, choices),
+            admitted => admitted,
         }
     }
 

@@ -224,7 +224,8 @@ impl EngineShared {
     /// # Errors
     /// [`EngineError::Overloaded`] or [`EngineError::ShareExceeded`] if more live requests wait than the
     /// queue holds, in all or of this owner. Those for which slots are free, or become free by preemption,
-    /// do not count. [`EngineError::ShuttingDown`] after [`Self::close`].
+    /// do not count. [`EngineError::TooManyChoices`] if `choices` never may, [`EngineError::ShuttingDown`]
+    /// after [`Self::close`].
     pub fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
         self.check(&mut self.lock(), owner, choices)
     }
@@ -247,7 +248,7 @@ impl EngineShared {
             retry_after: state.retry_after(slots),
         };
         let checked = state.waiting[Priority::Live as usize].check(owner, more, &capacity);
-        if checked.is_err() && self.config.serves_clients {
+        if self.config.serves_clients && checked.as_ref().is_err_and(EngineError::is_retryable) {
             self.metrics.engine_rejected.inc();
         }
         checked

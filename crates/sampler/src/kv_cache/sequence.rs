@@ -208,6 +208,15 @@ pub trait BatchMember: Send + Sync {
     fn sequence_mut(&mut self) -> &mut SequencePages;
 }
 
+impl<M: BatchMember> BatchMember for &mut M {
+    fn sequence(&self) -> &SequencePages {
+        (**self).sequence()
+    }
+    fn sequence_mut(&mut self) -> &mut SequencePages {
+        (**self).sequence_mut()
+    }
+}
+
 impl BatchMember for SequencePages {
     fn sequence(&self) -> &SequencePages {
         self

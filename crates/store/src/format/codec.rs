@@ -5,8 +5,10 @@ use serde::de::DeserializeOwned;
 
 use hone_core::types::{Group, Interaction, PolicyRecord, Reward, Sample, StepRecord};
 
-use super::former::{InteractionV1, InteractionV2, PolicyRecordV1, SampleV1, SampleV2};
-use super::records::{GroupV1, InteractionV3, PolicyRecordV2, RewardV1, SampleV3, StepRecordV1};
+use super::former::{
+    InteractionV1, InteractionV2, InteractionV3, PolicyRecordV1, SampleV1, SampleV2,
+};
+use super::records::{GroupV1, InteractionV4, PolicyRecordV2, RewardV1, SampleV3, StepRecordV1};
 use super::stored::StoredForm;
 use crate::error::StoreError;
 
@@ -52,7 +54,7 @@ macro_rules! ledger_records {
 }
 
 ledger_records!(
-    Interaction in "interactions": 1 InteractionV1, 2 InteractionV2, now 3 InteractionV3;
+    Interaction in "interactions": 1 InteractionV1, 2 InteractionV2, 3 InteractionV3, now 4 InteractionV4;
     Sample in "samples": 1 SampleV1, 2 SampleV2, now 3 SampleV3;
     Reward in "rewards": now 1 RewardV1;
     Group in "groups": now 1 GroupV1;

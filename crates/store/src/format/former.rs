@@ -4,9 +4,14 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use hone_core::types::{ChatOptions, Interaction, Message, PolicyRecord, Sample, SamplingParams};
+use hone_core::types::{
+    ChatOptions, ClientEndpoint, Interaction, Message, PolicyRecord, Sample, SamplingParams,
+};
 
-use super::records::{FinishReasonV1, PolicyStateV1, PromptSourceV1, RoleV1, SampleOriginV1};
+use super::records::{
+    ChatOptionsV3, FinishReasonV1, GrammarSpecV1, MessageV3, PolicyStateV1, PromptSourceV1, RoleV1,
+    SampleOriginV1, SamplingParamsV2,
+};
 use super::stored::StoredForm;
 
 /// An earlier version of a struct, which is only read: the stored fields in their order, then how the
@@ -79,6 +84,7 @@ former_struct!(
         source: v1.source.load(),
         route: v1.route,
         model: v1.model,
+        endpoint: ClientEndpoint::default(),
         key_id: v1.key_id,
         messages: v1.messages.into_iter().map(MessageV1::load).collect(),
         metadata: v1.metadata,
@@ -89,6 +95,7 @@ former_struct!(
         held_out: false,
         chat: ChatOptions::default(),
         grammar: None,
+        continues: None,
     }
 );
 
@@ -113,6 +120,7 @@ former_struct!(
         source: v2.source.load(),
         route: v2.route,
         model: v2.model,
+        endpoint: ClientEndpoint::default(),
         key_id: v2.key_id,
         messages: v2.messages.into_iter().map(MessageV1::load).collect(),
         metadata: v2.metadata,
@@ -123,6 +131,45 @@ former_struct!(
         held_out: v2.held_out,
         chat: ChatOptions::default(),
         grammar: None,
+        continues: None,
+    }
+);
+
+former_struct!(
+    InteractionV3 {
+        id: [u8; 16],
+        created: u64,
+        source: PromptSourceV1,
+        route: String,
+        model: String,
+        key_id: Option<String>,
+        messages: Vec<MessageV3>,
+        metadata: BTreeMap<String, String>,
+        params: SamplingParamsV2,
+        prompt_ids: Vec<u32>,
+        template_hash: String,
+        stop: Vec<String>,
+        held_out: bool,
+        chat: ChatOptionsV3,
+        grammar: Option<GrammarSpecV1>,
+    } => Interaction |v3| Interaction {
+        id: v3.id.load(),
+        created: v3.created,
+        source: v3.source.load(),
+        route: v3.route,
+        model: v3.model,
+        endpoint: ClientEndpoint::default(),
+        key_id: v3.key_id,
+        messages: v3.messages.load(),
+        metadata: v3.metadata,
+        params: v3.params.load(),
+        prompt_ids: v3.prompt_ids,
+        template_hash: v3.template_hash,
+        stop: v3.stop,
+        held_out: v3.held_out,
+        chat: v3.chat.load(),
+        grammar: v3.grammar.load(),
+        continues: None,
     }
 );
 

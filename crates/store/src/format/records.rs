@@ -13,9 +13,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use hone_core::types::{
-    ChatOptions, FinishReason, GrammarSpec, Group, GroupState, Interaction, Message, PolicyCheck,
-    PolicyRecord, PolicyState, PromptSource, Reward, RewardSource, Role, Sample, SampleOrigin,
-    SamplingParams, StepRecord, TokenSpan, Tool, ToolCall, ToolChoice,
+    ChatOptions, ClientEndpoint, Continuation, FinishReason, GrammarSpec, Group, GroupState,
+    Interaction, Message, PolicyCheck, PolicyRecord, PolicyState, PromptSource, ResponseOptions,
+    Reward, RewardSource, Role, Sample, SampleOrigin, SamplingParams, StepRecord, TokenSpan, Tool,
+    ToolCall, ToolChoice,
 };
 
 use super::stored::{StoredForm, mirror_enum, mirror_struct};
@@ -141,12 +142,56 @@ impl StoredForm<GrammarSpec> for GrammarSpecV1 {
 }
 
 mirror_struct!(
-    InteractionV3 = Interaction {
+    ResponseOptionsV1 = ResponseOptions {
+        instructions: bool,
+        previous: Option<[u8; 16]>,
+        schema_name: Option<String>,
+    }
+);
+
+/// The stored form of [`ClientEndpoint`], whose variants carry data.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum ClientEndpointV1 {
+    Completions,
+    Responses(ResponseOptionsV1),
+    Messages,
+}
+
+impl StoredForm<ClientEndpoint> for ClientEndpointV1 {
+    fn store(plain: &ClientEndpoint) -> Self {
+        match plain {
+            ClientEndpoint::Completions => Self::Completions,
+            ClientEndpoint::Responses(options) => Self::Responses(StoredForm::store(options)),
+            ClientEndpoint::Messages => Self::Messages,
+        }
+    }
+    fn load(self) -> ClientEndpoint {
+        match self {
+            Self::Completions => ClientEndpoint::Completions,
+            Self::Responses(options) => ClientEndpoint::Responses(options.load()),
+            Self::Messages => ClientEndpoint::Messages,
+        }
+    }
+}
+
+mirror_struct!(
+    ContinuationV1 = Continuation {
+        conversation: [u8; 16],
+        interaction: [u8; 16],
+        choice: u32,
+        prefix_tokens: u32,
+        edited: bool,
+    }
+);
+
+mirror_struct!(
+    InteractionV4 = Interaction {
         id: [u8; 16],
         created: u64,
         source: PromptSourceV1,
         route: String,
         model: String,
+        endpoint: ClientEndpointV1,
         key_id: Option<String>,
         messages: Vec<MessageV3>,
         metadata: BTreeMap<String, String>,
@@ -157,6 +202,7 @@ mirror_struct!(
         held_out: bool,
         chat: ChatOptionsV3,
         grammar: Option<GrammarSpecV1>,
+        continues: Option<ContinuationV1>,
     }
 );
 

@@ -6,7 +6,7 @@
 use redb::TableDefinition;
 
 /// The schema version that this binary reads and writes.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// The bytes of a UUIDv7.
 pub(crate) type Id = [u8; 16];
@@ -67,6 +67,13 @@ pub(crate) const BY_KEY: TableDefinition<(Option<&str>, &Id), ()> =
 /// corrects.
 pub(crate) const FEEDBACK_OF: TableDefinition<IdPair, ()> =
     TableDefinition::new("feedback_by_sample");
+/// Index: `(digest of a conversation, interaction)` -> the served choice that ends the conversation; `None` if
+/// it is the prompt alone.
+pub(crate) const TURNS: TableDefinition<IdPair, Option<u32>> =
+    TableDefinition::new("turns_by_digest");
+/// Index: `(interaction, digest)` of [`TURNS`], for erasure.
+pub(crate) const TURNS_OF: TableDefinition<IdPair, ()> =
+    TableDefinition::new("turns_by_interaction");
 /// Erased interaction -> when. Records that arrive later are ignored.
 pub(crate) const ERASED: TableDefinition<&Id, u64> = TableDefinition::new("erased_interactions");
 /// Index: `(route, interaction)` of prompts that only exams use.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{CorrectionEntry, FeedbackOutcome, maintain};
+use crate::{CorrectionEntry, FeedbackOutcome, MERGED, maintain};
 
 fn ledger(dir: &Path) -> (Store, Arc<Metrics>) {
     let metrics = super::metrics();
@@ -29,6 +29,10 @@ fn correction(of: u64, key: &str) -> Op {
         key_id: Some(key.to_owned()),
         created: 9000 + of,
     }))
+}
+
+fn turn(digest: u8, of: u64, choice: Option<u32>) -> Op {
+    Op::Turn { digest: [digest; 16], interaction: interaction_id(of), choice }
 }
 
 /// A rating whose comment is `quagga remark`.
@@ -77,6 +81,9 @@ fn nothing_of_an_erased_prompt_remains() {
     let commit = |ops: Vec<Op>| store.commit_blocking(ops).unwrap().feedback;
     commit(secret_prompt(1, 1));
     commit(prompt_ops(2, 0));
+    commit(vec![turn(7, 1, None), turn(8, 1, Some(0)), turn(7, 2, None)]);
+    assert_eq!(store.turns([7; 16], 1).unwrap(), [(interaction_id(2), None)], "the newest first");
+    assert_eq!(store.turns([8; 16], 9).unwrap(), [(interaction_id(1), Some(0))]);
     commit(vec![
         feedback(rate(1, "alice", 0.0, 1)),
         feedback(rate(1, "alice", 1.0, 2)),
@@ -101,6 +108,8 @@ fn nothing_of_an_erased_prompt_remains() {
         assert!(store.rewards_of(sample_id(sample)).unwrap().is_empty());
     }
     assert!(store.ratings_of(sample_id(10), "thumbs").unwrap().is_empty());
+    assert_eq!(store.turns([7; 16], 9).unwrap(), [(interaction_id(2), None)]);
+    assert_eq!(store.turns([8; 16], 9).unwrap(), []);
     assert!(store.turns_of(Some("key-1"), "quagga session", 9).unwrap().is_empty());
     assert!(store.held_out("default", 9).unwrap().is_empty());
     assert_eq!(store.completions_of(Some("key-1"), None, false, 9).unwrap(), [interaction_id(2)]);
@@ -118,9 +127,10 @@ fn nothing_of_an_erased_prompt_remains() {
     assert_eq!(metrics.train.corrections.with_label_values(&["erased"]).get(), 1);
 
     // What arrives later is ignored, and so is a second erasure.
-    let late = vec![Op::Sample(Box::new(shadow(12, 1))), erase(1)];
+    let late = vec![Op::Sample(Box::new(shadow(12, 1))), turn(9, 1, None), erase(1)];
     commit([secret_prompt(1, 0), late].concat());
     assert_eq!(store.stats().unwrap().samples, 1);
+    assert_eq!(store.turns([9; 16], 9).unwrap(), []);
     let again = rate(1, "alice", 1.0, 2);
     assert_eq!(commit(vec![feedback(again.clone())]), [FeedbackOutcome::UnknownCompletion]);
     // Its idempotency keys are forgotten.
@@ -135,6 +145,32 @@ fn nothing_of_an_erased_prompt_remains() {
     maintain::compact(&path).unwrap();
     let bytes = std::fs::read(&path).unwrap();
     assert!(!bytes.windows(6).any(|window| window == b"quagga"));
+}
+
+#[test]
+fn a_group_stays_ready_whose_successor_has_an_erased_member() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let commit = |ops: Vec<Op>| drop(store.commit_blocking(ops).unwrap());
+    let prompts = (1..=3).flat_map(|n| prompt_ops(n, 0));
+    let stars = FeedbackEntry { name: "stars".to_owned(), ..thumbs(1, 4.0, 2) };
+    let ratings = [thumbs(1, 1.0, 1), stars, thumbs(2, 0.0, 3), thumbs(3, 0.0, 4)];
+    commit(prompts.chain(ratings.map(feedback)).collect());
+    let both = group(1, 1, &[10], &["thumbs", "stars"]);
+    commit(vec![Op::Group(Box::new(both.clone()))]);
+    let other = |n, member| Op::Group(Box::new(group(n, 1, &[10, member], &["thumbs"])));
+    let rest = || Op::Group(Box::new(group(3, 1, &[10], &["stars"])));
+    let merge = || Op::GroupState(group_id(1), GroupState::Dropped(MERGED.to_owned()));
+    // The sweep read the second completion before it was erased.
+    commit(vec![erase(2), other(2, 20), rest(), merge()]);
+    assert_eq!(store.group(group_id(2)).unwrap(), None);
+    assert_eq!(store.ready_groups(9).unwrap(), [both], "no rating is lost or in two groups");
+    assert_eq!(ungrouped(&store), [(sample_id(30), "thumbs".to_owned())]);
+    // The next sweep merges it with the third.
+    commit(vec![other(4, 30), rest(), merge()]);
+    let ready: Vec<_> = store.ready_groups(9).unwrap().into_iter().map(|row| row.id).collect();
+    assert_eq!(ready, [group_id(3), group_id(4)]);
+    check(dir.path(), store, &metrics);
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use hone_core::types::{GrammarSpec, PolicyCheck, TokenSpan};
+use hone_core::types::{ClientEndpoint, Continuation, GrammarSpec, PolicyCheck, TokenSpan};
 
 use super::*;
+use crate::format::codec::{decode, encode};
 use crate::write::LedgerTables;
 use crate::{FeedbackOutcome, file, maintain, migrate};
 
@@ -187,6 +188,32 @@ fn constrained() -> Vec<Op> {
         ops.push(Op::Sample(Box::new(answer)));
     }
     ops
+}
+
+/// Schema 4 had no file of its own. Its prompts lack the API, which is here the byte that another API
+/// changes, and the completion that they go on from, which is absent in the last byte.
+#[test]
+fn prompts_of_schema_4_are_read() {
+    for op in constrained() {
+        let Op::Interaction(row) = op else { continue };
+        let mut bytes = encode(&*row).unwrap();
+        let other = Interaction { endpoint: ClientEndpoint::Messages, ..(*row).clone() };
+        let other = encode(&other).unwrap();
+        let place = bytes.iter().zip(&other).position(|(own, other)| own != other).unwrap();
+        assert_eq!((bytes[0], bytes.remove(place), bytes.pop()), (4, 0, Some(0)));
+        bytes[0] = 3;
+        assert_eq!(decode::<Interaction>(&bytes).unwrap(), *row);
+        let continues = Some(Continuation {
+            conversation: interaction_id(1),
+            interaction: interaction_id(2),
+            choice: 3,
+            prefix_tokens: 70_000,
+            edited: true,
+        });
+        let continued = Interaction { continues, ..*row };
+        let bytes = encode(&continued).unwrap();
+        assert_eq!(decode::<Interaction>(&bytes).unwrap(), continued);
+    }
 }
 
 #[test]

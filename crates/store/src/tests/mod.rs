@@ -69,6 +69,7 @@ fn interaction(n: u64) -> Interaction {
         source: PromptSource::Live,
         route: "default".to_owned(),
         model: "default".to_owned(),
+        endpoint: Default::default(),
         key_id: Some("key-1".to_owned()),
         messages: vec![
             Message::new(Role::System, "add"),
@@ -86,6 +87,7 @@ fn interaction(n: u64) -> Interaction {
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use hone_core::types::{ChatOptions, Tool, ToolCall, ToolChoice};
+use hone_core::types::{ChatOptions, ClientEndpoint, ResponseOptions, Tool, ToolCall, ToolChoice};
 
 use super::golden::copy_fixture;
 use super::*;
@@ -42,6 +42,11 @@ fn a_migrated_file_holds_tools_and_calls() {
         parallel_tool_calls: false,
         template_variables: variables.as_object().unwrap().clone(),
     };
+    row.endpoint = ClientEndpoint::Responses(ResponseOptions {
+        instructions: true,
+        previous: Some(interaction_id(2)),
+        schema_name: Some("sum".to_owned()),
+    });
     store.commit_blocking(vec![Op::Interaction(Box::new(row.clone()))]).unwrap();
     let found = store.interaction(row.id).unwrap().unwrap();
     assert_eq!(found, row);

@@ -43,6 +43,7 @@ impl TrainConfig {
         at_least("train.max_sampler_difference", self.max_sampler_difference, 0.0)?;
         between("train.max_tokens", self.max_tokens, 0, 1 << 24)?;
         between("train.threads", self.threads, 0, 4096)?;
+        between("train.serving_share", self.serving_share, 0.0, 1.0)?;
         between("train.keep_checkpoints", self.keep_checkpoints, 1, 10_000)?;
         self.lora.check()
     }

@@ -133,6 +133,9 @@ pub struct TrainConfig {
     pub threads: usize,
     /// Processor priority of background threads: the trainer's, the native sampler's, rollouts'.
     pub priority: BackgroundPriority,
+    /// Pauses between steps of the native engine for clients, as a fraction of their duration, while background
+    /// threads of lower priority have something to compute.
+    pub serving_share: f64,
     /// Number of checkpoints to keep.
     pub keep_checkpoints: usize,
     /// `[train.vespo]`
@@ -228,6 +231,7 @@ impl Default for TrainConfig {
             max_sampler_difference: 0.05,
             threads: 0,
             priority: BackgroundPriority::default(),
+            serving_share: 0.15,
             keep_checkpoints: 2,
             vespo: VespoConfig::default(),
             kl: KlConfig::default(),

@@ -107,6 +107,7 @@ mod tests {
                 feedback: BTreeMap::from([("thumbs".to_owned(), origin)]),
                 cap_weights: BTreeMap::new(),
                 late: false,
+                conversation: None,
             }],
             without_quarantined: false,
             is_rated: true,

@@ -1,4 +1,11 @@
 //! Training samples, their split into shards, and the layout of a shard for one forward pass.
+//!
+//! The turns of a conversation that goes on from recorded tokens are one sequence: the prompt of each turn
+//! begins with the prompt and the completion of the turn before. Such a completion is therefore a span of a
+//! later prompt, and is computed with it. The ids alone decide this, so that a turn whose tokens were encoded
+//! again is a sequence of its own.
+//!
+//! Invariant: a layout has the same log-probabilities as one sequence per sample.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -103,6 +110,64 @@ impl TrainSample {
 /// Prompt, completion and sampling temperature.
 pub(crate) type PromptCompletion<'a> = (&'a [u32], &'a [u32], f32);
 
+/// For each prompt and completion the prompt with which it is computed: the longest that begins with both,
+/// found from one to the next longer, or else the own one.
+fn host_prompts<'a>(entries: &[(&'a [u32], &[u32])]) -> Vec<&'a [u32]> {
+    let mut prompts: Vec<&[u32]> = entries.iter().map(|(prompt, _)| *prompt).collect();
+    prompts.sort_unstable();
+    prompts.dedup();
+    let host = |(prompt, ids): &(&'a [u32], &[u32])| {
+        let whole = prompt.len() + ids.len();
+        let own = || prompt.iter().chain(*ids);
+        // In this order, the prompts that begin with a sequence follow it directly.
+        let after = prompts.partition_point(|other| other.iter().lt(own()));
+        let mut host = *prompt;
+        for next in &prompts[after..] {
+            let goes_on = match host.len() == prompt.len() {
+                true => next.len() >= whole && own().eq(&next[..whole]),
+                false => next.starts_with(host),
+            };
+            if !goes_on {
+                break;
+            }
+            host = *next;
+        }
+        host
+    };
+    entries.iter().map(host).collect()
+}
+
+/// For each sample the index of the one that represents its sequence: itself, or, for an earlier turn of a
+/// conversation, the first `active` sample of the prompt with which it is computed.
+pub(crate) fn sequences(samples: &[TrainSample], active: &[usize]) -> Vec<usize> {
+    let hosts = hosts_of(samples, active);
+    let mut first: HashMap<&[u32], usize> = HashMap::new();
+    for index in active {
+        first.entry(samples[*index].prompt_ids.as_slice()).or_insert(*index);
+    }
+    let mut representatives: Vec<usize> = (0..samples.len()).collect();
+    for index in active {
+        if hosts[*index].len() > samples[*index].prompt_ids.len() {
+            representatives[*index] = first.get(hosts[*index]).copied().unwrap_or(*index);
+        }
+    }
+    representatives
+}
+
+/// [`host_prompts`] of the `active` samples; the own prompts of the others.
+fn hosts_of<'a>(samples: &'a [TrainSample], active: &[usize]) -> Vec<&'a [u32]> {
+    let mut hosts: Vec<&[u32]> = samples.iter().map(|s| s.prompt_ids.as_slice()).collect();
+    let entry = |index: &usize| {
+        let sample = &samples[*index];
+        (sample.prompt_ids.as_slice(), sample.ids.as_slice())
+    };
+    let entries: Vec<_> = active.iter().map(entry).collect();
+    for (index, host) in active.iter().zip(host_prompts(&entries)) {
+        hosts[*index] = host;
+    }
+    hosts
+}
+
 /// Distinct prompts in order of first appearance, each with the indices of its entries.
 type PromptGroups<'a> = Vec<(&'a [u32], Vec<usize>)>;
 
@@ -120,7 +185,7 @@ fn group_by_prompt<'a>(entries: impl Iterator<Item = (usize, &'a [u32])>) -> Pro
 }
 
 /// Completions laid end to end for one forward pass. Each distinct prompt comes once, followed by
-/// the completions that continue it.
+/// the completions that continue it; a completion within a longer prompt has no tokens of its own.
 pub(crate) struct PackedBatch {
     /// Token ids, `[tokens]`. The last token of a completion predicts nothing and is left out.
     pub ids: Tensor,
@@ -141,7 +206,8 @@ impl PackedBatch {
     /// # Errors
     /// If a tensor cannot be made.
     pub fn new(completions: &[PromptCompletion<'_>], device: &Device) -> Result<Self> {
-        let prompts = completions.iter().enumerate().map(|(i, c)| (i, c.0));
+        let entries: Vec<_> = completions.iter().map(|c| (c.0, c.1)).collect();
+        let prompts = host_prompts(&entries).into_iter().enumerate();
         Self::with_groups(completions, &group_by_prompt(prompts), device)
     }
 
@@ -162,11 +228,16 @@ impl PackedBatch {
         // the start of the completion's own segment.
         let mut starts = vec![(0, 0); completions.len()];
         for (prompt, members) in groups {
-            let root = table.len();
-            table.push(Segment { start: ids.len(), len: prompt.len(), prefix: None });
+            let (root, first) = (table.len(), ids.len());
+            table.push(Segment { start: first, len: prompt.len(), prefix: None });
             ids.extend_from_slice(prompt);
             let last = ids.len() - 1;
             for member in members {
+                let own = completions[*member].0.len();
+                if own < prompt.len() {
+                    starts[*member] = (first + own - 1, first + own);
+                    continue;
+                }
                 starts[*member] = (last, ids.len());
                 let fed = completions[*member].1.split_last().map_or(&[][..], |(_, fed)| fed);
                 table.push(Segment { start: ids.len(), len: fed.len(), prefix: Some(root) });
@@ -192,8 +263,8 @@ impl PackedBatch {
 }
 
 /// Splits the `active` samples into micro-batches of at most `micro_batch` samples, and those into
-/// shards of at most `max_tokens` computed tokens (a longer sample has its own shard). Samples of
-/// one prompt stay together where they fit, so that the prompt is computed once; for this, a shard of
+/// shards of at most `max_tokens` computed tokens (a longer sample has its own shard). Samples that
+/// are computed with one prompt stay together where they fit, so that the prompt is computed once; for this, a shard of
 /// one prompt may have up to `longest` tokens. Prompts with the most tokens come first.
 pub(crate) fn shards(
     samples: &[TrainSample],
@@ -202,8 +273,12 @@ pub(crate) fn shards(
     max_tokens: usize,
     longest: usize,
 ) -> Vec<Vec<Vec<usize>>> {
-    let prompt = |index: usize| samples[index].prompt_ids.as_slice();
-    let own_tokens = |index: usize| samples[index].ids.len() - 1;
+    let hosts = hosts_of(samples, active);
+    let prompt = |index: usize| hosts[index];
+    let own_tokens = |index: usize| {
+        let sample = &samples[index];
+        if sample.prompt_ids.len() < hosts[index].len() { 0 } else { sample.ids.len() - 1 }
+    };
     let tokens = |members: &[usize]| {
         prompt(members[0]).len() + members.iter().map(|i| own_tokens(*i)).sum::<usize>()
     };
@@ -240,7 +315,7 @@ pub(crate) fn shards(
 
 #[cfg(test)]
 mod tests {
-    use super::{TrainSample, shards};
+    use super::{TrainSample, hosts_of, sequences, shards};
 
     fn sample(prompt: u32, prompt_len: usize, len: usize) -> TrainSample {
         TrainSample {
@@ -285,5 +360,32 @@ mod tests {
         assert_eq!(split(110), [[vec![0, 1], vec![2, 3], vec![4]]]);
         assert_eq!(split(130), [[vec![0, 1, 2, 3], vec![4]]]);
         assert_eq!(split(usize::MAX), [[vec![0, 1, 2, 3], vec![4]]]);
+    }
+
+    #[test]
+    fn a_turn_is_computed_with_the_last_prompt_of_its_conversation() {
+        let turn = |prompt: &[u32], ids: &[u32]| TrainSample {
+            prompt_ids: prompt.to_vec(),
+            ids: ids.to_vec(),
+            logprobs: vec![0.0; ids.len()],
+            ..sample(0, 1, 1)
+        };
+        let samples = [
+            turn(&[1, 2], &[3]),
+            turn(&[1, 2, 3, 4], &[5, 6]),
+            turn(&[1, 2, 3, 4, 5, 6, 7], &[8]),
+            turn(&[1, 2, 3, 4, 5, 6, 7], &[9]),
+            // Another answer to the first prompt, and a turn whose beginning was encoded again.
+            turn(&[1, 2], &[4]),
+            turn(&[1, 2, 3, 4, 6, 5], &[1]),
+        ];
+        let all = [0, 1, 2, 3, 4, 5];
+        let last = &samples[2].prompt_ids[..];
+        assert_eq!(hosts_of(&samples, &all)[..4], [last; 4]);
+        assert_eq!(sequences(&samples, &all), [2, 2, 2, 3, 4, 5]);
+        assert_eq!(shards(&samples, &all, 64, 100, 100), [[[0, 1, 2, 3, 5, 4]]]);
+        // Without the last turn, the first one goes on in the other prompt that begins with it.
+        assert_eq!(sequences(&samples, &[0, 1, 4]), [1, 1, 2, 3, 4, 5]);
+        assert_eq!(sequences(&samples, &[0, 4, 5]), [5, 1, 2, 3, 4, 5]);
     }
 }

@@ -3,7 +3,8 @@
 //! The thread `hone-train` runs `Trainer::run`. It sleeps until one of these wakes it: groups became
 //! ready, an operator activated a version, a [`TrainHandle`] sent a command, or `POLL_INTERVAL`
 //! passed. It then handles all commands, follows the operator's version, and takes one step if there
-//! is a batch. The life of a step:
+//! is a batch. It follows once activations have paused for a quarter of a second, or before the next step: each
+//! return to a version reads and writes a whole checkpoint. The life of a step:
 //!
 //! 1. *Prepare*: the oldest ready groups make a batch, and their rewards become advantages.
 //! 2. *Optimize*: the learner computes the gradient and updates the adapter.
@@ -23,14 +24,15 @@
 //!   them is repaired at the next start: no recorded step is lost, no group is trained on twice.
 //! - The learner is at most one step ahead of the publication in progress, and nothing of that step
 //!   is durable before the version is served.
-//! - A version that an operator activates is never replaced by weights that do not descend from it.
+//! - A version that an operator activates is never replaced by weights that do not descend from it. Until the
+//!   weights follow it, no step is taken and nothing is published, also after a crash.
 //! - Pause and stop take effect after the current step. Errors and panics end the loop, not the
 //!   thread: `worker` restarts it from the last checkpoint. Serving never blocks on the trainer.
 
-mod attempt;
 mod command;
 mod error;
 mod handle;
+mod markers;
 mod prepared;
 mod progress;
 mod publication;

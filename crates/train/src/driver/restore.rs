@@ -10,9 +10,9 @@ use hone_core::files::{at, remove_any};
 use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, now_ms};
 use hone_store::Op;
 
-use super::attempt::AttemptMarker;
 use super::command::TrainCommand;
 use super::error::TrainFailure;
+use super::markers::{ActivationMarker, AttemptMarker};
 use super::progress::{Hold, TrainProgress};
 use super::setup::{ThreadPools, TrainSetup};
 use super::skipped::SkipLog;
@@ -52,6 +52,8 @@ impl<'a> Trainer<'a> {
             last_publication: Instant::now(),
             wake: wake.clone(),
             rollbacks: setup.policies.watch_rollback().borrow().count,
+            unfollowed: None,
+            activation: ActivationMarker::new(&setup.checkpoints),
             feedback_times: Vec::new(),
             skip_log: SkipLog::default(),
         };
@@ -117,6 +119,10 @@ impl<'a> Trainer<'a> {
             && recorded < step
         {
             store.commit_blocking(vec![Op::Step(Box::new(record))])?;
+        }
+        if self.activation.is_set() {
+            self.hold();
+            return self.follow_active();
         }
         let active = policies.active();
         let versions = policies.list()?;
@@ -282,28 +288,46 @@ impl<'a> Trainer<'a> {
         self.progress.hold = Some(Hold { version, until, reason: None });
     }
 
-    /// Whether an operator activated a version that the weights do not follow yet.
+    /// Whether a version was activated that the weights do not follow yet.
     pub(super) fn has_new_rollback(&self) -> bool {
-        self.setup.policies.watch_rollback().borrow().count != self.rollbacks
+        let count = self.setup.policies.watch_rollback().borrow().count;
+        self.unfollowed.is_some() || count != self.rollbacks
     }
 
-    /// Continues from a version that an operator activated, if there is one.
-    pub(super) fn follow_rollback(&mut self) -> Result<(), TrainFailure> {
+    /// Notices that an existing version was activated, which ends a publication in progress. After an
+    /// operator's activation training pauses, and the weights follow later, because further activations may
+    /// come. They follow at once if a rule withdrew the version before.
+    pub(super) fn notice_rollback(&mut self) -> Result<(), TrainFailure> {
         let rollback = self.setup.policies.watch_rollback().borrow().clone();
-        if rollback.count != self.rollbacks {
-            // The activation ends a publication in progress, which is either already served or
-            // superseded.
-            self.finish_publish()?;
-            self.rollbacks = rollback.count;
-            if rollback.by_operator {
-                self.hold();
-            } else {
-                self.count_rejection("the active version was rolled back");
-            }
-            self.reset_to_active()?;
-            self.checkpoint()?;
+        if rollback.count == self.rollbacks {
+            return Ok(());
         }
+        // Its version is either already served or superseded.
+        self.finish_publish()?;
+        self.rollbacks = rollback.count;
+        if !rollback.by_operator {
+            self.count_rejection("the active version was rolled back");
+            return self.follow_active();
+        }
+        self.activation.set()?;
+        self.hold();
+        self.unfollowed = Some(Instant::now());
+        self.report();
         Ok(())
+    }
+
+    /// Continues from the version that was activated last, if the weights do not follow it yet.
+    pub(super) fn follow_rollback(&mut self) -> Result<(), TrainFailure> {
+        self.notice_rollback()?;
+        if self.unfollowed.is_some() { self.follow_active() } else { Ok(()) }
+    }
+
+    /// Returns to the active version and makes that durable.
+    fn follow_active(&mut self) -> Result<(), TrainFailure> {
+        self.reset_to_active()?;
+        self.checkpoint()?;
+        self.unfollowed = None;
+        Ok(self.activation.clear()?)
     }
 
     /// Writes a checkpoint of the learner and the progress, and deletes old ones.

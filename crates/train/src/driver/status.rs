@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus::IntGauge;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::metrics::Metrics;
 
 /// The trainer's current activity.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainState {
     /// `train.enabled` is false.
@@ -59,7 +60,7 @@ impl TrainState {
 }
 
 /// The response of `GET /admin/train`.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
 pub struct TrainStatus {
     /// The current activity.
     pub state: TrainState,

@@ -30,6 +30,8 @@ pub struct StepStats {
     ///   `terminated_length`, `_min`, `_max` -> `completions/{mean,min,max}_terminated_length`;
     ///   `truncated_ratio` -> `completions/clipped_ratio`: of all samples, trained on or not
     /// - `tokens`: completion tokens trained on; `samples` trained on
+    /// - `joined_samples`: number of samples that are earlier turns of another one's conversation, with which
+    ///   they are one sequence; absent without them
     /// - `correction/nll`: mean over the tokens of the corrections of their negative log-probability, in
     ///   nats; `correction/samples`: their number. Absent without corrections, which count in `loss`,
     ///   `num_tokens` and `loss_token_fraction` only

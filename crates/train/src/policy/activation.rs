@@ -118,14 +118,27 @@ impl Policies {
         left: PolicyState,
         by_operator: bool,
     ) -> Result<PolicyRecord, PolicyError> {
+        let records = self.exchanged(version)?;
         self.set_active(version);
         self.metrics.policy_rollbacks.inc();
-        self.store.commit_now(activation_ops(&self.list()?, version, reason, left)).await?;
+        self.store.commit_now(activation_ops(&records, version, reason, left)).await?;
         self.rollback.send_modify(|r| {
             *r = Rollback { count: r.count + 1, version, adapter, by_operator };
         });
         tracing::info!(%version, reason, "policy version activated");
         self.store.policy(version)?.ok_or(PolicyError::Unknown(version))
+    }
+
+    /// The records that the activation of `version` changes: its own and that of the active version, or all if
+    /// the ledger does not call that one active.
+    fn exchanged(&self, version: PolicyVersion) -> Result<Vec<PolicyRecord>, PolicyError> {
+        let [before, next] = [self.store.policy(self.active())?, self.store.policy(version)?];
+        match (before, next) {
+            (Some(before), Some(next)) if before.state == PolicyState::Active => {
+                Ok(vec![before, next])
+            }
+            _ => self.list(),
+        }
     }
 
     /// Loads each activated version into the serving engine, which then takes over from the engine that

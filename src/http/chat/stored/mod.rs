@@ -1,24 +1,25 @@
 //! Recorded chat completions: list, read, change of metadata and erasure. Only the key that asked for a
 //! completion sees it.
 
-mod query;
-mod wire;
+pub(in crate::http) mod query;
+pub(in crate::http) mod wire;
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::{Extension, Json};
 
 use hone_core::types::{Interaction, InteractionId, PromptSource, now_ms};
 use hone_store::{Op, StoreError};
 
-use self::query::{CompletionQuery, PageQuery};
+use self::query::{CompletionQuery, MESSAGES, PageQuery};
 use self::wire::{DeletedCompletion, ListPage, StoredCompletion, StoredMessage};
+use super::fields::metadata_schema;
 use super::request::metadata;
 use crate::http::auth::Caller;
-use crate::http::body::{Fields, JsonObject, QueryObject};
+use crate::http::body::{Field, FieldTable, Fields, JsonObject, PathText, QueryObject};
 use crate::http::error::ApiError;
-use crate::http::feedback::recording::{find_interaction, unknown_completion};
+use crate::http::feedback::recording::find_interaction;
 use crate::http::generate::prompt::tool_format;
 use crate::http::state::AppState;
 
@@ -26,6 +27,10 @@ use crate::http::state::AppState;
 const MAX_READ: usize = 2000;
 /// Completions that are read at once.
 const CHUNK: usize = 100;
+
+/// The fields of a change.
+pub(in crate::http) const UPDATE_FIELDS: FieldTable =
+    &[&[Field::json("metadata", metadata_schema, "The new metadata.").required()]];
 
 type Completions = ListPage<StoredCompletion>;
 
@@ -38,32 +43,33 @@ pub async fn list(
     let query = CompletionQuery::read(query)?;
     // The last completions may still be queued for the ledger.
     state.store.flush().await?;
-    let page = tokio::task::spawn_blocking(move || page(&state, &caller, &query)).await;
-    Ok(Json(page.map_err(|error| ApiError::logged("reading completions panicked", &error))??))
+    let reader = state.clone();
+    let page = state.read_ledger(move |_| page(&reader, &caller, &query)).await?;
+    Ok(Json(page))
 }
 
 /// `GET /v1/chat/completions/{id}`
 pub async fn retrieve(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
 ) -> Result<Json<StoredCompletion>, ApiError> {
     let interaction = find_chat(&state, &caller, &id).await?;
-    Ok(Json(stored(&state, interaction)?))
+    read_stored(state, interaction).await
 }
 
 /// `GET /v1/chat/completions/{id}/messages`
 pub async fn messages(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
     QueryObject(query): QueryObject,
 ) -> Result<Json<ListPage<StoredMessage>>, ApiError> {
-    let fields = Fields::only(&query, &["after", "limit", "order"])?;
-    let PageQuery { after, limit, newest_first } = PageQuery::read(&fields)?;
+    let fields = Fields::of(&query, MESSAGES)?;
+    let page = PageQuery::read(&fields)?;
     let interaction = find_chat(&state, &caller, &id).await?;
     let completion = interaction.completion_id();
-    let mut all: Vec<_> = interaction
+    let all: Vec<_> = interaction
         .messages
         .into_iter()
         .enumerate()
@@ -80,68 +86,73 @@ pub async fn messages(
             (id, message)
         })
         .collect();
-    if newest_first {
-        all.reverse();
-    }
-    if let Some(after) = after {
-        let Some(place) = all.iter().position(|(id, _)| id == after) else {
-            return Err(fields.invalid("after", "the id of a message of this completion"));
-        };
-        all.drain(..=place);
-    }
-    let has_more = all.len() > limit;
-    all.truncate(limit);
-    Ok(Json(ListPage::new(all, None, has_more)))
+    Ok(Json(ListPage::cut(all, &page, "a message of this completion")?))
 }
 
 /// `POST /v1/chat/completions/{id}`
 pub async fn update(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
     JsonObject(body): JsonObject,
 ) -> Result<Json<StoredCompletion>, ApiError> {
-    let fields = Fields::only(&body, &["metadata"])?;
+    let fields = Fields::of(&body, UPDATE_FIELDS)?;
     if fields.get("metadata").is_none() {
         return Err(fields.missing("metadata", "an object of strings"));
     }
     let metadata = metadata(&fields)?;
     let interaction = find_chat(&state, &caller, &id).await?;
     state.store.commit(vec![Op::Metadata(interaction.id, metadata.clone())]).await?;
-    Ok(Json(stored(&state, Interaction { metadata, ..interaction })?))
+    read_stored(state, Interaction { metadata, ..interaction }).await
 }
 
-/// `DELETE /v1/chat/completions/{id}`; erases text completions, too.
+/// `DELETE /v1/chat/completions/{id}`; erases the completions of the other endpoints, too.
 pub async fn delete(
     State(state): State<Arc<AppState>>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
 ) -> Result<Json<DeletedCompletion>, ApiError> {
-    let interaction = find(&state, &caller, &id).await?;
+    let interaction = find(&state, &caller, "id", &id).await?;
     state.store.commit(vec![Op::Erase(interaction.id, now_ms())]).await?;
     let id = interaction.completion_id();
     tracing::info!(id, "a completion was erased");
     Ok(Json(DeletedCompletion { object: "chat.completion.deleted", id, deleted: true }))
 }
 
-/// A completion that this key asked for.
-async fn find(state: &AppState, caller: &Caller, text: &str) -> Result<Interaction, ApiError> {
-    let unknown = || ApiError::no_such_completion("id", text);
+/// A completion that this key asked for, by the id in the field `param`.
+pub(in crate::http) async fn find(
+    state: &AppState,
+    caller: &Caller,
+    param: &str,
+    text: &str,
+) -> Result<Interaction, ApiError> {
+    let unknown = || ApiError::no_such_completion(param, text);
     let id = InteractionId::from_completion_id(text).ok_or_else(unknown)?;
-    let interaction = find_interaction(state, id).await?;
-    let interaction = interaction.ok_or_else(|| unknown_completion("id", id))?;
-    let own = interaction.source == PromptSource::Live
-        && interaction.api_key() == caller.key_id.as_deref();
-    if own { Ok(interaction) } else { Err(unknown()) }
+    if id.is_unstored() {
+        return Err(ApiError::unstored_completion(param, text));
+    }
+    let is_own = |row: &Interaction| {
+        row.source == PromptSource::Live && row.api_key() == caller.key_id.as_deref()
+    };
+    find_interaction(state, id).await?.filter(is_own).ok_or_else(unknown)
 }
 
 /// [`find`] for chat completions only.
 async fn find_chat(state: &AppState, caller: &Caller, text: &str) -> Result<Interaction, ApiError> {
-    let interaction = find(state, caller, text).await?;
-    if interaction.is_text() {
+    let interaction = find(state, caller, "id", text).await?;
+    if interaction.is_text() || !interaction.endpoint.is_completions() {
         return Err(ApiError::no_such_completion("id", text));
     }
     Ok(interaction)
+}
+
+/// The response with a completion.
+async fn read_stored(
+    state: Arc<AppState>,
+    interaction: Interaction,
+) -> Result<Json<StoredCompletion>, ApiError> {
+    let reader = state.clone();
+    state.read_ledger(move |_| stored(&reader, interaction)).await.map(Json)
 }
 
 fn stored(state: &AppState, interaction: Interaction) -> Result<StoredCompletion, StoreError> {

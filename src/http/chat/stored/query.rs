@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use hone_core::types::{Interaction, InteractionId};
 
-use crate::http::body::{Fields, invalid};
+use crate::http::body::{Field, FieldTable, Fields, invalid};
 use crate::http::error::ApiError;
 
 /// Entries of a page unless the client wants another number.
@@ -16,30 +16,56 @@ const MAX_LIMIT: usize = 100;
 /// The part of a parameter's name before a key of `metadata`.
 const METADATA: &str = "metadata[";
 
+/// The parameters of a page.
+const PAGE: &[Field] = &[
+    Field::text("after", "The page begins after the entry with this id."),
+    Field::json("limit", limit_schema, "Most entries of the page; default 20."),
+    Field::one_of("order", &["asc", "desc"], "By time; default `asc`."),
+];
+/// The parameters of a page that begins with the newest entry by default.
+pub(in crate::http) const NEWEST_PAGE: &[Field] = &[
+    Field::text("after", "The page begins after the entry with this id."),
+    Field::json("limit", limit_schema, "Most entries of the page; default 20."),
+    Field::one_of("order", &["asc", "desc"], "By time; default `desc`."),
+];
+/// The parameters of a page of completions.
+pub(in crate::http) const COMPLETIONS: FieldTable = &[
+    PAGE,
+    &[
+        Field::text("model", "Only completions with this model name."),
+        Field::json("metadata[KEY]", entry_schema, "Only completions with this entry."),
+    ],
+];
+
+/// The parameters of a page of messages.
+pub(in crate::http) const MESSAGES: FieldTable = &[PAGE];
+
+fn limit_schema() -> Value {
+    json!({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT})
+}
+
+fn entry_schema() -> Value {
+    json!({"type": "object", "additionalProperties": {"type": "string"}})
+}
+
 /// Which page of a list, and in which order.
-pub(super) struct PageQuery<'a> {
+pub(in crate::http) struct PageQuery<'a> {
     /// The id of the entry before the page.
-    pub(super) after: Option<&'a str>,
-    pub(super) limit: usize,
-    pub(super) newest_first: bool,
+    pub(in crate::http) after: Option<&'a str>,
+    pub(in crate::http) limit: usize,
+    pub(in crate::http) newest_first: bool,
 }
 
 impl<'a> PageQuery<'a> {
-    pub(super) fn read(fields: &Fields<'a>) -> Result<Self, ApiError> {
+    pub(in crate::http) fn read(fields: &Fields<'a>) -> Result<Self, ApiError> {
         let limit = fields.read("limit", format_args!("from 1 to {MAX_LIMIT}"), |value| {
             let limit: usize = value.as_str()?.parse().ok()?;
             (1..=MAX_LIMIT).contains(&limit).then_some(limit)
         })?;
-        let order =
-            fields.read("order", "\"asc\" or \"desc\"", |value| match value.as_str()? {
-                "asc" => Some(false),
-                "desc" => Some(true),
-                _ => None,
-            })?;
         Ok(Self {
             after: fields.text("after")?,
             limit: limit.unwrap_or(DEFAULT_LIMIT),
-            newest_first: order.unwrap_or(false),
+            newest_first: fields.text("order")? == Some("desc"),
         })
     }
 }
@@ -65,7 +91,7 @@ impl CompletionQuery {
                 metadata.insert(key.to_owned(), value);
             }
         }
-        let fields = Fields::only(&query, &["after", "limit", "order", "model", "metadata[KEY]"])?;
+        let fields = Fields::of(&query, COMPLETIONS)?;
         let PageQuery { after, limit, newest_first } = PageQuery::read(&fields)?;
         let id = |text: &str| {
             let id = InteractionId::from_completion_id(text);

@@ -3,18 +3,22 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::Value;
 
 use hone_core::types::{Interaction, Sample, SampleOrigin, ToolCall};
-use hone_engine::answer::AnswerForm;
 use hone_engine::{Codec, ToolFormat};
 
-use crate::http::chat::answer::Answer;
-use crate::http::chat::wire::{AssistantMessage, ChatCompletion, Choice};
+use super::query::PageQuery;
+use crate::http::body::invalid;
+use crate::http::chat::answer::{recorded, recorded_form};
+use crate::http::chat::wire::{ChatCompletion, Choice};
+use crate::http::error::ApiError;
 use crate::http::generate::types::Usage;
 
 /// A recorded completion: its response, and what the request asked for.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct StoredCompletion {
     #[serde(flatten)]
     completion: ChatCompletion,
@@ -40,19 +44,10 @@ impl StoredCompletion {
         samples.sort_by_key(|sample| sample.choice);
         let tokens = samples.iter().map(|sample| sample.ids.len()).sum();
         let version = samples.first().map(|sample| sample.version).unwrap_or_default();
-        let is_own = interaction.template_hash == codec.template_hash();
-        let mut form = AnswerForm::new(codec, &interaction.prompt_ids, &interaction.chat, format);
-        if interaction.grammar.is_some() {
-            form = form.constrained(&interaction.chat);
-        }
+        let form = recorded_form(codec, &interaction, format);
         let choices = samples.into_iter().map(|sample| {
-            let index = sample.choice;
-            let (message, finish_reason) = if is_own {
-                Answer::recorded(codec, &form, &sample, &interaction.stop)
-            } else {
-                (AssistantMessage::of(sample.text), sample.finish.as_str())
-            };
-            Choice { index, message, logprobs: None, finish_reason, token_ids: None }
+            let message = recorded(codec, form.as_ref(), &sample, &interaction.stop);
+            Choice::new(sample.choice, message, None, false)
         });
         let usage = Usage::new(interaction.prompt_ids.len(), tokens);
         let completion = ChatCompletion::new(&interaction, version, choices.collect(), usage);
@@ -71,7 +66,7 @@ impl StoredCompletion {
 }
 
 /// A message of a recorded request.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct StoredMessage {
     /// The completion's id, `-` and the message's place.
     pub(super) id: String,
@@ -86,8 +81,10 @@ pub struct StoredMessage {
 }
 
 /// A part of a list, in OpenAI's shape.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "PageOf{T}")]
 pub struct ListPage<T> {
+    #[schemars(extend("const" = "list"))]
     object: &'static str,
     data: Vec<T>,
     first_id: Option<String>,
@@ -97,6 +94,30 @@ pub struct ListPage<T> {
 }
 
 impl<T> ListPage<T> {
+    /// The page that a query wants of `all` entries, each with its id, oldest first. `entry` describes one.
+    pub(in crate::http) fn cut(
+        mut all: Vec<(String, T)>,
+        query: &PageQuery<'_>,
+        entry: &str,
+    ) -> Result<Self, ApiError> {
+        if query.newest_first {
+            all.reverse();
+        }
+        if let Some(after) = query.after {
+            let Some(place) = all.iter().position(|(id, _)| id == after) else {
+                return Err(invalid(
+                    "after",
+                    &Value::from(after),
+                    format_args!("the id of {entry}"),
+                ));
+            };
+            all.drain(..=place);
+        }
+        let has_more = all.len() > query.limit;
+        all.truncate(query.limit);
+        Ok(Self::new(all, None, has_more))
+    }
+
     /// `data` has each entry with its id. The next page begins after `last`, or else after the last entry.
     pub(super) fn new(data: Vec<(String, T)>, last: Option<String>, has_more: bool) -> Self {
         Self {
@@ -110,8 +131,9 @@ impl<T> ListPage<T> {
 }
 
 /// The response to an erasure.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub struct DeletedCompletion {
+    #[schemars(extend("const" = "chat.completion.deleted"))]
     pub(super) object: &'static str,
     pub(super) id: String,
     pub(super) deleted: bool,

@@ -4,9 +4,9 @@
 //! alone are trained on. Each of several prompts has its own record and id.
 
 mod head;
-mod request;
+pub(in crate::http) mod request;
 mod stream;
-mod wire;
+pub(in crate::http) mod wire;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
-use hone_core::types::{ChatOptions, Interaction, Message, Role, TokenId};
+use hone_core::types::{ChatOptions, ClientEndpoint, Interaction, Message, Role, TokenId};
 
 use self::head::TextHead;
 use self::request::{TextPrompt, TextRequest};
@@ -41,13 +41,16 @@ pub async fn create(
     models::check(&state, &request.model)?;
     let wanted = WantedTokens {
         params: &request.params,
+        max_tokens_field: "max_tokens",
         choices: request.choices as usize * request.prompts.len(),
+        choices_field: if request.choices > 1 { "n" } else { "prompt" },
         prompt_tokens: request.prompts.iter().map(TextPrompt::estimated_tokens).sum(),
     };
-    let permit = admit(&state, &caller, &body, &wanted)?;
+    let permit = admit(&state, &caller, &wanted)?;
     let TextRequest { model, prompts, params, stop, metadata, user, store, .. } = request;
     let context = PromptContext {
         model,
+        endpoint: ClientEndpoint::Completions,
         metadata,
         params,
         stop,

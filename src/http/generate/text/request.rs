@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use hone_core::types::{SamplingParams, TokenId};
 
-use crate::http::body::{Fields, invalid};
-use crate::http::chat::request::{
-    MAX_CHOICES, MAX_TOP_LOGPROBS, include_usage, metadata, params, stop, to_u32,
-};
+use crate::http::body::{Field, FieldTable, Fields, invalid};
+use crate::http::chat::fields::{CHOICES, MAX_CHOICES, MAX_TOP_LOGPROBS, SAMPLING, token_schema};
+use crate::http::chat::request::{include_usage, metadata, params, stop, to_u32};
 use crate::http::error::ApiError;
 use crate::http::generate::admit::BYTES_PER_TOKEN;
 use crate::http::generate::prompt::token_ids;
@@ -19,38 +18,29 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Largest number of choices of all prompts together.
 const MAX_ALL_CHOICES: usize = 128;
 
-/// The accepted fields.
-const FIELDS: [&str; 29] = [
-    "add_special_tokens",
-    "best_of",
-    "echo",
-    "frequency_penalty",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "logit_bias",
-    "logprobs",
-    "max_tokens",
-    "metadata",
-    "min_p",
-    "min_tokens",
-    "model",
-    "n",
-    "presence_penalty",
-    "prompt",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "store",
-    "stream",
-    "stream_options",
-    "suffix",
-    "temperature",
-    "top_k",
-    "top_p",
-    "user",
-    "service_tier",
+/// The fields.
+pub(in crate::http) const FIELDS: FieldTable = &[
+    &[
+        Field::json("prompt", prompt_schema, "What is continued.").required(),
+        Field::flag("add_special_tokens", "Whether the tokenizer frames a text; default true."),
+        Field::integer("best_of", 1, MAX_CHOICES, "Only the value of `n`."),
+        Field::flag("echo", "Whether each text begins with its prompt; not with `logprobs`."),
+        Field::integer("logprobs", 0, MAX_TOP_LOGPROBS, "Number of alternatives for each token."),
+        Field::refused("suffix"),
+    ],
+    SAMPLING,
+    CHOICES,
 ];
+
+fn prompt_schema() -> Value {
+    let ids = json!({"type": "array", "items": token_schema(), "minItems": 1});
+    json!({"anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_ALL_CHOICES},
+        ids,
+        {"type": "array", "items": ids, "minItems": 1, "maxItems": MAX_ALL_CHOICES},
+    ]})
+}
 
 /// A prompt of a [`TextRequest`].
 #[derive(Debug, PartialEq)]
@@ -95,21 +85,18 @@ pub(super) struct TextRequest {
 
 /// Validates a body. `vocab` bounds the token ids.
 pub(super) fn read(body: &Map<String, Value>, vocab: usize) -> Result<TextRequest, ApiError> {
-    let fields = Fields::only(body, &FIELDS)?;
+    let fields = Fields::of(body, FIELDS)?;
     let model = fields.text("model")?.ok_or_else(|| fields.missing("model", "a model's name"))?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
-    let n = fields.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1);
-    if let Some(best_of) = fields.integer("best_of", 1..=MAX_CHOICES)?
+    let n = fields.whole("n").unwrap_or(1);
+    if let Some(best_of) = fields.whole("best_of")
         && best_of != n
     {
         let message =
             format!("best_of is {best_of}: only n choices are sampled, so it must be {n}");
         return Err(ApiError::unsupported("best_of", message));
     }
-    if fields.text("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(ApiError::unsupported("suffix", "suffix is not supported: leave it out"));
-    }
-    let logprobs = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    let logprobs = fields.whole("logprobs");
     let echo = fields.boolean("echo")?.unwrap_or(false);
     if echo && logprobs.is_some() {
         let message =
@@ -169,5 +156,19 @@ fn prompts(fields: &Fields<'_>, vocab: usize) -> Result<Vec<TextPrompt>, ApiErro
             };
             list.iter().enumerate().map(text).collect()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::body::testing::assert_agreement;
+
+    #[test]
+    fn the_reader_accepts_what_the_schema_does() {
+        let base = json!({"model": "default", "prompt": "a", "stream": true, "max_tokens": 256});
+        // It must be equal to `n`.
+        let except = ["best_of"];
+        assert_agreement(FIELDS, &base, &except, |body| read(body, 1000).map(drop));
     }
 }

@@ -3,7 +3,6 @@
 //! failure after the first byte ends the stream with an `error` event and without `[DONE]`.
 
 use axum::response::Response;
-use futures::stream;
 
 use hone_core::types::PolicyVersion;
 
@@ -12,6 +11,7 @@ use super::wire::{TextChoice, TextLogprobs};
 use crate::http::error::ApiError;
 use crate::http::generate::run::RequestRun;
 use crate::http::generate::sse;
+use crate::http::generate::sse::RunEvents;
 use crate::http::generate::types::ChoiceUpdate;
 
 struct TextEvents {
@@ -22,7 +22,6 @@ struct TextEvents {
     include_usage: bool,
     /// The length of each choice's text so far, in characters.
     offsets: Vec<usize>,
-    ended: bool,
 }
 
 /// Starts the run before it responds, so that a refusal still has its status code, unless the run waits too
@@ -34,48 +33,16 @@ pub(super) async fn respond(
 ) -> Result<(Option<PolicyVersion>, Response), ApiError> {
     let (version, keep_alive) = (run.start_in_time().await?, run.keep_alive());
     let offsets = vec![0; head.choices()];
-    let events = TextEvents { run, head, version, include_usage, offsets, ended: false };
-    let events = stream::unfold(events, |mut events| async move {
-        let text = events.next().await?;
-        Some((text, events))
-    });
-    Ok((version, sse::respond(events, keep_alive)))
+    let events = TextEvents { run, head, version, include_usage, offsets };
+    Ok((version, sse::respond(sse::events_of(events), keep_alive)))
 }
 
-impl TextEvents {
-    /// The next whole events, at least one; `None` at the end.
-    async fn next(&mut self) -> Option<String> {
-        while !self.ended {
-            match self.run.next().await {
-                Some(Ok(update)) => {
-                    let events = self.events(update);
-                    if !events.is_empty() {
-                        return Some(events);
-                    }
-                }
-                Some(Err(error)) => {
-                    self.ended = true;
-                    self.run.count_limit(&error);
-                    return Some(sse::event(&error.to_json()));
-                }
-                None => {
-                    self.ended = true;
-                    let mut events = String::new();
-                    if self.include_usage {
-                        let usage = Some(Some(self.run.usage()));
-                        let version = self.version.unwrap_or_else(|| self.run.version());
-                        let last = self.head.completion(version, Vec::new(), usage);
-                        events = sse::json_event(&last);
-                    }
-                    events.push_str(&sse::event(sse::DONE));
-                    return Some(events);
-                }
-            }
-        }
-        None
+impl RunEvents for TextEvents {
+    fn run(&mut self) -> &mut RequestRun {
+        &mut self.run
     }
 
-    fn events(&mut self, update: ChoiceUpdate) -> String {
+    fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
         let ChoiceUpdate { index, version, started, text, tokens, finish, .. } = update;
         let mut choices = Vec::new();
         let part = |text, logprobs, finish_reason| {
@@ -97,6 +64,17 @@ impl TextEvents {
         }
         let usage = self.include_usage.then_some(None);
         let event = |choice| sse::json_event(&self.head.completion(version, vec![choice], usage));
-        choices.into_iter().map(event).collect()
+        Ok(choices.into_iter().map(event).collect())
+    }
+
+    fn last(&mut self) -> String {
+        let mut events = String::new();
+        if self.include_usage {
+            let usage = Some(Some(self.run.usage()));
+            let version = self.version.unwrap_or_else(|| self.run.version());
+            events = sse::json_event(&self.head.completion(version, Vec::new(), usage));
+        }
+        events.push_str(&sse::event(sse::DONE));
+        events
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::TokenId;
@@ -11,10 +12,12 @@ use hone_engine::{Codec, Token};
 use crate::http::generate::types::{Usage, shown_logprob};
 
 /// The response, and each event of a stream.
-#[derive(Serialize)]
-pub(super) struct TextCompletion<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::http) struct TextCompletion<'a> {
     pub(super) id: &'a str,
+    #[schemars(extend("const" = "text_completion"))]
     pub(super) object: &'static str,
+    /// Seconds since 1970.
     pub(super) created: u64,
     pub(super) model: &'a str,
     pub(super) system_fingerprint: String,
@@ -25,11 +28,12 @@ pub(super) struct TextCompletion<'a> {
 }
 
 /// A choice, or its new part.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct TextChoice {
     pub(super) index: u32,
     pub(super) text: String,
     pub(super) logprobs: Option<TextLogprobs>,
+    #[schemars(extend("enum" = ["stop", "length", null]))]
     pub(super) finish_reason: Option<&'static str>,
     /// Only if the request has several prompts: the id of this prompt's completion, for feedback.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -37,7 +41,7 @@ pub(super) struct TextChoice {
 }
 
 /// Natural-log probabilities of the sampled tokens. The stop token is left out, as in the text.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 pub(super) struct TextLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,

@@ -5,20 +5,23 @@ pub(in crate::http) mod quarantine;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{PolicyRecord, PolicyVersion};
 use hone_train::TrainStatus;
 
+use crate::http::body::PathText;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 type JsonResult<T> = Result<Json<T>, ApiError>;
 
 /// Response of `GET /admin/policies`.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(in crate::http) struct PolicyList {
+    #[schemars(extend("const" = "list"))]
     object: &'static str,
     active: u64,
     data: Vec<PolicyRecord>,
@@ -59,7 +62,7 @@ pub(in crate::http) async fn policies(
 /// `POST /admin/policies/{version}/activate`
 pub(in crate::http) async fn activate(
     State(state): State<Arc<AppState>>,
-    Path(version): Path<String>,
+    PathText(version): PathText,
 ) -> JsonResult<PolicyRecord> {
     let version = parse(&version)?;
     tracing::info!(%version, "an operator activates a version");
@@ -70,7 +73,7 @@ pub(in crate::http) async fn activate(
 /// `POST /admin/policies/{version}/pin`
 pub(in crate::http) async fn pin(
     State(state): State<Arc<AppState>>,
-    Path(version): Path<String>,
+    PathText(version): PathText,
 ) -> JsonResult<PolicyRecord> {
     let version = parse(&version)?;
     run_detached(async move { state.policies.pin(version, true).await }).await
@@ -79,7 +82,7 @@ pub(in crate::http) async fn pin(
 /// `POST /admin/policies/{version}/unpin`
 pub(in crate::http) async fn unpin(
     State(state): State<Arc<AppState>>,
-    Path(version): Path<String>,
+    PathText(version): PathText,
 ) -> JsonResult<PolicyRecord> {
     let version = parse(&version)?;
     run_detached(async move { state.policies.pin(version, false).await }).await

@@ -7,22 +7,26 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{UnixMillis, now_ms};
 use hone_reward::feedback::QuarantineReason;
 use hone_store::{Op, QuarantinedKey};
 
-use crate::http::body::{Fields, JsonObject, List};
+use crate::http::body::{Field, FieldTable, Fields, JsonObject, List, PathText};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// Longest note, in characters.
 const NOTE_CHARS: usize = 1024;
+/// The fields of a post.
+pub(in crate::http) const FIELDS: FieldTable =
+    &[&[Field::short_text("reason", NOTE_CHARS, "Why the key is quarantined.").required()]];
 
 /// One quarantined key.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(in crate::http) struct QuarantineEntry {
     key_id: String,
     /// `{"rule": "by_hand", "note": ...}`; null if the stored reason cannot be parsed.
@@ -31,7 +35,7 @@ pub(in crate::http) struct QuarantineEntry {
 }
 
 /// Response of `DELETE /admin/feedback/quarantine/{key}`.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(in crate::http) struct ReleasedKey {
     key_id: String,
     released: bool,
@@ -47,11 +51,11 @@ pub(in crate::http) async fn list(
 /// `POST /admin/feedback/quarantine/{key}`
 pub(in crate::http) async fn flag(
     State(state): State<Arc<AppState>>,
-    Path(key): Path<String>,
+    PathText(key): PathText,
     JsonObject(body): JsonObject,
 ) -> Result<Json<QuarantineEntry>, ApiError> {
-    let fields = Fields::only(&body, &["reason"])?;
-    let note = fields.short_text("reason", NOTE_CHARS)?;
+    let fields = Fields::of(&body, FIELDS)?;
+    let note = fields.text("reason")?;
     let note = note.ok_or_else(|| fields.missing("reason", "the reason for the quarantine"))?;
     if !is_id(&key) {
         let message = format!(
@@ -72,7 +76,7 @@ pub(in crate::http) async fn flag(
 /// `DELETE /admin/feedback/quarantine/{key}`
 pub(in crate::http) async fn release(
     State(state): State<Arc<AppState>>,
-    Path(key): Path<String>,
+    PathText(key): PathText,
 ) -> Result<Json<ReleasedKey>, ApiError> {
     if !state.store.quarantined()?.iter().any(|row| row.key_id == key) {
         return Err(ApiError::not_found(format!("key is {key:?}: it is not in quarantine")));

@@ -4,8 +4,8 @@
 //! promised until it ends, so no running sequence is evicted. A sequence first computes its prompt, of
 //! which it takes from the prefix cache what that holds, and then decodes. One iteration computes a
 //! bounded number of prompt tokens and one step of the decoding sequences ([`plan`]). A sequence that
-//! ended or was cancelled leaves before the next iteration. While sequences of several versions run,
-//! each step computes one version after the other.
+//! ended or was cancelled leaves before the next iteration. A pass computes sequences of several versions:
+//! the base's products once for all of them, and each adapter's for its own.
 
 mod admit;
 mod pass;
@@ -17,8 +17,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rayon::prelude::*;
-
+use hone_core::threads::{Serving, background_was_busy};
 use hone_engine::EngineError;
 
 use super::shared::EngineShared;
@@ -26,7 +25,6 @@ use crate::config::SamplerConfig;
 use crate::decoder::{Decoder, PassOutcome, Scratch};
 use crate::error::SamplerError;
 use crate::kv_cache::{PAGE, PagePool};
-use crate::matmul::COLUMN_BLOCK;
 
 use pass::{DecodingPass, PromptPart};
 use plan::{IterationPlan, oldest_shadow};
@@ -38,6 +36,12 @@ const PAUSE_POLL: Duration = Duration::from_micros(500);
 /// The maximum length of a pause.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
 
+/// The shortest pause for background threads. What they are owed adds up until then.
+const LEAST_SHARE: Duration = Duration::from_micros(500);
+
+/// A background thread that has yielded within so long has more to compute.
+const BUSY_WITHIN: Duration = Duration::from_millis(200);
+
 /// The state of the scheduler's thread.
 pub(super) struct BatchScheduler {
     shared: Arc<EngineShared>,
@@ -47,8 +51,7 @@ pub(super) struct BatchScheduler {
     scratch: Vec<Scratch>,
     /// The sequences that compute their prompts.
     prefilling: Vec<EngineSequence>,
-    /// The sequences that decode. Those of the same weights are adjacent, live ones first, each class in
-    /// the order of admission.
+    /// The sequences that decode. Those of the same weights are adjacent.
     running: Vec<EngineSequence>,
     admitted: u64,
     iterations: u64,
@@ -56,6 +59,8 @@ pub(super) struct BatchScheduler {
     live_parts: u64,
     /// The duration of the last pass, from which the length of pauses is computed.
     last_pass: Duration,
+    /// The time that background threads have not got yet.
+    owed: Duration,
 }
 
 impl BatchScheduler {
@@ -79,6 +84,7 @@ impl BatchScheduler {
             iterations: 0,
             live_parts: 0,
             last_pass: Duration::ZERO,
+            owed: Duration::ZERO,
         }
     }
 
@@ -104,8 +110,12 @@ impl BatchScheduler {
                 &self.prefilling,
                 &self.running,
             );
+            let start = Instant::now();
             let part = self.prefill(plan);
             self.step(plan, part);
+            if plan.busy {
+                self.leave_time_to_background(start.elapsed());
+            }
         }
     }
 
@@ -141,11 +151,26 @@ impl BatchScheduler {
         busy_threads.clamp(1, threads)
     }
 
+    /// Pauses after an iteration for clients that took `spent`, if background threads have something to compute.
+    /// Otherwise they would get only the time that no client needs.
+    fn leave_time_to_background(&mut self, spent: Duration) {
+        let share = self.shared.config.background_share;
+        // Within the iteration they may not have run.
+        if self.decoder.is_small() || !background_was_busy(spent + BUSY_WITHIN) {
+            self.owed = Duration::ZERO;
+            return;
+        }
+        self.owed = (self.owed + spent.mul_f64(share)).min(MAX_PAUSE);
+        if self.owed >= LEAST_SHARE {
+            thread::sleep(self.owed);
+            self.owed = Duration::ZERO;
+        }
+    }
+
     /// Computes parts of prompts, up to the plan's number of tokens. Returns the last part, if it is left
     /// for the pass of the step.
     fn prefill(&mut self, plan: IterationPlan) -> Option<PromptPart> {
-        if plan.shadow_turn
-            && !plan.shadow_prompts
+        if plan.shadow_page
             && let Some(index) = oldest_shadow(&self.prefilling)
             && let Some(part) = self.take_part(plan, index, PAGE)
         {
@@ -202,11 +227,11 @@ impl BatchScheduler {
     fn compute_part(&mut self, mut part: PromptPart) -> bool {
         let threads = self.throttle(Some(&part));
         let start = Instant::now();
-        let shared = Arc::clone(&self.shared);
-        if let Some(scratch) = self.scratch.first_mut() {
-            let pass = DecodingPass { decoder: &self.decoder, shared: &shared, threads };
-            pass.compute(&mut [], Some(&mut part), scratch);
-        }
+        let Self { shared, decoder, scratch, .. } = self;
+        let pass = DecodingPass { decoder, shared, threads };
+        let is_live = shared.config.serves_clients && part.sequence.is_live();
+        let _serving = serving(decoder, threads, is_live);
+        decoder.hot(threads, || pass.compute_all(Vec::new(), Some(&mut part), scratch));
         self.last_pass = start.elapsed();
         let computed = part.outcome == PassOutcome::Computed;
         self.end_part(part);
@@ -232,12 +257,8 @@ impl BatchScheduler {
     fn begin_decoding(&mut self, sequence: EngineSequence) {
         // The prompt's last token, of which the first step needs the logits.
         self.count_prompt_tokens("computed", 1);
-        let key = |sequence: &EngineSequence| (!sequence.is_live(), sequence.order);
-        let group = self.running.iter().position(|other| other.same_weights(&sequence));
-        let start = group.unwrap_or(self.running.len());
-        let before =
-            |other: &&EngineSequence| other.same_weights(&sequence) && key(other) < key(&sequence);
-        let at = start + self.running[start..].iter().take_while(before).count();
+        let last = self.running.iter().rposition(|other| other.same_weights(&sequence));
+        let at = last.map_or(self.running.len(), |last| last + 1);
         self.running.insert(at, sequence);
     }
 
@@ -245,14 +266,11 @@ impl BatchScheduler {
     fn step(&mut self, plan: IterationPlan, mut part: Option<PromptPart>) {
         let newest = plan.newest_shadow(&self.running, self.shared.config.busy_rows);
         let (mut rows, mut failed) = (0, false);
-        for group in self.running.chunk_by_mut(EngineSequence::same_weights) {
-            let count = plan.rows(group, newest);
-            rows += count;
-            for sequence in group.iter_mut().take(count) {
-                if !sequence.pages.ensure_pages(&mut self.pool, 1) {
-                    sequence.fail(EngineError::Internal(SamplerError::NoPage.to_string()));
-                    failed = true;
-                }
+        for sequence in self.running.iter_mut().filter(|s| plan.takes_part(s, newest)) {
+            rows += 1;
+            if !sequence.pages.ensure_pages(&mut self.pool, 1) {
+                sequence.fail(EngineError::Internal(SamplerError::NoPage.to_string()));
+                failed = true;
             }
         }
         if failed {
@@ -261,43 +279,15 @@ impl BatchScheduler {
         if rows > 0 || part.is_some() {
             let threads = self.throttle(part.as_ref());
             let start = Instant::now();
-            self.compute_step(plan, newest, part.as_mut(), threads);
+            let Self { shared, decoder, scratch, running, .. } = self;
+            let pass = DecodingPass { decoder, shared, threads };
+            let rows = running.iter_mut().filter(|s| plan.takes_part(s, newest)).collect();
+            let _serving = serving(decoder, threads, plan.busy);
+            decoder.hot(threads, || pass.compute_all(rows, part.as_mut(), scratch));
             self.last_pass = start.elapsed();
         }
         if let Some(part) = part {
             self.end_part(part);
-        }
-    }
-
-    fn compute_step(
-        &mut self,
-        plan: IterationPlan,
-        newest: Option<u64>,
-        mut part: Option<&mut PromptPart>,
-        threads: usize,
-    ) {
-        let Self { shared, decoder, scratch, running, .. } = self;
-        let pass = DecodingPass { decoder, shared, threads };
-        for group in running.chunk_by_mut(EngineSequence::same_weights) {
-            let count = plan.rows(group, newest);
-            let rows = &mut group[..count];
-            let Some(first) = rows.first() else { continue };
-            let same = part.take_if(|part| part.sequence.same_weights(first));
-            let blocks = rows.len().div_ceil(COLUMN_BLOCK);
-            let parts = threads.min(blocks).min(scratch.len());
-            if parts > 1 {
-                let size = blocks.div_ceil(parts) * COLUMN_BLOCK;
-                let parts = rows.par_chunks_mut(size).zip(scratch.par_iter_mut());
-                let pass = DecodingPass { threads: 1, ..pass };
-                parts.for_each(|(rows, scratch)| pass.compute(rows, None, scratch));
-                continue;
-            }
-            if let Some(scratch) = scratch.first_mut() {
-                pass.compute(rows, same, scratch);
-            }
-        }
-        if let (Some(part), Some(scratch)) = (part, scratch.first_mut()) {
-            pass.compute(&mut [], Some(part), scratch);
         }
     }
 
@@ -343,6 +333,12 @@ impl BatchScheduler {
         pages.with_label_values(&["used"]).set(metric_value(usage.used));
         pages.with_label_values(&["cached"]).set(metric_value(usage.cached));
     }
+}
+
+/// Makes background threads wait for the end of a pass for clients on several threads, which yield their
+/// processors between the pass's parts.
+fn serving(decoder: &Decoder, threads: usize, is_live: bool) -> Option<Serving> {
+    (is_live && threads > 1 && !decoder.is_small()).then(Serving::begin)
 }
 
 fn metric_value(count: usize) -> i64 {

@@ -1,12 +1,17 @@
-//! One pass of the decoder over sequences of the same weights, and what follows from it.
+//! One pass of the decoder over sequences, and what follows from it.
+
+use std::ops::Range;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
 use hone_engine::EngineError;
 
 use super::sequence::EngineSequence;
-use crate::decoder::{Decoder, PassOutcome, PassSettings, PromptChunk, Scratch};
+use crate::decoder::{Decoder, PassOutcome, PassSettings, PromptChunk, RowAdapter, Scratch};
 use crate::engine::shared::EngineShared;
+use crate::matmul::COLUMN_BLOCK;
+use crate::weights::AdapterWeights;
 
 /// A sequence, and the number of tokens of its prompt that the next pass computes.
 pub(super) struct PromptPart {
@@ -15,7 +20,7 @@ pub(super) struct PromptPart {
     pub outcome: PassOutcome,
 }
 
-/// A pass over sequences of the same weights.
+/// A pass over sequences whose weights [share passes](EngineSequence::shares_passes), or are the same.
 #[derive(Clone, Copy)]
 pub(super) struct DecodingPass<'a> {
     pub decoder: &'a Decoder,
@@ -24,21 +29,72 @@ pub(super) struct DecodingPass<'a> {
 }
 
 impl DecodingPass<'_> {
-    /// Decodes and samples one token of each row, and computes a part of a prompt.
-    pub fn compute(
+    /// Computes a step of all rows, and a part of a prompt with it: one pass for all weights that share
+    /// passes, and one for each of the others. Call it within [`Decoder::hot`].
+    pub fn compute_all(
         self,
-        rows: &mut [EngineSequence],
+        mut rows: Vec<&mut EngineSequence>,
+        part: Option<&mut PromptPart>,
+        scratch: &mut [Scratch],
+    ) {
+        let mut part = part;
+        let part_weights = part.as_ref().map(|part| part.sequence.policy.id);
+        // Rows of the part's weights come last, next to its own, so that they have one product.
+        rows.sort_by_key(|s| (!s.shares_passes(), Some(s.policy.id) == part_weights));
+        let common = rows.partition_point(|sequence| sequence.shares_passes());
+        let (common, others) = rows.split_at_mut(common);
+        let shared_part = part.take_if(|part| part.sequence.shares_passes());
+        self.compute_split(common, shared_part, scratch);
+        for group in others.chunk_by_mut(|a, b| a.same_weights(b)) {
+            let same = |part: &mut &mut PromptPart| {
+                group.first().is_some_and(|first| first.same_weights(&part.sequence))
+            };
+            let part = part.take_if(same);
+            self.compute_split(group, part, scratch);
+        }
+        if part.is_some() {
+            self.compute_split(&mut [], part, scratch);
+        }
+    }
+
+    /// [`Self::compute`], divided between threads if each has buffers.
+    fn compute_split(
+        self,
+        rows: &mut [&mut EngineSequence],
+        part: Option<&mut PromptPart>,
+        scratch: &mut [Scratch],
+    ) {
+        let blocks = rows.len().div_ceil(COLUMN_BLOCK);
+        let parts = self.threads.min(blocks).min(scratch.len());
+        if parts > 1 && part.is_none() {
+            let size = blocks.div_ceil(parts) * COLUMN_BLOCK;
+            let parts = rows.par_chunks_mut(size).zip(scratch.par_iter_mut());
+            let pass = Self { threads: 1, ..self };
+            parts.for_each(|(rows, scratch)| pass.compute(rows, None, scratch));
+        } else if let Some(scratch) = scratch.first_mut() {
+            self.compute(rows, part, scratch);
+        }
+    }
+
+    /// Decodes and samples one token of each row, and computes a part of a prompt.
+    fn compute(
+        self,
+        rows: &mut [&mut EngineSequence],
         part: Option<&mut PromptPart>,
         scratch: &mut Scratch,
     ) {
         let Self { decoder, shared, threads } = self;
         let mut part = part;
-        let all = || rows.iter().chain(part.as_ref().map(|part| &part.sequence));
-        let adapter = all().next().and_then(|sequence| sequence.policy.adapter.clone());
+        let prompt = part.as_ref().map(|part| (&part.sequence, part.tokens));
+        let all = || rows.iter().map(|sequence| (&**sequence, 1)).chain(prompt);
         // A live request that arrives need not wait for a pass of shadow sequences alone.
-        let interruptible = shared.config.serves_clients && !all().any(EngineSequence::is_live);
+        let is_live = all().any(|(sequence, _)| sequence.is_live());
+        let interruptible = shared.config.serves_clients && !is_live;
         let interrupt = interruptible.then_some(&shared.live_arrived);
-        let settings = PassSettings { adapter: adapter.as_deref(), threads, interrupt };
+        let held = row_adapters(all());
+        let adapters: Vec<RowAdapter<'_>> =
+            held.iter().map(|(adapter, rows)| RowAdapter { adapter, rows: rows.clone() }).collect();
+        let settings = PassSettings { adapters: &adapters, threads, interrupt };
         let chunk = part
             .as_mut()
             .map(|part| PromptChunk { tokens: part.tokens, sequence: &mut part.sequence.pages });
@@ -48,8 +104,10 @@ impl DecodingPass<'_> {
             Err(error) => {
                 tracing::error!(%error, "a pass failed");
                 let error = EngineError::Internal(error.to_string());
-                let part = part.map(|part| &mut part.sequence);
-                return rows.iter_mut().chain(part).for_each(|s| s.fail(error.clone()));
+                if let Some(part) = part {
+                    part.sequence.fail(error.clone());
+                }
+                return rows.iter_mut().for_each(|sequence| sequence.fail(error.clone()));
             }
         }
         if let Some(part) = part {
@@ -65,4 +123,23 @@ impl DecodingPass<'_> {
             }
         }
     }
+}
+
+/// The adapters of sequences with a number of rows each, in the order of the rows.
+fn row_adapters<'a>(
+    sequences: impl Iterator<Item = (&'a EngineSequence, usize)>,
+) -> Vec<(Arc<AdapterWeights>, Range<usize>)> {
+    let (mut adapters, mut row) = (Vec::<(Arc<AdapterWeights>, Range<usize>)>::new(), 0);
+    for (sequence, count) in sequences {
+        let rows = row..row + count;
+        row = rows.end;
+        let Some(adapter) = &sequence.policy.adapter else { continue };
+        match adapters.last_mut() {
+            Some((last, before)) if before.end == rows.start && Arc::ptr_eq(last, adapter) => {
+                before.end = rows.end;
+            }
+            _ => adapters.push((Arc::clone(adapter), rows)),
+        }
+    }
+    adapters
 }

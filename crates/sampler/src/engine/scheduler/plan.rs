@@ -3,11 +3,12 @@
 //! The rules while live requests run, for an engine that serves clients:
 //!
 //! - All live sequences decode in every step. At most `busy_rows` shadow sequences join them, the
-//!   oldest ones, and only in the pass of their own weights: another pass would read all weights again.
+//!   oldest ones.
 //! - Shadow prompts wait until no live prompt waits or is computed. Then one page of them is computed in
 //!   each iteration.
-//! - In one of `1 / busy_share` iterations, the shadow turn, neither restriction on passes and prompts
-//!   holds, so rollouts continue under any live load.
+//! - While live prompts are always waiting, one page of a shadow prompt is computed in one of
+//!   `4 / busy_share` iterations, so rollouts continue under any live load. The page needs a pass of its own,
+//!   which delays tokens of so few steps that their 99th percentile does not show it.
 //!
 //! Live prompts are computed by the fewest remaining tokens, so that a short prompt does not wait for a
 //! long one. Every fourth part is of the oldest prompt, so that a long one gets at least a quarter of
@@ -22,15 +23,18 @@ use crate::kv_cache::PAGE;
 /// One part of a live prompt in so many is of the oldest prompt.
 const OLDEST_TURN: u64 = 4;
 
+/// `busy_share` is divided by this for pages of shadow prompts that need a pass of their own.
+const PAGE_TURN: u64 = 4;
+
 /// The rules of one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IterationPlan {
     /// Whether live sequences restrict shadow sequences.
     pub busy: bool,
-    /// Whether shadow sequences get the share that they are guaranteed.
-    pub shadow_turn: bool,
     /// Whether shadow prompts may be computed once no live prompt is left.
     pub shadow_prompts: bool,
+    /// Whether a page of a shadow prompt is computed before live prompts.
+    pub shadow_page: bool,
     /// Tokens of prompts to compute.
     pub tokens: usize,
 }
@@ -56,12 +60,13 @@ impl IterationPlan {
         live_decodes: bool,
     ) -> Self {
         let busy = config.serves_clients && (live_prompt || live_decodes);
-        let period = (1.0 / config.busy_share).round() as u64;
+        let period = ((1.0 / config.busy_share).round() as u64).max(1).saturating_mul(PAGE_TURN);
+        let shadow_prompts = !(busy && (live_waits || live_prompt));
         let tokens = if live_decodes { config.busy_prefill_tokens } else { config.prefill_tokens };
         Self {
             busy,
-            shadow_turn: busy && iteration.is_multiple_of(period.max(1)),
-            shadow_prompts: !(busy && (live_waits || live_prompt)),
+            shadow_prompts,
+            shadow_page: !shadow_prompts && iteration.is_multiple_of(period),
             tokens: tokens.max(PAGE),
         }
     }
@@ -90,9 +95,7 @@ impl IterationPlan {
         if !self.busy {
             return Some(u64::MAX);
         }
-        let groups = running.chunk_by(EngineSequence::same_weights);
-        let groups = groups.filter(|group| self.runs(group));
-        let orders = groups.flatten().filter(|s| !s.is_live()).map(|sequence| sequence.order);
+        let orders = running.iter().filter(|s| !s.is_live()).map(|sequence| sequence.order);
         // The n-th smallest, without a buffer.
         let mut newest = None;
         for _ in 0..rows.max(1) {
@@ -102,19 +105,9 @@ impl IterationPlan {
         newest
     }
 
-    /// How many of the first sequences of a group of the same weights take part in the step.
-    pub fn rows(self, group: &[EngineSequence], newest_shadow: Option<u64>) -> usize {
-        if !self.runs(group) {
-            return 0;
-        }
-        let takes_part =
-            |s: &&EngineSequence| s.is_live() || newest_shadow.is_some_and(|n| s.order <= n);
-        group.iter().take_while(takes_part).count()
-    }
-
-    /// Whether the step has a pass for a group. Its live sequences come first.
-    fn runs(self, group: &[EngineSequence]) -> bool {
-        !self.busy || self.shadow_turn || group.first().is_some_and(EngineSequence::is_live)
+    /// Whether a sequence takes part in the step.
+    pub fn takes_part(self, sequence: &EngineSequence, newest_shadow: Option<u64>) -> bool {
+        sequence.is_live() || newest_shadow.is_some_and(|newest| sequence.order <= newest)
     }
 }
 
@@ -156,17 +149,17 @@ mod tests {
         let plan = |iteration, waits, prompt, decodes| {
             IterationPlan::of(&config, iteration, waits, prompt, decodes)
         };
-        let idle = plan(5, true, false, false);
-        assert!(!idle.busy && !idle.shadow_turn && idle.shadow_prompts);
+        let idle = plan(20, true, false, false);
+        assert!(!idle.busy && !idle.shadow_page && idle.shadow_prompts);
         assert_eq!((idle.tokens, plan(1, false, true, false).tokens), (128, 128));
-        let decoding = plan(1, false, false, true);
-        assert!(decoding.busy && decoding.shadow_prompts && !decoding.shadow_turn);
+        let decoding = plan(20, false, false, true);
+        assert!(decoding.busy && decoding.shadow_prompts && !decoding.shadow_page);
         assert_eq!(decoding.tokens, 32);
         assert!(!plan(1, true, false, true).shadow_prompts);
         assert!(!plan(1, false, true, true).shadow_prompts);
-        let turns = (0..100).filter(|i| plan(*i, false, true, true).shadow_turn).count();
-        assert_eq!(turns, 20, "busy_share is 0.2");
+        let pages = (0..100).filter(|i| plan(*i, false, true, true).shadow_page).count();
+        assert_eq!(pages, 5, "a quarter of busy_share, which is 0.2");
         let other = SamplerConfig::default();
-        assert!(!IterationPlan::of(&other, 5, true, true, true).busy);
+        assert!(!IterationPlan::of(&other, 20, true, true, true).busy);
     }
 }

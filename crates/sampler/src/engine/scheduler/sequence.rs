@@ -43,9 +43,15 @@ impl EngineSequence {
         self.finished || self.run.is_over()
     }
 
-    /// Whether both run on the same weights, so that one pass can compute them.
+    /// Whether both run on the same weights.
     pub fn same_weights(&self, other: &Self) -> bool {
         self.policy.id == other.policy.id
+    }
+
+    /// Whether one pass can compute it with sequences of other weights that share passes. Only a broken adapter
+    /// does not.
+    pub fn shares_passes(&self) -> bool {
+        self.policy.adapter.as_ref().is_none_or(|adapter| adapter.is_finite)
     }
 
     /// Samples and reports the next token.

@@ -397,3 +397,32 @@ async fn a_publisher_without_a_serving_engine_probes_and_activates_the_staged_ve
     assert_ne!(*probed, base);
     assert_eq!(*probed, greedy(PolicyVersion(3)).await);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_adapter_changes_no_sequence_of_another_version() {
+    let engine = start(small());
+    let requests: Vec<_> = (0..6).map(|seed| endless(&engine, &[5, 9, 2], seed, 60)).collect();
+    let expected = all(&engine, &requests).await;
+    let broken = random_lora(model(&tiny()).spec(), 2, 1);
+    for (_, var) in broken.parameters() {
+        var.set(&(var.as_tensor() * f64::INFINITY).unwrap()).unwrap();
+    }
+    for _ in 0..5 {
+        engine.publish(PolicyVersion::BASE, None).unwrap();
+        let mut running = Vec::new();
+        for request in &requests {
+            running.push(engine.generate(request.clone()).await.unwrap());
+        }
+        engine.publish(PolicyVersion(1), Some(&broken)).unwrap();
+        let mut failing = Vec::new();
+        for request in &requests {
+            failing.push(engine.generate(request.clone()).await.unwrap());
+        }
+        for (generation, expected) in running.into_iter().zip(&expected) {
+            assert_eq!(generation.collect().await.unwrap(), *expected);
+        }
+        for generation in failing {
+            let _ = generation.collect().await;
+        }
+    }
+}

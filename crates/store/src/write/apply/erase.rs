@@ -31,6 +31,7 @@ impl LedgerTables<'_> {
         self.same_prompt.remove((&row.prompt_digest(), key))?;
         self.held_out.remove((row.route.as_str(), key))?;
         self.interactions.remove(key)?;
+        self.erase_turns(key)?;
         let mut samples = Vec::new();
         for entry in reader::entries_of(&self.samples_of, key)? {
             samples.push(SampleId(Uuid::from_bytes(*entry?.0.value().1)));
@@ -41,6 +42,20 @@ impl LedgerTables<'_> {
         }
         groups.into_iter().try_for_each(|group| self.leave_group(id, group, &samples))?;
         samples.into_iter().try_for_each(|sample| self.erase_sample(id, sample))
+    }
+
+    /// Erases the digests of a prompt and of its completions. Later prompts that contain the same messages
+    /// keep their own.
+    fn erase_turns(&mut self, interaction: &Id) -> Result<(), StoreError> {
+        let mut digests = Vec::new();
+        for entry in reader::entries_of(&self.turns_of, interaction)? {
+            digests.push(*entry?.0.value().1);
+        }
+        for digest in digests {
+            self.turns.remove((&digest, interaction))?;
+            self.turns_of.remove((interaction, &digest))?;
+        }
+        Ok(())
     }
 
     /// Takes erased members out of a group. Without any member left, a ready group is dropped.

@@ -51,7 +51,8 @@ impl LedgerTables<'_> {
     ///
     /// A merged group stays merged, because another group has its ratings, unless a step that began
     /// before the merger trained on it: its members then leave the other group. They also do if the
-    /// group was trained on or dropped before the merger.
+    /// group was trained on or dropped before the merger, or if the merger lacks some of its ratings. Such
+    /// a group stays ready.
     pub(super) fn set_group_state(
         &mut self,
         id: GroupId,
@@ -68,7 +69,7 @@ impl LedgerTables<'_> {
         let merges = matches!(state, GroupState::Dropped(why) if why == MERGED);
         if was_merged {
             self.leave_merged(&group)?;
-        } else if merges && group.state != GroupState::Ready {
+        } else if merges && !(group.state == GroupState::Ready && self.is_superseded(&group)?) {
             return self.leave_merged(&group);
         }
         // An undone step does not make a group ready whose members were all erased.
@@ -120,30 +121,49 @@ impl LedgerTables<'_> {
         self.put_group(&group)
     }
 
-    /// Takes the members of a merged group that was trained on, or dropped for another reason, out of
-    /// the ready groups that have its ratings. Ratings of these members for other parts wait for a
-    /// group again.
-    fn leave_merged(&mut self, trained: &Group) -> Result<(), StoreError> {
-        let mut ready = Vec::new();
-        for entry in reader::entries_of(&self.groups_of, trained.interaction.0.as_bytes())? {
+    /// The other ready groups that have ratings of a group.
+    fn sharing_ratings(&self, own: &Group) -> Result<Vec<Group>, StoreError> {
+        let mut sharing = Vec::new();
+        for entry in reader::entries_of(&self.groups_of, own.interaction.0.as_bytes())? {
             let group = self.group(entry?.0.value().1)?;
-            ready.extend(group.filter(|group| {
-                group.state == GroupState::Ready
-                    && group.parts.iter().any(|part| trained.parts.contains(part))
-                    && group.members.iter().any(|member| trained.members.contains(member))
+            sharing.extend(group.filter(|group| {
+                group.id != own.id
+                    && group.state == GroupState::Ready
+                    && group.parts.iter().any(|part| own.parts.contains(part))
+                    && group.members.iter().any(|member| own.members.contains(member))
             }));
         }
-        for mut group in ready {
+        Ok(sharing)
+    }
+
+    /// Whether each rating of a group is in another ready group or waits for one. It is not if that group
+    /// was not recorded, because one of its members was erased meanwhile.
+    fn is_superseded(&self, group: &Group) -> Result<bool, StoreError> {
+        let others = self.sharing_ratings(group)?;
+        let waiting = self.ungrouped_in(group)?;
+        Ok(self.ratings_in(group)?.iter().all(|(member, part)| {
+            waiting.iter().any(|(_, of, name)| of == member && name == part)
+                || others
+                    .iter()
+                    .any(|other| other.members.contains(member) && other.parts.contains(part))
+        }))
+    }
+
+    /// Takes the members of a group that was trained on, dropped for another reason or stays ready, out
+    /// of the other ready groups that have its ratings. Ratings of these members for other parts wait for
+    /// a group again.
+    fn leave_merged(&mut self, own: &Group) -> Result<(), StoreError> {
+        for mut group in self.sharing_ratings(own)? {
             for (member, part) in self.ratings_in(&group)? {
-                if trained.members.contains(&member)
-                    && !trained.parts.contains(&part)
+                if own.members.contains(&member)
+                    && !own.parts.contains(&part)
                     && let Some(reward) = self.current_reward(member, &part)?
                 {
                     let key = (reward.created, member.0.as_bytes(), part.as_str());
                     self.ungrouped.insert(key, ())?;
                 }
             }
-            group.members.retain(|member| !trained.members.contains(member));
+            group.members.retain(|member| !own.members.contains(member));
             if group.members.is_empty() {
                 group.state = GroupState::Dropped(MERGED.to_owned());
             } else {

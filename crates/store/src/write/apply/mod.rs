@@ -36,6 +36,9 @@ impl LedgerTables<'_> {
         match op {
             Op::Interaction(row) => self.add_interaction(row)?,
             Op::Sample(row) => self.add_sample(row)?,
+            Op::Turn { digest, interaction, choice } => {
+                self.add_turn(digest, *interaction, *choice)?;
+            }
             Op::Reward(row) => self.add_reward(row)?,
             Op::Feedback(entry) => return self.add_feedback(entry, feedback_id).map(Some),
             Op::Conversation(turns) => return self.add_conversation(turns, feedback_id).map(Some),
@@ -65,7 +68,7 @@ impl LedgerTables<'_> {
         self.put_interaction(row)?;
         if row.source == PromptSource::Live {
             self.same_prompt.insert((&row.prompt_digest(), id), ())?;
-            if !row.is_text() {
+            if row.endpoint.is_completions() && !row.is_text() {
                 self.by_key.insert((row.api_key(), id), ())?;
             }
         }
@@ -112,6 +115,23 @@ impl LedgerTables<'_> {
         self.samples_of
             .insert((row.interaction.0.as_bytes(), row.id.0.as_bytes()), (served, row.choice))?;
         self.count_written("samples");
+        Ok(())
+    }
+
+    fn add_turn(
+        &mut self,
+        digest: &[u8; 16],
+        interaction: InteractionId,
+        choice: Option<u32>,
+    ) -> Result<(), StoreError> {
+        let id = interaction.0.as_bytes();
+        if self.interactions.get(id)?.is_none() {
+            self.count_orphan("turns");
+            return Ok(());
+        }
+        self.turns.insert((digest, id), choice)?;
+        self.turns_of.insert((id, digest), ())?;
+        self.count_written("turns");
         Ok(())
     }
 

@@ -50,6 +50,8 @@ pub(crate) struct LedgerTables<'t> {
     pub(super) quarantine: Table<'t, &'static str, (&'static str, u64)>,
     pub(super) by_key: Table<'t, (Option<&'static str>, &'static Id), ()>,
     pub(super) feedback_of: Table<'t, IdPair, ()>,
+    pub(super) turns: Table<'t, IdPair, Option<u32>>,
+    pub(super) turns_of: Table<'t, IdPair, ()>,
     pub(super) erased: Table<'t, &'static Id, u64>,
     /// Effects so far.
     pub(crate) counts: AppliedCounts,
@@ -78,6 +80,8 @@ impl<'t> LedgerTables<'t> {
             quarantine: tx.open_table(schema::QUARANTINE)?,
             by_key: tx.open_table(schema::BY_KEY)?,
             feedback_of: tx.open_table(schema::FEEDBACK_OF)?,
+            turns: tx.open_table(schema::TURNS)?,
+            turns_of: tx.open_table(schema::TURNS_OF)?,
             erased: tx.open_table(schema::ERASED)?,
             counts: AppliedCounts::default(),
         })

@@ -43,7 +43,8 @@ pub(super) fn standardize(groups: &mut [Vec<Option<f64>>]) {
 }
 
 /// `(member, advantage)` of the values of one part of one group, which `(group, part)` selects from
-/// `batch`. Each value is compared with `past` joined with all other values of the batch.
+/// `batch`. Each value is compared with `past` joined with all other values of the batch, except those of the
+/// same conversation: the reward of a session is the value of all its turns.
 pub(super) fn running_advantages(
     selected: (usize, usize),
     batch: &[BatchValue],
@@ -59,12 +60,26 @@ pub(super) fn running_advantages(
     let mut advantages = Vec::new();
     for (i, value) in batch.iter().enumerate() {
         if (value.group, value.part) == selected {
-            let others = before.joined(after[i + 1]);
+            let others = if batch.iter().any(|other| are_turns_of_one(value, other)) {
+                let others = batch.iter().enumerate();
+                let others = others.filter(|(k, other)| *k != i && !are_turns_of_one(value, other));
+                others.fold(past, |all, (_, other)| all.joined(other.moments()))
+            } else {
+                before.joined(after[i + 1])
+            };
             advantages.push((value.member, running_advantage(value.value, others, scale)));
         }
         before = before.joined(value.moments());
     }
     advantages
+}
+
+/// Whether two values are of different turns of one conversation. The answers to one prompt, which form a
+/// group, are no turns.
+fn are_turns_of_one(value: &BatchValue, other: &BatchValue) -> bool {
+    value.conversation.is_some()
+        && value.conversation == other.conversation
+        && value.group != other.group
 }
 
 /// `(value - mean) / (max(s, half) + 1e-4)` with the mean and deviation s of the other values, and

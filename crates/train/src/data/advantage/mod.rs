@@ -10,7 +10,7 @@
 //!   (Dr. GRPO, Liu et al. 2025) the division is left out. Equal sums have advantage 0.
 //! - *leave-one-out running baseline* (not GRPO): every other value `a_ip` is compared with the mean
 //!   and deviation of that part on that route, over an exponential window of past batches joined with
-//!   the *other* values of this batch. Without anything to compare with it is 0. The divisor is at
+//!   the *other* values of this batch, those of other turns of the same conversation excluded. Without anything to compare with it is 0. The divisor is at
 //!   least half the range of the values, since the deviation of equal values is 0; so the advantage
 //!   is at most 2.
 //!

@@ -44,6 +44,8 @@ pub(crate) struct GroupRewards {
     pub members: usize,
     /// The group's reward parts.
     pub parts: Vec<PartRewards>,
+    /// The conversation of each member that a client received.
+    pub conversations: Vec<Option<[u8; 16]>>,
 }
 
 impl GroupRewards {

@@ -17,6 +17,8 @@ pub(super) struct BatchValue {
     pub(super) value: f64,
     /// Weight in running baselines.
     pub(super) cap_weight: f64,
+    /// The conversation that the member is a turn of.
+    pub(super) conversation: Option<[u8; 16]>,
 }
 
 impl BatchValue {
@@ -42,6 +44,7 @@ impl BatchValues {
                         member,
                         value,
                         cap_weight: part.cap_weight(member),
+                        conversation: group.conversations.get(member).copied().flatten(),
                     });
                 }
             }

@@ -7,11 +7,11 @@
 use std::collections::BTreeSet;
 
 use hone_core::types::{Group, GroupId, SampleId, TokenId, UnixMillis, include_rater};
-use hone_store::{QUARANTINED, Store, StoreError};
+use hone_store::{ERASED, QUARANTINED, Store, StoreError};
 
 use crate::TrainSample;
 
-/// Reason of a dropped correction whose prompt or text is not recorded.
+/// Reason of a dropped correction whose prompt or text has no token.
 const UNSCORED: &str = "unscored";
 
 /// One correction with everything that training needs from the ledger.
@@ -38,7 +38,7 @@ impl BatchCorrection {
     ) -> Result<Result<Self, &'static str>, StoreError> {
         let sample = group.members.first().map(|id| store.sample(*id)).transpose()?.flatten();
         let prompt = store.interaction(group.interaction)?;
-        let Some((sample, prompt)) = sample.zip(prompt) else { return Ok(Err(UNSCORED)) };
+        let Some((sample, prompt)) = sample.zip(prompt) else { return Ok(Err(ERASED)) };
         if sample.ids.is_empty() || prompt.prompt_ids.is_empty() {
             return Ok(Err(UNSCORED));
         }
@@ -102,6 +102,7 @@ mod tests {
                 source: PromptSource::Live,
                 route: String::new(),
                 model: "default".to_owned(),
+                endpoint: Default::default(),
                 key_id: Some(key.to_owned()),
                 messages: Vec::new(),
                 metadata: BTreeMap::new(),
@@ -112,6 +113,7 @@ mod tests {
                 held_out: false,
                 chat: Default::default(),
                 grammar: None,
+                continues: None,
             })),
             Op::Sample(Box::new(Sample {
                 id: SampleId::new(),

@@ -1,24 +1,27 @@
 //! Builds one optimizer step's batch from ready groups in the ledger.
 
 pub(crate) mod corrections;
+mod load;
+mod staleness;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use prometheus::IntCounterVec;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Reward, RewardSource, Sample,
-    SampleId, TokenId, TokenSpan, UnixMillis, include_rater,
+    FinishReason, Group, GroupId, GroupState, Sample, SampleId, TokenId, TokenSpan, UnixMillis,
 };
 use hone_reward::Routes;
-use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
-use hone_store::{Op, QUARANTINED, RecordSource, Store, StoreError};
+use hone_store::{Op, Store, StoreError};
 
 use self::corrections::BatchCorrection;
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
-use crate::config::TrainConfig;
+use load::{BatchTurns, is_rated, load_ready, unused_reason};
+use staleness::ABANDONED;
+
+pub(crate) use load::load;
+pub(crate) use staleness::{STALE, StalenessLimits, VersionAges};
 
 /// One trainable completion with its rewards.
 #[derive(Clone, Debug)]
@@ -33,6 +36,8 @@ pub(crate) struct GroupMember {
     pub(crate) cap_weights: BTreeMap<String, f64>,
     /// Whether it is older than `train.max_staleness`, or recorded by another process.
     pub(crate) late: bool,
+    /// The conversation that it is a turn of, if a client received it.
+    pub(crate) conversation: Option<[u8; 16]>,
 }
 
 /// Origin of a feedback value; of several ratings, that of the last one.
@@ -108,6 +113,7 @@ impl TrainBatch {
             route: group.group.route.clone(),
             members: group.members.len(),
             parts: group.weights.iter().map(|weight| part(&group.members, weight)).collect(),
+            conversations: group.members.iter().map(|member| member.conversation).collect(),
         };
         self.groups.iter().map(group).collect()
     }
@@ -225,54 +231,9 @@ pub(crate) fn full_logprobs(sample: &Sample) -> Vec<f32> {
     sample.logprobs.iter().zip(kept).map(|(logprob, mass)| logprob + mass.ln()).collect()
 }
 
-/// How many versions ago a sample's policy was the one that the trainer continues from.
-#[derive(Clone, Debug)]
-pub(crate) struct VersionAges {
-    /// The tree of versions.
-    pub(crate) lineage: Arc<Lineage>,
-    /// The newest version that the trainer's weights descend from.
-    pub(crate) head: PolicyVersion,
-    /// Versions that are being published on top of `head`.
-    pub(crate) ahead: u64,
-}
-
-impl VersionAges {
-    /// The age of a version; `None` if the weights do not descend from it, for example because an
-    /// operator activated one of its ancestors.
-    pub(crate) fn of(&self, version: PolicyVersion) -> Option<u64> {
-        Some(self.lineage.age(self.head, version)? + self.ahead)
-    }
-}
-
-/// Reason of a dropped group with a sample of a version that the weights do not descend from.
-const ABANDONED: &str = "abandoned";
-/// Reason of a dropped group with a sample of a version that is too many versions old, or from which
-/// the policy has moved too far away.
-pub(crate) const STALE: &str = "stale";
-
-/// The limits on the age of samples, in versions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StalenessLimits {
-    /// `train.max_staleness`, beyond which a sample is late.
-    pub(crate) graded: u64,
-    /// `train.feedback_max_staleness`, for groups of ratings alone.
-    pub(crate) rated: u64,
-}
-
-impl StalenessLimits {
-    /// The configured limits.
-    pub(crate) fn new(config: &TrainConfig) -> Self {
-        Self { graded: config.max_staleness, rated: config.feedback_max_staleness }
-    }
-
-    /// The limit of a group of ratings alone, or of another group.
-    fn of(self, is_rated: bool) -> u64 {
-        if is_rated { self.rated } else { self.graded }
-    }
-}
-
 /// Takes ready groups, oldest first, until they have `max_samples` members; the last group may
-/// exceed that number. `None` if fewer than `min_samples` trainable samples are ready.
+/// exceed that number, and so may further turns of the batch's conversations among the next groups, so that
+/// a conversation is trained on as a whole. `None` if fewer than `min_samples` trainable samples are ready.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
 /// member of an abandoned branch or of an age above the limit, and those without a trainable
@@ -293,13 +254,13 @@ pub(crate) fn build_batch(
     let dropped = |id, reason: &str| (id, reason.to_owned());
     let mut members = 0;
     // A group that is not dropped has at least one trainable member, so `max_samples` groups are
-    // enough in the end.
+    // enough in the end. As many again may be turns of the same conversations.
     let too_old = |version, is_rated| match ages.of(version) {
         None => Some(ABANDONED),
         Some(age) if age > limits.of(is_rated) => Some(STALE),
         Some(_) => None,
     };
-    for group in store.ready_groups(max_samples.max(1))? {
+    for group in store.ready_groups(max_samples.max(1).saturating_mul(2))? {
         if group.is_correction() {
             members += 1;
             ready.push(group);
@@ -319,11 +280,12 @@ pub(crate) fn build_batch(
     }
     let quarantined = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
     let (mut groups, mut corrections, mut samples) = (Vec::new(), Vec::new(), 0);
+    let mut turns = BatchTurns::default();
     if members >= min_samples {
         for group in ready {
             // Some recorded members may not be trainable, so only the loaded ones count.
-            if samples >= max_samples {
-                break;
+            if samples >= max_samples && !turns.go_on_in(store, &group)? {
+                continue;
             }
             if group.is_correction() {
                 match BatchCorrection::load(store, &quarantined, &group)? {
@@ -335,7 +297,7 @@ pub(crate) fn build_batch(
                 }
                 continue;
             }
-            let mut loaded = load(store, routes, &quarantined, group)?;
+            let mut loaded = load_ready(store, routes, &quarantined, group)?;
             let is_rated = loaded.is_rated;
             let too_old = |member: &GroupMember| too_old(member.sample.version, is_rated);
             if is_rated {
@@ -350,10 +312,10 @@ pub(crate) fn build_batch(
                 // The activation came while the group was sampled.
                 drops.push(dropped(loaded.group.id, reason));
             } else if loaded.members.is_empty() {
-                let reason = if loaded.without_quarantined { QUARANTINED } else { "unscored" };
-                drops.push(dropped(loaded.group.id, reason));
+                drops.push(dropped(loaded.group.id, unused_reason(store, &loaded)?));
             } else {
                 samples += loaded.members.len();
+                turns.add(&loaded);
                 groups.push(loaded);
             }
         }
@@ -362,12 +324,6 @@ pub(crate) fn build_batch(
         drop_groups(store, drops, dropped_groups)?;
     }
     Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups, corrections }))
-}
-
-/// Whether all values of a group are ratings by clients.
-fn is_rated(routes: &Routes, group: &Group) -> bool {
-    let route = routes.get(&group.route);
-    route.is_some_and(|route| group.parts.iter().all(|part| route.takes_feedback(part)))
 }
 
 /// Takes the members that are too old out of a group, unless all are.
@@ -412,82 +368,6 @@ pub(crate) fn drop_groups(
         dropped_groups.with_label_values(&[&reason]).inc();
     }
     Ok(())
-}
-
-/// Reads a group's prompt, trainable samples and rewards.
-pub(crate) fn load(
-    store: &impl RecordSource,
-    routes: &Routes,
-    quarantined: &BTreeSet<String>,
-    group: Group,
-) -> Result<BatchGroup, StoreError> {
-    let route = routes.get(&group.route);
-    let weights: BTreeMap<String, f64> =
-        group.parts.iter().filter_map(|name| Some((name.clone(), route?.weight(name)?))).collect();
-    let prompt_ids =
-        store.interaction(group.interaction)?.map(|i| i.prompt_ids).unwrap_or_default();
-    let mut members = Vec::new();
-    let mut without_quarantined = false;
-    for id in &group.members {
-        let Some(sample) = store.sample(*id)? else { continue };
-        if sample.untrainable.is_some() || sample.ids.is_empty() || prompt_ids.is_empty() {
-            continue;
-        }
-        // Rated completions of a group may be answers to several requests with equal prompts.
-        if sample.interaction != group.interaction
-            && store.interaction(sample.interaction)?.is_none_or(|i| i.prompt_ids != prompt_ids)
-        {
-            continue;
-        }
-        let (mut parts, mut feedback) = (BTreeMap::new(), BTreeMap::new());
-        for mut reward in store.rewards_of(*id)? {
-            let from_clients = reward.source == RewardSource::Feedback;
-            if from_clients && !quarantined.is_empty() {
-                let rule = route.and_then(|r| r.feedback(&reward.name)).map(|p| p.aggregate);
-                without_quarantined |=
-                    leave_out(store, quarantined, rule.unwrap_or_default(), &mut reward)?;
-            }
-            if let Some(value) = reward.value
-                && weights.contains_key(&reward.name)
-            {
-                if from_clients {
-                    let origin = FeedbackOrigin { created: reward.created, key_id: reward.key_id };
-                    feedback.insert(reward.name.clone(), origin);
-                }
-                parts.insert(reward.name, value);
-            }
-        }
-        if !parts.is_empty() {
-            let cap_weights = BTreeMap::new();
-            members.push(GroupMember { sample, parts, feedback, cap_weights, late: false });
-        }
-    }
-    let is_rated = is_rated(routes, &group);
-    Ok(BatchGroup { group, prompt_ids, weights, members, without_quarantined, is_rated })
-}
-
-/// Aggregates a feedback reward again without the ratings of quarantined keys; returns whether it
-/// had such ratings.
-fn leave_out(
-    store: &impl RecordSource,
-    quarantined: &BTreeSet<String>,
-    rule: Aggregate,
-    reward: &mut Reward,
-) -> Result<bool, StoreError> {
-    let mut ratings = store.ratings_of(reward.sample, &reward.name)?;
-    let all = ratings.len();
-    ratings.retain(|rating| {
-        rating.key_id.as_ref().is_none_or(|rater| !include_rater(quarantined, rater))
-    });
-    if ratings.len() == all {
-        return Ok(false);
-    }
-    reward.value = aggregate(rule, &ratings);
-    if let Some(last) = latest_per_rater(&ratings).last() {
-        reward.created = last.created;
-        reward.key_id.clone_from(&last.key_id);
-    }
-    Ok(true)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Which groups and members reach a batch, and with which values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use prometheus::IntCounterVec;
 use hone_core::metrics::Metrics;
 use hone_core::testing::policy;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord,
-    PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin,
-    SamplingParams,
+    Continuation, FinishReason, Group, GroupId, GroupState, Interaction, InteractionId,
+    PolicyRecord, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId,
+    SampleOrigin, SamplingParams,
 };
 use hone_reward::feedback::{Aggregate, aggregator};
-use hone_store::{FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
+use hone_store::{ERASED, FeedbackEntry, Op, QUARANTINED, QuarantinedKey, Store, StoreConfig};
 
-use super::{StalenessLimits, TrainBatch, VersionAges, build_batch};
+use super::{StalenessLimits, TrainBatch, VersionAges, build_batch, load_ready, unused_reason};
 use crate::data::advantage::{Advantages, GroupRewards, PartRewards};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
@@ -31,6 +31,7 @@ fn interaction(id: InteractionId) -> Op {
         source: PromptSource::Live,
         route: "users".to_owned(),
         model: "default".to_owned(),
+        endpoint: Default::default(),
         key_id: None,
         messages: Vec::new(),
         metadata: BTreeMap::new(),
@@ -41,6 +42,7 @@ fn interaction(id: InteractionId) -> Op {
         held_out: false,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }))
 }
 
@@ -392,8 +394,12 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
             values: values.iter().copied().map(Some).collect(),
             cap_weights: vec![1.0; values.len()],
         }],
+        conversations: Vec::new(),
     };
-    assert_eq!(batch.rewards(), [rewards("graded", &[0.25, 0.5]), rewards("users", &[4.0])]);
+    let found = batch.rewards().into_iter();
+    let found: Vec<_> =
+        found.map(|row| GroupRewards { conversations: Vec::new(), ..row }).collect();
+    assert_eq!(found, [rewards("graded", &[0.25, 0.5]), rewards("users", &[4.0])]);
     // A member without an advantage has no sample.
     let values = vec![vec![None, Some(0.5)], vec![Some(-1.0)]];
     let advantages = Advantages { values, ..Advantages::default() };
@@ -411,6 +417,69 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
     assert_eq!(batch.group_of(&advantages, 0), [partly]);
     assert_eq!(batch.group_of(&advantages, 1), [rated]);
     assert!(batch.group_of(&advantages, 2).is_empty());
+}
+
+#[test]
+fn a_conversation_is_trained_on_as_a_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let (first, alone) = (rated(&store, &[("alice", 1.0)]), rated(&store, &[("alice", 2.0)]));
+    let later = [rated(&store, &[("alice", 3.0)]), rated(&store, &[("alice", 4.0)])];
+    let prompt = |group: GroupId| store.group(group).unwrap().unwrap().interaction;
+    let conversation = prompt(first);
+    for turn in later {
+        let mut row = store.interaction(prompt(turn)).unwrap().unwrap();
+        row.continues = Some(Continuation {
+            conversation,
+            interaction: conversation,
+            choice: 0,
+            prefix_tokens: 2,
+            edited: false,
+        });
+        store.commit_blocking(vec![Op::Interaction(Box::new(row))]).unwrap();
+    }
+    let batch = build_batch(&store, &routes, &ages(&[]), limits(4), 1, 2, &counter()).unwrap();
+    assert_eq!(batch.unwrap().group_ids(), [first, alone, later[0], later[1]]);
+}
+
+#[test]
+fn erased_members_are_not_counted_as_unscored() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let routes = crate::testing::routes(ROUTES);
+    let (first, second) = (InteractionId::new(), InteractionId::new());
+    let samples = [sample(first, 0), sample(second, 0)];
+    let reward = |sample: &Sample| {
+        Op::Reward(Box::new(Reward {
+            id: RewardId::new(),
+            sample: sample.id,
+            name: "stars".to_owned(),
+            value: Some(1.0),
+            source: RewardSource::Grader,
+            created: 7,
+            idempotency_key: None,
+            comment: None,
+            key_id: None,
+        }))
+    };
+    let mut ops = vec![interaction(first), interaction(second)];
+    ops.extend(samples.iter().map(|sample| Op::Sample(Box::new(sample.clone()))));
+    ops.extend(samples.iter().map(reward));
+    let group = Group { route: "graded".to_owned(), ..group(&samples, 1) };
+    ops.push(Op::Group(Box::new(group.clone())));
+    store.commit_blocking(ops).unwrap();
+    // The trainer has read the group before.
+    let read = || load_ready(&store, &routes, &BTreeSet::new(), group.clone()).unwrap();
+    store.commit_blocking(vec![Op::Erase(first, 9)]).unwrap();
+    let loaded = read();
+    assert_eq!(loaded.group.interaction, second);
+    let members: Vec<SampleId> = loaded.members.iter().map(|member| member.sample.id).collect();
+    assert_eq!(members, [samples[1].id], "the other one is trained on");
+    store.commit_blocking(vec![Op::Erase(second, 9)]).unwrap();
+    let loaded = read();
+    assert!(loaded.members.is_empty());
+    assert_eq!(unused_reason(&store, &loaded).unwrap(), ERASED);
 }
 
 #[test]

@@ -15,9 +15,9 @@ use hone_store::Op;
 
 use crate::data::batch_builder;
 use crate::data::batch_builder::{TrainBatch, VersionAges};
-use crate::driver::attempt::{AttemptMarker, StepAttempt};
 use crate::driver::command::{StepGate, StepReply, TrainCommand};
 use crate::driver::error::{TrainError, TrainFailure};
+use crate::driver::markers::{ActivationMarker, AttemptMarker, StepAttempt};
 use crate::driver::prepared::PreparedBatch;
 use crate::driver::progress::{Hold, TrainProgress};
 use crate::driver::publication::Publication;
@@ -39,6 +39,9 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a requested step looks whether a publication has ended.
 const AWAIT_INTERVAL: Duration = Duration::from_millis(2);
 
+/// How long no further version must be activated before the weights of a pausing trainer follow.
+pub(in crate::driver) const SETTLE_TIME: Duration = Duration::from_millis(250);
+
 /// The learner and everything that a step reads or changes.
 pub(in crate::driver) struct Trainer<'a> {
     pub(in crate::driver) setup: &'a TrainSetup,
@@ -58,8 +61,12 @@ pub(in crate::driver) struct Trainer<'a> {
     pub(in crate::driver) wake: Sender<TrainCommand>,
     /// Marks the step that is being computed.
     pub(in crate::driver) marker: AttemptMarker,
-    /// Operator activations that the weights follow.
+    /// Activations of existing versions that the trainer has noticed.
     pub(in crate::driver) rollbacks: u64,
+    /// When it noticed the last one, while the weights do not follow it.
+    pub(in crate::driver) unfollowed: Option<Instant>,
+    /// Marks that they do not.
+    pub(in crate::driver) activation: ActivationMarker,
     /// Arrival times of feedback that was trained on, but not yet in a published version.
     pub(in crate::driver) feedback_times: Vec<UnixMillis>,
     pub(in crate::driver) skip_log: SkipLog,
@@ -81,11 +88,16 @@ impl Trainer<'_> {
     ) -> Result<(), TrainError> {
         let mut wait = Duration::ZERO;
         while self.handle_commands(commands, gate, wait)? {
-            self.follow_rollback()?;
+            self.notice_rollback()?;
             if self.publication.as_ref().is_some_and(Publication::is_finished) {
                 self.finish_publish()?;
             }
-            let state = self.state_without_step(gate);
+            let mut state = self.state_without_step(gate);
+            let is_settled = self.unfollowed.is_some_and(|since| since.elapsed() >= SETTLE_TIME);
+            if is_settled || state == TrainState::Waiting {
+                self.follow_rollback()?;
+                state = self.state_without_step(gate);
+            }
             let batch = match state {
                 TrainState::Waiting => self.next_batch(self.setup.config.samples_per_step)?,
                 _ => None,
@@ -97,12 +109,14 @@ impl Trainer<'_> {
                 self.maybe_publish(state != TrainState::Waiting)?;
                 self.status.set_state(state);
                 self.report();
-                wait = POLL_INTERVAL;
+                wait = if self.unfollowed.is_some() { SETTLE_TIME } else { POLL_INTERVAL };
             }
         }
         // A canary would take hours. The next start continues it.
         let policies = Arc::clone(&self.setup.policies);
         let _suspension = policies.suspend();
+        // The next start follows the activation.
+        self.notice_rollback()?;
         self.finish_publish()?;
         Ok(())
     }

@@ -9,10 +9,10 @@ use tokio::runtime::Handle;
 
 use hone_core::threads::to_background;
 
-use super::attempt::AttemptMarker;
 use super::command::{StepGate, TrainCommand};
 use super::error::{TrainError, TrainFailure};
 use super::handle::TrainHandle;
+use super::markers::AttemptMarker;
 use super::setup::{ThreadPools, TrainSetup};
 use super::status::{StatusCell, TrainState};
 use super::trainer::Trainer;

@@ -18,7 +18,7 @@ use super::loss::{LEAST_WEIGHT, LossSequence, late_weight};
 use super::objective::{AdaptiveCoefficients, Objective, StepTotals};
 use super::step_timing::{StepTiming, timed};
 use crate::config::{CorrectionMode, TrainConfig};
-use crate::data::packing::{PackedBatch, TrainSample, shards};
+use crate::data::packing::{PackedBatch, TrainSample, sequences, shards};
 use crate::error::Result;
 use crate::memory;
 
@@ -170,7 +170,8 @@ impl ForwardBackward<'_> {
         let tokens = |index: &usize| self.samples[*index].ids.len();
         let corrections = self.active.iter().filter(|index| self.samples[**index].correction);
         let corrected = corrections.map(tokens).sum();
-        Ok(Objective::new(self.config, &self.adaptive, lengths, max_tokens, &entropies)
+        let sequences = sequences(self.samples, self.active);
+        Ok(Objective::new(self.config, &self.adaptive, lengths, &sequences, max_tokens, &entropies)
             .with_corrections(corrected))
     }
 

@@ -314,17 +314,46 @@ fn shared_and_repeated_prompts_have_equal_results() {
         .map(|(i, s)| (samples[i % 2].prompt_ids.as_slice(), s.ids.as_slice(), s.temperature))
         .collect();
     assert!(parts.iter().any(|part| part.1.len() == 1));
+    compare_with_unshared(&model, &lora, &parts);
+}
+
+#[test]
+fn a_conversation_is_one_sequence_with_equal_results() {
+    let config = tiny_config();
+    let (model, lora) = setup(DType::F64, &config);
+    let mut samples = random_samples(5, 4);
+    // Three turns, the last one with two answers, and another answer to the first prompt.
+    for i in 1..3 {
+        let before = &samples[i - 1];
+        let prompt = [&before.prompt_ids[..], &before.ids, &[3, 1]].concat();
+        samples[i].prompt_ids = prompt;
+    }
+    samples[3].prompt_ids = samples[2].prompt_ids.clone();
+    samples[4].prompt_ids = samples[0].prompt_ids.clone();
+    samples[4].ids[0] = u32::from(samples[0].ids[0] == 0);
+    let of = |s: &'_ TrainSample| (s.prompt_ids.clone(), s.ids.clone(), s.temperature);
+    let owned: Vec<_> = samples.iter().map(of).collect();
+    let parts: Vec<_> = owned.iter().map(|(p, ids, t)| (&p[..], &ids[..], *t)).collect();
+    let layout = PackedBatch::new(&parts, model.device()).unwrap();
+    let last = samples[2].prompt_ids.len() + samples[2].ids.len() + samples[3].ids.len() - 2;
+    let other = samples[4].prompt_ids.len() + samples[4].ids.len() - 1;
+    assert_eq!(layout.segments.tokens(), last + other);
+    compare_with_unshared(&model, &lora, &parts);
+}
+
+/// Compares statistics and gradients of completions that share their prompts with those that do not.
+fn compare_with_unshared(model: &Model, lora: &LoraWeights, parts: &[(&[u32], &[u32], f32)]) {
     let run = |layout: &PackedBatch| {
-        let saved = model.forward_saving(&layout.ids, &layout.segments, &lora, None, 2).unwrap();
+        let saved = model.forward_saving(&layout.ids, &layout.segments, lora, None, 2).unwrap();
         let (targets, temperatures) = (&layout.targets, &layout.temperatures);
         let stats = model.stats(saved.hidden(), &layout.rows, targets, temperatures).unwrap();
         let probe: Vec<f64> = (0..stats.elem_count()).map(|i| (i as f64 * 0.7).sin()).collect();
         let probe = Tensor::from_vec(probe, stats.shape(), model.device()).unwrap();
-        let gradients = model.backward(saved, &stats, &probe, &lora).unwrap();
+        let gradients = model.backward(saved, &stats, &probe, lora).unwrap();
         (values(&stats), gradients)
     };
-    let shared = PackedBatch::new(&parts, model.device()).unwrap();
-    let repeated = PackedBatch::unshared(&parts, model.device()).unwrap();
+    let shared = PackedBatch::new(parts, model.device()).unwrap();
+    let repeated = PackedBatch::unshared(parts, model.device()).unwrap();
     assert!(shared.segments.tokens() < repeated.segments.tokens());
     let (a, b) = (run(&shared), run(&repeated));
     for (x, y) in a.0.iter().zip(&b.0) {

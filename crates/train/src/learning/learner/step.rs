@@ -3,7 +3,7 @@
 use rand::Rng;
 
 use super::{Learner, NO_SAMPLE, StepStats};
-use crate::data::packing::TrainSample;
+use crate::data::packing::{TrainSample, sequences};
 use crate::error::Result;
 use crate::learning::forward_backward::{ForwardBackward, LogprobCache, PassOutput};
 use crate::learning::objective::StepTotals;
@@ -185,6 +185,13 @@ impl Learner {
         let mut put = |name: &str, value| stats.metrics.insert(name.to_owned(), value);
         put("num_tokens", self.tokens as f64);
         put("learning_rate", learning_rate);
+        let all: Vec<usize> = (0..samples.len()).collect();
+        let joined =
+            sequences(samples, &all).into_iter().zip(all).filter(|(own, index)| own != index);
+        let joined = joined.count();
+        if joined > 0 {
+            put("joined_samples", joined as f64);
+        }
         if !norms.is_empty() {
             put("grad_norm", norms.iter().sum::<f64>() / norms.len() as f64);
         }

@@ -47,7 +47,8 @@ mod tests {
         let config = TrainConfig { beta: 0.0, correction_weight: 0.5, ..TrainConfig::default() };
         let adaptive = AdaptiveCoefficients::new(&config);
         // One sampled completion of two tokens; corrections of one and three tokens.
-        let objective = Objective::new(&config, &adaptive, &[2, 0, 0], 8, &[]).with_corrections(4);
+        let objective =
+            Objective::new(&config, &adaptive, &[2, 0, 0], &[0, 1, 2], 8, &[]).with_corrections(4);
         let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
         let sampled = [-1.0, -2.0];
         let sequence = LossSequence {
@@ -77,7 +78,7 @@ mod tests {
     fn a_step_of_corrections_alone_has_a_loss_and_no_metric_of_samples() {
         let config = TrainConfig { correction_weight: 2.0, ..TrainConfig::default() };
         let adaptive = AdaptiveCoefficients::new(&config);
-        let objective = Objective::new(&config, &adaptive, &[0], 8, &[]).with_corrections(2);
+        let objective = Objective::new(&config, &adaptive, &[0], &[0], 8, &[]).with_corrections(2);
         let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
         objective.add_correction(&[-1.0, -2.0], &mut gradients, &mut totals);
         // A second pass, as of another update.

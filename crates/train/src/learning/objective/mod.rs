@@ -67,12 +67,14 @@ pub(crate) struct Objective<'a> {
 }
 
 impl<'a> Objective<'a> {
-    /// `lengths` has the completion length of each sample, 0 for those that are not trained on, and
+    /// `lengths` has the completion length of each sample, 0 for those that are not trained on,
+    /// `sequences` the sequence that it is a part of, and
     /// `entropies` those of all trained tokens if `train.top_entropy_quantile` is below 1.
     pub fn new(
         config: &'a TrainConfig,
         adaptive: &AdaptiveCoefficients,
         lengths: &[usize],
+        sequences: &[usize],
         max_completion_tokens: usize,
         entropies: &[f64],
     ) -> Self {
@@ -89,7 +91,7 @@ impl<'a> Objective<'a> {
             entropy_threshold,
             beta: adaptive.beta,
         };
-        let weights = sequence_weights(config.loss, lengths, max_completion_tokens);
+        let weights = sequence_weights(config.loss, lengths, sequences, max_completion_tokens);
         Self { config, weights, coefficients, correction: 0.0 }
     }
 

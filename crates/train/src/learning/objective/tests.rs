@@ -20,7 +20,7 @@ fn a_sample_of_length_zero_has_no_gradient_and_is_not_counted() {
     let mut config = TrainConfig { beta: 0.0, ..TrainConfig::default() };
     config.entropy.coef = 0.5;
     let adaptive = AdaptiveCoefficients::new(&config);
-    let objective = Objective::new(&config, &adaptive, &[2, 0], 8, &[]);
+    let objective = Objective::new(&config, &adaptive, &[2, 0], &[0, 1], 8, &[]);
     let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
     let sequence = sequence(&[-1.0, -2.0], &[0.7, 0.9], &[-1.0, -2.0], 1.0);
     for index in 0..2 {
@@ -40,7 +40,7 @@ fn a_sample_of_length_zero_has_no_gradient_and_is_not_counted() {
 fn clipping_is_counted_by_token_and_by_sequence() {
     let config = TrainConfig { beta: 0.0, ..TrainConfig::default() };
     let adaptive = AdaptiveCoefficients::new(&config);
-    let objective = Objective::new(&config, &adaptive, &[2, 2], 8, &[]);
+    let objective = Objective::new(&config, &adaptive, &[2, 2], &[0, 1], 8, &[]);
     let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
     // Ratios e and 1, then 1 and 1 / e.
     for (index, (recorded, advantage)) in

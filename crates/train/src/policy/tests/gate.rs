@@ -178,6 +178,7 @@ fn held_out_prompt(n: u64) -> Interaction {
         source: PromptSource::Live,
         route: "chat".to_owned(),
         model: "fake".to_owned(),
+        endpoint: Default::default(),
         key_id: None,
         messages: Vec::new(),
         metadata: BTreeMap::new(),
@@ -188,6 +189,7 @@ fn held_out_prompt(n: u64) -> Interaction {
         held_out: true,
         chat: Default::default(),
         grammar: None,
+        continues: None,
     }
 }
 

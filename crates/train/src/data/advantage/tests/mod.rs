@@ -21,7 +21,7 @@ fn part(name: &str, weight: f64, values: &[Option<f64>]) -> PartRewards {
 
 fn group(parts: Vec<PartRewards>) -> GroupRewards {
     let members = parts[0].values.len();
-    GroupRewards { route: "default".to_owned(), members, parts }
+    GroupRewards { route: "default".to_owned(), members, parts, conversations: Vec::new() }
 }
 
 fn graded(values: &[f64]) -> GroupRewards {

@@ -2,8 +2,8 @@
 
 use super::{assert_near, lone, scaled};
 use crate::config::AdvantageScale;
-use crate::data::advantage::Baselines;
 use crate::data::advantage::moments::Moments;
+use crate::data::advantage::{Baselines, GroupRewards};
 
 fn after(past: &[f64]) -> Baselines {
     let mut baselines = Baselines::new(1e12);
@@ -47,6 +47,25 @@ fn stars_are_divided_by_half_of_their_range() {
     for x in [1.0, 2.0, 3.0, 4.0, 5.0] {
         assert_near(next(&mut baselines.clone(), x), (x - mean) / (2.0 + 1e-4));
     }
+}
+
+#[test]
+fn a_turn_is_not_compared_with_other_turns_of_its_conversation() {
+    let turn = |value, conversation: u8| GroupRewards {
+        conversations: vec![Some([conversation; 16])],
+        ..lone(value)
+    };
+    // A session of three turns, one of two turns, and one turn.
+    let groups =
+        [turn(1.0, 1), turn(1.0, 1), turn(0.0, 2), turn(1.0, 1), turn(0.0, 2), turn(0.0, 3)];
+    let mut baselines = Baselines::new(1e12);
+    let out = baselines.advantages(&groups, &scaled(AdvantageScale::None)).values;
+    let advantages: Vec<f64> = out.into_iter().map(|group| group[0].unwrap()).collect();
+    for (advantage, expected) in advantages.iter().zip([1.0, 1.0, -0.75, 1.0, -0.75, -0.6]) {
+        assert_near(*advantage, expected);
+    }
+    // All values are remembered.
+    assert_near(next(&mut baselines, 0.5), 0.0);
 }
 
 /// A generator of uniform numbers in [0, 1) (Knuth's constants).

@@ -27,6 +27,7 @@ impl World {
                 source: PromptSource::Live,
                 route: "route".to_owned(),
                 model: "default".to_owned(),
+                endpoint: Default::default(),
                 key_id: None,
                 messages: Vec::new(),
                 metadata: std::collections::BTreeMap::new(),
@@ -37,6 +38,7 @@ impl World {
                 held_out: false,
                 chat: Default::default(),
                 grammar: None,
+                continues: None,
             })),
             Op::Sample(Box::new(Sample {
                 id: SampleId::new(),

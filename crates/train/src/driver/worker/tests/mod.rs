@@ -1,8 +1,9 @@
-//! Steps, commands, dropped groups, rollbacks and crashes.
+//! Steps, commands, dropped groups and crashes.
 
 mod corrections;
 mod properties;
 mod replay;
+mod rollbacks;
 mod world;
 
 use std::sync::Arc;
@@ -14,9 +15,8 @@ use tokio::sync::Semaphore;
 use hone_core::types::{GroupState, PolicyState, PolicyVersion};
 
 use crate::config::{TrainConfig, ZeroVariance};
-use crate::policy::PolicyConfig;
 use crate::{TrainError, TrainState};
-use world::{World, every_step};
+use world::World;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn enough_ready_groups_make_a_step_and_a_version() {
@@ -257,60 +257,6 @@ async fn batches_of_equal_rewards_are_dropped_and_counted() {
     world.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rollback_is_followed_and_survives_a_restart() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start(dir.path()).await;
-    world.train_versions(2).await;
-    world.policies.activate(PolicyVersion(1), "test").await.unwrap();
-    world.wait_for_version(1).await;
-    world.stop().await;
-    let world = World::start(dir.path()).await;
-    assert_eq!(world.policies.active(), PolicyVersion(1));
-    world.wait_for_state(TrainState::Paused).await;
-    assert_eq!(world.worker.handle().status().policy_version, 1);
-    let hold = "version 1 was activated: POST /admin/train/resume ends the pause";
-    assert_eq!(world.worker.handle().status().hold.as_deref(), Some(hold));
-    let group = world.group(4, 1).await;
-    world.group(6, 1).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(world.state(group), GroupState::Ready, "the pause survives a restart");
-    world.worker.handle().resume().unwrap();
-    world.wait_for_version(3).await;
-    assert_eq!(world.worker.handle().status().hold, None);
-    let made = world.policies.list().unwrap().pop().unwrap();
-    assert_eq!((made.version.0, made.parent, made.step), (3, Some(PolicyVersion(1)), 3));
-    world.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rollback_restores_moments_and_baselines() {
-    // With and without the versions that are undone, the next step is the same.
-    let mut digests = Vec::new();
-    for undone in [0, 2] {
-        let dir = tempfile::tempdir().unwrap();
-        let world = World::start_with(dir.path(), |config| config.seed = 7).await;
-        world.train_versions(2).await;
-        for version in 2..2 + undone {
-            // Other rewards, so that other baselines result.
-            world.rewarded_group(7, version, [0.0, 5.0]).await;
-            world.rewarded_group(8, version, [3.0, 0.0]).await;
-            world.wait_for_version(version + 1).await;
-        }
-        if undone > 0 {
-            world.policies.activate(PolicyVersion(2), "test").await.unwrap();
-            // The trainer may not have followed the activation yet.
-            world.worker.handle().resume().unwrap();
-        }
-        world.group(4, 2).await;
-        world.group(6, 2).await;
-        world.wait_for_version(3 + undone).await;
-        digests.push(world.policies.list().unwrap().pop().unwrap().sha256);
-        world.stop().await;
-    }
-    assert_eq!(digests[0], digests[1]);
-}
-
 /// With a blocked publication, the trainer's thread cannot end. The runtime of the test must end anyway,
 /// as that of a process does at SIGTERM.
 #[tokio::test(flavor = "multi_thread")]
@@ -320,23 +266,6 @@ async fn a_trainer_that_does_not_stop_in_time_is_not_waited_for() {
     world.start_two_steps().await;
     world.worker.stop(Duration::from_millis(50)).await;
     world.store.close().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_hold_may_end_by_itself() {
-    let dir = tempfile::tempdir().unwrap();
-    let world =
-        World::start_policy(dir.path(), PolicyConfig { hold_seconds: 1, ..every_step() }).await;
-    world.train_versions(2).await;
-    world.policies.activate(PolicyVersion(1), "test").await.unwrap();
-    world.wait_for_state(TrainState::Paused).await;
-    let hold = world.worker.handle().status().hold.unwrap();
-    assert!(hold.starts_with("version 1 was activated: training goes on at "), "{hold}");
-    world.group(4, 1).await;
-    world.group(6, 1).await;
-    world.wait_for_version(3).await;
-    assert_eq!(world.worker.handle().status().hold, None);
-    world.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -30,6 +30,8 @@ enum Event {
     Ratings { good: bool },
     /// An operator activates a version.
     Activate(prop::sample::Index),
+    /// An operator activates versions faster than the trainer follows.
+    Activations([prop::sample::Index; 3]),
     /// A rule finds the active version worse.
     Withdraw,
     /// An operator pins a version.
@@ -47,6 +49,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::RejectedStep),
         3 => any::<bool>().prop_map(|good| Event::Ratings { good }),
         1 => any::<prop::sample::Index>().prop_map(Event::Activate),
+        1 => any::<[prop::sample::Index; 3]>().prop_map(Event::Activations),
         1 => Just(Event::Withdraw),
         1 => any::<prop::sample::Index>().prop_map(Event::Pin),
         1 => Just(Event::Restart),
@@ -97,6 +100,18 @@ impl<'a> Process<'a> {
         }
     }
 
+    async fn activate(&mut self, index: prop::sample::Index) {
+        let version = self.version(index);
+        match self.world.policies.activate(version, "test").await {
+            Ok(record) => {
+                assert_eq!(record.state, PolicyState::Active);
+                self.activated.insert(version);
+            }
+            Err(PolicyError::Unservable { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     async fn rate(&self, good: bool) {
         let policies = &self.world.policies;
         let Some(canary) = policies.canary() else { return };
@@ -135,14 +150,12 @@ impl<'a> Process<'a> {
             }
             Event::Ratings { good } => self.rate(*good).await,
             Event::Activate(index) => {
-                let version = self.version(*index);
-                match self.world.policies.activate(version, "test").await {
-                    Ok(record) => {
-                        assert_eq!(record.state, PolicyState::Active);
-                        self.activated.insert(version);
-                    }
-                    Err(PolicyError::Unservable { .. }) => {}
-                    Err(error) => panic!("{error}"),
+                self.activate(*index).await;
+                self.world.wait_for_quiet().await;
+            }
+            Event::Activations(indexes) => {
+                for index in indexes {
+                    self.activate(*index).await;
                 }
                 self.world.wait_for_quiet().await;
             }

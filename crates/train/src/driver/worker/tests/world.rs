@@ -265,6 +265,7 @@ impl World {
             source: PromptSource::Live,
             route: "route".to_owned(),
             model: "default".to_owned(),
+            endpoint: Default::default(),
             key_id: None,
             messages: Vec::new(),
             metadata: std::collections::BTreeMap::new(),
@@ -275,6 +276,7 @@ impl World {
             held_out: false,
             chat: Default::default(),
             grammar: None,
+            continues: None,
         }))];
         let mut members = Vec::new();
         for value in rewards {

@@ -71,9 +71,10 @@ fn values_and_gradients_equal_those_of_pytorch() {
             per_token(&case["temperatures"]).into_iter().map(|t| t as f32).collect();
         let advantages = per_token(&case["advantages"]);
         let max_tokens = case["max_tokens"].as_u64().unwrap() as usize;
+        let sequences: Vec<usize> = (0..lengths.len()).collect();
         let weights: Vec<f64> = lengths
             .iter()
-            .zip(sequence_weights(kind, &lengths, max_tokens))
+            .zip(sequence_weights(kind, &lengths, &sequences, max_tokens))
             .flat_map(|(n, w)| std::iter::repeat_n(w, *n))
             .collect();
         let logits = |key: &str| {
@@ -217,7 +218,7 @@ fn the_mean_gradients_of_k3_and_corrected_are_those_of_reverse_and_forward_kl() 
 #[test]
 fn weights_are_the_published_normalizers() {
     let lengths = [3, 0, 1, 4];
-    let weights = |kind| -> Vec<f64> { sequence_weights(kind, &lengths, 10) };
+    let weights = |kind| -> Vec<f64> { sequence_weights(kind, &lengths, &[0, 1, 2, 3], 10) };
     for kind in [LossKind::Grpo, LossKind::Sapo, LossKind::Gspo] {
         assert_eq!(weights(kind), vec![1.0 / 9.0, 0.0, 1.0 / 3.0, 1.0 / 12.0]);
     }
@@ -226,5 +227,11 @@ fn weights_are_the_published_normalizers() {
         assert_eq!(weights(kind), vec![1.0 / 8.0, 0.0, 1.0 / 8.0, 1.0 / 8.0]);
     }
     assert_eq!(weights(LossKind::Luspo), vec![1.0 / 3.0, 0.0, 1.0 / 3.0, 1.0 / 3.0]);
-    assert_eq!(sequence_weights(LossKind::Dapo, &[], 10), Vec::<f64>::new());
+    assert_eq!(sequence_weights(LossKind::Dapo, &[], &[], 10), Vec::<f64>::new());
+    // The first and the last completion are turns of one conversation.
+    let turns = |kind| -> Vec<f64> { sequence_weights(kind, &lengths, &[3, 1, 2, 3], 10) };
+    assert_eq!(turns(LossKind::Grpo), vec![1.0 / 14.0, 0.0, 1.0 / 2.0, 1.0 / 14.0]);
+    assert_eq!(turns(LossKind::Luspo), vec![1.0 / 2.0, 0.0, 1.0 / 2.0, 1.0 / 2.0]);
+    assert_eq!(turns(LossKind::DrGrpo), weights(LossKind::DrGrpo));
+    assert_eq!(turns(LossKind::Dapo), weights(LossKind::Dapo));
 }

@@ -54,7 +54,9 @@ fn compute(data: &Data, config: &TrainConfig, max_tokens: usize) -> (f64, Vec<f6
         values(&stats).chunks(2).map(|row| (row[0], row[1])).unzip();
     let recorded: Vec<f64> = data.recorded.iter().map(|l| f64::from(*l)).collect();
     let adaptive = AdaptiveCoefficients::new(config);
-    let objective = Objective::new(config, &adaptive, &data.lengths, max_tokens, &entropies);
+    let sequences: Vec<usize> = (0..data.lengths.len()).collect();
+    let objective =
+        Objective::new(config, &adaptive, &data.lengths, &sequences, max_tokens, &entropies);
     let corrected = config.sampler_correction.mode != CorrectionMode::None;
     let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
     let mut start = 0;

@@ -19,15 +19,15 @@ const FILE: &str = "attempt.json";
 
 /// The groups and samples of a step that did not end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct StepAttempt {
-    pub(super) groups: Vec<GroupId>,
-    pub(super) samples: Vec<SampleId>,
+pub(in crate::driver) struct StepAttempt {
+    pub(in crate::driver) groups: Vec<GroupId>,
+    pub(in crate::driver) samples: Vec<SampleId>,
     /// Tokens of the longest sample, prompt included.
-    pub(super) longest: usize,
+    pub(in crate::driver) longest: usize,
 }
 
 impl StepAttempt {
-    pub(super) fn of(batch: &TrainBatch) -> Self {
+    pub(in crate::driver) fn of(batch: &TrainBatch) -> Self {
         let members = || batch.members();
         let corrections = || batch.corrections.iter();
         let tokens = members().map(|(g, m)| g.prompt_ids.len() + m.sample.ids.len());
@@ -41,15 +41,15 @@ impl StepAttempt {
 }
 
 /// The marker's file.
-pub(super) struct AttemptMarker(PathBuf);
+pub(in crate::driver) struct AttemptMarker(PathBuf);
 
 impl AttemptMarker {
-    pub(super) fn new(checkpoints: &Path) -> Self {
+    pub(in crate::driver) fn new(checkpoints: &Path) -> Self {
         Self(checkpoints.join(FILE))
     }
 
     /// Makes the marker durable. The step may start then.
-    pub(super) fn set(&self, attempt: &StepAttempt) -> Result<()> {
+    pub(in crate::driver) fn set(&self, attempt: &StepAttempt) -> Result<()> {
         let text = serde_json::to_vec(attempt).map_err(|e| at(&self.0)(e.into()))?;
         if let Some(dir) = self.0.parent() {
             std::fs::create_dir_all(dir).map_err(at(dir))?;
@@ -58,13 +58,13 @@ impl AttemptMarker {
     }
 
     /// Removes the marker: the step ended, or its groups are dropped.
-    pub(super) fn clear(&self) -> Result<()> {
+    pub(in crate::driver) fn clear(&self) -> Result<()> {
         if self.0.exists() { Ok(remove_any(&self.0)?) } else { Ok(()) }
     }
 
     /// The attempt that did not end; `None` without a marker. An unreadable marker is removed, because
     /// it names no group.
-    pub(super) fn read(&self) -> Result<Option<StepAttempt>> {
+    pub(in crate::driver) fn read(&self) -> Result<Option<StepAttempt>> {
         if !self.0.exists() {
             return Ok(None);
         }

@@ -101,6 +101,7 @@ async fn completions_that_cannot_be_compared_are_refused() {
     let two = completion(&server, "two", json!({})).await;
     let question = json!({"messages": [{"role": "user", "content": "What is 3 + 3?"}]});
     let other = completion(&server, "stars", question).await;
+    let stopped = completion(&server, "stars", json!({"stop": ["\n"]})).await;
     let unknown = InteractionId::new().completion_id();
     let pair = |fields: Value| {
         let mut body = json!({"chosen": first, "rejected": second});
@@ -119,6 +120,7 @@ async fn completions_that_cannot_be_compared_are_refused() {
         (json!({"rejected_choice": 2}), 400, "rejected_choice", "has no such choice"),
         (json!({"rejected": first}), 400, "rejected", "they must be different completions"),
         (json!({"rejected": other}), 400, "rejected", "their prompts must be equal"),
+        (json!({"rejected": stopped}), 400, "rejected", "stop, stop_token_ids, min_tokens and"),
         (json!({"rejected": two}), 400, "rejected", "the same route and API key"),
         (json!({"name": "smiles"}), 400, "name", "the route \"stars\" has stars"),
         (json!({"name": "said"}), 400, "name", "the route \"stars\" has stars"),

@@ -1,5 +1,9 @@
 //! `POST /v1/feedback`.
 
+mod corrections;
+mod pairs;
+mod prospects;
+
 use serde_json::{Value, json};
 
 use hone_core::types::{InteractionId, PolicyVersion, RewardSource};

@@ -1,0 +1,146 @@
+//! Activations of existing versions, which the trainer follows.
+
+use std::time::{Duration, Instant};
+
+use hone_core::types::{GroupState, PolicyVersion};
+
+use super::world::{World, every_step};
+use crate::TrainState;
+use crate::driver::trainer::SETTLE_TIME;
+use crate::policy::PolicyConfig;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollback_is_followed_and_survives_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.train_versions(2).await;
+    world.policies.activate(PolicyVersion(1), "test").await.unwrap();
+    world.wait_for_version(1).await;
+    world.stop().await;
+    let world = World::start(dir.path()).await;
+    assert_eq!(world.policies.active(), PolicyVersion(1));
+    world.wait_for_state(TrainState::Paused).await;
+    assert_eq!(world.worker.handle().status().policy_version, 1);
+    let hold = "version 1 was activated: POST /admin/train/resume ends the pause";
+    assert_eq!(world.worker.handle().status().hold.as_deref(), Some(hold));
+    let group = world.group(4, 1).await;
+    world.group(6, 1).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(world.state(group), GroupState::Ready, "the pause survives a restart");
+    world.worker.handle().resume().unwrap();
+    world.wait_for_version(3).await;
+    assert_eq!(world.worker.handle().status().hold, None);
+    let made = world.policies.list().unwrap().pop().unwrap();
+    assert_eq!((made.version.0, made.parent, made.step), (3, Some(PolicyVersion(1)), 3));
+    world.stop().await;
+}
+
+/// Activates versions 1 and 2 in turn, and returns the longest time between two activations.
+async fn activate_in_turn(world: &World, count: u64) -> Duration {
+    let (mut longest, mut before) = (Duration::ZERO, Instant::now());
+    for i in 0..count {
+        world.policies.activate(PolicyVersion(1 + i % 2), "test").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        longest = longest.max(before.elapsed());
+        before = Instant::now();
+    }
+    longest
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn activations_in_a_row_are_followed_once_at_their_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.train_versions(2).await;
+    let checkpoints = dir.path().join("checkpoints");
+    let state = || std::fs::read(checkpoints.join("step-000000000002/state.json")).unwrap();
+    let is_marked = || checkpoints.join("activation").exists();
+    // Void if the test's thread had to wait for so long that the trainer may have followed.
+    let mut attempts = 0..50;
+    loop {
+        world.until("followed", |_| !is_marked()).await;
+        let before = state();
+        let longest = activate_in_turn(&world, 21).await;
+        let read = Instant::now();
+        let now = state();
+        if longest.max(read.elapsed()) < SETTLE_TIME / 4 {
+            assert!(now == before, "a checkpoint was written after {longest:?}");
+            break;
+        }
+        assert!(attempts.next().is_some(), "every attempt was void");
+    }
+    let before = state();
+    let hold = "version 1 was activated: POST /admin/train/resume ends the pause";
+    let is_held = |world: &World| world.worker.handle().status().hold.as_deref() == Some(hold);
+    world.until("held", is_held).await;
+    world.wait_for_version(1).await;
+    world.until("followed", |_| !is_marked()).await;
+    assert!(state() != before && is_held(&world));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_activation_of_the_trainers_own_version_pauses_it_after_a_restart_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = World::start(dir.path()).await;
+    world.train_versions(2).await;
+    activate_in_turn(&world, 2).await;
+    // The trainer has not followed yet, and its checkpoint descends from the active version.
+    world.stop().await;
+    let world = World::start(dir.path()).await;
+    world.wait_for_state(TrainState::Paused).await;
+    let hold = "version 2 was activated: POST /admin/train/resume ends the pause";
+    assert_eq!(world.worker.handle().status().hold.as_deref(), Some(hold));
+    world.worker.handle().resume().unwrap();
+    world.group(4, 2).await;
+    world.group(6, 2).await;
+    world.wait_for_version(3).await;
+    let made = world.policies.list().unwrap().pop().unwrap();
+    assert_eq!((made.version.0, made.parent, made.step), (3, Some(PolicyVersion(2)), 3));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rollback_restores_moments_and_baselines() {
+    // With and without the versions that are undone, the next step is the same.
+    let mut digests = Vec::new();
+    for undone in [0, 2] {
+        let dir = tempfile::tempdir().unwrap();
+        let world = World::start_with(dir.path(), |config| config.seed = 7).await;
+        world.train_versions(2).await;
+        for version in 2..2 + undone {
+            // Other rewards, so that other baselines result.
+            world.rewarded_group(7, version, [0.0, 5.0]).await;
+            world.rewarded_group(8, version, [3.0, 0.0]).await;
+            world.wait_for_version(version + 1).await;
+        }
+        if undone > 0 {
+            world.policies.activate(PolicyVersion(2), "test").await.unwrap();
+            // The trainer may not have followed the activation yet.
+            world.worker.handle().resume().unwrap();
+        }
+        world.group(4, 2).await;
+        world.group(6, 2).await;
+        world.wait_for_version(3 + undone).await;
+        digests.push(world.policies.list().unwrap().pop().unwrap().sha256);
+        world.stop().await;
+    }
+    assert_eq!(digests[0], digests[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_may_end_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let world =
+        World::start_policy(dir.path(), PolicyConfig { hold_seconds: 1, ..every_step() }).await;
+    world.train_versions(2).await;
+    world.policies.activate(PolicyVersion(1), "test").await.unwrap();
+    world.wait_for_state(TrainState::Paused).await;
+    let hold = world.worker.handle().status().hold.unwrap();
+    assert!(hold.starts_with("version 1 was activated: training goes on at "), "{hold}");
+    world.group(4, 1).await;
+    world.group(6, 1).await;
+    world.wait_for_version(3).await;
+    assert_eq!(world.worker.handle().status().hold, None);
+    world.stop().await;
+}

@@ -1,0 +1,113 @@
+//! What requests contain: JSON bodies, queries and paths. `field` declares the fields of a request, and
+//! `fields` reads them. Errors name the field, its value and the allowed values.
+//!
+//! `null` counts as absent, as in OpenAI's API.
+
+mod field;
+mod fields;
+#[cfg(test)]
+pub(super) mod testing;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header;
+use axum::http::request::Parts;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+
+pub(super) use field::{Field, FieldTable, fields_of, object_schema, or_null};
+pub(super) use fields::{Fields, invalid};
+
+/// Time within which a client must send its whole body.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A request body that is a JSON object.
+///
+/// The content type must be `application/json`: browsers then send a preflight request first, so
+/// that a foreign web page cannot post feedback to a server on its visitor's machine.
+pub(super) struct JsonObject(pub(super) Map<String, Value>);
+
+/// A request body that is any JSON, under the conditions of [`JsonObject`].
+pub(super) struct JsonValue(pub(super) Value);
+
+impl<S: Send + Sync> FromRequest<S> for JsonObject {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        match JsonValue::from_request(request, state).await?.0 {
+            Value::Object(map) => Ok(Self(map)),
+            _ => Err(ApiError::body("the body must be a JSON object")),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for JsonValue {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let header = request.headers().get(header::CONTENT_TYPE);
+        let kind = header.and_then(|v| v.to_str().ok()).unwrap_or_default();
+        let essence = kind.split(';').next().unwrap_or_default().trim();
+        if !essence.eq_ignore_ascii_case("application/json") {
+            return Err(ApiError::not_json(kind));
+        }
+        let bytes = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state))
+            .await
+            .map_err(|_| ApiError::slow_body())??;
+        let value = serde_json::from_slice(&bytes);
+        let invalid = |error: serde_json::Error| {
+            ApiError::body(format!("the body is not valid JSON: {error}"))
+        };
+        value.map(Self).map_err(invalid)
+    }
+}
+
+/// The parameters of a request's query, each a string, as the fields of an object.
+pub(super) struct QueryObject(pub(super) Map<String, Value>);
+
+impl<S: Send + Sync> FromRequestParts<S> for QueryObject {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let query = Query::<BTreeMap<String, String>>::from_request_parts(parts, state).await;
+        let invalid = |error: QueryRejection| ApiError::body(error.body_text());
+        let Query(pairs) = query.map_err(invalid)?;
+        Ok(Self(pairs.into_iter().map(|(name, text)| (name, Value::from(text))).collect()))
+    }
+}
+
+/// The parameter of a request's path. A text that is not UTF-8 names nothing.
+pub(super) struct PathText(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathText {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        match Path::<String>::from_request_parts(parts, state).await {
+            Ok(Path(text)) => Ok(Self(text)),
+            Err(_) => Err(ApiError::not_found(format!("there is no {}", parts.uri.path()))),
+        }
+    }
+}
+
+/// OpenAI's list object, for responses.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ListOf{T}")]
+pub(super) struct List<T> {
+    #[schemars(extend("const" = "list"))]
+    object: &'static str,
+    data: Vec<T>,
+}
+
+impl<T> List<T> {
+    pub(super) fn new(data: impl Iterator<Item = T>) -> Self {
+        Self { object: "list", data: data.collect() }
+    }
+}

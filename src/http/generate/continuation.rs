@@ -1,0 +1,326 @@
+//! Lets a conversation go on from the recorded tokens of a completion that the client returns.
+//!
+//! The ledger finds a completion by a digest of the messages that led to it and of its own message. The last
+//! message of the assistant that is found counts: the longest recorded beginning. Completions of the same
+//! session come first, and then the newest. [`Codec::continued_chat`](hone_engine::Codec::continued_chat)
+//! decides whether the recorded tokens can be the beginning of the prompt.
+//!
+//! Invariants: only completions of the same API key are found; what was not recorded, or was erased, is not
+//! found; a prompt never depends on the ledger in anything but the tokens that spell its text.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Mutex, PoisonError};
+
+use hone_core::digest::Digest;
+use hone_core::types::{
+    ChatOptions, Continuation, FinishReason, Interaction, InteractionId, Message, Role, Sample,
+    SampleOrigin, TokenId,
+};
+use hone_engine::Codec;
+use hone_store::{Op, Store, StoreError};
+
+use super::prompt::{encode, size, tokenize, tool_format};
+use crate::http::auth::Caller;
+use crate::http::chat::answer::{WholeMessage, recorded, recorded_form};
+use crate::http::error::ApiError;
+use crate::http::state::AppState;
+
+/// Messages of the assistant that are looked up, counted from the last one.
+const MAX_LOOKUPS: usize = 64;
+/// Recorded completions with the same digest that are compared.
+const MAX_TWINS: usize = 8;
+/// Digests of which is remembered that they may still be queued for the ledger. More than its queue holds.
+const MAX_RECENT: usize = 16_384;
+
+/// First 16 bytes of a SHA-256 of messages.
+type TurnDigest = [u8; 16];
+
+/// The prompt of a conversation.
+pub struct ChatPrompt {
+    pub ids: Vec<TokenId>,
+    /// The completion that it goes on from.
+    pub continues: Option<Continuation>,
+}
+
+/// The prompt of a conversation with the generation prompt. It begins with the recorded tokens of the last
+/// completion among the messages, if there is one.
+pub async fn chat_prompt(
+    state: &AppState,
+    caller: &Caller,
+    messages: &[Message],
+    options: &ChatOptions,
+    session: Option<&str>,
+) -> Result<ChatPrompt, ApiError> {
+    if !messages.iter().any(|message| message.role == Role::Assistant) {
+        let ids = tokenize(state, messages, options, true).await?;
+        return Ok(ChatPrompt { ids, continues: None });
+    }
+    let history = History::of(caller.key_id.as_deref(), messages);
+    let mut found = find(&state.store, &history, session)?;
+    if history.is_recent_after(&found, &state.recent_turns) {
+        state.store.flush().await?;
+        found = find(&state.store, &history, session)?;
+    }
+    let Found { turn, edited, .. } = found;
+    let (mut outcome, mut prefix_tokens) = (if edited.is_some() { "edited" } else { "unknown" }, 0);
+    let mut ids = None;
+    if let Some(turn) = &turn {
+        let codec = state.engine.codec();
+        let was = &turn.interaction;
+        if was.template_hash != codec.template_hash() {
+            outcome = "template";
+        } else if was.chat.callable() != options.callable()
+            || was.chat.template_variables != options.template_variables
+        {
+            outcome = "options";
+        } else {
+            let known = [&was.prompt_ids[..], &turn.sample.ids].concat();
+            let (size, format) = (size(messages, options), tool_format(state));
+            let (messages, options) = (messages.to_vec(), options.clone());
+            let work =
+                move |codec: &Codec| codec.continued_chat(&known, &messages, &options, format);
+            let prompt = encode(state, size, work).await?;
+            match prompt.kept {
+                Err(reason) => outcome = reason.as_str(),
+                Ok(kept) => {
+                    prefix_tokens = u32::try_from(kept).unwrap_or(u32::MAX);
+                    outcome = if edited.is_some() { "edited" } else { "exact" };
+                }
+            }
+            ids = Some(prompt.ids);
+        }
+    }
+    state.metrics.http_continued_prompts.with_label_values(&[outcome]).inc();
+    let ids = match ids {
+        Some(ids) => ids,
+        None => tokenize(state, messages, options, true).await?,
+    };
+    let from = turn.map(|turn| (turn.interaction, turn.sample.choice));
+    let is_edited = edited.is_some();
+    let continues = from.or(edited.map(|interaction| (interaction, 0))).map(|(from, choice)| {
+        let conversation = from.continues.as_ref().map_or(from.id, |first| first.conversation);
+        Continuation {
+            conversation,
+            interaction: from.id,
+            choice,
+            prefix_tokens,
+            edited: is_edited,
+        }
+    });
+    Ok(ChatPrompt { ids, continues })
+}
+
+/// The digests of a conversation at its messages of the assistant.
+struct History {
+    /// In order, those of the messages before each message of the assistant, and with it.
+    turns: Vec<[TurnDigest; 2]>,
+}
+
+impl History {
+    fn of(key: Option<&str>, messages: &[Message]) -> Self {
+        let mut digest = ConversationDigest::new(key);
+        let mut turns = Vec::new();
+        for message in messages {
+            let before = digest.value();
+            digest.add(message);
+            if message.role == Role::Assistant {
+                turns.push([before, digest.value()]);
+            }
+        }
+        let old = turns.len().saturating_sub(MAX_LOOKUPS);
+        turns.drain(..old);
+        Self { turns }
+    }
+
+    /// Whether the ledger may soon have more than what was found.
+    fn is_recent_after(&self, found: &Found, recent: &RecentTurns) -> bool {
+        let mut later = self.turns.iter().skip(found.turns);
+        let edited = later.clone().next().filter(|_| found.edited.is_none());
+        edited.is_some_and(|[before, _]| recent.contains(before))
+            || later.any(|[_, with]| recent.contains(with))
+    }
+}
+
+/// The digest of a conversation, message by message. Clients need not return what has no influence on it:
+/// reasoning, white space around an answer and in the arguments of its calls, and the ids of the calls, of
+/// which only the order counts.
+#[derive(Clone)]
+struct ConversationDigest {
+    digest: Digest,
+    /// The number of each call, by its id.
+    calls: HashMap<String, usize>,
+}
+
+impl ConversationDigest {
+    fn new(key: Option<&str>) -> Self {
+        let digest = Digest::new().field(if key.is_some() { "key" } else { "" });
+        Self { digest: digest.field(key.unwrap_or_default()), calls: HashMap::new() }
+    }
+
+    fn add(&mut self, message: &Message) {
+        let is_own = message.role == Role::Assistant;
+        let content = if is_own { message.content.trim() } else { &message.content };
+        let mut digest = std::mem::take(&mut self.digest)
+            .field(message.role.as_str())
+            .field(content)
+            .field(message.name.as_deref().unwrap_or_default())
+            .field((message.tool_calls.len() as u64).to_le_bytes());
+        for call in &message.tool_calls {
+            let arguments = serde_json::from_str::<serde_json::Value>(&call.arguments);
+            let arguments =
+                arguments.map_or_else(|_| call.arguments.clone(), |json| json.to_string());
+            digest = digest.field(&call.name).field(arguments);
+            let next = self.calls.len();
+            self.calls.entry(call.id.clone()).or_insert(next);
+        }
+        if let Some(id) = &message.tool_call_id {
+            let call = self.calls.get(id).map_or(u64::MAX, |number| *number as u64);
+            digest = digest.field(call.to_le_bytes());
+        }
+        self.digest = digest;
+    }
+
+    fn value(&self) -> TurnDigest {
+        self.digest.clone().prefix()
+    }
+}
+
+/// A recorded completion with its prompt.
+struct RecordedTurn {
+    interaction: Interaction,
+    sample: Sample,
+}
+
+/// What the ledger has of a conversation.
+struct Found {
+    /// Number of the looked up turns up to the last recorded one.
+    turns: usize,
+    /// The last recorded completion among the messages.
+    turn: Option<RecordedTurn>,
+    /// The prompt whose recorded completion the client replaced by the next message of the assistant.
+    edited: Option<Interaction>,
+}
+
+fn find(store: &Store, history: &History, session: Option<&str>) -> Result<Found, StoreError> {
+    let (mut turn, mut turns) = (None, 0);
+    for (number, [_, with]) in history.turns.iter().enumerate().rev() {
+        turn = recorded_turn(store, *with, session)?;
+        if turn.is_some() {
+            turns = number + 1;
+            break;
+        }
+    }
+    let mut edited = None;
+    if let Some([before, _]) = history.turns.get(turns) {
+        // Without a session, a known beginning shows that it is the same conversation.
+        let prompts = store.turns(*before, MAX_TWINS)?;
+        for (id, _) in prompts.into_iter().filter(|(_, choice)| choice.is_none()) {
+            let Some(prompt) = store.interaction(id)? else { continue };
+            let same = match session {
+                Some(_) => prompt.session() == session,
+                None => turn.is_some(),
+            };
+            if same && is_finished(store, id)? {
+                edited = Some(prompt);
+                break;
+            }
+        }
+    }
+    Ok(Found { turns, turn, edited })
+}
+
+/// The completion with a digest: one of the session if there is one, else the newest.
+fn recorded_turn(
+    store: &Store,
+    digest: TurnDigest,
+    session: Option<&str>,
+) -> Result<Option<RecordedTurn>, StoreError> {
+    let mut newest = None;
+    for (id, choice) in store.turns(digest, MAX_TWINS)? {
+        let Some(interaction) = store.interaction(id)? else { continue };
+        let same_session = session.is_none() || interaction.session() == session;
+        if newest.is_some() && !same_session {
+            continue;
+        }
+        let is_named = |sample: &Sample| {
+            sample.origin == SampleOrigin::Served && Some(sample.choice) == choice
+        };
+        let Some(sample) = store.samples_of(id)?.into_iter().find(is_named) else { continue };
+        newest = Some(RecordedTurn { interaction, sample });
+        if same_session {
+            break;
+        }
+    }
+    Ok(newest)
+}
+
+/// Whether a prompt has a completion that its client got as a whole.
+fn is_finished(store: &Store, id: InteractionId) -> Result<bool, StoreError> {
+    let is_whole = |sample: &Sample| {
+        sample.origin == SampleOrigin::Served && sample.finish != FinishReason::Cancelled
+    };
+    Ok(store.samples_of(id)?.iter().any(is_whole))
+}
+
+/// The operation that lets later prompts find a prompt; none for a text without roles.
+pub fn prompt_turn(state: &AppState, interaction: &Interaction) -> Option<Op> {
+    turn(state, interaction, None)
+}
+
+/// The operation that lets later prompts find a completion; none for a text without roles, and for a
+/// completion that its client did not get as a whole.
+pub fn completion_turn(state: &AppState, interaction: &Interaction, sample: &Sample) -> Option<Op> {
+    if interaction.is_text() || sample.finish == FinishReason::Cancelled {
+        return None;
+    }
+    let codec = state.engine.codec();
+    let form = recorded_form(codec, interaction, tool_format(state));
+    let whole = recorded(codec, form.as_ref(), sample, &interaction.stop);
+    let (_, content, calls) = WholeMessage::split(whole.items);
+    let message = Message { tool_calls: calls, ..Message::new(Role::Assistant, content) };
+    turn(state, interaction, Some((&message, sample.choice)))
+}
+
+fn turn(
+    state: &AppState,
+    interaction: &Interaction,
+    answer: Option<(&Message, u32)>,
+) -> Option<Op> {
+    if interaction.is_text() {
+        return None;
+    }
+    let mut digest = ConversationDigest::new(interaction.api_key());
+    interaction.messages.iter().for_each(|message| digest.add(message));
+    if let Some((message, _)) = answer {
+        digest.add(message);
+    }
+    let digest = digest.value();
+    state.recent_turns.add(digest);
+    let choice = answer.map(|(_, choice)| choice);
+    Some(Op::Turn { digest, interaction: interaction.id, choice })
+}
+
+/// The digests that were queued for the ledger last. Only a conversation with one of them waits until the
+/// queue is written.
+#[derive(Default)]
+pub struct RecentTurns(Mutex<(VecDeque<TurnDigest>, HashSet<TurnDigest>)>);
+
+impl RecentTurns {
+    fn add(&self, digest: TurnDigest) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (order, known) = &mut *state;
+        if !known.insert(digest) {
+            return;
+        }
+        order.push_back(digest);
+        if order.len() > MAX_RECENT
+            && let Some(oldest) = order.pop_front()
+        {
+            known.remove(&oldest);
+        }
+    }
+
+    fn contains(&self, digest: &TurnDigest) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.contains(digest)
+    }
+}

@@ -1,0 +1,209 @@
+//! Validates a Messages request, field by field, and translates it into a [`ConversationRequest`].
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use hone_core::types::{ChatOptions, ClientEndpoint, GrammarSpec, Message, Role};
+
+use super::fields::{COUNT_FIELDS, FIELDS, MAX_STOP};
+use super::{tools, turns};
+use crate::http::body::{Fields, invalid};
+use crate::http::chat::constraint::RequestedGrammar;
+use crate::http::chat::conversation::{ConversationRequest, FieldNames};
+use crate::http::chat::request::{self, params};
+use crate::http::chat::tools::refuse_others;
+use crate::http::error::ApiError;
+
+/// The entry of `metadata` that names the end user.
+const USER: &str = "user_id";
+
+/// A valid request for a message.
+#[derive(Debug, PartialEq)]
+pub struct MessagesRequest {
+    pub conversation: ConversationRequest,
+    pub stream: bool,
+}
+
+/// What determines the prompt of a request and the form of its answer.
+#[derive(Debug, PartialEq)]
+pub struct MessagesPrompt {
+    pub model: String,
+    pub messages: Vec<Message>,
+    /// Tools, and variables of the chat template.
+    pub chat: ChatOptions,
+    /// What constrains the text.
+    pub grammar: Option<RequestedGrammar>,
+}
+
+/// Validates the body of a request for a message. `vocab` is the size of the vocabulary.
+pub fn read(body: &Map<String, Value>, vocab: usize) -> Result<MessagesRequest, ApiError> {
+    let fields = Fields::of(body, FIELDS)?;
+    let MessagesPrompt { model, messages, chat, grammar } = prompt(&fields)?;
+    if messages.last().is_some_and(|last| last.role == Role::Assistant) {
+        let message = "the last of messages is of the assistant: it must be of the user, because an answer \
+                       cannot be continued";
+        return Err(ApiError::field("messages", message));
+    }
+    if fields.get("max_tokens").is_none() {
+        return Err(fields.missing("max_tokens", "a whole number of at least 1"));
+    }
+    let stop = stop_sequences(&fields)?;
+    let (user, metadata) = metadata(&fields)?;
+    let conversation = ConversationRequest {
+        model,
+        endpoint: ClientEndpoint::Messages,
+        messages,
+        chat,
+        // `max_tokens` is present.
+        params: params(&fields, 0, vocab)?,
+        grammar,
+        choices: 1,
+        logprobs: None,
+        // The tokens show which stop sequence ended the text.
+        token_ids: !stop.is_empty(),
+        stop,
+        metadata,
+        user,
+        store: fields.boolean("store")?,
+        fields: FieldNames {
+            max_tokens: "max_tokens",
+            messages: "messages",
+            parameters: "input_schema",
+        },
+    };
+    Ok(MessagesRequest { conversation, stream: fields.boolean("stream")?.unwrap_or(false) })
+}
+
+/// Validates the body of a request to count the tokens of a prompt.
+pub fn read_prompt(body: &Map<String, Value>) -> Result<MessagesPrompt, ApiError> {
+    prompt(&Fields::of(body, COUNT_FIELDS)?)
+}
+
+fn prompt(fields: &Fields<'_>) -> Result<MessagesPrompt, ApiError> {
+    let model = fields.text("model")?.ok_or_else(|| fields.missing("model", "a model's name"))?;
+    let (chat, grammar) = (tools::read(fields)?, output_format(fields)?);
+    if chat.forces_call() && grammar.is_some() {
+        let allowed = "of the type \"auto\" or \"none\" beside output_config.format";
+        return Err(fields.invalid("tool_choice", allowed));
+    }
+    Ok(MessagesPrompt { model: model.to_owned(), messages: turns::read(fields)?, chat, grammar })
+}
+
+/// The grammar of `output_config.format`.
+fn output_format(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiError> {
+    const TYPE: &str = "\"json_schema\"";
+    let Some(value) = fields.get("output_config") else { return Ok(None) };
+    let config = Fields::at("output_config", value)?;
+    refuse_others(&config, &["effort", "format"])?;
+    let Some(value) = config.get("format") else { return Ok(None) };
+    let format = Fields::at("output_config.format", value)?;
+    refuse_others(&format, &["type", "schema"])?;
+    match format.text("type")? {
+        Some("json_schema") => {}
+        Some(_) => return Err(format.invalid("type", TYPE)),
+        None => return Err(format.missing("type", TYPE)),
+    }
+    let schema = format.object("schema")?.ok_or_else(|| format.missing("schema", "an object"))?;
+    let spec = GrammarSpec::JsonSchema(Value::Object(schema.clone()).to_string());
+    Ok(Some(RequestedGrammar { spec, field: format.path("schema") }))
+}
+
+fn stop_sequences(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let allowed = format!("a list of up to {MAX_STOP} strings, none empty");
+    let convert = |value: &Value| {
+        let texts = value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned));
+        let texts = texts.collect::<Option<Vec<String>>>()?;
+        (texts.len() <= MAX_STOP && !texts.iter().any(String::is_empty)).then_some(texts)
+    };
+    Ok(fields.read("stop_sequences", allowed, convert)?.unwrap_or_default())
+}
+
+/// The end user, and the other entries of `metadata`, which are those of a chat request.
+fn metadata(fields: &Fields<'_>) -> Result<(Option<String>, BTreeMap<String, String>), ApiError> {
+    let Some(map) = fields.object("metadata")? else { return Ok((None, BTreeMap::new())) };
+    let user = match map.get(USER) {
+        None | Some(Value::Null) => None,
+        Some(value) => {
+            let not_text = || invalid("metadata.user_id", value, "a string");
+            Some(value.as_str().ok_or_else(not_text)?.to_owned())
+        }
+    };
+    let mut others = map.clone();
+    others.shift_remove(USER);
+    let others = Map::from_iter([("metadata".to_owned(), Value::Object(others))]);
+    Ok((user, request::metadata(&Fields::new(&others))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn body(more: &Value) -> Map<String, Value> {
+        let mut body = json!({"model": "default", "max_tokens": 9,
+                              "messages": [{"role": "user", "content": "Hi"}]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body.as_object().unwrap().clone()
+    }
+
+    #[test]
+    fn fields_are_translated() {
+        let request = read(
+            &body(&json!({
+                "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 7, "stream": true, "store": false,
+                "stop_sequences": ["a", "b"], "service_tier": "auto", "cache_control": {"type": "ephemeral"},
+                "metadata": {"user_id": "ann", "session_id": "s"},
+                "output_config": {"format": {"type": "json_schema", "schema": {"type": "null"}}},
+            })),
+            100,
+        );
+        let MessagesRequest { conversation, stream } = request.unwrap();
+        let params = &conversation.params;
+        assert_eq!((params.temperature, params.top_p, params.top_k), (0.5, 0.9, 5));
+        assert_eq!((params.seed, params.max_tokens, stream), (7, 9, true));
+        assert_eq!(conversation.stop, ["a", "b"]);
+        assert_eq!(conversation.user.as_deref(), Some("ann"));
+        let metadata = [("session_id".to_owned(), "s".to_owned())].into();
+        assert_eq!((conversation.metadata, conversation.store), (metadata, Some(false)));
+        let grammar = conversation.grammar.unwrap();
+        assert_eq!(grammar.spec, GrammarSpec::JsonSchema("{\"type\":\"null\"}".to_owned()));
+        assert_eq!(grammar.field, "output_config.format.schema");
+    }
+
+    #[test]
+    fn wrong_fields_are_refused_by_name() {
+        let schema = json!({"type": "json_schema", "schema": {}});
+        let tool = json!({"name": "a", "input_schema": {}});
+        for (more, expected) in [
+            (json!({"model": null}), "model is missing"),
+            (json!({"max_tokens": null}), "max_tokens is missing"),
+            (json!({"max_tokens": 0}), "max_tokens is 0"),
+            (json!({"temperature": 1.5}), "temperature is 1.5: it must be a number from 0 to 1"),
+            (json!({"top_k": -1}), "top_k is -1"),
+            (json!({"stop_sequences": ["a", ""]}), "stop_sequences is a list"),
+            (json!({"stop_sequences": "a"}), "stop_sequences is \\\"a\\\""),
+            (json!({"stop": "a"}), "stop is not a known field"),
+            (json!({"container": "x"}), "container is not a known field"),
+            (json!({"metadata": {"user_id": 5}}), "metadata.user_id is 5"),
+            (json!({"metadata": {"answer": 5}}), "metadata.answer is 5"),
+            (json!({"output_config": {"format": {"type": "text"}}}), "output_config.format.type"),
+            (json!({"output_config": {"form": 5}}), "output_config.form is not a known field"),
+            (
+                json!({"output_config": {"format": schema}, "tools": [tool],
+                       "tool_choice": {"type": "any"}}),
+                "tool_choice is an object",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "content": "Hi"}]}),
+                "the last of messages is of the assistant",
+            ),
+        ] {
+            let error = read(&body(&more), 100).unwrap_err().to_json();
+            assert!(error.contains(expected), "{more}: {error}");
+        }
+        let error = read_prompt(&body(&json!({}))).unwrap_err().to_json();
+        assert!(error.contains("max_tokens is not a field: the fields are model"), "{error}");
+    }
+}

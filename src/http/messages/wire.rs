@@ -1,0 +1,260 @@
+//! The shapes of Anthropic's responses.
+
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use hone_core::types::{Interaction, TokenId, ToolCall};
+use hone_engine::{Codec, TextStream};
+
+use crate::http::chat::answer::{MessageEnd, MessageItem};
+use crate::http::generate::types::Usage;
+
+/// The only member of a call's `input` whose arguments are no JSON object, with their text; the name that
+/// Anthropic's documentation suggests.
+pub const INVALID_JSON: &str = "INVALID_JSON";
+
+/// The response to a request for a message, and the beginning of its stream.
+#[derive(Serialize, JsonSchema)]
+pub struct MessageObject {
+    pub id: String,
+    #[schemars(extend("const" = "message"))]
+    pub r#type: &'static str,
+    #[schemars(extend("const" = "assistant"))]
+    pub role: &'static str,
+    pub model: String,
+    pub content: Vec<ContentBlock>,
+    #[serde(flatten)]
+    pub stop: StopInfo,
+    pub usage: MessageUsage,
+}
+
+impl MessageObject {
+    /// A message that has no content yet.
+    pub fn new(interaction: &Interaction, usage: Usage) -> Self {
+        Self {
+            id: interaction.id.message_id(),
+            r#type: "message",
+            role: "assistant",
+            model: interaction.model.clone(),
+            content: Vec::new(),
+            stop: StopInfo::default(),
+            usage: usage.into(),
+        }
+    }
+}
+
+/// A part of a message.
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ContentBlock {
+    Thinking {
+        thinking: String,
+        /// Always empty: nothing is signed.
+        signature: &'static str,
+    },
+    Text {
+        text: String,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        input: Value,
+    },
+}
+
+impl ContentBlock {
+    /// A call that has no arguments yet.
+    pub fn call(id: String, name: String) -> Self {
+        Self::ToolUse { id, name, input: Value::Object(Map::new()) }
+    }
+}
+
+impl From<MessageItem> for ContentBlock {
+    fn from(item: MessageItem) -> Self {
+        match item {
+            MessageItem::Reasoning(thinking) => Self::Thinking { thinking, signature: "" },
+            MessageItem::Text(text) => Self::Text { text },
+            MessageItem::Call(ToolCall { id, name, arguments }) => {
+                Self::ToolUse { id, name, input: input(arguments) }
+            }
+        }
+    }
+}
+
+/// A call's arguments as an object.
+fn input(arguments: String) -> Value {
+    if arguments.is_empty() {
+        return Value::Object(Map::new());
+    }
+    match serde_json::from_str(&arguments) {
+        Ok(Value::Object(object)) => Value::Object(object),
+        // Cut off by the token limit, or not checked because they are long.
+        _ => Value::from_iter([(INVALID_JSON, arguments)]),
+    }
+}
+
+/// Why a message ended; nulls before its end.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct StopInfo {
+    /// `end_turn`, `max_tokens`, `stop_sequence` or `tool_use`.
+    stop_reason: Option<&'static str>,
+    stop_sequence: Option<String>,
+}
+
+impl StopInfo {
+    /// The end of the message with the tokens `ids`, which are needed only with stop sequences `stop`.
+    pub fn new(end: MessageEnd, codec: &Arc<Codec>, stop: &[String], ids: &[TokenId]) -> Self {
+        let stop_sequence = match end {
+            MessageEnd::Stop => reached(codec, stop, ids),
+            _ => None,
+        };
+        let stop_reason = match end {
+            MessageEnd::Calls => "tool_use",
+            MessageEnd::Length => "max_tokens",
+            _ if stop_sequence.is_some() => "stop_sequence",
+            _ => "end_turn",
+        };
+        Self { stop_reason: Some(stop_reason), stop_sequence }
+    }
+}
+
+/// The stop sequence that ended a text; `None` if a stop token did.
+fn reached(codec: &Arc<Codec>, stop: &[String], ids: &[TokenId]) -> Option<String> {
+    let mut stream = TextStream::new(Arc::clone(codec), stop).including_stop(true);
+    let ids = ids.iter().filter(|id| !codec.stop_ids().contains(id));
+    let mut text: String = ids.map(|id| stream.push(*id).text).collect();
+    let last = stream.finish();
+    text.push_str(&last.text);
+    // The text ends with the sequence that begins first.
+    let ends = stop.iter().filter(|sequence| last.stopped && text.ends_with(sequence.as_str()));
+    ends.max_by_key(|sequence| sequence.len()).cloned()
+}
+
+/// Token counts. Sampled stop tokens are included.
+#[derive(Serialize, JsonSchema)]
+pub struct MessageUsage {
+    input_tokens: usize,
+    /// Always 0, as the next field: the engine does not report what it read from its cache for a request.
+    cache_creation_input_tokens: usize,
+    cache_read_input_tokens: usize,
+    output_tokens: usize,
+    /// Absent if the model has no reasoning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_tokens_details: Option<OutputTokens>,
+}
+
+/// Parts of the message's tokens.
+#[derive(Serialize, JsonSchema)]
+struct OutputTokens {
+    thinking_tokens: usize,
+}
+
+impl From<Usage> for MessageUsage {
+    fn from(usage: Usage) -> Self {
+        let details = usage.completion_tokens_details;
+        Self {
+            input_tokens: usage.prompt_tokens,
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: 0,
+            output_tokens: usage.completion_tokens,
+            output_tokens_details: details
+                .map(|details| OutputTokens { thinking_tokens: details.reasoning_tokens }),
+        }
+    }
+}
+
+/// The response to a request to count tokens.
+#[derive(Serialize, JsonSchema)]
+pub struct TokenCount {
+    pub input_tokens: usize,
+}
+
+/// An event of a stream, whose name is its type.
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum MessageEvent {
+    MessageStart { message: MessageObject },
+    ContentBlockStart { index: usize, content_block: ContentBlock },
+    ContentBlockDelta { index: usize, delta: BlockDelta },
+    ContentBlockStop { index: usize },
+    MessageDelta { delta: StopInfo, usage: MessageUsage },
+    MessageStop,
+    Ping,
+}
+
+impl MessageEvent {
+    /// The name of the event.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::MessageStart { .. } => "message_start",
+            Self::ContentBlockStart { .. } => "content_block_start",
+            Self::ContentBlockDelta { .. } => "content_block_delta",
+            Self::ContentBlockStop { .. } => "content_block_stop",
+            Self::MessageDelta { .. } => "message_delta",
+            Self::MessageStop => "message_stop",
+            Self::Ping => "ping",
+        }
+    }
+}
+
+/// More of a content block.
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum BlockDelta {
+    ThinkingDelta { thinking: String },
+    TextDelta { text: String },
+    InputJsonDelta { partial_json: String },
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn arguments_are_an_object_whatever_the_model_wrote() {
+        for (arguments, expected) in [
+            ("", json!({})),
+            ("{}", json!({})),
+            ("{\"b\": 1, \"a\": [2]}", json!({"b": 1, "a": [2]})),
+            ("{\"a\": ", json!({"INVALID_JSON": "{\"a\": "})),
+            ("[1]", json!({"INVALID_JSON": "[1]"})),
+        ] {
+            assert_eq!(input(arguments.to_owned()), expected, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn events_have_the_name_of_their_type() {
+        let index = 0;
+        let delta = BlockDelta::InputJsonDelta { partial_json: "{".to_owned() };
+        for (event, expected) in [
+            (
+                MessageEvent::ContentBlockDelta { index, delta },
+                json!({"type": "content_block_delta", "index": 0,
+                       "delta": {"type": "input_json_delta", "partial_json": "{"}}),
+            ),
+            (
+                MessageEvent::ContentBlockStart {
+                    index,
+                    content_block: ContentBlock::call("call_1".to_owned(), "add".to_owned()),
+                },
+                json!({"type": "content_block_start", "index": 0, "content_block":
+                       {"type": "tool_use", "id": "call_1", "name": "add", "input": {}}}),
+            ),
+            (
+                MessageEvent::ContentBlockStop { index },
+                json!({"type": "content_block_stop", "index": 0}),
+            ),
+            (MessageEvent::MessageStop, json!({"type": "message_stop"})),
+            (MessageEvent::Ping, json!({"type": "ping"})),
+        ] {
+            let shown = serde_json::to_value(&event).unwrap();
+            assert_eq!((&shown["type"], &shown), (&json!(event.name()), &expected));
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The routes and the middleware around all of them. `table` lists every route, each a `route`; `document` is
+//! their OpenAPI document.
+
+mod document;
+mod route;
+mod table;
+
+use std::any::Any;
+use std::sync::Arc;
+
+use axum::extract::DefaultBodyLimit;
+use axum::http::{Method, Uri};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Extension, Router};
+use tower_http::catch_panic::CatchPanicLayer;
+
+use hone_core::metrics::Metrics;
+
+use self::document::ApiDocument;
+use self::route::ApiRoute;
+use super::error::ApiError;
+use super::operator::health;
+use super::state::AppState;
+use super::{auth, messages, observe};
+
+/// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
+pub fn router(state: AppState) -> Router {
+    let state = Arc::new(state);
+    let authenticator = auth::Authenticator::new(&state.config, Arc::clone(&state.keys));
+    let authenticator = Arc::new(authenticator);
+    let cors = auth::CorsRule::new(&state.config.cors_origins);
+    let limit = DefaultBodyLimit::max(state.config.max_body_bytes);
+    let routes = table::routes(&state.config);
+    let document = ApiDocument::new(&routes);
+    let add = |router: Router<_>, route: ApiRoute| router.route(route.path, route.handler);
+    routes
+        .into_iter()
+        .fold(Router::new(), add)
+        .layer(Extension(document))
+        .fallback(no_such_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(limit)
+        .layer(from_fn_with_state(authenticator, auth::authenticate))
+        .layer(from_fn_with_state(cors, auth::share))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
+        .layer(from_fn(messages::shape_errors))
+        .with_state(state)
+}
+
+/// The routes while the model is loading. Nothing but probes and metrics is answered, so no key is checked.
+pub(super) fn starting(metrics: Arc<Metrics>) -> Router {
+    Router::new()
+        .route("/livez", get(health::live))
+        .route("/metrics", get(health::early_metrics))
+        .fallback(health::loading)
+        .layer(from_fn_with_state(metrics.clone(), observe::observe))
+        .layer(from_fn(messages::shape_errors))
+        .with_state(metrics)
+}
+
+/// The answer to every request for which there is no connection.
+pub(super) fn crowded(metrics: Arc<Metrics>) -> Router {
+    Router::new()
+        .fallback(health::crowded)
+        .layer(from_fn_with_state(metrics, observe::observe))
+        .layer(from_fn(messages::shape_errors))
+}
+
+async fn no_such_route(method: Method, uri: Uri) -> ApiError {
+    ApiError::not_found(format!("there is no {method} {}", uri.path()))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::wrong_method(&method, uri.path())
+}
+
+fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!(panic = text.unwrap_or("no message"), "a handler panicked");
+    ApiError::internal().into_response()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+"""Runs sessions of the client libraries that applications use against `hone serve`, with both engines.
+
+    python3 tests/clients/run.py --binary target/release/hone --environments target/clients
+
+Starts a daemon for each engine, with the embedded model and `sessions.toml`, and runs the sessions of
+`python/` and `node/`. Then `openai_client.py` checks that a daemon learns, and schemathesis sends a
+third daemon requests that it makes from the OpenAPI document. The packages are installed in the folder of
+`--environments`. Sessions whose packages cannot be installed are skipped.
+
+Prints a table, each failure, and the counts in the last line. Exits with 1 if anything failed.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from daemon import Failure, daemon, wait_until_ready
+from environments import HERE, Node, NotAvailable, Python, variables
+
+BACKENDS = ("mistralrs", "native")
+# Sessions by environment.
+SESSIONS = {
+    "openai": (
+        "openai_chat",
+        "openai_tools",
+        "openai_responses",
+        "openai_errors",
+        "anthropic_messages",
+        "langchain_chat",
+        "pydantic_ai_agent",
+        "openai_agents_loop",
+    ),
+    "litellm": ("litellm_chat", "instructor_objects"),
+    "node": ("openai_node", "vercel_ai"),
+}
+# Seconds for a session, and for everything with one daemon.
+SESSION_SECONDS = 150
+DAEMON_SECONDS = 600
+# A fixed seed and few examples, so that a run takes less than a minute and repeats.
+SCHEMATHESIS = (
+    "--checks=not_a_server_error,status_code_conformance,content_type_conformance,"
+    "response_schema_conformance",
+    "--generation-database=none",
+    "--header=Authorization: Bearer every-right-key",
+    "--max-examples=15",
+    "--no-color",
+    "--phases=examples,coverage,fuzzing",
+    "--request-timeout=30",
+    "--seed=1",
+)
+
+
+@dataclass
+class Outcome:
+    """What became of a session with one engine."""
+
+    session: str
+    backend: str
+    passed: int = 0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+    def cell(self):
+        failed = f", {len(self.failures)} FAILED" if self.failures else ""
+        return f"{self.passed} passed{failed}, {self.seconds:.1f} s"
+
+
+def run_program(outcome, command, timeout, **more):
+    """The lines that a program prints. If it fails, the outcome has its last lines."""
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            command,
+            env=variables(**more),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired as error:
+        outcome.failures.append(str(error))
+        return []
+    finally:
+        outcome.seconds = time.monotonic() - began
+    if done.returncode != 0:
+        tail = (done.stdout + done.stderr).strip()[-6000:]
+        outcome.failures.append(f"exit code {done.returncode}\n{tail}")
+    return done.stdout.splitlines()
+
+
+def run_session(session, environment, backend, url):
+    outcome = Outcome(session, backend)
+    command = environment.command(session)
+    lines = run_program(outcome, command, SESSION_SECONDS, HONE_URL=url, HONE_KEY="session-key")
+    for line in lines:
+        # Libraries print lines of their own.
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            check = json.loads(line)
+            name, error = check["check"], check["error"]
+            if error is None:
+                outcome.passed += 1
+            else:
+                outcome.failures.append(f"{name}: {error}")
+    if not outcome.passed and not outcome.failures:
+        outcome.failures.append("no check ran")
+    return outcome
+
+
+def run_sessions(binary, environments, only):
+    """All sessions with both engines, two at a time."""
+    wanted = [
+        (session, environments[name])
+        for name, sessions in SESSIONS.items()
+        for session in sessions
+        if name in environments and (not only or session in only)
+    ]
+    if not wanted:
+        return []
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        urls = {}
+        for backend in BACKENDS:
+            options = ("--backend", backend)
+            started = daemon(binary, HERE / "sessions.toml", DAEMON_SECONDS, *options)
+            urls[backend] = stack.enter_context(started)
+            wait_until_ready(urls[backend])
+        running = [
+            pool.submit(run_session, session, environment, backend, urls[backend])
+            for session, environment in wanted
+            for backend in BACKENDS
+        ]
+        return [session.result() for session in running]
+
+
+def run_learning(binary, environment):
+    """The session in which the daemon learns."""
+    outcome = Outcome("openai_client", "mistralrs")
+    command = [environment.program, HERE / "openai_client.py", "--binary", binary]
+    lines = run_program(outcome, command, SESSION_SECONDS)
+    outcome.passed = 0 if outcome.failures else 1
+    print("\n".join(lines))
+    return outcome
+
+
+def run_schemathesis(binary, environment):
+    """Requests that schemathesis makes from the OpenAPI document."""
+    outcome = Outcome("schemathesis", "native")
+    options = ("--backend", "native")
+    with daemon(binary, HERE / "sessions.toml", DAEMON_SECONDS, *options) as url:
+        wait_until_ready(url)
+        document = f"{url}/openapi.json"
+        command = [environment.program.with_name("schemathesis"), "run", document, *SCHEMATHESIS]
+        run_program(outcome, command, SESSION_SECONDS)
+        wait_until_ready(url)
+    outcome.passed = 0 if outcome.failures else 1
+    return outcome
+
+
+def install(names, folder):
+    """The environments that can be installed, and why the others cannot."""
+    environments = {name: Node(folder) if name == "node" else Python(name, folder) for name in names}
+    reasons = {}
+
+    def install_one(name):
+        try:
+            environments[name].install()
+        except (NotAvailable, OSError) as error:
+            reasons[name] = error
+
+    with ThreadPoolExecutor(len(environments)) as pool:
+        list(pool.map(install_one, environments))
+    available = {name: env for name, env in environments.items() if name not in reasons}
+    return available, reasons
+
+
+def print_table(outcomes):
+    rows = {}
+    for outcome in outcomes:
+        rows.setdefault(outcome.session, {})[outcome.backend] = outcome.cell()
+    print(f"{'session':<22}" + "".join(f"{backend:<28}" for backend in BACKENDS))
+    for session, cells in rows.items():
+        print(f"{session:<22}" + "".join(f"{cells.get(b, '-'):<28}" for b in BACKENDS))
+    for outcome in outcomes:
+        for failure in outcome.failures:
+            print(f"FAILED: {outcome.session} with {outcome.backend}: {failure}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--binary", type=pathlib.Path, required=True, help="the hone binary")
+    parser.add_argument("--environments", type=pathlib.Path, required=True, help="for the packages")
+    parser.add_argument("--only", nargs="+", default=[], help="names of sessions")
+    arguments = parser.parse_args()
+    binary, only = arguments.binary.resolve(), arguments.only
+    folder = arguments.environments.resolve()
+    environments, reasons = install([*SESSIONS, "schemathesis"], folder)
+    outcomes = run_sessions(binary, environments, only)
+    for name, environment, action in (
+        ("openai_client", "openai", run_learning),
+        ("schemathesis", "schemathesis", run_schemathesis),
+    ):
+        if environment in environments and (not only or name in only):
+            outcomes.append(action(binary, environments[environment]))
+    print_table(outcomes)
+    for name, reason in reasons.items():
+        print(f"SKIPPED: the clients of tests/clients with the packages of {name}: {reason}")
+    failed = sum(len(outcome.failures) for outcome in outcomes)
+    passed = sum(outcome.passed for outcome in outcomes)
+    print(f"clients: {passed} passed, {failed} failed, {len(reasons)} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (Failure, OSError) as error:
+        print(f"FAILED: {error}")
+        sys.exit(1)

@@ -1,0 +1,86 @@
+//! TLS of the running binary: SIGHUP, and files that cannot be used.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use reqwest::{Certificate, Client};
+
+use hone_engine::EngineBackend;
+
+use crate::daemon::Daemon;
+use crate::hone;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name)
+}
+
+/// Whether a new connection to the daemon shows this certificate.
+async fn shows(daemon: &Daemon, name: &str) -> bool {
+    let certificate = fs::read(fixture(&format!("{name}.pem"))).unwrap();
+    let roots = [Certificate::from_pem(&certificate).unwrap()];
+    let client = Client::builder().tls_certs_only(roots).build().unwrap();
+    client.get(format!("{}/livez", daemon.url)).send().await.is_ok()
+}
+
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hangup_signal_reads_the_certificate_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = [dir.path().join("server.pem"), dir.path().join("server.key.pem")];
+    let install = |name: &str| {
+        let sources = [fixture(&format!("{name}.pem")), fixture(&format!("{name}.key.pem"))];
+        for (source, file) in sources.iter().zip(&files) {
+            fs::copy(source, file).unwrap();
+        }
+    };
+    install("first");
+    let config = format!(
+        "[server.tls]\ncertificate = {:?}\nkey = {:?}\n[train]\nenabled = false\n[log]\nlevel = \"off\"\n",
+        files[0].display(),
+        files[1].display()
+    );
+    let daemon = Daemon::start(EngineBackend::Native, dir.path(), &config, &[]);
+    assert!(daemon.url.starts_with("https://"), "{}", daemon.url);
+    assert!(shows(&daemon, "first").await && !shows(&daemon, "second").await);
+    install("second");
+    daemon.hang_up();
+    let started = Instant::now();
+    while !shows(&daemon, "second").await {
+        assert!(started.elapsed() < Duration::from_secs(60), "the certificate is not replaced");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // A file with a mistake changes nothing.
+    fs::write(&files[0], "no certificate").unwrap();
+    daemon.hang_up();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(shows(&daemon, "second").await && !shows(&daemon, "first").await);
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+#[test]
+fn files_that_cannot_be_used_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("hone.toml");
+    for (certificate, key, expected) in [
+        ("first.pem", "second.key.pem", "server.tls.key is "),
+        ("none.pem", "first.key.pem", "server.tls.certificate is "),
+        ("first.pem", "", "server.tls.key is \"\": it must be the path of a file beside"),
+    ] {
+        let path = |name: &str| match name {
+            "" => PathBuf::new(),
+            name => fixture(name),
+        };
+        let (certificate, key) = (path(certificate), path(key));
+        let config = format!("[server.tls]\ncertificate = {certificate:?}\nkey = {key:?}\n");
+        fs::write(&file, config).unwrap();
+        let data = dir.path().join("data");
+        let (config, data) = (file.to_str().unwrap(), data.to_str().unwrap());
+        let (code, _, stderr) = hone(&["serve", "--config", config, "--data", data]);
+        assert_eq!(code, Some(2), "{stderr}");
+        assert!(stderr.contains(expected), "{stderr}");
+        let (code, _, stderr) = hone(&["validate", "--config-only", "--config", config]);
+        assert_eq!(code, Some(2), "{stderr}");
+        assert!(stderr.contains(expected), "{stderr}");
+    }
+}
