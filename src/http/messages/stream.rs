@@ -112,12 +112,12 @@ impl MessageStream {
             MessagePart::Reasoning(thinking) => (
                 BlockKind::Thinking,
                 ContentBlock::Thinking { thinking: String::new(), signature: "" },
-                Some(BlockDelta::ThinkingDelta { thinking }),
+                Some(BlockDelta::Thinking { thinking }),
             ),
             MessagePart::Text(text) => (
                 BlockKind::Text,
                 ContentBlock::Text { text: String::new() },
-                Some(BlockDelta::TextDelta { text }),
+                Some(BlockDelta::Text { text }),
             ),
             MessagePart::Call { index, id, name } => {
                 (BlockKind::Call(index), ContentBlock::call(id, name), None)
@@ -125,7 +125,7 @@ impl MessageStream {
             MessagePart::Arguments { index, json } => (
                 BlockKind::Call(index),
                 ContentBlock::call(String::new(), String::new()),
-                Some(BlockDelta::InputJsonDelta { partial_json: json }),
+                Some(BlockDelta::InputJson { partial_json: json }),
             ),
         };
         if self.open != Some(kind) {

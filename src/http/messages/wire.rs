@@ -202,11 +202,14 @@ impl MessageEvent {
 
 /// More of a content block.
 #[derive(Serialize, JsonSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 pub enum BlockDelta {
-    ThinkingDelta { thinking: String },
-    TextDelta { text: String },
-    InputJsonDelta { partial_json: String },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: String },
+    #[serde(rename = "text_delta")]
+    Text { text: String },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: String },
 }
 
 #[cfg(test)]
@@ -231,7 +234,7 @@ mod tests {
     #[test]
     fn events_have_the_name_of_their_type() {
         let index = 0;
-        let delta = BlockDelta::InputJsonDelta { partial_json: "{".to_owned() };
+        let delta = BlockDelta::InputJson { partial_json: "{".to_owned() };
         for (event, expected) in [
             (
                 MessageEvent::ContentBlockDelta { index, delta },

@@ -107,7 +107,7 @@ impl ResponseOutput {
         let index = self.items.len();
         let mut item = OutputItem::whole(item, |prefix| item_id(prefix, self.response, index));
         item.set_status(ItemStatus::InProgress);
-        let place = EventPlace::of(item, index);
+        let place = EventPlace::of(&item, index);
         // An item begins without its part.
         let parts = item.content_mut().map(std::mem::take).unwrap_or_default();
         events.push(ResponseEvent::item("response.output_item.added", index, item.clone()));

@@ -115,7 +115,7 @@ impl Builder {
     fn body(&mut self, route: &ApiRoute) -> Value {
         let shapes = route.bodies.iter().map(|(name, shape)| {
             let schema = match shape {
-                RequestShape::Fields(table) => object_schema(*table),
+                RequestShape::Fields(table) => object_schema(table),
                 RequestShape::Json(schema) => schema(),
             };
             self.schemas.insert((*name).to_owned(), schema);

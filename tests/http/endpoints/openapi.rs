@@ -93,6 +93,16 @@ async fn completions_are_as_described() {
     described.post(chat, ask(json!({"model": "other"}))).await;
     let text = json!({"model": "default", "prompt": ["a", "b"], "logprobs": 2, "max_tokens": 3});
     described.post("/v1/completions", text).await;
+    let input =
+        json!({"model": "default", "input": "a", "top_logprobs": 2, "max_output_tokens": 3});
+    let response = described.post("/v1/responses", input).await;
+    let path = format!("/v1/responses/{}", response["id"].as_str().unwrap());
+    let (one, items) = ("/v1/responses/{id}", "/v1/responses/{id}/input_items");
+    described.get(one, &path).await;
+    described.get(items, &format!("{path}/input_items")).await;
+    described.send("delete", one, &path, None).await;
+    described.get(one, &path).await;
+    described.post("/v1/responses", json!({"model": "default"})).await;
     described.post("/v1/messages", message(json!({}))).await;
     described.post("/v1/messages", message(json!({"temperature": 2}))).await;
     described.post("/v1/messages", message(json!({"model": "other"}))).await;
@@ -113,10 +123,13 @@ async fn events_are_as_described() {
     let text = json!({
         "model": "default", "prompt": "a", "max_tokens": 3, "stream": true, "stream_options": options,
     });
-    let message = message(json!({"stream": true}));
-    for (path, body) in
-        [("/v1/chat/completions", ask(more)), ("/v1/completions", text), ("/v1/messages", message)]
-    {
+    let input = json!({"model": "default", "input": "a", "max_output_tokens": 3, "stream": true});
+    for (path, body) in [
+        ("/v1/chat/completions", ask(more)),
+        ("/v1/completions", text),
+        ("/v1/responses", input),
+        ("/v1/messages", message(json!({"stream": true}))),
+    ] {
         let text = described.server.send(path, &body).await.text().await.unwrap();
         let responses = &described.operation("post", path)["responses"];
         let schema = &responses["200"]["content"]["text/event-stream"]["schema"]["contentSchema"];

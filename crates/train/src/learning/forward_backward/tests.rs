@@ -328,8 +328,8 @@ fn a_conversation_is_one_sequence_with_equal_results() {
         let prompt = [&before.prompt_ids[..], &before.ids, &[3, 1]].concat();
         samples[i].prompt_ids = prompt;
     }
-    samples[3].prompt_ids.clone_from(&samples[2].prompt_ids);
-    samples[4].prompt_ids.clone_from(&samples[0].prompt_ids);
+    samples[3].prompt_ids = samples[2].prompt_ids.clone();
+    samples[4].prompt_ids = samples[0].prompt_ids.clone();
     samples[4].ids[0] = u32::from(samples[0].ids[0] == 0);
     let of = |s: &'_ TrainSample| (s.prompt_ids.clone(), s.ids.clone(), s.temperature);
     let owned: Vec<_> = samples.iter().map(of).collect();
