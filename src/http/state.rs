@@ -13,7 +13,7 @@ use hone_store::{Store, StoreError};
 
 use super::auth::KeyRing;
 use super::error::ApiError;
-use super::generate::continuation::RecentTurns;
+use super::generate::recent_turns::RecentTurns;
 use super::operator::control::{PolicyControl, ServedSink, TrainControl};
 use crate::config::ServerConfig;
 

@@ -10,7 +10,6 @@ use hone_engine::answer::{AnswerForm, AnswerParser, AnswerPart};
 use hone_engine::{Codec, TextStream, Token, ToolFormat};
 
 use crate::http::error::ApiError;
-use crate::http::generate::run::RequestRun;
 use crate::http::generate::types::{ChoiceUpdate, CompletionTokens, Usage};
 
 /// A new part of a message.
@@ -125,22 +124,20 @@ impl Answers {
         Ok(answer.ok_or_else(ApiError::internal)?.update(update))
     }
 
-    /// Runs to the end and returns the messages of all choices.
-    pub async fn collect(
-        mut self,
-        run: &mut RequestRun,
-    ) -> Result<(Vec<WholeMessage>, Usage), ApiError> {
-        while let Some(update) = run.next().await {
-            let update = update?;
-            let answer = self.choices.get_mut(update.index as usize);
-            let answer = answer.ok_or_else(ApiError::internal)?;
-            let MessageUpdate { tokens, token_ids, end, .. } = answer.update(update);
-            answer.tokens.extend(tokens);
-            answer.token_ids.extend(token_ids);
-            answer.end = end;
-        }
-        let usage = self.usage(run.usage());
-        Ok((self.choices.into_iter().map(Answer::into_message).collect(), usage))
+    /// Divides what was sampled, and keeps it for a whole message.
+    pub(super) fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
+        let answer = self.choices.get_mut(update.index as usize);
+        let answer = answer.ok_or_else(ApiError::internal)?;
+        let MessageUpdate { tokens, token_ids, end, .. } = answer.update(update);
+        answer.tokens.extend(tokens);
+        answer.token_ids.extend(token_ids);
+        answer.end = end;
+        Ok(())
+    }
+
+    /// The messages of all choices.
+    pub(super) fn into_messages(self) -> Vec<WholeMessage> {
+        self.choices.into_iter().map(Answer::into_message).collect()
     }
 
     /// `usage` with the tokens of the reasoning.

@@ -10,7 +10,7 @@ use hone_core::types::{
 use hone_engine::answer::AnswerForm;
 use hone_engine::{CompiledGrammar, Engine};
 
-use super::answer::Answers;
+use super::answer::{Answers, WholeMessage};
 use super::calls::CallRules;
 use super::constraint::RequestedGrammar;
 use crate::http::auth::Caller;
@@ -20,7 +20,7 @@ use crate::http::generate::continuation::{ChatPrompt, chat_prompt};
 use crate::http::generate::models;
 use crate::http::generate::prompt::{PromptContext, size, tool_format};
 use crate::http::generate::run::RequestRun;
-use crate::http::generate::types::SamplingRequest;
+use crate::http::generate::types::{SamplingRequest, Usage};
 use crate::http::state::AppState;
 
 /// A valid request for the next message of a conversation.
@@ -149,6 +149,18 @@ pub async fn begin(
     let answers = Answers::new(&form, interaction.id, request.choices);
     let run = RequestRun::new(state, &request, arrived).with_permit(permit);
     Ok(AnswerRun { run, interaction, answers })
+}
+
+/// Runs to the end and returns the messages of all choices.
+pub async fn collect(
+    mut answers: Answers,
+    run: &mut RequestRun,
+) -> Result<(Vec<WholeMessage>, Usage), ApiError> {
+    while let Some(update) = run.next().await {
+        answers.keep(update?)?;
+    }
+    let usage = answers.usage(run.usage());
+    Ok((answers.into_messages(), usage))
 }
 
 async fn compile(

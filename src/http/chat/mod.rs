@@ -27,7 +27,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
-use self::conversation::{AnswerRun, begin};
+use self::conversation::{AnswerRun, begin, collect};
 use self::request::ChatRequest;
 use self::wire::{ChatCompletion, Choice, Logprobs};
 use super::auth::Caller;
@@ -52,7 +52,7 @@ pub(super) async fn create(
         return Ok(with_version(response, version));
     }
     let AnswerRun { mut run, interaction, answers } = begun;
-    let (messages, usage) = answers.collect(&mut run).await?;
+    let (messages, usage) = collect(answers, &mut run).await?;
     let codec = run.state.engine.codec();
     let choices = messages.into_iter().zip(0..).map(|(message, index)| {
         let logprobs = run.wants_logprobs().then(|| Logprobs::new(codec, &message.tokens));

@@ -8,8 +8,7 @@
 //! Invariants: only completions of the same API key are found; what was not recorded, or was erased, is not
 //! found; a prompt never depends on the ledger in anything but the tokens that spell its text.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Mutex, PoisonError};
+use std::collections::HashMap;
 
 use hone_core::digest::Digest;
 use hone_core::types::{
@@ -20,6 +19,7 @@ use hone_engine::Codec;
 use hone_store::{Op, Store, StoreError};
 
 use super::prompt::{encode, size, tokenize, tool_format};
+use super::recent_turns::{RecentTurns, TurnDigest};
 use crate::http::auth::Caller;
 use crate::http::chat::answer::{WholeMessage, recorded, recorded_form};
 use crate::http::error::ApiError;
@@ -29,11 +29,6 @@ use crate::http::state::AppState;
 const MAX_LOOKUPS: usize = 64;
 /// Recorded completions with the same digest that are compared.
 const MAX_TWINS: usize = 8;
-/// Digests of which is remembered that they may still be queued for the ledger. More than its queue holds.
-const MAX_RECENT: usize = 16_384;
-
-/// First 16 bytes of a SHA-256 of messages.
-type TurnDigest = [u8; 16];
 
 /// The prompt of a conversation.
 pub struct ChatPrompt {
@@ -298,29 +293,4 @@ fn turn(
     state.recent_turns.add(digest);
     let choice = answer.map(|(_, choice)| choice);
     Some(Op::Turn { digest, interaction: interaction.id, choice })
-}
-
-/// The digests that were queued for the ledger last. Only a conversation with one of them waits until the
-/// queue is written.
-#[derive(Default)]
-pub struct RecentTurns(Mutex<(VecDeque<TurnDigest>, HashSet<TurnDigest>)>);
-
-impl RecentTurns {
-    fn add(&self, digest: TurnDigest) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (order, known) = &mut *state;
-        if !known.insert(digest) {
-            return;
-        }
-        order.push_back(digest);
-        if order.len() > MAX_RECENT
-            && let Some(oldest) = order.pop_front()
-        {
-            known.remove(&oldest);
-        }
-    }
-
-    fn contains(&self, digest: &TurnDigest) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.contains(digest)
-    }
 }

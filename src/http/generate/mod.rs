@@ -17,6 +17,7 @@ mod choice;
 pub(super) mod continuation;
 pub(super) mod models;
 pub(super) mod prompt;
+pub(super) mod recent_turns;
 pub(super) mod run;
 pub(super) mod sse;
 pub(super) mod text;

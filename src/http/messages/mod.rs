@@ -24,7 +24,7 @@ use self::request::{MessagesPrompt, MessagesRequest};
 use self::wire::{MessageObject, StopInfo, TokenCount};
 use super::auth::Caller;
 use super::body::JsonObject;
-use super::chat::conversation::{AnswerRun, begin};
+use super::chat::conversation::{AnswerRun, begin, collect};
 use super::error::ApiError;
 use super::generate::prompt::tokenize;
 use super::generate::{models, with_version};
@@ -48,7 +48,7 @@ pub(super) async fn create(
         return Ok(with_version(response, version));
     }
     let AnswerRun { mut run, interaction, answers } = begun;
-    let (mut messages, usage) = answers.collect(&mut run).await?;
+    let (mut messages, usage) = collect(answers, &mut run).await?;
     let message = messages.pop().ok_or_else(ApiError::internal)?;
     let codec = run.state.engine.codec();
     let stop = StopInfo::new(message.end, codec, &interaction.stop, &message.token_ids);

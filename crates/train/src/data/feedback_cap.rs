@@ -67,7 +67,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::data::batch_builder::{BatchGroup, FeedbackOrigin, GroupMember};
+    use crate::data::batch_builder::group::{BatchGroup, FeedbackOrigin, GroupMember};
 
     /// A group of one completion that an API key rated.
     fn rated(key: &str, value: f64, created: u64) -> BatchGroup {

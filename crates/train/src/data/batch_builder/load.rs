@@ -10,7 +10,7 @@ use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
 use hone_store::{ERASED, QUARANTINED, RecordSource, Store, StoreError};
 
-use super::{BatchGroup, FeedbackOrigin, GroupMember};
+use super::group::{BatchGroup, FeedbackOrigin, GroupMember};
 
 /// The conversations of a batch.
 #[derive(Default)]
