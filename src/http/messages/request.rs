@@ -140,6 +140,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::http::body::testing::assert_agreement;
 
     fn body(more: &Value) -> Map<String, Value> {
         let mut body = json!({"model": "default", "max_tokens": 9,
@@ -205,5 +206,15 @@ mod tests {
         }
         let error = read_prompt(&body(&json!({}))).unwrap_err().to_json();
         assert!(error.contains("max_tokens is not a field: the fields are model"), "{error}");
+    }
+
+    #[test]
+    fn the_reader_accepts_what_the_schema_does() {
+        let tool = json!({"name": "a", "input_schema": {}});
+        let base = Value::Object(body(&json!({"tools": [tool]})));
+        assert_agreement(FIELDS, &base, &[], |body| read(body, 1000).map(drop));
+        let mut base = base;
+        base.as_object_mut().unwrap().remove("max_tokens");
+        assert_agreement(COUNT_FIELDS, &base, &[], |body| read_prompt(body).map(drop));
     }
 }

@@ -145,20 +145,28 @@ fn reasoning(fields: &Fields<'_>) -> Result<InputItem, ApiError> {
 
 /// The JSON schema of `input`.
 pub(super) fn schema() -> Value {
-    let text = |kinds: &[&str]| {
-        let part = json!({
+    let part = json!({"anyOf": [
+        {
             "type": "object",
-            "properties": {"type": {"enum": kinds}, "text": {"type": "string"}},
+            "properties": {
+                "type": {"enum": ["input_text", "output_text"]}, "text": {"type": "string"},
+            },
             "required": ["type", "text"],
-        });
-        json!({"anyOf": [{"type": "string"}, {"type": "array", "items": part, "minItems": 1}]})
-    };
+        },
+        {
+            "type": "object",
+            "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
+            "required": ["type", "refusal"],
+        },
+    ]});
+    let text =
+        json!({"anyOf": [{"type": "string"}, {"type": "array", "items": part, "minItems": 1}]});
     let message = json!({
         "type": "object",
         "properties": {
             "type": {"enum": ["message", null]},
             "role": {"enum": ["user", "assistant", "system", "developer"]},
-            "content": text(&["input_text", "output_text"]),
+            "content": text,
         },
         "required": ["role", "content"],
     });
@@ -177,7 +185,7 @@ pub(super) fn schema() -> Value {
         "properties": {
             "type": {"const": "function_call_output"},
             "call_id": {"type": "string"},
-            "output": text(&["input_text", "output_text"]),
+            "output": text,
         },
         "required": ["type", "call_id", "output"],
     });
@@ -198,8 +206,12 @@ pub(super) fn schema() -> Value {
     });
     let reference = json!({
         "type": "object",
-        "properties": {"type": {"const": "item_reference"}, "id": {"type": "string"}},
-        "required": ["type", "id"],
+        "properties": {
+            "type": {"enum": ["item_reference", null]},
+            "id": {"type": "string"},
+            "role": {"type": "null"},
+        },
+        "required": ["id"],
     });
     json!({"anyOf": [
         {"type": "string"},

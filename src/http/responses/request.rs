@@ -119,3 +119,22 @@ fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, ApiError> {
     }
     Ok(wanted.then(|| u8::try_from(top).unwrap_or(u8::MAX)))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::http::body::testing::assert_agreement;
+
+    #[test]
+    fn the_reader_accepts_what_the_schema_does() {
+        let base = json!({
+            "model": "default",
+            "input": "a",
+            "tools": [{"type": "function", "name": "f"}],
+            "stream": true,
+        });
+        assert_agreement(FIELDS, &base, &[], |body| read(body, 256, 1000).map(drop));
+    }
+}
