@@ -143,10 +143,9 @@ async fn events_are_as_described() {
 #[tokio::test(flavor = "multi_thread")]
 async fn feedback_is_as_described() {
     let described = Described::new().await;
-    let chat = |more: Value| described.server.chat(&ask(more));
-    let metadata = json!({"session_id": "s"});
-    let id = |answer: Value| answer["id"].as_str().unwrap().to_owned();
-    let id = id(chat(json!({"metadata": metadata})).await.1);
+    let body = ask(json!({"metadata": {"session_id": "s"}}));
+    let (_, answer) = described.server.chat(&body).await;
+    let id = answer["id"].as_str().unwrap();
     let feedback = "/v1/feedback";
     let rating = json!({"completion_id": id, "name": "thumbs", "value": 1});
     described.post(feedback, rating.clone()).await;
