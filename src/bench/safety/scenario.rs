@@ -132,7 +132,7 @@ impl SafetyScenario {
             Self::InvertedRaters => 4 * usual,
             Self::Honest => 6 * usual,
             // More than twice the lag, because nothing is learned before the first ratings arrive.
-            Self::LateFeedback => (6 * usual).max(late.unwrap_or(0).saturating_mul(5) / 2),
+            Self::LateFeedback => (12 * usual).max(late.unwrap_or(0).saturating_mul(5) / 2),
             _ => usual,
         }
     }
@@ -176,9 +176,9 @@ mod tests {
     #[test]
     fn late_ratings_arrive_within_the_run() {
         let late = SafetyScenario::LateFeedback;
-        assert_eq!((late.requests(3000, None), SafetyScenario::lag(3000, None)), (18_000, 500));
+        assert_eq!((late.requests(3000, None), SafetyScenario::lag(3000, None)), (36_000, 500));
         let most = Some(10_000);
-        assert_eq!((late.requests(3000, most), SafetyScenario::lag(3000, most)), (25_000, 10_000));
+        assert_eq!((late.requests(3000, most), SafetyScenario::lag(3000, most)), (36_000, 10_000));
         assert_eq!(SafetyScenario::HighRate.requests(3000, most), 3000);
     }
 

@@ -84,7 +84,9 @@ async fn calm(daemon: &Daemon) {
         text = daemon.metrics().await;
         let gauges = text.lines().filter(|line| open.iter().any(|name| line.starts_with(name)));
         // The request for the metrics and its connection count too.
-        if gauges.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).sum::<f64>() <= 2.0 {
+        if gauges.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>()
+            <= 2.0
+        {
             return;
         }
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
