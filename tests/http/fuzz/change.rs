@@ -264,7 +264,10 @@ fn apply(value: &mut Value, place: &Index, edit: &Edit) {
             *place = nested;
         }
         Edit::Repeat(times) if is_small => match value.pointer_mut(pointer) {
-            Some(Value::Array(list)) if list.len() < 50 => *list = list.repeat(*times),
+            Some(Value::Array(list)) if list.len() < 50 => {
+                let length = list.len() * times;
+                *list = list.iter().cycle().take(length).cloned().collect();
+            }
             Some(Value::String(text)) if text.len() < 500 => *text = text.repeat(*times),
             _ => {}
         },
