@@ -178,16 +178,18 @@ def main():
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--base-url", help="a running daemon, without /v1")
     where.add_argument("--binary", help="start this hone binary on a free port")
+    parser.add_argument("--backend", default="mistralrs", help="engine of the started binary")
     parser.add_argument("--config", type=pathlib.Path, default=HERE / "serve.toml")
     parser.add_argument("--key", default="unused", help="client key, if the daemon has keys")
     parser.add_argument("--timeout", type=float, default=110, help="seconds for everything")
     arguments = parser.parse_args()
+    backend = ("--backend", arguments.backend)
     began = time.monotonic()
     deadline = began + arguments.timeout - 10
     try:
         with contextlib.ExitStack() as stack:
             url = arguments.base_url or stack.enter_context(
-                daemon(arguments.binary, arguments.config, arguments.timeout)
+                daemon(arguments.binary, arguments.config, arguments.timeout, *backend)
             )
             wait_until_ready(url)
             result = run(Hone(url.rstrip("/"), arguments.key), deadline)
