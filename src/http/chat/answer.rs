@@ -30,7 +30,7 @@ pub enum MessagePart {
 pub enum MessageEnd {
     /// A stop token or a stop string.
     Stop,
-    /// The message has calls, none of which is cut off.
+    /// The message has calls, and no call is cut off.
     Calls,
     /// The token limit.
     Length,

@@ -9,12 +9,17 @@ use std::ops::Range;
 
 use hone_model::adapter::LinearKind;
 
-use super::RowAdapter;
 use super::min_work::MinWork;
 use crate::error::{Result, SamplerError};
 use crate::matmul::integer::IntegerColumns;
 use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
-use crate::weights::{AdapterPair, LinearGroup, LinearInput};
+use crate::weights::{AdapterPair, AdapterWeights, LinearGroup, LinearInput};
+
+/// An adapter and the consecutive rows of a pass that it is for.
+pub(crate) struct RowAdapter<'a> {
+    pub adapter: &'a AdapterWeights,
+    pub rows: Range<usize>,
+}
 
 /// The linear layers of one decoder layer in one pass.
 pub(super) struct LinearPass<'a> {

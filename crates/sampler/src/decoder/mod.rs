@@ -8,7 +8,6 @@ mod pass_rows;
 mod rope;
 mod scratch;
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
@@ -25,6 +24,7 @@ use crate::transpose::{columns_to_rows, rows_to_columns};
 use crate::weights::{AdapterWeights, BaseWeights, LinearInput};
 
 use linear::LinearPass;
+pub(crate) use linear::RowAdapter;
 use min_work::MinWork;
 use pass_rows::PassRows;
 pub(crate) use pass_rows::PromptChunk;
@@ -37,12 +37,6 @@ const SMALL_WEIGHTS: usize = 8 << 20;
 
 /// Logits that stay in a core's own cache until they are transposed into rows.
 const HEAD_VALUES: usize = 1 << 16;
-
-/// An adapter and the consecutive rows of a pass that it is for.
-pub(crate) struct RowAdapter<'a> {
-    pub adapter: &'a AdapterWeights,
-    pub rows: Range<usize>,
-}
 
 /// How a pass is computed.
 #[derive(Clone, Copy)]
