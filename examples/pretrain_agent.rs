@@ -32,8 +32,8 @@ use pretrain::vocabulary::{self, encode, id_of};
 use pretrain::{END, START, say};
 
 const SEED: u64 = 1;
-const STEPS: usize = 1800;
-const BATCH: usize = 24;
+const STEPS: usize = 800;
+const BATCH: usize = 16;
 /// The share of the steps after which conversations have errors.
 const ERRORS_FROM: f64 = 0.75;
 const TAGS: [&str; 4] = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];

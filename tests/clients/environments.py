@@ -99,5 +99,6 @@ def must_run(*command, folder=None):
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotAvailable(str(error)) from error
     if done.returncode != 0:
-        [*_, last] = done.stdout.strip().splitlines() or [""]
-        raise NotAvailable(f"{command[0]} failed with {done.returncode}: {last}")
+        lines = [line for line in done.stdout.splitlines() if "error" in line.lower()]
+        program, reason = pathlib.Path(command[0]).name, (lines or ["no reason"])[0]
+        raise NotAvailable(f"{program} failed with {done.returncode}: {reason}")

@@ -170,7 +170,9 @@ async fn settle(client: &Client) -> anyhow::Result<()> {
     loop {
         let trainer = client.trainer().await?;
         let samples = client.metrics().await?.value("hone_rollout_samples_total").unwrap_or(0.0);
-        if trainer.settled() && samples == before {
+        // A group counts its samples at its end. Groups are started until the trainer's backlog is full.
+        let is_sampling = trainer.in_flight_groups > 0 || samples != before;
+        if trainer.settled() && !is_sampling {
             return Ok(());
         }
         anyhow::ensure!(

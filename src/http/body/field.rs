@@ -133,15 +133,28 @@ impl Field {
         self.is_required
     }
 
-    /// The JSON schema of the value. A field of a body may also be null if it is not required.
-    pub(in crate::http) fn schema(&self, nullable: bool) -> Value {
-        let mut schema = match self.effect {
+    /// The JSON schema of the value in a body, which may be null if the field is not required.
+    pub(in crate::http) fn body_schema(&self) -> Value {
+        let schema = self.value_schema();
+        self.described(if self.is_required { schema } else { or_null(schema) })
+    }
+
+    /// The JSON schema of the value in a query, which is a text.
+    pub(in crate::http) fn query_schema(&self) -> Value {
+        self.described(match self.effect {
+            FieldEffect::Refused => json!({"const": ""}),
+            _ => self.value_schema(),
+        })
+    }
+
+    fn value_schema(&self) -> Value {
+        match self.effect {
             FieldEffect::Only(default) => json!({"const": parsed(default)}),
             _ => self.kind.schema(),
-        };
-        if nullable && !self.is_required {
-            schema = or_null(schema);
         }
+    }
+
+    fn described(&self, mut schema: Value) -> Value {
         if let Some(map) = schema.as_object_mut() {
             map.insert("description".to_owned(), Value::from(self.about));
         }
@@ -222,7 +235,7 @@ pub(in crate::http) fn fields_of(table: FieldTable) -> impl Iterator<Item = &'st
 /// The JSON schema of an object with the fields of a table and no others.
 pub(in crate::http) fn object_schema(table: FieldTable) -> Value {
     let properties: Map<String, Value> =
-        fields_of(table).map(|field| (field.name.to_owned(), field.schema(true))).collect();
+        fields_of(table).map(|field| (field.name.to_owned(), field.body_schema())).collect();
     let required: Vec<_> =
         fields_of(table).filter(|field| field.is_required).map(|field| field.name).collect();
     json!({

@@ -12,7 +12,7 @@ use hone_core::types::{
 };
 use hone_store::{Store, StoreError};
 
-use super::posted::completion_id;
+use super::posted::{completion_id, id_schema};
 use super::recording::{find_interaction, unknown_completion};
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields, List, QueryObject};
@@ -22,7 +22,7 @@ use crate::http::state::AppState;
 const NAME: &str = "completion_id";
 /// The parameters.
 pub(in crate::http) const LIST_FIELDS: FieldTable =
-    &[&[Field::text(NAME, "The id of a completion.").required()]];
+    &[&[Field::json(NAME, id_schema, "The id of a completion.").required()]];
 
 /// A rating, a comment or a correction.
 #[derive(Serialize, JsonSchema)]

@@ -15,7 +15,8 @@ use hone_reward::feedback::{FeedbackParams, FeedbackType, aggregator};
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
 use super::posted::{
-    COMMENT_CHARS, KEY_CHARS, MAX_CHOICE, NAME_CHARS, USER_CHARS, completion_id, end_user, rater,
+    COMMENT_CHARS, KEY_CHARS, MAX_CHOICE, NAME_CHARS, USER_CHARS, completion_id, end_user,
+    id_schema, rater,
 };
 use super::recording::{
     Refusal, check_rater, commit, find_choice, find_interaction, prospect, reused,
@@ -30,8 +31,8 @@ const CHOSEN: &str = "chosen";
 const REJECTED: &str = "rejected";
 /// The fields.
 pub(in crate::http) const FIELDS: FieldTable = &[&[
-    Field::text(CHOSEN, "The id of the better completion.").required(),
-    Field::text(REJECTED, "The id of the worse completion.").required(),
+    Field::json(CHOSEN, id_schema, "The id of the better completion.").required(),
+    Field::json(REJECTED, id_schema, "The id of the worse completion.").required(),
     Field::integer("chosen_choice", 0, MAX_CHOICE, "The index of the choice; default 0."),
     Field::integer("rejected_choice", 0, MAX_CHOICE, "The index of the choice; default 0."),
     Field::short_text("name", NAME_CHARS, "A feedback part of the route; default its only one."),

@@ -29,7 +29,7 @@ pub(super) const USER_CHARS: usize = 256;
 pub(super) const MAX_CHOICE: i64 = u32::MAX as i64;
 /// The fields.
 pub(in crate::http) const FIELDS: FieldTable = &[&[
-    Field::text("completion_id", "The id of a completion; excludes `session_id`."),
+    Field::json("completion_id", id_schema, "The id of a completion; excludes `session_id`."),
     Field::integer("choice", 0, MAX_CHOICE, "The index of the choice; default 0."),
     Field::short_text("session_id", SESSION_CHARS, "The `metadata.session_id` of a conversation."),
     Field::short_text("end_user", USER_CHARS, "Who rates; default the `user` of the request."),
@@ -223,6 +223,11 @@ fn refuse_graded_part(state: &AppState, own: Option<&Route>, name: &str) -> Resu
         }
         None => Ok(()),
     }
+}
+
+/// The JSON schema of a completion's id.
+pub(super) fn id_schema() -> Value {
+    json!({"type": "string", "pattern": "^(chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{32}$"})
 }
 
 fn value_schema() -> Value {

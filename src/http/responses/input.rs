@@ -100,26 +100,29 @@ fn text(fields: &Fields<'_>, name: &str) -> Result<String, ApiError> {
     match fields.get(name) {
         None => Err(fields.missing(name, ALLOWED)),
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) if !parts.is_empty() => parts_of(
-            &fields.path(name),
-            parts,
-            &[("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")],
-        ),
+        Some(Value::Array(parts)) if !parts.is_empty() => {
+            parts_of(&fields.path(name), parts, &TEXT_PARTS)
+        }
         Some(_) => Err(fields.invalid(name, ALLOWED)),
     }
 }
 
+/// The types of parts of text, each with the field of the text.
+const TEXT_PARTS: [(&str, &str); 3] =
+    [("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")];
+
 /// The joined texts of parts. `known` has their types, each with the field of the text.
 fn parts_of(path: &str, parts: &[Value], known: &[(&str, &str)]) -> Result<String, ApiError> {
     let quoted: Vec<_> = known.iter().map(|(kind, _)| format!("{kind:?}")).collect();
-    let allowed = quoted.join(" or ");
+    let allowed = format!("one of {}", quoted.join(", "));
     let mut all = String::new();
     for (index, value) in parts.iter().enumerate() {
         let part = Fields::at(&format!("{path}[{index}]"), value)?;
         let kind = part.text("type")?.ok_or_else(|| part.missing("type", &allowed))?;
         let Some((_, field)) = known.iter().find(|(name, _)| *name == kind) else {
             let path = part.path("type");
-            let message = format!("{path} is {kind:?}: only {allowed} is supported");
+            let message =
+                format!("{path} is {kind:?}, which is not supported: it must be {allowed}");
             return Err(ApiError::unsupported(&path, message));
         };
         all.push_str(&required(&part, field)?);

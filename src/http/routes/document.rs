@@ -188,7 +188,7 @@ fn parameters(route: &ApiRoute) -> Vec<Value> {
 }
 
 fn query_parameter(field: &Field) -> Value {
-    let schema = field.schema(false);
+    let schema = field.query_schema();
     let (name, required) = (field.name, field.is_required());
     match name.strip_suffix("[KEY]") {
         None => json!({"name": name, "in": "query", "required": required, "schema": schema}),
@@ -205,7 +205,7 @@ fn path_parameters(path: &'static str) -> impl Iterator<Item = &'static str> {
 
 fn path_schema(name: &str) -> Value {
     match name {
-        "version" => json!({"type": "integer", "minimum": 0}),
+        "version" => json!({"type": "integer", "minimum": 0, "maximum": u64::MAX}),
         "key" => {
             json!({"type": "string", "pattern": "^([0-9a-f]{12}|([0-9a-f]{12})?\\.[0-9a-f]{12})$"})
         }

@@ -62,7 +62,7 @@ def systems_blocks_and_options():
         thinking={"type": "disabled"},
         model=MODEL,
         max_tokens=20,
-        extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 20},
+        extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 20, "seed": 1},
     )
     expect(text_of(message), f"no text: {message.content}")
 
@@ -200,7 +200,7 @@ def retries_after_a_limit():
         error = error_of(anthropic.RateLimitError, "rate_limit_error", use_up)
         expect(0 < float(error.response.headers["retry-after"]) <= 2, f"{error.response.headers}")
         raw = client(key, retries=3).messages.with_raw_response.create(max_tokens=4, **options)
-        expect(raw.parse().content, "no content after the wait")
+        expect(raw.parse().usage.output_tokens > 0, "no answer after the wait")
         if raw.retries_taken > 0:
             return
     raise AssertionError("no request was repeated")

@@ -71,7 +71,8 @@ def objects():
 
 @check
 async def the_asynchronous_client():
-    stream = await litellm.acompletion(messages=[QUESTION], max_tokens=8, stream=True, **OPENAI)
+    options = {**OPENAI, "messages": [QUESTION], "max_tokens": 8, "temperature": 0}
+    stream = await litellm.acompletion(stream=True, **options)
     parts = [part.choices[0].delta.content or "" async for part in stream]
     expect("".join(parts), "no text")
 
@@ -79,7 +80,7 @@ async def the_asynchronous_client():
 @check
 def text_completions():
     options = {**OPENAI, "model": f"text-completion-openai/{MODEL}"}
-    answer = litellm.text_completion(prompt="1 + 1 =", max_tokens=8, **options)
+    answer = litellm.text_completion(prompt="1 + 1 =", max_tokens=8, temperature=0, **options)
     expect(answer.choices[0].text, f"no text: {answer}")
 
 

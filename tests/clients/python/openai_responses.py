@@ -115,6 +115,8 @@ def a_response_continues_an_earlier_one():
 def responses_are_read_and_deleted():
     kept = RESPONSES.create(input=QUESTION, **OPTIONS)
     expect(RESPONSES.retrieve(kept.id).output_text == kept.output_text, "another text")
+    [item] = RESPONSES.input_items.list(kept.id)
+    expect(item.content[0].text == QUESTION, f"the item is {item}")
     RESPONSES.delete(kept.id)
     unkept = RESPONSES.create(input=QUESTION, store=False, **OPTIONS)
     for response in (kept, unkept):

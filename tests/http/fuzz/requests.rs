@@ -139,7 +139,7 @@ fn headers() {
                 request = request.header(name, value);
             }
         }
-        let response = runtime.block_on(request.send()).unwrap();
+        let response = runtime.block_on(async { request.send().await.unwrap() });
         let id = response.headers().get("x-request-id").map(|id| id.to_str().is_ok());
         prop_assert_eq!(id, Some(true));
         let reply = runtime.block_on(Reply::read(response));

@@ -83,8 +83,12 @@ fn schemas() {
             }
         };
         let Some(text) = walk(&codec, &grammar, random) else { return Ok(()) };
-        let value: Result<Value, _> = serde_json::from_str(&text);
-        let Ok(value) = value else { return Err(TestCaseError::fail(text)) };
+        let value: Value = match serde_json::from_str(&text) {
+            Ok(value) => value,
+            // Where a schema permits any value, a number may have an exponent.
+            Err(error) if error.to_string().contains("number out of range") => return Ok(()),
+            Err(error) => return Err(TestCaseError::fail(format!("{error}: {text}"))),
+        };
         // A validator may be stricter about what is ignored here, such as annotations.
         if let Ok(validator) = jsonschema::validator_for(&schema) {
             prop_assert!(validator.is_valid(&value), "{value}");

@@ -32,13 +32,13 @@ async fn a_response_continues_the_conversation_without_its_instructions() {
         (Role::Assistant, "The answer is 5."),
         (Role::User, "Sure?"),
     ];
-    let messages = recorded(&server, &third);
+    let messages = recorded(&server, &third).await;
     assert!(messages.iter().map(|(role, text)| (*role, text.as_str())).eq(expected));
-    let messages = recorded(&server, &second);
+    let messages = recorded(&server, &second).await;
     assert!(messages.iter().map(|(role, text)| (*role, text.as_str())).eq(expected[1..4].to_vec()));
     // A conversation may fork.
     let fork = respond(&server, next(&first["id"], "Why?")).await;
-    assert_eq!(recorded(&server, &fork).len(), 3);
+    assert_eq!(recorded(&server, &fork).await.len(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]

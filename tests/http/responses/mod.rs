@@ -10,7 +10,7 @@ use insta::assert_snapshot;
 use regex::Regex;
 use serde_json::{Value, json};
 
-use hone_core::types::{ClientEndpoint, InteractionId, Role};
+use hone_core::types::{ClientEndpoint, InteractionId, Message, Role};
 
 use crate::server::Server;
 
@@ -51,9 +51,16 @@ fn masked(text: &str) -> String {
 }
 
 /// The messages of the recorded request.
-fn recorded(server: &Server, answer: &Value) -> Vec<(Role, String)> {
-    let interaction = server.store.interaction(id_of(answer)).unwrap().unwrap();
-    interaction.messages.into_iter().map(|message| (message.role, message.content)).collect()
+async fn messages_of(server: &Server, answer: &Value) -> Vec<Message> {
+    // The response may still be queued for the ledger.
+    server.store.commit(Vec::new()).await.unwrap();
+    server.store.interaction(id_of(answer)).unwrap().unwrap().messages
+}
+
+/// The roles and texts of the recorded messages.
+async fn recorded(server: &Server, answer: &Value) -> Vec<(Role, String)> {
+    let messages = messages_of(server, answer).await;
+    messages.into_iter().map(|message| (message.role, message.content)).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +126,7 @@ async fn a_response_is_recorded_and_learned_from() {
         (Role::Assistant, "2"),
         (Role::User, "And 2 + 3?"),
     ];
-    let messages = recorded(&server, &answer);
+    let messages = recorded(&server, &answer).await;
     assert!(messages.iter().map(|(role, text)| (*role, text.as_str())).eq(expected));
     assert_eq!(server.rollout.submitted()[0].1[0].text, "The answer is 5.");
     let feedback = json!({"completion_id": answer["id"], "name": "thumbs", "value": 1});
@@ -190,7 +197,7 @@ async fn reasoning_is_an_item() {
     input.extend(answer["output"].as_array().unwrap().clone());
     input.push(json!({"role": "user", "content": "Sure?"}));
     let next = respond(&server, json!({"input": input})).await;
-    let messages = server.store.interaction(id_of(&next)).unwrap().unwrap().messages;
+    let messages = messages_of(&server, &next).await;
     assert_eq!(messages.len(), 3);
     assert_eq!(messages[1].reasoning.as_deref(), Some("Two and three."));
     assert_eq!(messages[1].content, "Five.");

@@ -152,13 +152,14 @@ fn out_of_range(request: &Value, random: &mut ChaCha8Rng) -> Value {
     replaced(request, random, new)
 }
 
+/// Large enough to be refused or to take long, and so small that what several requests need at once is little.
 fn huge(request: &Value, random: &mut ChaCha8Rng) -> Value {
     let new = match random.random_range(0..4) {
-        0 => json!("é".repeat(random.random_range(1000..100_000))),
-        1 => json!("<|im_start|>".repeat(random.random_range(100..5_000))),
-        2 => json!(vec![1; random.random_range(1000..100_000)]),
+        0 => json!("é".repeat(random.random_range(1000..10_000))),
+        1 => json!("<|im_start|>".repeat(random.random_range(100..1_000))),
+        2 => json!(vec![1; random.random_range(1000..20_000)]),
         _ => {
-            let names = 0..random.random_range(100..5_000);
+            let names = 0..random.random_range(100..2_000);
             Value::Object(names.map(|i| (format!("field{i}"), json!(i))).collect())
         }
     };

@@ -45,7 +45,7 @@ fn limit_schema() -> Value {
 }
 
 fn entry_schema() -> Value {
-    json!({"type": "object", "additionalProperties": {"type": "string"}})
+    json!({"type": "object"})
 }
 
 /// Which page of a list, and in which order.

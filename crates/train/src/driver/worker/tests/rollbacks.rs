@@ -91,9 +91,9 @@ async fn an_activation_of_the_trainers_own_version_pauses_it_after_a_restart_too
     world.wait_for_state(TrainState::Paused).await;
     let hold = "version 2 was activated: POST /admin/train/resume ends the pause";
     assert_eq!(world.worker.handle().status().hold.as_deref(), Some(hold));
-    world.worker.handle().resume().unwrap();
     world.group(4, 2).await;
     world.group(6, 2).await;
+    world.worker.handle().resume().unwrap();
     world.wait_for_version(3).await;
     let made = world.policies.list().unwrap().pop().unwrap();
     assert_eq!((made.version.0, made.parent, made.step), (3, Some(PolicyVersion(2)), 3));
