@@ -23,7 +23,7 @@ async fn server(change: impl FnOnce(&mut Setup)) -> Server {
 /// would choose for the text; `<|im_end|>` alone ends it.
 fn next(messages: &[Value], more: Value) -> Value {
     let mut body = ask(json!({
-        "messages": messages, "guided_regex": "[a-z ]{12,20}[.]", "return_token_ids": true,
+        "messages": messages, "guided_regex": "( is| an| answer){8,12}[.]", "return_token_ids": true,
         "max_tokens": 60, "logit_bias": {"0": -100},
     }));
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
