@@ -59,7 +59,7 @@ fn assembled(events: &[Value]) -> Value {
     let mut message = Value::Null;
     let mut input = String::new();
     for event in events {
-        let block = &mut message["content"][event["index"].as_u64().unwrap_or(0) as usize];
+        let at = event["index"].as_u64().unwrap_or(0) as usize;
         let append = |field: &mut Value, more: &Value| {
             *field = json!(field.as_str().unwrap().to_owned() + more.as_str().unwrap());
         };
@@ -73,13 +73,15 @@ fn assembled(events: &[Value]) -> Value {
                 content.push(event["content_block"].clone());
             }
             "content_block_delta" => match delta["type"].as_str().unwrap() {
-                "text_delta" => append(&mut block["text"], &delta["text"]),
-                "thinking_delta" => append(&mut block["thinking"], &delta["thinking"]),
+                "text_delta" => append(&mut message["content"][at]["text"], &delta["text"]),
+                "thinking_delta" => {
+                    append(&mut message["content"][at]["thinking"], &delta["thinking"]);
+                }
                 "input_json_delta" => input.push_str(delta["partial_json"].as_str().unwrap()),
                 other => panic!("{other}"),
             },
             "content_block_stop" if !input.is_empty() => {
-                block["input"] = serde_json::from_str(&input).unwrap();
+                message["content"][at]["input"] = serde_json::from_str(&input).unwrap();
                 input.clear();
             }
             "message_delta" => {
