@@ -44,8 +44,8 @@ const ATTEMPTS: u64 = 10_000;
 const CONNECTIONS: usize = 48;
 /// One attempt of so many is slow, because it takes a second or two.
 const SLOW: u64 = 50;
-/// Growth of the memory that allocator and caches explain.
-const GROWTH: u64 = 24 << 20;
+/// Growth of the memory in the last quarter that allocator and caches explain.
+const GROWTH: u64 = 16 << 20;
 
 /// Valid requests of each route.
 struct Valid(Vec<(String, Vec<Value>)>);
@@ -135,8 +135,9 @@ async fn malformed_requests_leave_nothing() {
     assert!(failures.is_empty(), "{failures:?}");
     let mib: Vec<u64> = resident.iter().map(|bytes| bytes >> 20).collect();
     println!("{count} attempts, {refused} refusals, {mib:?} MiB resident after each quarter");
-    let [first, .., last] = resident[..] else { panic!("no quarters") };
-    assert!(last <= first + first / 20 + GROWTH, "{resident:?} bytes");
+    // Until then caches fill.
+    let [.., warm, last] = resident[..] else { panic!("no quarters") };
+    assert!(last <= warm + warm / 20 + GROWTH, "{resident:?} bytes");
     assert_eq!(daemon.terminate(), Some(0));
     let log = fs::read_to_string(&path).unwrap();
     assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");
