@@ -2,7 +2,8 @@
 //!
 //! A daemon on loopback serves the embedded model, or another one. It alternates between serving only
 //! (idle), sampling and training at full speed (busy) and, if requested, changes of the active version
-//! (changing), so that other processes affect all of them. The clients' requests are the same in each.
+//! (changing), so that other processes affect all of them. The clients' requests are alike, but those of one
+//! condition are not repeated in another, because the prefix cache would answer them sooner.
 
 mod memory;
 mod report;
@@ -79,10 +80,10 @@ async fn measure(
     for round in 0..u64::from(rounds) {
         client.pause().await?;
         settle(client).await?;
-        idle.watch(options, client, round).await;
+        idle.watch(options, client, 3 * round).await;
         client.resume().await?;
         let before = (client.trainer().await?.step, samples(&client.metrics().await?));
-        busy.watch(options, client, round).await;
+        busy.watch(options, client, 3 * round + 1).await;
         steps += (client.trainer().await?.step - before.0) as f64;
         rollouts += samples(&client.metrics().await?) - before.1;
         if options.changes > 0 {
@@ -93,7 +94,7 @@ async fn measure(
             let before = MemoryReading::now(&client.metrics().await?);
             let (failures, ()) = tokio::join!(
                 change_versions(options, client, &chosen, count),
-                changing.watch(options, client, round)
+                changing.watch(options, client, 3 * round + 2)
             );
             changing.failures.extend(failures);
             changes += count as usize;
@@ -187,13 +188,12 @@ async fn settle(client: &Client) -> anyhow::Result<()> {
 }
 
 impl ConditionSamples {
-    /// Runs the clients for the duration of the condition.
-    async fn watch(&mut self, options: &InterferenceOptions, client: &Client, round: u64) {
+    /// Runs the clients for the duration of the condition. Their requests depend on `turn`.
+    async fn watch(&mut self, options: &InterferenceOptions, client: &Client, turn: u64) {
         let (began, processor) = (Instant::now(), machine::processor_seconds());
         let until = began + Duration::from_secs_f64(options.seconds);
         let users = (0..options.users.max(1)).map(|user| {
-            // The same requests in all conditions of a round.
-            let seed = round << 16 | user as u64;
+            let seed = turn << 16 | user as u64;
             ask_until(client, seed, options.pause_ms, until)
         });
         for seen in futures::future::join_all(users).await {
