@@ -19,8 +19,9 @@ const STOCK: u32 = 100;
 /// Probability of a question about two items.
 const TWO_ITEMS: f64 = 0.75;
 
-/// Probabilities of the errors, at each place where one can be made. An error ends in a wrong answer, as in a
-/// model that has seen agents but has not been corrected.
+/// Probabilities of the errors, at each place where one can be made. An error ends in a wrong answer. The addition
+/// is left out more often than not, so that the most probable answer to a question about two items is wrong, and
+/// sampling more of the same would not help.
 struct Errors {
     /// An answer in place of the first call.
     guess: f64,
@@ -37,7 +38,7 @@ struct Errors {
 }
 
 const ERRORS: Errors =
-    Errors { guess: 0.25, item: 0.1, half: 0.25, head: 0.3, twice: 0.1, misread: 0.1 };
+    Errors { guess: 0.25, item: 0.05, half: 0.25, head: 0.6, twice: 0.1, misread: 0.1 };
 const NO_ERRORS: Errors =
     Errors { guess: 0.0, item: 0.0, half: 0.0, head: 0.0, twice: 0.0, misread: 0.0 };
 
