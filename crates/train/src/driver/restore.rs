@@ -120,13 +120,18 @@ impl<'a> Trainer<'a> {
         {
             store.commit_blocking(vec![Op::Step(Box::new(record))])?;
         }
-        if self.activation.is_set() {
-            self.hold();
-            return self.follow_active();
-        }
         let active = policies.active();
         let versions = policies.list()?;
         let of_step = versions.iter().rev().find(|p| p.step == step && p.adapter.is_some());
+        if self.activation.is_set() {
+            self.hold();
+            // The checkpoint may be older than the end of the publication, whose groups stay consumed.
+            if let Some(policy) = of_step.filter(|policy| policy.state.was_promoted()) {
+                self.progress.set_published(policy.version);
+                self.keep_state(policy.version, step)?;
+            }
+            return self.follow_active();
+        }
         match of_step {
             Some(policy) if policy.version == active => {
                 self.progress.set_published(active);
