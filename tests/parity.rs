@@ -123,16 +123,7 @@ async fn sample(
 ) -> Completion {
     let max_tokens = if short { 12 } else { 40 };
     let params = SamplingParams { seed, temperature, max_tokens, ..Default::default() };
-    let request = GenerateRequest {
-        prompt_ids: prompt.to_vec(),
-        params,
-        stop: Vec::new(),
-        top_logprobs: 0,
-        priority: Priority::Live,
-        owner: None,
-        version: None,
-        grammar: None,
-    };
+    let request = GenerateRequest::new(prompt.to_vec(), params, Priority::Live);
     engine.generate(request).await.unwrap().collect().await.unwrap()
 }
 
@@ -266,16 +257,7 @@ async fn greedy_completions_of_every_family_match_transformers() {
             logit_bias: never,
             ..Default::default()
         };
-        let request = GenerateRequest {
-            prompt_ids: prompt,
-            params,
-            stop: Vec::new(),
-            top_logprobs: 0,
-            priority: Priority::Live,
-            owner: None,
-            version: None,
-            grammar: None,
-        };
+        let request = GenerateRequest::new(prompt, params, Priority::Live);
         let engines: [Arc<dyn Engine>; 2] = [pair.engine.clone(), pair.native.clone()];
         for engine in engines {
             let completion = engine.generate(request.clone()).await.unwrap();

@@ -114,17 +114,12 @@ pub async fn run(
     let mut completions = Vec::new();
     for index in 0..options.samples {
         let seed = options.params.seed.wrapping_add(index);
-        let request = GenerateRequest {
-            prompt_ids: prompt_ids.clone(),
-            params: SamplingParams { seed, ..options.params.clone() },
-            stop: Vec::new(),
-            top_logprobs: 0,
-            // A shadow request reports its tokens only at the end.
-            priority: Priority::Live,
-            owner: None,
-            version: None,
-            grammar: None,
-        };
+        // A shadow request reports its tokens only at the end.
+        let request = GenerateRequest::new(
+            prompt_ids.clone(),
+            SamplingParams { seed, ..options.params.clone() },
+            Priority::Live,
+        );
         let mut generation = engine.generate(request).await?;
         let (mut text, mut tokens, mut ended) = (String::new(), 0, None);
         while let Some(event) = generation.events.recv().await {

@@ -83,22 +83,17 @@ impl EvalSet {
 
     fn request(&self, ids: &[u32], prompt: usize, draw: usize) -> GenerateRequest {
         let place = (prompt as u64) << 20 | draw as u64;
-        GenerateRequest {
-            prompt_ids: ids.to_vec(),
-            params: SamplingParams {
+        GenerateRequest::new(
+            ids.to_vec(),
+            SamplingParams {
                 temperature: self.temperature,
                 max_tokens: self.max_tokens,
                 // Any odd factor spreads adjacent places over the seeds.
                 seed: self.seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15),
                 ..SamplingParams::default()
             },
-            stop: Vec::new(),
-            top_logprobs: 0,
-            priority: Priority::Live,
-            owner: None,
-            version: None,
-            grammar: None,
-        }
+            Priority::Live,
+        )
     }
 
     async fn score(

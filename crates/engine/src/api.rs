@@ -47,18 +47,23 @@ pub struct GenerateRequest {
 }
 
 impl GenerateRequest {
-    /// A request of [`Publisher::probe`]: shadow priority, no stop strings and no alternatives.
-    pub fn probe(prompt_ids: &[TokenId], params: &SamplingParams) -> Self {
+    /// A request to the active version, without stop strings, alternatives, key and grammar.
+    pub fn new(prompt_ids: Vec<TokenId>, params: SamplingParams, priority: Priority) -> Self {
         Self {
-            prompt_ids: prompt_ids.to_vec(),
-            params: params.clone(),
+            prompt_ids,
+            params,
             stop: Vec::new(),
             top_logprobs: 0,
-            priority: Priority::Shadow,
+            priority,
             owner: None,
             version: None,
             grammar: None,
         }
+    }
+
+    /// A request of [`Publisher::probe`]: shadow priority.
+    pub fn probe(prompt_ids: &[TokenId], params: &SamplingParams) -> Self {
+        Self::new(prompt_ids.to_vec(), params.clone(), Priority::Shadow)
     }
 }
 

@@ -69,21 +69,16 @@ impl JudgeModel for SelfJudge {
         let model_error = |error: EngineError| JudgeError::Model(error.into());
         let prompt_ids = engine.codec().prompt(messages).map_err(model_error)?;
         let prompt_tokens = prompt_ids.len() as u64;
-        let request = GenerateRequest {
+        let request = GenerateRequest::new(
             prompt_ids,
-            params: SamplingParams {
+            SamplingParams {
                 temperature: params.temperature,
                 max_tokens: params.max_tokens,
                 seed: params.seed,
                 ..SamplingParams::default()
             },
-            stop: Vec::new(),
-            top_logprobs: 0,
-            priority: Priority::Live,
-            owner: None,
-            version: None,
-            grammar: None,
-        };
+            Priority::Live,
+        );
         let generation = engine.generate(request).await.map_err(model_error)?;
         let completion = generation.collect().await.map_err(model_error)?;
         let completion_tokens = completion.tokens.len() as u64;

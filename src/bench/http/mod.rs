@@ -228,16 +228,7 @@ impl BenchWork {
             ignore_eos: true,
             ..SamplingParams::default()
         };
-        let request = GenerateRequest {
-            prompt_ids: self.question(seed)?.1.clone(),
-            params,
-            stop: Vec::new(),
-            top_logprobs: 0,
-            priority: Priority::Live,
-            owner: None,
-            version: None,
-            grammar: None,
-        };
+        let request = GenerateRequest::new(self.question(seed)?.1.clone(), params, Priority::Live);
         Ok(self.engine.generate(request).await?.collect().await?.text)
     }
 

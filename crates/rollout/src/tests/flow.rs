@@ -117,16 +117,11 @@ async fn live_traffic_goes_first_and_a_preempted_shadow_keeps_its_seed() {
     rollout.submit(asked.clone(), samples);
     for preempted in 1..=5 {
         world.until(|| world.engine.load().shadow_running == 1).await;
-        let live = GenerateRequest {
-            prompt_ids: vec![1],
-            params: SamplingParams { max_tokens: 1, ..SamplingParams::default() },
-            stop: Vec::new(),
-            top_logprobs: 0,
-            priority: Priority::Live,
-            owner: None,
-            version: None,
-            grammar: None,
-        };
+        let live = GenerateRequest::new(
+            vec![1],
+            SamplingParams { max_tokens: 1, ..SamplingParams::default() },
+            Priority::Live,
+        );
         let generation = world.engine.generate(live).await.unwrap();
         // It did not wait for the end of the shadow, which was preempted.
         assert_eq!(world.metrics.engine_preempted.get(), preempted);
