@@ -13,8 +13,7 @@ use super::conversation::AnswerRun;
 use super::wire::{ChatChunk, Delta, Logprobs, StreamChoice};
 use crate::http::error::ApiError;
 use crate::http::generate::run::RequestRun;
-use crate::http::generate::sse;
-use crate::http::generate::sse::RunEvents;
+use crate::http::generate::sse::{self, RunEvents};
 use crate::http::generate::types::{ChoiceUpdate, Usage};
 
 struct ChatStream {

@@ -45,16 +45,27 @@ pub fn respond(
 pub trait RunEvents: Send + 'static {
     fn run(&mut self) -> &mut RequestRun;
 
+    /// The events before any update, if there are any.
+    fn first(&mut self) -> String {
+        String::new()
+    }
+
     /// The events of an update, if there are any.
     fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError>;
 
-    /// The last events of a whole run.
+    /// The last events of a run that failed.
+    fn failed(&mut self, error: &ApiError) -> String {
+        event(&error.to_json())
+    }
+
+    /// The last events of a whole run, if there are any.
     fn last(&mut self) -> String;
 }
 
-/// The events of a run as they come, at least one at once. The last one of a failed run is the error.
-pub fn events_of(events: impl RunEvents) -> impl Stream<Item = String> + Send + 'static {
-    stream::unfold(Some(events), |events| async move {
+/// The events of a run as they come, at least one at once.
+pub fn events_of(mut events: impl RunEvents) -> impl Stream<Item = String> + Send + 'static {
+    let first = some_events(events.first());
+    let following = stream::unfold(Some(events), |events| async move {
         let mut events = events?;
         loop {
             let update = events.run().next().await;
@@ -63,12 +74,17 @@ pub fn events_of(events: impl RunEvents) -> impl Stream<Item = String> + Send + 
                 Some(Ok(text)) => return Some((text, Some(events))),
                 Some(Err(error)) => {
                     events.run().count_limit(&error);
-                    return Some((event(&error.to_json()), None));
+                    return Some((events.failed(&error), None));
                 }
-                None => return Some((events.last(), None)),
+                None => return some_events(events.last()).map(|text| (text, None)),
             }
         }
-    })
+    });
+    stream::iter(first).chain(following)
+}
+
+fn some_events(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
 }
 
 /// One event with this data.

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use axum::response::Response;
-use futures::stream;
 
 use hone_core::types::{Interaction, PolicyVersion, TokenId};
 
@@ -16,7 +15,7 @@ use crate::http::chat::answer::{Answers, MessageEnd, MessagePart, MessageUpdate}
 use crate::http::chat::conversation::AnswerRun;
 use crate::http::error::ApiError;
 use crate::http::generate::run::RequestRun;
-use crate::http::generate::sse;
+use crate::http::generate::sse::{self, RunEvents};
 use crate::http::generate::types::{ChoiceUpdate, Usage};
 use crate::http::observe::RequestId;
 
@@ -31,7 +30,6 @@ struct MessageStream {
     closed: usize,
     /// The tokens, if the request has stop sequences.
     ids: Vec<TokenId>,
-    ended: bool,
 }
 
 /// What distinguishes consecutive blocks.
@@ -59,36 +57,16 @@ pub async fn respond(
         open: None,
         closed: 0,
         ids: Vec::new(),
-        ended: false,
     };
-    let events = stream::unfold(events, |mut events| async move {
-        let text = events.next().await?;
-        Some((text, events))
-    });
-    Ok((version, sse::respond(events, keep_alive)))
+    Ok((version, sse::respond(sse::events_of(events), keep_alive)))
 }
 
-impl MessageStream {
-    /// The next whole events, at least one; `None` at the end.
-    async fn next(&mut self) -> Option<String> {
-        while !self.ended {
-            let update = self.run.next().await;
-            match update.map(|update| update.and_then(|update| self.events(update))) {
-                Some(Ok(events)) if events.is_empty() => {}
-                Some(Ok(events)) => return Some(events),
-                Some(Err(error)) => {
-                    self.ended = true;
-                    self.run.count_limit(&error);
-                    let error = MessageError::new(&error, Some(&self.request_id.0));
-                    return Some(sse::named_event("error", &error));
-                }
-                None => self.ended = true,
-            }
-        }
-        None
+impl RunEvents for MessageStream {
+    fn run(&mut self) -> &mut RequestRun {
+        &mut self.run
     }
 
-    fn events(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
+    fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
         let started = update.started;
         let MessageUpdate { parts, token_ids, end, .. } = self.answers.update(update)?;
         self.ids.extend(token_ids);
@@ -107,6 +85,17 @@ impl MessageStream {
         Ok(events)
     }
 
+    fn failed(&mut self, error: &ApiError) -> String {
+        sse::named_event("error", &MessageError::new(error, Some(&self.request_id.0)))
+    }
+
+    /// The update that ends the message has them.
+    fn last(&mut self) -> String {
+        String::new()
+    }
+}
+
+impl MessageStream {
     fn add_part(&mut self, events: &mut String, part: MessagePart) {
         let (kind, begun, delta) = match part {
             MessagePart::Reasoning(thinking) => (

@@ -12,6 +12,7 @@ use crate::http::chat::conversation::AnswerRun;
 use crate::http::chat::wire::TokenLogprob;
 use crate::http::error::ApiError;
 use crate::http::generate::run::RequestRun;
+use crate::http::generate::types::ChoiceUpdate;
 
 /// A running response.
 pub(super) struct ResponseRun {
@@ -33,12 +34,14 @@ impl ResponseRun {
 
     /// The events of the next progress, perhaps none; `None` when the response has ended.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<ResponseEvent>, ApiError>> {
-        let update = match self.run.next().await? {
-            Ok(update) => update,
-            Err(error) => return Some(Err(error)),
-        };
+        let update = self.run.next().await?;
+        Some(update.and_then(|update| self.update(update)))
+    }
+
+    /// The events of an update, perhaps none.
+    pub(super) fn update(&mut self, update: ChoiceUpdate) -> Result<Vec<ResponseEvent>, ApiError> {
         self.version = Some(update.version);
-        Some(self.answers.update(update).map(|update| self.add(update)))
+        self.answers.update(update).map(|update| self.add(update))
     }
 
     fn add(&mut self, update: MessageUpdate) -> Vec<ResponseEvent> {
@@ -76,7 +79,6 @@ impl ResponseRun {
 
     /// The response after an error.
     pub(super) fn failed(&mut self, error: &ApiError) -> ResponseObject {
-        self.run.count_limit(error);
         let mut output = Vec::new();
         if !self.output.items().is_empty() {
             self.output.finish(MessageEnd::Cancelled);

@@ -3,20 +3,21 @@
 //! the first byte ends the stream with `response.failed`.
 
 use axum::response::Response;
-use futures::stream;
 
 use hone_core::types::PolicyVersion;
 
 use super::events::ResponseEvent;
 use super::run::ResponseRun;
+use super::wire::ResponseObject;
 use crate::http::error::ApiError;
-use crate::http::generate::sse;
+use crate::http::generate::run::RequestRun;
+use crate::http::generate::sse::{self, RunEvents};
+use crate::http::generate::types::ChoiceUpdate;
 
 struct ResponseStream {
     run: ResponseRun,
     /// The number of the next event.
     sequence: u64,
-    ended: bool,
 }
 
 /// Starts the run before it responds, so that a refusal still has its status code, unless the run waits too
@@ -26,35 +27,40 @@ pub(super) async fn respond(
 ) -> Result<(Option<PolicyVersion>, Response), ApiError> {
     let (version, keep_alive) = (run.run.start_in_time().await?, run.run.keep_alive());
     run.version = version;
-    let events = ResponseStream { run, sequence: 0, ended: false };
-    let events = stream::unfold(events, |mut events| async move {
-        let text = events.next().await?;
-        Some((text, events))
-    });
-    Ok((version, sse::respond(events, keep_alive)))
+    let events = ResponseStream { run, sequence: 0 };
+    Ok((version, sse::respond(sse::events_of(events), keep_alive)))
+}
+
+impl RunEvents for ResponseStream {
+    fn run(&mut self) -> &mut RequestRun {
+        &mut self.run.run
+    }
+
+    fn first(&mut self) -> String {
+        let response = self.run.begun();
+        let created = ResponseEvent::response("response.created", response.clone());
+        self.write(vec![created, ResponseEvent::response("response.in_progress", response)])
+    }
+
+    fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
+        let events = self.run.update(update)?;
+        Ok(self.write(events))
+    }
+
+    fn failed(&mut self, error: &ApiError) -> String {
+        let response = self.run.failed(error);
+        self.end(response)
+    }
+
+    fn last(&mut self) -> String {
+        let response = self.run.ended();
+        self.end(response)
+    }
 }
 
 impl ResponseStream {
-    /// The next whole events, at least one; `None` at the end.
-    async fn next(&mut self) -> Option<String> {
-        if self.sequence == 0 {
-            let response = self.run.begun();
-            let created = ResponseEvent::response("response.created", response.clone());
-            let begun = ResponseEvent::response("response.in_progress", response);
-            return Some(self.write(vec![created, begun]));
-        }
-        while !self.ended {
-            let response = match self.run.next().await {
-                Some(Ok(events)) if events.is_empty() => continue,
-                Some(Ok(events)) => return Some(self.write(events)),
-                Some(Err(error)) => self.run.failed(&error),
-                None => self.run.ended(),
-            };
-            self.ended = true;
-            let last = ResponseEvent::response(response.last_event(), response);
-            return Some(self.write(vec![last]));
-        }
-        None
+    fn end(&mut self, response: ResponseObject) -> String {
+        self.write(vec![ResponseEvent::response(response.last_event(), response)])
     }
 
     fn write(&mut self, events: Vec<ResponseEvent>) -> String {
