@@ -14,24 +14,20 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use candle_core::{DType, Device};
-use rand::SeedableRng;
+use candle_core::DType;
 use rand_chacha::ChaCha8Rng;
 use tokenizers::Tokenizer;
-
-use hone_model::ModelSpec;
 
 #[path = "pretrain_agent/episodes.rs"]
 mod episodes;
 mod pretrain;
 
 use episodes::{Turn, conversation, corpus};
-use pretrain::directory::{self, Shape};
-use pretrain::training::{Sequence, initial_weights, train};
-use pretrain::vocabulary::{self, encode, id_of};
-use pretrain::{END, START, say};
+use pretrain::directory::Shape;
+use pretrain::training::Sequence;
+use pretrain::vocabulary::{completion, encode};
+use pretrain::{END, START};
 
-const SEED: u64 = 1;
 const STEPS: usize = 800;
 const BATCH: usize = 16;
 /// The share of the steps after which conversations have errors.
@@ -44,28 +40,13 @@ const CHAT_TEMPLATE: &str = r#"{% if tools %}{{ '<|im_start|>system\nFunctions:'
 fn main() -> Result<()> {
     let dir = std::env::args_os().nth(1).map_or_else(|| "models/agent".into(), PathBuf::from);
     let shape = Shape { layers: 3, template: CHAT_TEMPLATE, dtype: DType::BF16 };
-    let tokenizer = vocabulary::build(corpus(), &TAGS)?;
-    let config = directory::config(&tokenizer, &shape)?;
-    let spec = ModelSpec::from_config(&config)?;
-    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
-    let weights = initial_weights(&spec, &mut rng, &Device::Cpu)?;
-    let parameters: usize = weights.values().map(|var| var.elem_count()).sum();
-    say(&format!("{} tokens, {parameters} parameters", spec.vocab_size));
-
-    let end = id_of(&tokenizer, END)?;
-    train(spec, &weights, STEPS, end, |done| {
-        (0..BATCH).map(|_| sequence(&tokenizer, end, done >= ERRORS_FROM, &mut rng)).collect()
-    })?;
-    directory::write(&dir, &tokenizer, &config, &shape, &weights)
+    pretrain::create(&dir, &shape, (corpus(), &TAGS), STEPS, |tokenizer, done, rng| {
+        (0..BATCH).map(|_| sequence(tokenizer, done >= ERRORS_FROM, rng)).collect()
+    })
 }
 
 /// A conversation's tokens; the model learns its own messages.
-fn sequence(
-    tokenizer: &Tokenizer,
-    end: u32,
-    erring: bool,
-    rng: &mut ChaCha8Rng,
-) -> Result<Sequence> {
+fn sequence(tokenizer: &Tokenizer, erring: bool, rng: &mut ChaCha8Rng) -> Result<Sequence> {
     let mut sequence = Sequence::default();
     for turn in conversation(erring, rng) {
         match turn {
@@ -74,7 +55,7 @@ fn sequence(
             }
             Turn::Written(text) => {
                 sequence.read(encode(tokenizer, &format!("{START}assistant\n"))?);
-                sequence.learn([encode(tokenizer, &text)?, vec![end]].concat());
+                sequence.learn(completion(tokenizer, &text)?);
                 sequence.read(encode(tokenizer, "\n")?);
             }
         }

@@ -18,24 +18,21 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use candle_core::{DType, Device};
-use rand::{Rng, SeedableRng};
+use candle_core::DType;
+use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use tokenizers::Tokenizer;
-
-use hone_model::ModelSpec;
 
 #[path = "pretrain_embedded/lessons.rs"]
 mod lessons;
 mod pretrain;
 
 use lessons::{Lesson, Opening, conversation, corpus};
-use pretrain::directory::{self, Shape};
-use pretrain::training::{Sequence, initial_weights, train};
-use pretrain::vocabulary::{self, encode, id_of};
-use pretrain::{END, START, say};
+use pretrain::directory::Shape;
+use pretrain::training::Sequence;
+use pretrain::vocabulary::{completion, encode};
+use pretrain::{END, START};
 
-const SEED: u64 = 1;
 const STEPS: usize = 4800;
 const BATCH: usize = 32;
 const TAGS: [&str; 4] = ["<reasoning>", "</reasoning>", "<answer>", "</answer>"];
@@ -46,25 +43,12 @@ const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + me
 fn main() -> Result<()> {
     let dir = std::env::args_os().nth(1).map_or_else(|| "models/embedded".into(), PathBuf::from);
     let shape = Shape { layers: 2, template: CHAT_TEMPLATE, dtype: DType::F32 };
-    let tokenizer = vocabulary::build(corpus(), &TAGS)?;
-    let config = directory::config(&tokenizer, &shape)?;
-    let spec = ModelSpec::from_config(&config)?;
-    let mut rng = ChaCha8Rng::seed_from_u64(SEED);
-    let weights = initial_weights(&spec, &mut rng, &Device::Cpu)?;
-    let parameters: usize = weights.values().map(|var| var.elem_count()).sum();
-    say(&format!("{} tokens, {parameters} parameters", spec.vocab_size));
-
-    let end = id_of(&tokenizer, END)?;
-    train(spec, &weights, STEPS, end, |done| batch(&tokenizer, end, Lesson::at(done), &mut rng))?;
-    directory::write(&dir, &tokenizer, &config, &shape, &weights)
+    pretrain::create(&dir, &shape, (corpus(), &TAGS), STEPS, |tokenizer, done, rng| {
+        batch(tokenizer, Lesson::at(done), rng)
+    })
 }
 
-fn batch(
-    tokenizer: &Tokenizer,
-    end: u32,
-    lesson: Lesson,
-    rng: &mut ChaCha8Rng,
-) -> Result<Vec<Sequence>> {
+fn batch(tokenizer: &Tokenizer, lesson: Lesson, rng: &mut ChaCha8Rng) -> Result<Vec<Sequence>> {
     // One opening for the whole batch, which keeps padding short.
     let opening = match rng.random::<f64>() {
         x if x < 0.8 || lesson == Lesson::Sums => Opening::Nothing,
@@ -73,10 +57,10 @@ fn batch(
     };
     let mut sequences = Vec::with_capacity(BATCH);
     for _ in 0..BATCH {
-        let (prompt, completion) = conversation(lesson, opening, rng);
+        let (prompt, answer) = conversation(lesson, opening, rng);
         let mut sequence = Sequence::default();
         sequence.read(encode(tokenizer, &prompt)?);
-        sequence.learn([encode(tokenizer, &completion)?, vec![end]].concat());
+        sequence.learn(completion(tokenizer, &answer)?);
         sequences.push(sequence);
     }
     Ok(sequences)

@@ -65,6 +65,15 @@ pub fn id_of(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
     tokenizer.token_to_id(token).with_context(|| format!("the tokenizer has no {token}"))
 }
 
+/// The ids of a completion: those of its text, and the token that ends it.
+///
+/// # Errors
+///
+/// As [`encode`], or the tokenizer has no such token.
+pub fn completion(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
+    Ok([encode(tokenizer, text)?, vec![id_of(tokenizer, END)?]].concat())
+}
+
 /// The ids of a text.
 ///
 /// # Errors
