@@ -9,6 +9,7 @@
 //! found; a prompt never depends on the ledger in anything but the tokens that spell its text.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use hone_core::digest::Digest;
 use hone_core::types::{
@@ -50,11 +51,15 @@ pub async fn chat_prompt(
         let ids = tokenize(state, messages, options, true).await?;
         return Ok(ChatPrompt { ids, continues: None });
     }
-    let history = History::of(caller.key_id.as_deref(), messages);
-    let mut found = find(&state.store, &history, session)?;
+    let history = Arc::new(History::of(caller.key_id.as_deref(), messages));
+    let look_up = || {
+        let (history, session) = (Arc::clone(&history), session.map(str::to_owned));
+        state.read_ledger(move |store| find(store, &history, session.as_deref()))
+    };
+    let mut found = look_up().await?;
     if history.is_recent_after(&found, &state.recent_turns) {
         state.store.flush().await?;
-        found = find(&state.store, &history, session)?;
+        found = look_up().await?;
     }
     let Found { turn, edited, .. } = found;
     let (mut outcome, mut prefix_tokens) = (if edited.is_some() { "edited" } else { "unknown" }, 0);
