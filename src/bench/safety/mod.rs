@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use hone_core::types::PolicyState;
+use hone_core::types::{PolicyState, PolicyVersion};
 use hone_engine::EngineBackend;
 use hone_train::policy::Promotion;
 
@@ -34,6 +34,7 @@ use crate::progress::Progress;
 use self::crowd::{Crowd, CrowdCounts, ObservedAnswer, RatingHabits};
 use self::run::{mode_name, was_active};
 use self::taste::{Satisfaction, UserTaste};
+use self::verdict::is_judged_by_windows;
 use self::windows::{Experience, WINDOW, final_mean, moving_mean, worst_window};
 
 pub use report::SafetyReport;
@@ -44,7 +45,7 @@ pub use windows::WorstWindow;
 
 /// Longest wait for the daemon to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Most held-out questions that the base of each seed answers.
+/// Most held-out questions that the base of each seed, and each version of an exam, answers.
 const EXAM_ANSWERS: u64 = 1200;
 /// Added to the seed for the users who ask the held-out questions.
 const EXAM_SEED: u64 = 1 << 32;
@@ -168,12 +169,17 @@ async fn measure(
     let measured = async {
         let client = Client::new(daemon.url())?;
         client.wait_ready(PATIENCE).await?;
-        let sent = traffic::send(&client, TASK_ASKED, most_waiting, crowd).await;
-        anyhow::Ok((sent, final_state(&client).await?))
+        let (answers, counts) = traffic::send(&client, TASK_ASKED, most_waiting, crowd).await;
+        let state = final_state(&client).await?;
+        let exam = match is_judged_by_windows(scenario, mode) {
+            true => examine(&client, &state.good, || examiners(options, seed)).await?,
+            false => Vec::new(),
+        };
+        anyhow::Ok((answers, counts, state, exam))
     };
     let measured = measured.await;
     let ended = daemon.shut_down().await;
-    let ((answers, counts), state) = measured?;
+    let (answers, counts, state, exam) = measured?;
     ended?;
     let mut run = SafetyRun {
         promoted: state.promoted,
@@ -185,9 +191,28 @@ async fn measure(
     };
     add_counts(&mut run, counts);
     let is_good = |version| state.good.contains(&version);
-    add_satisfaction(&mut run, base, &answers, &is_good);
+    add_satisfaction(&mut run, base, &exam, &answers, &is_good);
     run.minutes = began.elapsed().as_secs_f64() / 60.0;
     Ok(run)
+}
+
+/// Answers of every good version to held-out questions, without training. In a short run a version answers a few
+/// hundred requests, so the best of several versions would seem better than it is by as much as the bound on
+/// a window permits.
+async fn examine(
+    client: &Client,
+    good: &[u64],
+    examiners: impl Fn() -> Crowd,
+) -> anyhow::Result<Vec<ObservedAnswer>> {
+    client.pause().await?;
+    let mut all = Vec::new();
+    for &version in good.iter().filter(|version| **version > 0) {
+        client.activate(PolicyVersion(version)).await?;
+        let (answers, counts) = traffic::send(client, TASK_HELD_OUT, None, examiners()).await;
+        anyhow::ensure!(counts.failed == 0, "version {version}: {}", counts.failures.join("; "));
+        all.extend(answers);
+    }
+    Ok(all)
 }
 
 async fn final_state(client: &Client) -> anyhow::Result<FinalState> {
@@ -213,14 +238,16 @@ fn add_counts(run: &mut SafetyRun, counts: CrowdCounts) {
     run.ratings_not_trained = counts.untrained;
 }
 
-/// Computes the satisfaction of a run from its answers, and from those of the base to held-out questions.
+/// Computes the satisfaction of a run from its answers, and from those of the base and of the versions of an
+/// exam to held-out questions.
 fn add_satisfaction(
     run: &mut SafetyRun,
     base: &[ObservedAnswer],
+    exam: &[ObservedAnswer],
     answers: &[ObservedAnswer],
     is_good: &dyn Fn(u64) -> bool,
 ) {
-    let expected = Experience::new(base.iter().chain(answers)).expected(answers);
+    let expected = Experience::new(base.iter().chain(exam).chain(answers)).expected(answers);
     let of_base = Satisfaction::mean(base.iter().map(|answer| answer.satisfaction));
     let taste = answers.last().map_or(UserTaste::Form, |answer| answer.taste);
     let observed: Vec<f64> = answers.iter().map(ObservedAnswer::value).collect();
@@ -271,9 +298,27 @@ mod tests {
         // By chance, every answer of the base is bad for 300 requests, then good for 300.
         let answers = [vec![answer(0, ""); 300], vec![answer(0, text); 300]].concat();
         let mut run = SafetyRun::empty(SafetyScenario::Honest, Promotion::Gate, 1);
-        add_satisfaction(&mut run, &base, &answers, &|_| true);
+        add_satisfaction(&mut run, &base, &[], &answers, &|_| true);
         assert!((run.base - 0.5).abs() < 1e-9);
         assert!((run.final_satisfaction - 1.0).abs() < 1e-9, "{run:?}");
+        assert!(run.worst_window.shortfall.abs() < 1e-9, "{run:?}");
+        assert!((run.worst_window_observed.shortfall - 0.5).abs() < 1e-9, "{run:?}");
+    }
+
+    #[test]
+    fn an_exam_adds_to_what_is_known_of_a_version() {
+        let text = "<reasoning>2</reasoning><answer>2</answer>";
+        let answer = |version, text| ObservedAnswer {
+            version,
+            taste: UserTaste::Form,
+            satisfaction: Satisfaction::of(text, 2),
+        };
+        // Both versions are right in half of all cases; in the run, the first one was right in all.
+        let exam = [vec![answer(1, ""); 900], vec![answer(1, text); 600]].concat();
+        let answers = [vec![answer(1, text); 300], [answer(2, text), answer(2, "")].repeat(150)];
+        let mut run = SafetyRun::empty(SafetyScenario::HighRate, Promotion::Canary, 1);
+        let base = [answer(0, "")];
+        add_satisfaction(&mut run, &base, &exam, &answers.concat(), &|_| true);
         assert!(run.worst_window.shortfall.abs() < 1e-9, "{run:?}");
         assert!((run.worst_window_observed.shortfall - 0.5).abs() < 1e-9, "{run:?}");
     }

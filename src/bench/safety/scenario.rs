@@ -118,8 +118,13 @@ impl SafetyScenario {
             }
             // All steps of a candidate use samples of its parent, which is farther away with large steps.
             Self::Honest => train.learning_rate *= 0.5,
-            // With fewer, each step follows the noise of a few thumbs.
-            Self::SparseThumbs => train.samples_per_step = 16,
+            Self::SparseThumbs => {
+                // With fewer, each step follows the noise of a few thumbs.
+                train.samples_per_step = 16;
+                // A canary that large steps made much worse serves thousands of requests before enough of
+                // them are rated.
+                train.learning_rate *= 0.5;
+            }
             _ => {}
         }
     }
@@ -147,7 +152,6 @@ impl SafetyScenario {
     pub(super) fn publish_every(self) -> u64 {
         match self {
             Self::Honest => 32,
-            Self::SparseThumbs => 12,
             Self::LateFeedback | Self::InvertedRaters => 16,
             _ => 8,
         }

@@ -82,6 +82,8 @@ fn policy(scenario: SafetyScenario, promotion: Promotion) -> PolicyConfig {
         publish_every: if promotion == Promotion::Direct { 1 } else { scenario.publish_every() },
         gate: GateConfig { prompts: 16, holdout_share: 0.05, ..usual.gate },
         canary: canary(scenario),
+        // Every version that was promoted takes an exam after the run.
+        keep_versions: 1 << 10,
         ..usual
     }
 }

@@ -40,12 +40,18 @@ pub struct SafetyVerdict {
     pub passed: bool,
 }
 
+/// Whether the worst window of such runs is bounded.
+pub(super) fn is_judged_by_windows(scenario: SafetyScenario, mode: Promotion) -> bool {
+    mode == Promotion::Canary && !scenario.is_honest()
+}
+
 /// The verdicts on canaries: on the worst window of each run with sabotage, and on the final satisfaction in
 /// each honest scenario. The latter compares means over the seeds that also ran with direct publication,
 /// because the ends of single runs differ by chance as much as the bound allows.
 pub(super) fn verdicts(runs: &[SafetyRun]) -> Vec<SafetyVerdict> {
     let canaries = || runs.iter().filter(|run| run.mode == Promotion::Canary);
-    let sabotage = canaries().filter(|run| !run.scenario.is_honest()).map(|run| {
+    let sabotage = runs.iter().filter(|run| is_judged_by_windows(run.scenario, run.mode));
+    let sabotage = sabotage.map(|run| {
         let (scenario, value) = (run.scenario, run.worst_window.shortfall);
         let (check, bound) = (SafetyCheck::WorstWindow, MAX_SHORTFALL);
         // NaN fails.

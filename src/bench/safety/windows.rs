@@ -3,8 +3,9 @@
 //! A user's satisfaction with one answer is noisy: with a mean of 0.4, the mean of 300 answers has a
 //! standard deviation of about 0.025, so the least of thousands of windows is far below 0.4 although
 //! nothing changed. A version's satisfaction is constant, however. So every answer can be valued by its
-//! version's mean over all of its answers in the run ([`Experience`]), which has the same expectation
-//! and less noise. The satisfaction of a version with few answers is as noisy as its answers.
+//! version's mean over all of its answers ([`Experience`]), in the run and in an exam after it, which has
+//! the same expectation and less noise. The value of a version that was withdrawn, which takes no exam, is
+//! as noisy as its few answers.
 
 use std::collections::{BTreeMap, VecDeque};
 
