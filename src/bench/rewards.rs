@@ -1,14 +1,16 @@
 //! `hone bench rewards`: the worst time of each reward function, over texts that are likely to be slow
-//! for some function, and how fast that time grows with the text.
+//! for some function, and how fast that time grows with the text. All times are processor time of the thread
+//! that computes the function, which other processes affect little.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
+use hone_core::threads::processor_time;
 use hone_reward::kinds::random_text::{PIECES, random_text};
 use hone_reward::routes::{RouteConfig, RouteList};
 use hone_reward::text::Metric;
@@ -31,8 +33,8 @@ const SIZES: [usize; 4] = [4, 8, 16, 32];
 /// Least time on the largest size from which growth is measured. Shorter times are mostly overhead.
 const MEASURABLE: Duration = Duration::from_micros(500);
 
-/// Measurements of growth that must all exceed [`MAX_GROWTH`], because other processes can make a
-/// single one of them too large.
+/// Measurements of growth that must all exceed [`MAX_GROWTH`], because other processes share the caches and
+/// can make a single one of them too large.
 const ATTEMPTS: usize = 10;
 
 /// One function's worst time, and its growth.
@@ -97,9 +99,9 @@ async fn time(grader: &dyn RewardFn, input: &ScoreInput, runs: usize) -> Duratio
     let input = std::slice::from_ref(input);
     let mut best = Duration::MAX;
     for _ in 0..runs {
-        let began = Instant::now();
+        let before = processor_time();
         grader.score(input).await;
-        best = best.min(began.elapsed());
+        best = best.min(processor_time() - before);
     }
     best
 }
@@ -206,9 +208,13 @@ mod tests {
         for worst in &all {
             assert!(!worst.grows_too_fast(), "{worst:?}");
         }
-        let measured = all.iter().filter(|worst| worst.growth_exponent.is_some()).count();
-        // The others take less than `MEASURABLE` on the longest text: 17 of 40 on a fast machine.
-        assert!(measured > all.len() / 3, "{measured} of {} are measurable", all.len());
+        // The others take less than `MEASURABLE` on the longest text. How many do depends on the machine.
+        let measured = all.iter().filter(|worst| worst.growth_exponent.is_some());
+        assert!(measured.count() > 0, "{all:?}");
+        for worst in all.iter().filter(|worst| worst.growth_exponent.is_none()) {
+            let most = MEASURABLE.as_secs_f64() * 1e6;
+            assert!(worst.microseconds < most, "{worst:?} is slow and was not measured");
+        }
     }
 
     #[tokio::test]

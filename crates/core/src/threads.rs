@@ -3,7 +3,7 @@
 //! The process chooses a [`BackgroundPriority`] once with [`set_background`]. Each background
 //! thread calls [`to_background`] when it starts, and [`pause_point`] inside its long loops. A serving thread
 //! holds a [`Serving`] in the parts of its work that background threads must not interrupt, and leaves them time
-//! in between if [`background_was_busy`].
+//! in between if [`background_was_busy`]. [`processor_time`] is what a thread has used.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -164,12 +164,41 @@ pub fn background_was_busy(within: Duration) -> bool {
     last > 0 && u128::from(now_us().saturating_sub(last)) <= within.as_micros()
 }
 
+/// Processor time that the calling thread has used. Other threads and processes do not add to it, unlike to the
+/// time between two [`Instant`]s. On systems that do not count it, the time since the first call.
+pub fn processor_time() -> Duration {
+    #[cfg(unix)]
+    {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the call only writes to `time`, which outlives it.
+        let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+        if failed == 0
+            && let (Ok(seconds), Ok(nanos)) = (time.tv_sec.try_into(), time.tv_nsec.try_into())
+        {
+            return Duration::new(seconds, nanos);
+        }
+    }
+    start().elapsed()
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
 
     use super::*;
+
+    #[test]
+    fn only_the_own_work_of_a_thread_takes_its_processor_time() {
+        let (began, before) = (Instant::now(), processor_time());
+        while processor_time() < before + Duration::from_millis(2) {}
+        let used = processor_time() - before;
+        assert!(used <= began.elapsed() + Duration::from_millis(1), "{used:?}");
+        let (other, before) = (std::thread::spawn(processor_time), processor_time());
+        assert!(other.join().unwrap() < used, "another thread has its own time");
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(processor_time() - before < Duration::from_millis(20));
+    }
 
     #[test]
     fn background_threads_wait_while_clients_are_served_and_are_noticed() {
