@@ -55,7 +55,7 @@ async fn events(response: Response) -> Vec<Value> {
 }
 
 /// The message that a client assembles from the events of a stream.
-fn assembled(events: &[Value]) -> Value {
+pub fn assembled(events: &[Value]) -> Value {
     let mut message = Value::Null;
     let mut input = String::new();
     for event in events {

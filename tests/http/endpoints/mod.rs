@@ -4,7 +4,7 @@ use serde_json::Value;
 
 mod completions;
 mod feedback;
-mod messages;
+pub mod messages;
 mod models;
 mod openapi;
 mod stored;

@@ -1,5 +1,5 @@
-//! Fuzz targets: valid inputs with random changes. There is one target for each type of request, and one for
-//! each kind of text that clients, models and operators write.
+//! Fuzz targets: valid inputs with random changes. There is one target for each type of request, one for the
+//! streams of each endpoint that has them, and one for each kind of text that clients, models and operators write.
 //!
 //! `cargo test --release --test http fuzz` runs each target for a second, and with `HONE_FUZZ_SECONDS=600` for
 //! ten minutes. A failure shows the smallest input that was found; it becomes a test beside its reader.
@@ -12,6 +12,7 @@ use proptest::test_runner::{Config, TestCaseResult, TestRunner};
 
 mod change;
 mod requests;
+mod streams;
 mod target;
 mod texts;
 

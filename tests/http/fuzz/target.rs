@@ -81,12 +81,17 @@ impl Reply {
         Self { status, kind, text: String::from_utf8(bytes).unwrap() }
     }
 
+    /// Whether it is a stream of events.
+    pub fn is_stream(&self) -> bool {
+        self.kind.starts_with("text/event-stream")
+    }
+
     /// A success is JSON or a stream of JSON, and a refusal names what it refuses.
     pub fn check(&self) -> TestCaseResult {
         // Also within a list or a stream.
         prop_assert!(!self.text.contains("\"internal_error\""), "{self:?}");
         match self.status {
-            200 if self.kind.starts_with("text/event-stream") => self.check_events(),
+            200 if self.is_stream() => self.check_events(),
             200 => {
                 prop_assert!(serde_json::from_str::<Value>(&self.text).is_ok(), "{self:?}");
                 Ok(())
