@@ -154,7 +154,9 @@ def daemon(args):
             yield found[1]
         finally:
             child.send_signal(signal.SIGTERM)
-            child.wait(timeout=60)
+            code = child.wait(timeout=60)
+        if code != 0:
+            raise SystemExit(f"`hone serve` ended with exit code {code}, see {args.log}")
 
 
 def version(client):
@@ -164,16 +166,19 @@ def version(client):
 
 
 def run(client, args):
+    versions = [version(client)]
     before = {"sampled": exam(client, args, 1.0), "greedy": exam(client, args, 0.0)}
-    print(f"before, {version(client)}: {shown(before)}", flush=True)
+    print(f"before, {versions[0]}: {shown(before)}", flush=True)
     shares, turns = learn(client, args)
     print(f"{args.sessions} conversations with {turns} turns; solved in each tenth: "
           + " ".join(f"{share:.2f}" for share in shares), flush=True)
     after = {"sampled": exam(client, args, 1.0), "greedy": exam(client, args, 0.0)}
-    print(f"after, {version(client)}: {shown(after)}", flush=True)
+    versions.append(version(client))
+    print(f"after, {versions[1]}: {shown(after)}", flush=True)
     rose = {kind: after[kind]["low"] > before[kind]["high"] for kind in before}
     return {"seed": args.seed, "backend": args.backend, "sessions": args.sessions, "turns": turns,
-            "questions": args.questions, "before": before, "solved": shares, "after": after, "rose": rose}
+            "questions": args.questions, "versions": versions, "before": before, "solved": shares,
+            "after": after, "rose": rose}
 
 
 def shown(result):
@@ -191,6 +196,8 @@ def main():
     parser.add_argument("--sessions", type=int, default=4000, help="conversations to learn from")
     parser.add_argument("--questions", type=int, default=400, help="questions of each exam")
     parser.add_argument("--clients", type=int, default=8, help="conversations at a time")
+    parser.add_argument("--smoke", action="store_true",
+                        help="check only that a version was trained and served, for runs that are short")
     parser.add_argument("--json", metavar="FILE", help="write the result here")
     parser.add_argument("--log", default=str(pathlib.Path(tempfile.gettempdir()) / "hone-agent.log"),
                         help="output of the daemon")
@@ -199,7 +206,11 @@ def main():
         result = run(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=5, timeout=60), args)
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
-    if not result["rose"]["sampled"]:
+    if args.smoke:
+        first, last = result["versions"]
+        if first == last:
+            raise SystemExit(f"{last} is still served: nothing was learned from the ratings")
+    elif not result["rose"]["sampled"]:
         raise SystemExit("the agent's success did not rise: its confidence intervals overlap")
 
 

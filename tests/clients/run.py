@@ -3,9 +3,10 @@
     python3 tests/clients/run.py --binary target/release/hone --environments target/clients
 
 Starts a daemon for each engine, with the embedded model and `sessions.toml`, and runs the sessions of
-`python/` and `node/`. Then `openai_client.py` checks that a daemon learns, and schemathesis sends a
-third daemon requests that it makes from the OpenAPI document. The packages are installed in the folder of
-`--environments`. Sessions whose packages cannot be installed are skipped.
+`python/` and `node/`. Then `openai_client.py` checks that a daemon learns, `examples/agent.py` works through
+some conversations, and schemathesis sends another daemon requests that it makes from the OpenAPI document.
+The packages are installed in the folder of `--environments`. Sessions whose packages cannot be installed are
+skipped.
 
 Prints a table, each failure, and the counts in the last line. Exits with 1 if anything failed.
 """
@@ -43,6 +44,8 @@ SESSIONS = {
 # Seconds for a session, and for everything with one daemon.
 SESSION_SECONDS = 150
 DAEMON_SECONDS = 600
+# Some steps of training, which takes seconds. The example trains for minutes.
+AGENT = ("--smoke", "--sessions=240", "--questions=24")
 # A fixed seed and few examples, so that a run takes less than a minute and repeats. The excluded check
 # requires that everything is accepted which follows the schemas. They cannot express which fields
 # contradict each other, nor what depends on the model.
@@ -153,6 +156,16 @@ def run_learning(binary, environment, backend):
     return outcome
 
 
+def run_agent(binary, environment, backend):
+    """The agent of the examples with few conversations. That more questions are solved is not checked."""
+    outcome = Outcome("agent", backend)
+    command = [environment.program, HERE.parents[1] / "examples" / "agent.py", *AGENT]
+    lines = run_program(outcome, [*command, "--hone", binary, "--backend", backend])
+    outcome.passed = 0 if outcome.failures else 1
+    print(*lines, sep="\n")
+    return outcome
+
+
 def run_schemathesis(binary, environment, backend):
     """Requests that schemathesis makes from the OpenAPI document."""
     outcome = Outcome("schemathesis", backend)
@@ -214,6 +227,7 @@ def main():
     for name, environment, action, backend in (
         ("openai_client", "openai", run_learning, "mistralrs"),
         ("openai_client", "openai", run_learning, "native"),
+        ("agent", "openai", run_agent, "native"),
         ("schemathesis", "schemathesis", run_schemathesis, "native"),
     ):
         if environment in environments and (not only or name in only):
