@@ -16,7 +16,7 @@ use hone_engine::{Engine, EngineError, Event, GenerateRequest, Generation, Token
 pub(super) enum ChoiceEvent {
     Started(PolicyVersion),
     Token(Token),
-    Done { finish: FinishReason, text: String },
+    Done { finish: FinishReason, text: String, cached_tokens: usize },
     Failed(EngineError),
 }
 
@@ -32,6 +32,8 @@ pub(super) struct ChoiceState {
     /// Number of tokens whose ids are reported.
     reported: usize,
     pub(super) finish: Option<FinishReason>,
+    /// Tokens of the prompt that the engine had in its cache; known at the end.
+    pub(super) cached_tokens: Option<usize>,
 }
 
 impl ChoiceState {
@@ -132,7 +134,9 @@ fn generation_events(generation: Generation) -> impl Stream<Item = ChoiceEvent> 
         let mut generation = generation?;
         Some(match generation.events.recv().await {
             Some(Event::Token(token)) => (ChoiceEvent::Token(token), Some(generation)),
-            Some(Event::Done { finish, text }) => (ChoiceEvent::Done { finish, text }, None),
+            Some(Event::Done { finish, text, cached_tokens }) => {
+                (ChoiceEvent::Done { finish, text, cached_tokens }, None)
+            }
             Some(Event::Failed(error)) => (ChoiceEvent::Failed(error), None),
             None => {
                 let reason = "the generation ended without a last event".to_owned();
