@@ -107,6 +107,8 @@ pub enum Event {
         finish: FinishReason,
         /// Text that was held back because it could begin a stop string.
         text: String,
+        /// Tokens of the prompt whose keys and values came from the engine's prefix cache.
+        cached_tokens: usize,
     },
     /// The end without a completion.
     Failed(EngineError),
@@ -158,7 +160,7 @@ impl Generation {
                     text.push_str(&token.text);
                     tokens.push(token);
                 }
-                Event::Done { finish, text: rest } => {
+                Event::Done { finish, text: rest, .. } => {
                     text.push_str(&rest);
                     return Ok(Completion { version: self.version, tokens, text, finish });
                 }

@@ -63,6 +63,8 @@ pub struct GenerationRun {
     lease: Lease,
     produced: u32,
     limit: u32,
+    /// Tokens of the prompt that the engine found in its prefix cache.
+    cached_tokens: usize,
     outcome: Option<Result<(FinishReason, String), EngineError>>,
     token_counter: IntCounter,
     metrics: Arc<Metrics>,
@@ -98,11 +100,17 @@ impl GenerationRun {
             lease,
             produced: 0,
             limit,
+            cached_tokens: 0,
             outcome: None,
             token_counter: metrics.engine_tokens.with_label_values(&[label]),
             metrics: Arc::clone(metrics),
         };
         (run, generation)
+    }
+
+    /// Counts tokens of the prompt that the engine found in its prefix cache, for the last event.
+    pub fn count_cached(&mut self, tokens: usize) {
+        self.cached_tokens += tokens;
     }
 
     /// Whether no further token should be computed, because the generation has ended or was
@@ -153,7 +161,9 @@ impl GenerationRun {
         let cancelled = self.lease.cancel.get();
         drop(self.lease);
         let event = match (self.outcome, cancelled) {
-            (Some(Ok((finish, text))), _) => Event::Done { finish, text },
+            (Some(Ok((finish, text))), _) => {
+                Event::Done { finish, text, cached_tokens: self.cached_tokens }
+            }
             (Some(Err(error)), _) => {
                 // A client's grammar is no sign of a broken engine.
                 if !error.is_of_grammar() {

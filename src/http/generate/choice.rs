@@ -18,7 +18,7 @@ use super::reading::{ReadingPace, generation_events};
 pub(super) enum ChoiceEvent {
     Started(PolicyVersion),
     Token(Token),
-    Done { finish: FinishReason, text: String },
+    Done { finish: FinishReason, text: String, cached_tokens: usize },
     Failed(EngineError),
 }
 
@@ -34,6 +34,8 @@ pub(super) struct ChoiceState {
     /// Number of tokens whose ids are reported.
     reported: usize,
     pub(super) finish: Option<FinishReason>,
+    /// Tokens of the prompt that the engine had in its cache; known at the end.
+    pub(super) cached_tokens: Option<usize>,
 }
 
 impl ChoiceState {

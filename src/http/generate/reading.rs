@@ -71,7 +71,9 @@ pub(super) fn generation_events(
         let mut reader = reader?;
         Some(match reader.next().await {
             Some(Event::Token(token)) => (ChoiceEvent::Token(token), Some(reader)),
-            Some(Event::Done { finish, text }) => (ChoiceEvent::Done { finish, text }, None),
+            Some(Event::Done { finish, text, cached_tokens }) => {
+                (ChoiceEvent::Done { finish, text, cached_tokens }, None)
+            }
             Some(Event::Failed(error)) => (ChoiceEvent::Failed(error), None),
             None => {
                 let reason = "the generation ended without a last event".to_owned();
@@ -153,7 +155,7 @@ mod tests {
     }
 
     fn done() -> Event {
-        Event::Done { finish: FinishReason::Length, text: String::new() }
+        Event::Done { finish: FinishReason::Length, text: String::new(), cached_tokens: 0 }
     }
 
     type Sender = (mpsc::Sender<Event>, oneshot::Sender<std::convert::Infallible>);

@@ -21,7 +21,7 @@ use hone_train::TrainState;
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
 use super::continuation::{completion_turn, prompt_turn};
 use super::reading::ReadingPace;
-use super::types::{ChoiceUpdate, FinishedChoice, SamplingRequest, Usage};
+use super::types::{ChoiceUpdate, FinishedChoice, PromptTokens, SamplingRequest, Usage};
 use crate::http::auth::KeyPermit;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
@@ -203,10 +203,17 @@ impl RequestRun {
         self.choices.first().and_then(|choice| choice.version).unwrap_or_default()
     }
 
-    /// Token counts so far. Each prompt is counted once, not for each choice.
+    /// Token counts so far. Each prompt is counted once, not for each choice. Of its choices that have
+    /// ended, the one with the fewest cached tokens counts: the others read what that one computed.
     pub fn usage(&self) -> Usage {
         let prompts = self.prompts.iter().map(|prompt| prompt.interaction.prompt_ids.len());
-        Usage::new(prompts.sum(), self.choices.iter().map(|choice| choice.tokens.ids.len()).sum())
+        let sampled = self.choices.iter().map(|choice| choice.tokens.ids.len());
+        let choices = self.choices.chunks(self.choices_per_prompt);
+        let cached = choices.filter_map(|own| own.iter().filter_map(|c| c.cached_tokens).min());
+        Usage {
+            prompt_tokens_details: Some(PromptTokens { cached_tokens: cached.sum() }),
+            ..Usage::new(prompts.sum(), sampled.sum())
+        }
     }
 
     pub fn wants_logprobs(&self) -> bool {
@@ -271,8 +278,9 @@ impl RequestRun {
             ChoiceEvent::Done { finish: FinishReason::Cancelled, .. } => {
                 return Err(self.fail(index, EngineError::ShuttingDown));
             }
-            ChoiceEvent::Done { finish, text } => {
+            ChoiceEvent::Done { finish, text, cached_tokens } => {
                 choice.text.push_str(&text);
+                choice.cached_tokens = Some(cached_tokens);
                 choice.finish = Some(finish);
                 self.record(index);
                 text
