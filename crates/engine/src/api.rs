@@ -1,11 +1,12 @@
 //! The traits of an engine and the plain data that they exchange.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, PolicyVersion, SamplingParams, TokenId};
@@ -120,6 +121,9 @@ pub struct Generation {
     pub version: PolicyVersion,
     /// The events; closes after the last one.
     pub events: mpsc::Receiver<Event>,
+    /// Completes, with an error, when no further event will be added to `events`. A reader that waits for it
+    /// is not woken by each token.
+    pub ended: oneshot::Receiver<Infallible>,
 }
 
 /// A whole completion, collected from a [`Generation`].

@@ -1,9 +1,10 @@
 //! One generation from its first token to its last event. Every engine uses it.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use prometheus::IntCounter;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, SamplingParams, TokenId};
@@ -54,6 +55,8 @@ pub struct GenerationRun {
     stops: Vec<TokenId>,
     includes_stop: bool,
     events: mpsc::Sender<Event>,
+    /// Dropped after the last event.
+    _ends: oneshot::Sender<Infallible>,
     /// Tokens of a shadow sequence. Its reader only needs the whole completion, so they are sent at
     /// the end and wake the reader once.
     shadow_tokens: Vec<Token>,
@@ -83,7 +86,8 @@ impl GenerationRun {
             Priority::Live => "live",
             Priority::Shadow => "shadow",
         };
-        let generation = Generation { version: lease.version, events: receiver };
+        let (ends, ended) = oneshot::channel();
+        let generation = Generation { version: lease.version, events: receiver, ended };
         let SamplingParams { stop_token_ids, include_stop, .. } = &request.params;
         let text = TextStream::new(Arc::clone(codec), &request.stop).including_stop(*include_stop);
         let run = Self {
@@ -91,6 +95,7 @@ impl GenerationRun {
             stops: codec.stop_ids().iter().chain(stop_token_ids).copied().collect(),
             includes_stop: *include_stop,
             events: sender,
+            _ends: ends,
             shadow_tokens: Vec::new(),
             lease,
             produced: 0,

@@ -20,6 +20,7 @@ use hone_train::TrainState;
 
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
 use super::continuation::{completion_turn, prompt_turn};
+use super::reading::ReadingPace;
 use super::types::{ChoiceUpdate, FinishedChoice, PromptTokens, SamplingRequest, Usage};
 use crate::http::auth::KeyPermit;
 use crate::http::error::ApiError;
@@ -44,6 +45,8 @@ pub struct RequestRun {
     arrived: Instant,
     choices: Vec<ChoiceState>,
     events: SelectAll<BoxStream<'static, (usize, ChoiceEvent)>>,
+    /// When `events` are read.
+    pace: Arc<ReadingPace>,
     /// Events that [`Self::start`] took from `events` already.
     buffered: VecDeque<(usize, ChoiceEvent)>,
     first_token_recorded: bool,
@@ -59,6 +62,7 @@ impl RequestRun {
         let mut events = SelectAll::new();
         let mut choices = Vec::new();
         let begun = Arc::new(AtomicBool::new(false));
+        let pace = Arc::new(ReadingPace::default());
         for interaction in &request.prompts {
             // One version for all choices, and for all requests of a session or user.
             let session = interaction.session().or(request.user.as_deref());
@@ -81,7 +85,8 @@ impl RequestRun {
                     grammar: request.grammar.clone(),
                 };
                 let engine = state.engine.clone();
-                events.push(choice_events(engine, generation, index, begun.clone()));
+                let (begun, pace) = (begun.clone(), pace.clone());
+                events.push(choice_events(engine, generation, index, begun, pace));
                 choices.push(ChoiceState::new(params));
             }
         }
@@ -100,6 +105,7 @@ impl RequestRun {
             arrived,
             choices,
             events,
+            pace,
             buffered: VecDeque::new(),
             first_token_recorded: false,
             permit: None,
@@ -111,6 +117,11 @@ impl RequestRun {
     pub fn with_permit(mut self, permit: Option<KeyPermit>) -> Self {
         self.permit = permit;
         self
+    }
+
+    /// Reads each choice as a whole. Without this, tokens are read soon after they are sampled.
+    pub fn read_whole(&self) {
+        self.pace.read_whole();
     }
 
     /// Waits until a choice has started. Fails if a choice is refused before that, or is known to be
@@ -169,6 +180,7 @@ impl RequestRun {
 
     /// Runs to the end and returns every choice.
     pub async fn finish(&mut self) -> Result<Vec<FinishedChoice>, ApiError> {
+        self.read_whole();
         let mut tokens: Vec<Vec<Token>> = self.choices.iter().map(|_| Vec::new()).collect();
         while let Some(update) = self.next().await {
             let update = update?;
@@ -339,6 +351,24 @@ impl RequestRun {
         }
     }
 
+    /// Takes the tokens that were sampled and not read, of choices whose earlier tokens were all taken.
+    fn take_rest(&mut self) {
+        if !self.buffered.is_empty() {
+            return;
+        }
+        self.pace.read_rest();
+        for events in self.events.iter_mut() {
+            while let Some(Some((index, ChoiceEvent::Token(token)))) = events.next().now_or_never()
+            {
+                let choice = self.choices.get_mut(index);
+                let Some(choice) = choice.filter(|choice| !choice.tokens.ids.is_empty()) else {
+                    break;
+                };
+                choice.push(&token);
+            }
+        }
+    }
+
     /// The ledger's record of a choice; `None` if it never started.
     fn sample(&self, index: usize) -> Option<Sample> {
         let prompt = self.prompts.get(index / self.choices_per_prompt)?;
@@ -349,6 +379,9 @@ impl RequestRun {
 
 impl Drop for RequestRun {
     fn drop(&mut self) {
+        if !self.has_ended() {
+            self.take_rest();
+        }
         let used = self.usage().total_tokens;
         let started = self.choices.iter().any(|choice| choice.version.is_some());
         if let Some(permit) = self.permit.as_mut().filter(|_| started) {
