@@ -8,7 +8,7 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -23,27 +23,30 @@ use super::choice::ChoiceEvent;
 /// How long tokens of a stream are gathered.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// When the choices of a request read tokens after their first one.
+/// When the choices of a request read tokens after their first one: soon, unless something else is set.
 #[derive(Debug, Default)]
-pub(super) struct ReadingPace(AtomicU8);
+pub(super) struct ReadingPace {
+    whole: AtomicBool,
+    rest: AtomicBool,
+}
 
 impl ReadingPace {
-    const STREAM: u8 = 0;
-    const WHOLE: u8 = 1;
-    const REST: u8 = 2;
-
     /// At the end of the generation.
     pub fn read_whole(&self) {
-        self.0.store(Self::WHOLE, Ordering::Relaxed);
+        self.whole.store(true, Ordering::Relaxed);
     }
 
     /// At once, and nothing that is not sampled yet.
     pub fn read_rest(&self) {
-        self.0.store(Self::REST, Ordering::Relaxed);
+        self.rest.store(true, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u8 {
-        self.0.load(Ordering::Relaxed)
+    fn is_whole(&self) -> bool {
+        self.whole.load(Ordering::Relaxed)
+    }
+
+    fn is_rest(&self) -> bool {
+        self.rest.load(Ordering::Relaxed)
     }
 }
 
@@ -105,10 +108,11 @@ impl GenerationReader {
     /// Waits as long as the next events are not needed.
     async fn pause(&mut self) {
         let Some(first) = self.first.filter(|_| !self.ended) else { return };
-        match self.pace.get() {
-            ReadingPace::WHOLE => return self.end().await,
-            ReadingPace::REST => return,
-            _ => {}
+        if self.pace.is_rest() {
+            return;
+        }
+        if self.pace.is_whole() {
+            return self.end().await;
         }
         // The first event is no interval.
         let intervals = self.read.saturating_sub(1);
@@ -123,7 +127,7 @@ impl GenerationReader {
     async fn end(&mut self) {
         let Self { generation, pace, ended, .. } = self;
         poll_fn(|context| {
-            if pace.get() == ReadingPace::REST {
+            if pace.is_rest() {
                 return Poll::Ready(());
             }
             Pin::new(&mut generation.ended).poll(context).map(|_| *ended = true)
