@@ -413,12 +413,14 @@ fn bench_interference(args: BenchInterferenceArgs, out: &mut Output) -> Outcome 
 }
 
 fn bench_http(args: BenchHttpArgs, out: &mut Output) -> Outcome {
-    let json = args.json;
+    let (json, check) = (args.json, args.check);
     let start = async |config: Config| {
         logging::init(&config.log);
         app::start(config).await
     };
-    print_report(&runtime()?.block_on(bench::http::run(&args.into(), start))?, json, out)
+    let report = runtime()?.block_on(bench::http::run(&args.into(), start))?;
+    print_report(&report, json, out)?;
+    Ok(if check && !report.passed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn bench_safety(args: BenchSafetyArgs, out: &mut Output) -> Outcome {

@@ -156,11 +156,8 @@ impl From<BenchInterferenceArgs> for InterferenceOptions {
 /// `hone bench http`.
 #[derive(Debug, Args)]
 pub struct BenchHttpArgs {
-    /// Rounds of the engine alone, responses and streams
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub rounds: u32,
-    /// Duration of each of them in a round in seconds, first for one client and then for several
-    #[arg(long, value_name = "S", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Seconds of the engine alone, of responses and of streams, first for one client and then for several
+    #[arg(long, value_name = "S", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
     /// Number of clients, each with one request at a time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
@@ -177,12 +174,15 @@ pub struct BenchHttpArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+    /// Exit code 1 if HTTP adds more than 1 ms to a completion or takes more than 3 % of the throughput
+    #[arg(long)]
+    pub check: bool,
 }
 
 impl From<BenchHttpArgs> for HttpBenchOptions {
     fn from(args: BenchHttpArgs) -> Self {
-        let BenchHttpArgs { rounds, seconds, users, tokens, model, backend, json: _ } = args;
-        Self { rounds, seconds: seconds.into(), users: users.into(), tokens, model, backend }
+        let BenchHttpArgs { seconds, users, tokens, model, backend, json: _, check: _ } = args;
+        Self { seconds: seconds.into(), users: users.into(), tokens, model, backend }
     }
 }
 

@@ -40,8 +40,8 @@ pub enum Op {
     /// Records a client's rating, in place of the same rater's earlier one for the same sample and
     /// part, and combines it with the ratings of the other raters.
     Feedback(Box<FeedbackEntry>),
-    /// Records one rating for each turn of a conversation that has exactly one finished completion.
-    /// Records nothing if the first entry's idempotency key is known.
+    /// Records one rating for each turn of a conversation whose choice was recorded. Records nothing if
+    /// the first entry's idempotency key is known.
     Conversation(Vec<FeedbackEntry>),
     /// Records two ratings of one client for one part: both, or neither. Records nothing if the
     /// first entry's idempotency key is known.

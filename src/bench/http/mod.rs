@@ -2,9 +2,10 @@
 //! ledger.
 //!
 //! A daemon on loopback serves the embedded model, or another one, without rollouts and training. The same
-//! questions with the same seeds are answered in turns by the engine alone, whose prompts are tokens already,
-//! over HTTP, and over HTTP as a stream; first for one client, then for several. Every completion over HTTP
-//! is recorded. The clients run in the same process.
+//! questions with the same seeds are answered by the engine alone, whose prompts are tokens already, over
+//! HTTP, and over HTTP as a stream: in short blocks of equal work directly after one another, so that other
+//! work on the machine disturbs all of them alike. First one client asks, then several do. Every completion
+//! over HTTP is recorded. The clients run in the same process.
 
 mod client;
 mod report;
@@ -14,9 +15,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
+use futures::future::try_join_all;
 use serde_json::json;
-use tokio::task::JoinSet;
 
 use hone_core::types::{Message, Role, SamplingParams, TokenId};
 use hone_engine::{Engine, EngineBackend, EngineConfig, GenerateRequest, Priority};
@@ -28,19 +29,21 @@ use crate::demo::config::serve_with;
 use crate::demo::task::{QuestionKind, QuestionSplit, Questions};
 
 use client::BenchConnection;
-use report::{AnswerPath, PathSamples};
+use report::{AnswerPath, Block};
 
 pub use report::{HttpBenchReport, LoadStats, PathStats};
 
 /// Different questions.
 const QUESTIONS: usize = 64;
+/// Duration of a block, unless a single request takes longer.
+const BLOCK: Duration = Duration::from_millis(100);
+/// Largest number of requests of each client in a block.
+const MAX_REQUESTS: u64 = 32;
 
 /// The options of `hone bench http`.
 #[derive(Clone, Debug)]
 pub struct HttpBenchOptions {
-    /// Rounds of all paths and loads, after one that is not measured.
-    pub rounds: u32,
-    /// Seconds of each path under each load in a round.
+    /// Seconds of each path under each load.
     pub seconds: f64,
     /// Clients of the second load, each with one request at a time.
     pub users: usize,
@@ -94,25 +97,13 @@ fn config(options: &HttpBenchOptions, dir: &Path) -> Config {
 
 async fn measure(options: &HttpBenchOptions, service: &Service) -> anyhow::Result<HttpBenchReport> {
     let work = Arc::new(BenchWork::new(options, service)?);
-    let mut loads = [1, options.users.max(1)].map(|users| (users, <[PathSamples; 3]>::default()));
+    work.fill_cache().await?;
     let mut asked = work.check().await?;
-    for round in 0..=options.rounds.max(1) {
-        for (users, samples) in &mut loads {
-            for turn in 0..AnswerPath::ALL.len() {
-                // Another path goes first in each round.
-                let at = (turn + round as usize) % AnswerPath::ALL.len();
-                let path = AnswerPath::ALL[at];
-                let (latencies, rate) = work.phase(path, *users, round).await?;
-                if path != AnswerPath::Engine {
-                    asked += latencies.len() as u64;
-                }
-                // The first round fills caches.
-                if round > 0 {
-                    samples[at].latencies.extend(latencies);
-                    samples[at].rates.push(rate);
-                }
-            }
-        }
+    let mut loads = Vec::new();
+    for users in [1, options.users.max(1)] {
+        let mut load = BenchLoad::new(&work, users, service).await?;
+        loads.push(load.measure(Duration::from_secs_f64(3.0 * options.seconds)).await?);
+        asked += load.recorded;
     }
     service.store().flush().await?;
     let recorded = service.store().stats()?.interactions;
@@ -121,18 +112,129 @@ async fn measure(options: &HttpBenchOptions, service: &Service) -> anyhow::Resul
         model: options.model.clone(),
         backend: options.backend,
         tokens: options.tokens,
-        seconds: options.seconds * f64::from(options.rounds.max(1)),
-        loads: loads.iter().map(|(users, samples)| LoadStats::new(*users, samples)).collect(),
+        loads,
         recorded,
         load: [0.0; 2],
     })
+}
+
+/// A number of clients.
+struct BenchLoad<'a> {
+    service: &'a Service,
+    tokens: u32,
+    clients: Vec<BenchClient>,
+    /// The requests of each client in a block.
+    requests: u64,
+    /// The number of the next turn's first request, from which its seed follows.
+    next: u64,
+    /// Completions over HTTP so far.
+    recorded: u64,
+}
+
+impl<'a> BenchLoad<'a> {
+    async fn new(
+        work: &Arc<BenchWork>,
+        users: usize,
+        service: &'a Service,
+    ) -> anyhow::Result<Self> {
+        let connect = |_| BenchClient::connect(work);
+        let clients = try_join_all((0..users).map(connect)).await?;
+        Ok(Self { service, tokens: work.tokens, clients, requests: 1, next: 0, recorded: 0 })
+    }
+
+    /// Measures turns of one block on each path, for `duration` and at least one.
+    async fn measure(&mut self, duration: Duration) -> anyhow::Result<LoadStats> {
+        // The first turn fills caches, the second shows how long a request takes.
+        self.turn(0).await?;
+        let [engine, ..] = self.turn(0).await?;
+        let requests = BLOCK.as_secs_f64() / engine.seconds;
+        self.requests = (requests.round() as u64).clamp(1, MAX_REQUESTS);
+        let (began, mut turns) = (Instant::now(), Vec::new());
+        while turns.is_empty() || began.elapsed() < duration {
+            let turn = self.turn(turns.len()).await?;
+            turns.push(turn);
+        }
+        Ok(LoadStats::new(self.clients.len(), self.requests, &turns))
+    }
+
+    /// The same requests on each path, in the order of [`AnswerPath::ALL`]. The path that goes first changes
+    /// with `number`.
+    async fn turn(&mut self, number: usize) -> anyhow::Result<[Block; 3]> {
+        let mut blocks = [const { Block::EMPTY }; 3];
+        for turn in 0..blocks.len() {
+            let at = (turn + number) % blocks.len();
+            blocks[at] = self.block(AnswerPath::ALL[at]).await?;
+        }
+        self.next += self.requests * self.clients.len() as u64;
+        Ok(blocks)
+    }
+
+    /// The next requests of all clients on one path.
+    async fn block(&mut self, path: AnswerPath) -> anyhow::Result<Block> {
+        // What is left of recording the previous block does not disturb this one.
+        self.service.store().flush().await?;
+        let (first, requests) = (self.next, self.requests);
+        let began = Instant::now();
+        let asking =
+            std::mem::take(&mut self.clients).into_iter().zip(0..).map(|(client, user)| {
+                tokio::spawn(client.ask(path, first + user * requests, requests))
+            });
+        let (mut latencies, mut clients) = (Vec::new(), Vec::new());
+        for answered in try_join_all(asking).await? {
+            let (client, times) = answered?;
+            clients.push(client);
+            latencies.extend(times);
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        self.clients = clients;
+        if path != AnswerPath::Engine {
+            self.recorded += latencies.len() as u64;
+        }
+        let tokens = latencies.len() as u64 * u64::from(self.tokens);
+        Ok(Block { latencies, seconds, tokens })
+    }
+}
+
+/// A client with its connection.
+struct BenchClient {
+    work: Arc<BenchWork>,
+    connection: BenchConnection,
+}
+
+impl BenchClient {
+    async fn connect(work: &Arc<BenchWork>) -> anyhow::Result<Self> {
+        Ok(Self { work: Arc::clone(work), connection: BenchConnection::open(work.addr).await? })
+    }
+
+    /// Asks with `count` seeds from `first` on. Returns the times of the completions in ms.
+    async fn ask(
+        mut self,
+        path: AnswerPath,
+        first: u64,
+        count: u64,
+    ) -> anyhow::Result<(Self, Vec<f64>)> {
+        let mut latencies = Vec::new();
+        for seed in first..first + count {
+            let began = Instant::now();
+            match path {
+                AnswerPath::Engine => {
+                    self.work.generate(seed, self.work.tokens).await?;
+                }
+                AnswerPath::Http | AnswerPath::Stream => {
+                    let body = self.work.body(seed, path == AnswerPath::Stream)?;
+                    self.connection.post(&body).await?;
+                }
+            }
+            latencies.push(began.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok((self, latencies))
+    }
 }
 
 /// The requests, and what answers them.
 struct BenchWork {
     engine: Arc<dyn Engine>,
     addr: SocketAddr,
-    seconds: Duration,
     tokens: u32,
     /// The texts of the questions and the tokens of their prompts.
     questions: Vec<(String, Vec<TokenId>)>,
@@ -151,14 +253,22 @@ impl BenchWork {
             questions: questions.collect::<anyhow::Result<_>>()?,
             engine,
             addr: service.addr,
-            seconds: Duration::from_secs_f64(options.seconds),
             tokens: options.tokens,
         })
     }
 
+    /// Lets the engine compute every prompt once, because its cache of prompts would otherwise help the paths
+    /// that do not go first.
+    async fn fill_cache(&self) -> anyhow::Result<()> {
+        for seed in 0..QUESTIONS as u64 {
+            self.generate(seed, 1).await?;
+        }
+        Ok(())
+    }
+
     /// Checks that both ways to ask give the same answer. Returns the number of requests over HTTP.
     async fn check(&self) -> anyhow::Result<u64> {
-        let alone = self.generate(0).await?;
+        let alone = self.generate(0, self.tokens).await?;
         let mut connection = BenchConnection::open(self.addr).await?;
         let response = connection.post(&self.body(0, false)?).await?;
         let text = serde_json::to_string(&alone)?;
@@ -168,66 +278,15 @@ impl BenchWork {
         Ok(1)
     }
 
-    /// Runs `users` clients for the duration of a phase. Returns the times of the completions in ms, and the
-    /// tokens per second.
-    async fn phase(
-        self: &Arc<Self>,
-        path: AnswerPath,
-        users: usize,
-        round: u32,
-    ) -> anyhow::Result<(Vec<f64>, f64)> {
-        let began = Instant::now();
-        let mut running = JoinSet::new();
-        for user in 0..users {
-            // The same seeds on each path.
-            let first = u64::from(round) << 40 | (user as u64) << 24;
-            let work = Arc::clone(self);
-            running.spawn(async move { work.ask(path, first, began + work.seconds).await });
-        }
-        let mut latencies = Vec::new();
-        while let Some(done) = running.join_next().await {
-            latencies.extend(done??);
-        }
-        let tokens = latencies.len() as f64 * f64::from(self.tokens);
-        Ok((latencies, tokens / began.elapsed().as_secs_f64()))
-    }
-
-    /// One client.
-    async fn ask(&self, path: AnswerPath, first: u64, end: Instant) -> anyhow::Result<Vec<f64>> {
-        let mut connection = BenchConnection::open(self.addr).await?;
-        let mut latencies = Vec::new();
-        for seed in first.. {
-            let began = Instant::now();
-            if began >= end {
-                break;
-            }
-            match path {
-                AnswerPath::Engine => {
-                    self.generate(seed).await?;
-                }
-                AnswerPath::Http | AnswerPath::Stream => {
-                    let body = self.body(seed, path == AnswerPath::Stream)?;
-                    connection.post(&body).await?;
-                }
-            }
-            latencies.push(began.elapsed().as_secs_f64() * 1e3);
-        }
-        Ok(latencies)
-    }
-
     fn question(&self, seed: u64) -> anyhow::Result<&(String, Vec<TokenId>)> {
         let at = seed as usize % self.questions.len().max(1);
-        self.questions.get(at).ok_or_else(|| anyhow::anyhow!("there are no questions"))
+        self.questions.get(at).context("there are no questions")
     }
 
     /// Generates and collects one completion. Returns its text.
-    async fn generate(&self, seed: u64) -> anyhow::Result<String> {
-        let params = SamplingParams {
-            seed,
-            max_tokens: self.tokens,
-            ignore_eos: true,
-            ..SamplingParams::default()
-        };
+    async fn generate(&self, seed: u64, max_tokens: u32) -> anyhow::Result<String> {
+        let params =
+            SamplingParams { seed, max_tokens, ignore_eos: true, ..SamplingParams::default() };
         let request = GenerateRequest::new(self.question(seed)?.1.clone(), params, Priority::Live);
         Ok(self.engine.generate(request).await?.collect().await?.text)
     }
@@ -254,7 +313,6 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn the_embedded_model_is_measured() {
         let options = HttpBenchOptions {
-            rounds: 1,
             seconds: 0.1,
             users: 3,
             tokens: 8,
@@ -265,8 +323,11 @@ mod tests {
         let users: Vec<usize> = report.loads.iter().map(|load| load.users).collect();
         assert_eq!(users, [1, 3]);
         for load in &report.loads {
-            assert!(load.engine.requests > 0 && load.http.requests > 0, "{report}");
-            assert!(load.stream.requests > 0 && load.throughput_ratios.iter().all(|r| *r > 0.0));
+            let requests = (load.users * load.turns) as u64 * load.requests_per_turn;
+            for path in [&load.engine, &load.http, &load.stream] {
+                assert!(path.requests as u64 == requests && requests > 0, "{report}");
+            }
+            assert!(load.throughput_ratios.iter().all(|ratio| ratio.median > 0.0));
         }
         assert!(report.recorded > 0, "{report}");
     }

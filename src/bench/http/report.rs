@@ -8,6 +8,11 @@ use hone_engine::EngineBackend;
 
 use crate::demo::tally::percentile;
 
+/// What HTTP may add to the time of a completion at the median, in ms.
+const MAX_ADDED_MS: f64 = 1.0;
+/// The least throughput over HTTP, relative to that of the engine alone.
+const MIN_RATIO: f64 = 0.97;
+
 /// What answers a request: the engine alone, the server, or the server with a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerPath {
@@ -20,15 +25,63 @@ impl AnswerPath {
     pub(super) const ALL: [Self; 3] = [Self::Engine, Self::Http, Self::Stream];
 }
 
+/// Requests of all clients on one path.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    /// Times of the completions in ms, by client and request.
+    pub latencies: Vec<f64>,
+    /// From the first request to the last response.
+    pub seconds: f64,
+    /// Completion tokens.
+    pub tokens: u64,
+}
+
+impl Block {
+    pub(super) const EMPTY: Self = Self { latencies: Vec::new(), seconds: 0.0, tokens: 0 };
+}
+
+/// A median with its 95 % confidence interval.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MedianEstimate {
+    /// The median.
+    pub median: f64,
+    /// The interval's bounds, by the ranks of a binomial distribution. It supposes independent samples.
+    pub interval: [f64; 2],
+}
+
+impl MedianEstimate {
+    fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let values = sorted(values);
+        let (half, margin) = (0.5 * values.len() as f64, 0.98 * (values.len() as f64).sqrt());
+        let last = values.len().saturating_sub(1);
+        let ranked = |rank: f64| values.get((rank as usize).min(last)).copied().unwrap_or(f64::NAN);
+        let interval = [ranked((half - margin).floor()), ranked((half + margin).ceil())];
+        Self { median: percentile(&values, 0.5).unwrap_or(f64::NAN), interval }
+    }
+}
+
 /// One path under one load.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PathStats {
     /// Completions.
     pub requests: usize,
     /// Time of a completion in ms: the median and the 99th percentile (nearest rank).
     pub latency_ms: [f64; 2],
-    /// Completion tokens per second of all clients together: the median of the rounds.
+    /// Completion tokens per second of all clients together.
     pub tokens_per_second: f64,
+}
+
+impl PathStats {
+    fn new(blocks: &[&Block]) -> Self {
+        let latencies = sorted(blocks.iter().flat_map(|block| &block.latencies).copied());
+        let tokens: u64 = blocks.iter().map(|block| block.tokens).sum();
+        let seconds: f64 = blocks.iter().map(|block| block.seconds).sum();
+        Self {
+            requests: latencies.len(),
+            latency_ms: [0.5, 0.99].map(|q| percentile(&latencies, q).unwrap_or(f64::NAN)),
+            tokens_per_second: tokens as f64 / seconds,
+        }
+    }
 }
 
 /// All paths under one load.
@@ -36,15 +89,54 @@ pub struct PathStats {
 pub struct LoadStats {
     /// Clients, each with one request at a time.
     pub users: usize,
+    /// Turns, each with a block on every path.
+    pub turns: usize,
+    /// Requests of each client in a block.
+    pub requests_per_turn: u64,
     /// The engine alone.
     pub engine: PathStats,
     /// The server.
     pub http: PathStats,
     /// The server, with a stream.
     pub stream: PathStats,
-    /// The throughput over HTTP divided by that of the engine alone, in a whole response and in a stream: the
-    /// medians of the rounds.
-    pub throughput_ratios: [f64; 2],
+    /// What HTTP adds to the time of a completion in ms, in a whole response and in a stream, by pairs of
+    /// requests with the same seed in the same turn.
+    pub added_ms: [MedianEstimate; 2],
+    /// The throughput over HTTP divided by that of the engine alone, in a whole response and in a stream, by
+    /// pairs of blocks of the same turn.
+    pub throughput_ratios: [MedianEstimate; 2],
+}
+
+impl LoadStats {
+    /// The blocks of a turn are in the order of [`AnswerPath::ALL`].
+    pub(super) fn new(users: usize, requests_per_turn: u64, turns: &[[Block; 3]]) -> Self {
+        let stats = |at: usize| PathStats::new(&turns.iter().map(|t| &t[at]).collect::<Vec<_>>());
+        let added = |at: usize| {
+            MedianEstimate::of(turns.iter().flat_map(|turn| {
+                let pairs = turn[at].latencies.iter().zip(&turn[0].latencies);
+                pairs.map(|(path, engine)| path - engine)
+            }))
+        };
+        let ratio = |at: usize| {
+            MedianEstimate::of(turns.iter().map(|turn| turn[0].seconds / turn[at].seconds))
+        };
+        Self {
+            users,
+            turns: turns.len(),
+            requests_per_turn,
+            engine: stats(0),
+            http: stats(1),
+            stream: stats(2),
+            added_ms: [added(1), added(2)],
+            throughput_ratios: [ratio(1), ratio(2)],
+        }
+    }
+
+    /// Whether HTTP costs no more than it may.
+    fn passed(&self) -> bool {
+        self.added_ms.iter().all(|added| added.median <= MAX_ADDED_MS)
+            && self.throughput_ratios.iter().all(|ratio| ratio.median >= MIN_RATIO)
+    }
 }
 
 /// The measurements.
@@ -56,8 +148,6 @@ pub struct HttpBenchReport {
     pub backend: EngineBackend,
     /// Tokens of each completion.
     pub tokens: u32,
-    /// Seconds of each path under each load.
-    pub seconds: f64,
     /// With one client, and with several.
     pub loads: Vec<LoadStats>,
     /// Interactions in the ledger: the completions over HTTP.
@@ -66,81 +156,54 @@ pub struct HttpBenchReport {
     pub load: [f64; 2],
 }
 
-/// The samples of one path under one load.
-#[derive(Default)]
-pub(super) struct PathSamples {
-    /// Times of the completions of all rounds in ms.
-    pub latencies: Vec<f64>,
-    /// Completion tokens per second in each round.
-    pub rates: Vec<f64>,
-}
-
-impl PathSamples {
-    fn stats(&self) -> PathStats {
-        let latencies = sorted(&self.latencies);
-        PathStats {
-            requests: latencies.len(),
-            latency_ms: [0.5, 0.99].map(|q| percentile(&latencies, q).unwrap_or(f64::NAN)),
-            tokens_per_second: median(&self.rates),
-        }
+impl HttpBenchReport {
+    /// Whether HTTP adds at most 1 ms to the median completion and takes at most 3 % of the throughput, under
+    /// every load, in whole responses and in streams.
+    pub fn passed(&self) -> bool {
+        self.loads.iter().all(LoadStats::passed)
     }
 }
 
-impl LoadStats {
-    /// `samples` has the paths in the order of [`AnswerPath::ALL`].
-    pub(super) fn new(users: usize, samples: &[PathSamples; 3]) -> Self {
-        let [engine, http, stream] = samples;
-        let ratio = |path: &PathSamples| {
-            let rounds = path.rates.iter().zip(&engine.rates);
-            median(&rounds.map(|(rate, alone)| rate / alone).collect::<Vec<_>>())
-        };
-        Self {
-            users,
-            throughput_ratios: [ratio(http), ratio(stream)],
-            engine: engine.stats(),
-            http: http.stats(),
-            stream: stream.stats(),
-        }
-    }
-
-    /// What HTTP adds to the median time of a completion in ms: in a whole response and in a stream.
-    pub fn added_ms(&self) -> [f64; 2] {
-        [&self.http, &self.stream].map(|path| path.latency_ms[0] - self.engine.latency_ms[0])
-    }
-}
-
-fn sorted(values: &[f64]) -> Vec<f64> {
-    let mut sorted = values.to_vec();
+fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
     sorted
 }
 
-fn median(values: &[f64]) -> f64 {
-    percentile(&sorted(values), 0.5).unwrap_or(f64::NAN)
+impl fmt::Display for MedianEstimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { median, interval: [low, high] } = self;
+        let places = f.precision().unwrap_or(2);
+        write!(f, "{median:.places$} ({low:.places$} to {high:.places$})")
+    }
+}
+
+impl fmt::Display for LoadStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { users, turns, requests_per_turn, engine, http, stream, .. } = self;
+        writeln!(f, "{users} client(s), {turns} turns of {requests_per_turn} request(s) each")?;
+        let paths = [engine, http, stream];
+        for (name, at) in [("p50", 0), ("p99", 1)] {
+            let [engine, http, stream] = paths.map(|path| path.latency_ms[at]);
+            writeln!(f, "  {name:<12} {engine:>9.2} {http:>24.2} {stream:>24.2} ms")?;
+        }
+        let [engine, http, stream] = paths.map(|path| path.tokens_per_second);
+        writeln!(f, "  throughput   {engine:>9.0} {http:>24.0} {stream:>24.0} tokens/s")?;
+        let [http, stream] = self.added_ms.map(|added| format!("{added:.2}"));
+        writeln!(f, "  added        {:>9} {http:>24} {stream:>24} ms", "")?;
+        let [http, stream] = self.throughput_ratios.map(|ratio| format!("{ratio:.3}"));
+        writeln!(f, "  ratio        {:>9} {http:>24} {stream:>24}", "")
+    }
 }
 
 impl fmt::Display for HttpBenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { model, backend, tokens, seconds, loads, recorded, load } = self;
-        writeln!(
-            f,
-            "{tokens} tokens a completion, {seconds:.0} s of each in turns, model: {}, backend: {backend:?}",
-            model.as_deref().unwrap_or("embedded")
-        )?;
-        writeln!(f, "                          engine        HTTP      stream")?;
+        let Self { model, backend, tokens, loads, recorded, load } = self;
+        let model = model.as_deref().unwrap_or("embedded");
+        writeln!(f, "{tokens} tokens a completion, model: {model}, backend: {backend:?}")?;
+        writeln!(f, "                  engine                     HTTP                   stream")?;
         for stats in loads {
-            let paths = [&stats.engine, &stats.http, &stats.stream];
-            writeln!(f, "{} client(s)", stats.users)?;
-            for (name, at) in [("p50", 0), ("p99", 1)] {
-                let [engine, http, stream] = paths.map(|path| path.latency_ms[at]);
-                writeln!(f, "  {name:<15} {engine:>11.2} {http:>11.2} {stream:>11.2} ms")?;
-            }
-            let [http, stream] = stats.added_ms();
-            writeln!(f, "  added at p50    {:>11} {http:>11.2} {stream:>11.2} ms", "")?;
-            let [engine, http, stream] = paths.map(|path| path.tokens_per_second);
-            writeln!(f, "  throughput      {engine:>11.0} {http:>11.0} {stream:>11.0} tokens/s")?;
-            let [http, stream] = stats.throughput_ratios;
-            writeln!(f, "  ratio           {:>11} {http:>11.3} {stream:>11.3}", "")?;
+            write!(f, "{stats}")?;
         }
         writeln!(f, "{recorded} completions recorded")?;
         write!(f, "load {:.2} before, {:.2} after", load[0], load[1])
@@ -151,37 +214,35 @@ impl fmt::Display for HttpBenchReport {
 mod tests {
     use super::*;
 
-    #[test]
-    fn medians_and_ratios_of_the_rounds_are_reported() {
-        let samples = |ms: f64, rates: [f64; 3]| PathSamples {
-            latencies: (1..=100).map(|i| ms * f64::from(i)).collect(),
-            rates: rates.to_vec(),
+    fn report(ms: [f64; 3]) -> HttpBenchReport {
+        let block = |ms: f64, turn: f64| Block {
+            latencies: vec![ms * turn, ms * turn],
+            seconds: ms * turn / 500.0,
+            tokens: 128,
         };
-        let samples = [
-            samples(1.0, [1000.0, 2000.0, 4000.0]),
-            samples(1.01, [990.0, 1900.0, 4000.0]),
-            samples(1.02, [980.0, 1960.0, 3600.0]),
-        ];
-        let report = HttpBenchReport {
+        let turns: Vec<_> = (1..=100).map(|turn| ms.map(|ms| block(ms, f64::from(turn)))).collect();
+        HttpBenchReport {
             model: None,
             backend: EngineBackend::Native,
             tokens: 64,
-            seconds: 10.0,
-            loads: vec![LoadStats::new(1, &samples)],
+            loads: vec![LoadStats::new(1, 2, &turns)],
             recorded: 200,
             load: [0.1, 1.9],
-        };
-        insta::assert_snapshot!(report, @r"
-        64 tokens a completion, 10 s of each in turns, model: embedded, backend: Native
-                                  engine        HTTP      stream
-        1 client(s)
-          p50                   50.00       50.50       51.00 ms
-          p99                   99.00       99.99      100.98 ms
-          added at p50                       0.50        1.00 ms
-          throughput             2000        1900        1960 tokens/s
-          ratio                             0.990       0.980
-        200 completions recorded
-        load 0.10 before, 1.90 after
-        ");
+        }
+    }
+
+    #[test]
+    fn differences_and_ratios_are_those_of_pairs() {
+        let found = report([1.0, 1.01, 1.02]);
+        assert!(!found.passed());
+        insta::assert_snapshot!(found, @r"");
+    }
+
+    #[test]
+    fn both_paths_must_be_fast_enough() {
+        assert!(report([1.0, 1.01, 1.019]).passed());
+        assert!(report([1.0, 0.99, 0.9]).passed());
+        assert!(!report([1.0, 1.01, 1.04]).passed());
+        assert!(!report([1.0, 1.04, 1.01]).passed());
     }
 }

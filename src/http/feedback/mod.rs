@@ -5,11 +5,12 @@
 //!
 //! A conversation is the set of requests of one API key with the same `metadata.session_id`. Feedback
 //! on it is recorded for every assistant turn that was served in it, so that the sample of each turn,
-//! with its exact tokens, is credited. Feedback on one turn contains its `completion_id`. A turn with
-//! several choices is not credited, because it is unknown with which one the conversation continued.
+//! with its exact tokens, is credited. Feedback on one turn contains its `completion_id`. Of several
+//! choices, those with which a later request continued are credited.
 //!
 //! The response is sent after the commit, so that acknowledged feedback survives a crash.
 
+mod conversation;
 mod correction;
 mod list;
 pub(super) mod pair;
@@ -25,10 +26,11 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use hone_core::types::{Interaction, InteractionId, SampleId, SampleOrigin};
+use hone_core::types::{Interaction, InteractionId, SampleId};
 use hone_reward::Route;
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
+use self::conversation::SessionFeedback;
 use self::correction::CorrectionFeedback;
 use self::pair::PairFeedback;
 use self::posted::{PostedFeedback, Target};
@@ -39,9 +41,6 @@ use super::state::AppState;
 
 pub(super) use list::{FeedbackRecord, LIST_FIELDS, list};
 pub(super) use post::{ListedResponse, batch_schema, create};
-
-/// Largest number of turns of a conversation that one post can judge.
-const MAX_TURNS: usize = 1000;
 
 /// The response.
 #[derive(Serialize, JsonSchema)]
@@ -76,24 +75,6 @@ pub(super) struct CompletionFeedback {
     reason: Option<String>,
 }
 
-/// The response to feedback on a conversation.
-#[derive(Serialize, JsonSchema)]
-pub(super) struct SessionFeedback {
-    #[schemars(extend("const" = "feedback"))]
-    object: &'static str,
-    /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
-    #[schemars(extend("enum" = ["recorded", "duplicate"]))]
-    status: &'static str,
-    session_id: String,
-    name: String,
-    /// Number of credited turns.
-    turns: usize,
-    /// Whether a turn will be trained on, unless something later prevents it.
-    trained: bool,
-    /// Why the last turn will not be, if none will be.
-    reason: Option<String>,
-}
-
 /// Records one piece of feedback.
 async fn record(
     state: &AppState,
@@ -114,7 +95,8 @@ async fn record(
                     completion(state, &posted, name, id, choice).await
                 }
                 (Target::Session(session), _, Some(name)) => {
-                    conversation(state, &posted, name, session).await
+                    let recorded = conversation::record(state, &posted, name, session).await;
+                    recorded.map(|(status, answer)| (status, FeedbackResponse::Session(answer)))
                 }
                 (_, _, None) => Err(Refusal::Invalid(posted.missing_name())),
             },
@@ -162,91 +144,6 @@ async fn completion(
     }
     let response = response(state, route, status, &interaction, &entry, sample);
     Ok((status, FeedbackResponse::Completion(response)))
-}
-
-async fn conversation(
-    state: &AppState,
-    posted: &PostedFeedback<'_>,
-    name: &str,
-    session: &str,
-) -> Recorded {
-    // The last turn may still be queued for the ledger.
-    state.store.flush().await?;
-    let turns = state.store.turns_of(posted.caller.key_id.as_deref(), session, MAX_TURNS + 1)?;
-    if turns.is_empty() {
-        return Err(Refusal::Unknown(ApiError::no_such_session(session)));
-    }
-    let refuse = |reason: String| {
-        let message = format!("session_id is {session:?}: {reason}");
-        Err(Refusal::Invalid(ApiError::field("session_id", message)))
-    };
-    if turns.len() > MAX_TURNS {
-        return refuse(format!(
-            "it has more than {MAX_TURNS} turns, so judge each by completion_id"
-        ));
-    }
-    let mut entries = Vec::with_capacity(turns.len());
-    let mut interactions = Vec::with_capacity(turns.len());
-    for id in turns {
-        let Some(interaction) = state.store.interaction(id)? else { continue };
-        let route = state.routes.get(&interaction.route).map(Arc::as_ref);
-        entries.push(posted.entry(state, route, name, &interaction, 0).map_err(Refusal::Invalid)?);
-        interactions.push(interaction);
-    }
-    let last = entries.last().cloned();
-    let (status, turns) = match commit(state, Op::Conversation(entries)).await? {
-        FeedbackOutcome::Credited(0) => {
-            return refuse("no turn has exactly one finished completion".to_owned());
-        }
-        FeedbackOutcome::AlreadyCredited(turns) => ("duplicate", turns),
-        FeedbackOutcome::Reused => return Err(reused(posted.idempotency_key)),
-        FeedbackOutcome::Credited(turns) => ("recorded", turns),
-        _ => return Err(Refusal::Unknown(ApiError::no_such_session(session))),
-    };
-    tracing::debug!(session, name, turns, status, "feedback on a conversation");
-    if let Some(last) = last
-        && status == "recorded"
-    {
-        // One opinion counts once. A session meets one version throughout a canary.
-        rate_turn(state, &last)?;
-    }
-    let reason = untrained_turns(state, posted, name, &interactions);
-    let name = name.to_owned();
-    let session_id = session.to_owned();
-    let object = "feedback";
-    let trained = reason.is_none();
-    let answer = SessionFeedback { object, status, session_id, name, turns, trained, reason };
-    Ok((status, FeedbackResponse::Session(answer)))
-}
-
-/// Why the last turn of a conversation is not trained on; `None` if any turn is.
-fn untrained_turns(
-    state: &AppState,
-    posted: &PostedFeedback<'_>,
-    name: &str,
-    turns: &[Interaction],
-) -> Option<String> {
-    let mut last = None;
-    for interaction in turns {
-        let mut served = state.store.samples_of(interaction.id).unwrap_or_default();
-        served.retain(|sample| sample.origin == SampleOrigin::Served);
-        if let [sample] = &served[..] {
-            let rater = posted.rater(interaction);
-            last = Some(prospect(state, name, rater.as_deref(), interaction, sample)?);
-        }
-    }
-    last
-}
-
-fn rate_turn(state: &AppState, turn: &FeedbackEntry) -> Result<(), Refusal> {
-    let Some(interaction) = state.store.interaction(turn.interaction)? else { return Ok(()) };
-    let route = state.routes.get(&interaction.route).map(Arc::as_ref);
-    for sample in state.store.samples_of(turn.interaction)? {
-        if sample.origin == SampleOrigin::Served {
-            rating::rate(state, route, turn, sample.id);
-        }
-    }
-    Ok(())
 }
 
 /// Committed feedback is acknowledged even if its sample cannot be read back.

@@ -241,7 +241,7 @@ async fn a_conversation_credits_each_of_its_turns() {
     let first = turn(&server, "s-1", json!({})).await;
     let second = turn(&server, "s-1", json!({})).await;
     turn(&server, "s-2", json!({})).await;
-    // It is unknown with which of the two choices the conversation continued.
+    // The conversation continues with neither choice.
     let forked = turn(&server, "s-1", json!({"n": 2})).await;
     let body = json!({"session_id": "s-1", "name": "thumbs", "value": true,
                       "idempotency_key": "once", "comment": "solved"});
@@ -271,6 +271,38 @@ async fn a_conversation_credits_each_of_its_turns() {
     let new = json!({"session_id": "s-1", "name": "thumbs", "value": 0});
     let (_, answer) = server.post("/v1/feedback", &new).await;
     assert_eq!((&answer["status"], &answer["turns"]), (&json!("recorded"), &json!(3)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_several_choices_the_continued_one_is_credited() {
+    let server = Server::with(|s| s.fake.context = 8192).await;
+    let body = ask(json!({"n": 3, "metadata": {"session_id": "s-1"}, "max_tokens": 12}));
+    let (status, answer) = server.chat(&body).await;
+    assert_eq!(status, 200, "{answer}");
+    let first = InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap();
+    let mut messages = body["messages"].as_array().unwrap().clone();
+    messages.push(answer["choices"][1]["message"].clone());
+    messages.push(json!({"role": "user", "content": "And then?"}));
+    let second = turn(&server, "s-1", json!({"messages": messages, "max_tokens": 12})).await;
+    let body = json!({"session_id": "s-1", "name": "thumbs", "value": 1});
+    let (status, answer) = server.post("/v1/feedback", &body).await;
+    assert_eq!((status, &answer["turns"]), (200, &json!(2)), "{answer}");
+    for (id, credited) in [(first, 1), (second, 0)] {
+        for sample in server.store.samples_of(id).unwrap() {
+            let rewards = server.store.rewards_of(sample.id).unwrap();
+            assert_eq!(rewards.len(), usize::from(sample.choice == credited), "{id:?}");
+        }
+    }
+    // An edited choice is none with which the conversation continued.
+    let body = ask(json!({"n": 2, "metadata": {"session_id": "s-2"}, "max_tokens": 12}));
+    assert_eq!(server.chat(&body).await.0, 200);
+    let mut messages = body["messages"].as_array().unwrap().clone();
+    messages.push(json!({"role": "assistant", "content": "Ho."}));
+    messages.push(json!({"role": "user", "content": "And then?"}));
+    turn(&server, "s-2", json!({"messages": messages})).await;
+    let body = json!({"session_id": "s-2", "name": "thumbs", "value": 1});
+    let (_, answer) = server.post("/v1/feedback", &body).await;
+    assert_eq!(answer["turns"], json!(1), "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -69,6 +69,25 @@ impl BatchedEngine {
         live_traffic: LiveTraffic,
         metrics: Arc<Metrics>,
     ) -> Result<Arc<Self>, SamplerError> {
+        let (mut engine, decoder) =
+            Self::without_thread(model, codec, config, live_traffic, metrics)?;
+        let shared = Arc::clone(&engine.shared);
+        let thread = thread::Builder::new()
+            .name("hone-native".to_owned())
+            .spawn(move || run_scheduler(shared, decoder))
+            .map_err(SamplerError::Thread)?;
+        engine.thread = Some(thread);
+        Ok(Arc::new(engine))
+    }
+
+    /// An engine whose scheduler does not run yet, and the decoder for it.
+    fn without_thread(
+        model: &Model,
+        codec: Arc<Codec>,
+        config: SamplerConfig,
+        live_traffic: LiveTraffic,
+        metrics: Arc<Metrics>,
+    ) -> Result<(Self, Decoder), SamplerError> {
         let spec = model.spec().clone();
         let capacity = SamplerCapacity::new(&config)?;
         if !(config.busy_share > 0.0 && config.busy_share <= 1.0) {
@@ -98,12 +117,7 @@ impl BatchedEngine {
             capacity,
             live_traffic,
         });
-        let scheduled = Arc::clone(&shared);
-        let thread = thread::Builder::new()
-            .name("hone-native".to_owned())
-            .spawn(move || run_scheduler(scheduled, decoder))
-            .map_err(SamplerError::Thread)?;
-        Ok(Arc::new(Self { info, spec, dtype, shared, queue, thread: Some(thread) }))
+        Ok((Self { info, spec, dtype, shared, queue, thread: None }, decoder))
     }
 
     /// Copies an adapter and activates it for new sequences. Running sequences keep their version.

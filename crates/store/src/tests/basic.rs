@@ -292,8 +292,13 @@ async fn feedback_on_a_conversation_is_recorded_once_for_each_turn() {
     assert_eq!(store.turns_of(Some("key-1"), "tal", 9).unwrap(), []);
     let post = || {
         let key = Some("once".to_owned());
-        let entry = |n| FeedbackEntry { idempotency_key: key.clone(), ..thumbs(n, 1.0, 100) };
-        Op::Conversation((1..=3).map(entry).collect())
+        // The second turn has the choices 0 and 1.
+        let entry = |(n, choice)| FeedbackEntry {
+            choice,
+            idempotency_key: key.clone(),
+            ..thumbs(n, 1.0, 100)
+        };
+        Op::Conversation([(1, 0), (2, 2), (3, 0)].map(entry).to_vec())
     };
     let with = |value, from| {
         let entry =

@@ -90,33 +90,35 @@ impl BatchScheduler {
 
     /// Runs until the engine is closed and all sequences have ended.
     pub fn run(mut self) {
-        loop {
-            self.remove_finished();
-            self.admit();
-            self.report_pages();
-            if self.prefilling.is_empty() && self.running.is_empty() {
-                if !self.wait_for_request() {
-                    break;
-                }
-                continue;
-            }
-            let live_waits = self.shared.lock().has_live_request();
-            let config = &self.shared.config;
-            self.iterations += 1;
-            let plan = IterationPlan::new(
-                config,
-                self.iterations,
-                live_waits,
-                &self.prefilling,
-                &self.running,
-            );
-            let start = Instant::now();
-            let part = self.prefill(plan);
-            self.step(plan, part);
-            if plan.busy {
-                self.leave_time_to_background(start.elapsed());
-            }
+        while self.iterate() || self.wait_for_request() {}
+    }
+
+    /// Removes sequences that have ended, admits requests, and computes an iteration. Returns false if no
+    /// sequence was left for it.
+    pub fn iterate(&mut self) -> bool {
+        self.remove_finished();
+        self.admit();
+        self.report_pages();
+        if self.prefilling.is_empty() && self.running.is_empty() {
+            return false;
         }
+        let live_waits = self.shared.lock().has_live_request();
+        let config = &self.shared.config;
+        self.iterations += 1;
+        let plan = IterationPlan::new(
+            config,
+            self.iterations,
+            live_waits,
+            &self.prefilling,
+            &self.running,
+        );
+        let start = Instant::now();
+        let part = self.prefill(plan);
+        self.step(plan, part);
+        if plan.busy {
+            self.leave_time_to_background(start.elapsed());
+        }
+        true
     }
 
     /// Waits for a request. Returns false if the engine is closed.
@@ -207,6 +209,7 @@ impl BatchScheduler {
         let mut sequence = self.prefilling.remove(index);
         let found = sequence.pages.take_cached(&mut self.pool);
         self.count_prompt_tokens("cached", found);
+        sequence.run.count_cached(found);
         if sequence.pages.remaining() == 0 {
             self.begin_decoding(sequence);
             return None;

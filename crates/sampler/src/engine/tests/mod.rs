@@ -29,14 +29,42 @@ fn metrics() -> Arc<Metrics> {
 }
 
 fn start_with(config: SamplerConfig, live_traffic: LiveTraffic) -> Arc<BatchedEngine> {
+    let (codec, config) = codec_and(config);
+    BatchedEngine::start(&model(&tiny()), codec, config, live_traffic, metrics()).unwrap()
+}
+
+fn codec_and(config: SamplerConfig) -> (Arc<Codec>, SamplerConfig) {
     let dir = ModelDir::open(&tiny()).unwrap();
     let codec = Arc::new(Codec::load(&dir).unwrap());
-    let config = SamplerConfig { context: dir.context(), ..config };
-    BatchedEngine::start(&model(&tiny()), codec, config, live_traffic, metrics()).unwrap()
+    (codec, SamplerConfig { context: dir.context(), ..config })
 }
 
 fn start(config: SamplerConfig) -> Arc<BatchedEngine> {
     start_with(config, Arc::new(|| false))
+}
+
+/// An engine without a thread. The test runs its iterations, so that their order is known.
+struct SteppedEngine {
+    engine: BatchedEngine,
+    scheduler: BatchScheduler,
+}
+
+impl SteppedEngine {
+    fn new(config: SamplerConfig) -> Self {
+        let (codec, config) = codec_and(config);
+        let (model, never) = (model(&tiny()), Arc::new(|| false));
+        let (engine, decoder) =
+            BatchedEngine::without_thread(&model, codec, config, never, metrics()).unwrap();
+        let scheduler = BatchScheduler::new(Arc::clone(&engine.shared), decoder);
+        Self { engine, scheduler }
+    }
+
+    /// Runs the iteration that admits a request.
+    async fn admit(&mut self, request: GenerateRequest) -> Generation {
+        let iterate = async { self.scheduler.iterate() };
+        let (admitted, _) = tokio::join!(biased; self.engine.generate(request), iterate);
+        admitted.unwrap()
+    }
 }
 
 fn small() -> SamplerConfig {

@@ -48,30 +48,24 @@ async fn until_no_page_is_used(engine: &BatchedEngine) {
 /// Tokens of a client that runs during a test.
 const LONG: u32 = 250;
 
-/// Tokens that a decoding client gets while another one's prompt of 200 tokens is computed. `None` if
-/// the first client has ended before.
-async fn tokens_during_a_prompt(engine: &BatchedEngine) -> Option<usize> {
-    let mut decoding = engine.generate(live(endless(engine, &[5, 9], 1, LONG))).await.unwrap();
-    first_token(&mut decoding).await;
-    let before = 1 + arrived(&mut decoding);
-    let long: Vec<TokenId> = (0..200).map(|i| 3 + i * 7 % 80).collect();
-    let mut prompt = engine.generate(live(request(&long, 2, 4))).await.unwrap();
-    first_token(&mut prompt).await;
-    let during = arrived(&mut decoding);
-    (before + during < LONG as usize).then_some(during)
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn other_sequences_decode_while_a_long_prompt_is_computed() {
     for config in [small(), serving()] {
         let config = SamplerConfig { busy_prefill_tokens: 16, prefix_cache: false, ..config };
-        let engine = start(config);
-        let mut during = None;
-        for _ in 0..ATTEMPTS {
-            during = during.or(tokens_during_a_prompt(&engine).await);
+        let mut stepped = SteppedEngine::new(config);
+        let decoding = live(endless(&stepped.engine, &[5, 9], 1, LONG));
+        let mut decoding = stepped.admit(decoding).await;
+        assert_eq!(arrived(&mut decoding), 1);
+        let long: Vec<TokenId> = (0..200).map(|i| 3 + i * 7 % 80).collect();
+        let mut prompt = stepped.admit(live(request(&long, 2, 4))).await;
+        let mut iterations = 1;
+        while prompt.events.try_recv().is_err() {
+            stepped.scheduler.iterate();
+            iterations += 1;
         }
         // 199 tokens are 13 parts, with a step after each.
-        assert!(during.is_some_and(|tokens| tokens >= 12), "{during:?}");
+        assert!(iterations >= 13, "{iterations}");
+        assert_eq!(arrived(&mut decoding), iterations);
     }
 }
 
@@ -106,48 +100,29 @@ async fn a_request_is_cancelled_in_the_queue_during_its_prompt_and_later() {
     assert_eq!(gauges(&engine), [0; 4]);
 }
 
-/// Counts the tokens of 12 shadows beside one client. Returns the client's steps and the shadows' tokens
-/// while the client ran, or `None` if it has ended too early.
-async fn shadows_beside_a_client(engine: &Arc<BatchedEngine>) -> Option<(u64, u64)> {
-    let before = (tokens(engine, "live"), tokens(engine, "shadow"));
-    let mut client = engine.generate(live(endless(engine, &[5, 9], 1, LONG))).await.unwrap();
-    first_token(&mut client).await;
-    let mut shadows = tokio::task::JoinSet::new();
-    for seed in 0..12 {
-        let shadow = endless(engine, &[4, 5, 6], seed, 60);
-        let engine = Arc::clone(engine);
-        shadows.spawn(async move { engine.generate(shadow).await?.collect().await });
-    }
-    loop {
-        // In this order, the client still ran when the shadows' tokens were counted.
-        let shadow = tokens(engine, "shadow") - before.1;
-        let client = tokens(engine, "live") - before.0;
-        if client >= u64::from(LONG) {
-            while let Some(shadow) = shadows.join_next().await {
-                shadow.unwrap().unwrap();
-            }
-            return None;
-        }
-        if shadow >= 60 {
-            return Some((client + 1, shadow));
-        }
-        tokio::task::yield_now().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn few_shadows_join_the_steps_of_live_sequences_and_they_continue() {
     for busy_rows in [1, 3] {
-        let engine = start(SamplerConfig { busy_rows, slots: 16, ..serving() });
-        let mut counted = 0;
-        for _ in 0..ATTEMPTS {
-            if let Some((steps, shadow)) = shadows_beside_a_client(&engine).await {
-                assert!(shadow <= busy_rows as u64 * steps, "{shadow} in {steps} steps");
-                counted += 1;
-            }
-            until_idle(&engine).await;
+        let config = SamplerConfig { busy_rows, slots: 16, ..serving() };
+        let mut stepped = SteppedEngine::new(config);
+        let client = live(endless(&stepped.engine, &[5, 9], 1, LONG));
+        let _client = stepped.admit(client).await;
+        let mut shadows = Vec::new();
+        for seed in 0..12 {
+            let shadow = endless(&stepped.engine, &[4, 5, 6], seed, 60);
+            shadows.push(stepped.admit(shadow).await);
         }
-        assert!(counted > 0);
+        let of_shadows = |stepped: &SteppedEngine| tokens(&stepped.engine, "shadow");
+        let (before, busy_rows) = (of_shadows(&stepped), busy_rows as u64);
+        assert!(before <= 12 * busy_rows, "{before}");
+        for step in 1..=120 {
+            stepped.scheduler.iterate();
+            assert_eq!(tokens(&stepped.engine, "live"), 13 + step);
+            let shadow = of_shadows(&stepped) - before;
+            assert!(shadow <= busy_rows * step, "{shadow} in {step} steps");
+        }
+        let shadow = of_shadows(&stepped) - before;
+        assert!(shadow >= 60, "{shadow}");
     }
 }
 
@@ -158,20 +133,26 @@ async fn shadow_prompts_and_old_versions_continue_under_constant_live_load() {
     let shadows: Vec<_> = (0..4).map(|seed| request(&[8; 40], seed, 30)).collect();
     let expected = all(&start(small()), &shadows).await;
     let stop = Arc::new(AtomicBool::new(false));
+    let started = Arc::new(tokio::sync::Barrier::new(5));
     let mut clients = Vec::new();
     for client in 0..4_u64 {
         let (engine, stop) = (Arc::clone(&engine), Arc::clone(&stop));
+        let started = Arc::clone(&started);
         clients.push(tokio::spawn(async move {
             let mut answers = 0;
             while !stop.load(Ordering::Relaxed) {
                 let text: Vec<TokenId> = (0..150).map(|i| 3 + (i * 7 + answers) % 80).collect();
                 let request = live(request(&text, client, 40));
-                engine.generate(request).await.unwrap().collect().await.unwrap();
+                let generation = engine.generate(request).await.unwrap();
+                if answers == 0 {
+                    started.wait().await;
+                }
+                generation.collect().await.unwrap();
                 answers += 1;
             }
-            answers
         }));
     }
+    started.wait().await;
     let mut waiting = Vec::new();
     for shadow in &shadows {
         let generation = engine.generate(shadow.clone()).await.unwrap();
@@ -184,7 +165,7 @@ async fn shadow_prompts_and_old_versions_continue_under_constant_live_load() {
     }
     stop.store(true, Ordering::Relaxed);
     for client in clients {
-        assert!(client.await.unwrap() > 0);
+        client.await.unwrap();
     }
 }
 
@@ -258,42 +239,44 @@ async fn a_live_request_preempts_shadows_until_its_pages_are_free() {
     assert!(preempted <= 2, "{preempted}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn owners_that_wait_are_admitted_in_turn() {
-    let engine = start(SamplerConfig { slots: 1, queue: 32, ..serving() });
-    for _ in 0..ATTEMPTS {
-        let held = engine.generate(live(endless(&engine, &[7], 0, 250))).await.unwrap();
-        let order = Mutex::new(Vec::new());
-        let ask = async |name: &'static str| {
-            let request = live(endless(&engine, &[7], 1, 250));
-            let request = GenerateRequest { owner: Some(Arc::from(name)), ..request };
-            // The slot is occupied until the generation is dropped.
-            let generation = engine.generate(request).await.unwrap();
-            order.lock().unwrap().push(name);
-            drop(generation);
-        };
-        let release = async {
-            let waiting = engine.load().live_waiting;
-            drop(held);
-            waiting
-        };
-        let (_, _, _, _, _, waiting) = tokio::join!(
-            biased;
-            ask("flood"),
-            ask("flood"),
-            ask("flood"),
-            ask("flood"),
-            ask("other"),
-            release,
-        );
-        if waiting == 5 {
-            let order = order.into_inner().unwrap();
-            assert_eq!(order, ["flood", "other", "flood", "flood", "flood"]);
-            assert!(engine.shared.metrics.engine_queue_wait.get_sample_count() >= 6);
-            return;
+    let mut stepped = SteppedEngine::new(SamplerConfig { slots: 1, queue: 32, ..serving() });
+    let held = live(endless(&stepped.engine, &[7], 0, LONG));
+    let held = stepped.admit(held).await;
+    let SteppedEngine { engine, mut scheduler } = stepped;
+    let order = Mutex::new(Vec::new());
+    let ask = async |name: &'static str| {
+        let request = live(endless(&engine, &[7], 1, LONG));
+        let request = GenerateRequest { owner: Some(Arc::from(name)), ..request };
+        // The slot is occupied until the generation is dropped.
+        let generation = engine.generate(request).await.unwrap();
+        order.lock().unwrap().push(name);
+        drop(generation);
+    };
+    // An iteration admits one request, which is polled before the next iteration.
+    let serve = async {
+        scheduler.iterate();
+        assert_eq!(engine.load().live_waiting, 5);
+        drop(held);
+        for waiting in (0..5).rev() {
+            scheduler.iterate();
+            assert_eq!(engine.load().live_waiting, waiting);
+            tokio::task::yield_now().await;
         }
-    }
-    panic!("the first request always ended too early");
+    };
+    tokio::join!(
+        biased;
+        ask("flood"),
+        ask("flood"),
+        ask("flood"),
+        ask("flood"),
+        ask("other"),
+        serve,
+    );
+    let order = order.into_inner().unwrap();
+    assert_eq!(order, ["flood", "other", "flood", "flood", "flood"]);
+    assert_eq!(engine.shared.metrics.engine_queue_wait.get_sample_count(), 6);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

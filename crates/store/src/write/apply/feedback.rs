@@ -43,8 +43,7 @@ impl LedgerTables<'_> {
         Ok(FeedbackOutcome::Recorded(sample))
     }
 
-    /// Records one rating for several turns. Turns with several choices, or without a finished one,
-    /// are skipped, because it is unknown which completion the conversation continued from.
+    /// Records one rating for several turns. Turns without the choice that is rated are skipped.
     pub(super) fn add_conversation(
         &mut self,
         turns: &[FeedbackEntry],
@@ -54,20 +53,18 @@ impl LedgerTables<'_> {
         if let Some((_, known)) = self.find_first(first)?
             && known != id
         {
-            // The conversation may have got further turns since.
+            // The conversation may have got further turns since, also before the first credited one: a
+            // choice that was continued later.
             for turn in turns {
-                if let [_] = self.served_choices(turn.interaction)?[..] {
-                    return Ok(match self.is_same(known, turn)? {
-                        true => FeedbackOutcome::AlreadyCredited(self.count_credited(known)?),
-                        false => FeedbackOutcome::Reused,
-                    });
+                if self.is_same(known, turn)? {
+                    return Ok(FeedbackOutcome::AlreadyCredited(self.count_credited(known)?));
                 }
             }
             return Ok(FeedbackOutcome::Reused);
         }
         let mut credited = 0;
         for turn in turns {
-            let [(_, sample)] = self.served_choices(turn.interaction)?[..] else { continue };
+            let Some(sample) = self.served_choice(turn.interaction, turn.choice)? else { continue };
             let turn_id = id_of_turn(id, credited);
             // The first row holds the idempotency key for the whole post.
             let key = turn.idempotency_key.clone().filter(|_| credited == 0);
