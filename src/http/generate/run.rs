@@ -19,7 +19,7 @@ use hone_store::Op;
 use hone_train::TrainState;
 
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
-use super::continuation::{completion_turn, prompt_turn};
+use super::continuation::PromptTurns;
 use super::reading::ReadingPace;
 use super::types::{ChoiceUpdate, FinishedChoice, PromptTokens, SamplingRequest, Usage};
 use crate::http::auth::KeyPermit;
@@ -29,7 +29,8 @@ use crate::http::state::AppState;
 /// One prompt of a run.
 struct RunPrompt {
     interaction: Arc<Interaction>,
-    recorded: bool,
+    /// What lets later prompts find this one; `None` until it is queued for the ledger.
+    turns: Option<PromptTurns>,
     /// The choices that have ended.
     served: Vec<Sample>,
 }
@@ -92,7 +93,7 @@ impl RequestRun {
         }
         let prompt = |interaction: &Arc<Interaction>| RunPrompt {
             interaction: interaction.clone(),
-            recorded: false,
+            turns: None,
             served: Vec::new(),
         };
         Self {
@@ -336,12 +337,14 @@ impl RequestRun {
         let Some(prompt) = self.prompts.get_mut(at) else { return };
         let interaction = &prompt.interaction;
         let mut ops = Vec::with_capacity(samples.len() + 1);
-        if !std::mem::replace(&mut prompt.recorded, true) {
+        let is_new = prompt.turns.is_none();
+        let turns = prompt.turns.get_or_insert_with(|| PromptTurns::new(interaction));
+        if is_new {
             ops.push(Op::Interaction(Box::new((**interaction).clone())));
-            ops.extend(prompt_turn(&self.state, interaction));
+            ops.extend(turns.prompt(&self.state, interaction));
         }
         for sample in samples {
-            let turn = completion_turn(&self.state, interaction, &sample);
+            let turn = turns.completion(&self.state, interaction, &sample);
             ops.push(Op::Sample(Box::new(sample)));
             ops.extend(turn);
         }
