@@ -181,8 +181,9 @@ pub struct MemoryPlan {
     /// Other activations of the [kept layers](Self::kept_layers).
     pub kept: usize,
     /// The larger of two that never exist at once: gradients of the layer that the backward pass
-    /// computes, with its activations if they are recomputed; and logits of one chunk of rows, which are
-    /// freed before the backward pass.
+    /// computes, and logits of one chunk of rows, which are freed before it. If all layers are recomputed,
+    /// the former with the layer's activations; otherwise those take the place of kept ones, which the
+    /// backward pass frees from the last layer on.
     pub work: usize,
 }
 
@@ -217,7 +218,7 @@ impl MemoryPlan {
         let copies = 2 + usize::from(averaged) + references.map(usize::from).iter().sum::<usize>();
         let (layer, work) = (layer_values(spec, r) * all, layer_work(spec) * all);
         let kept = kept(config, spec, tokens * in_flight);
-        let one_layer = work + if kept == spec.num_layers { 0 } else { layer };
+        let one_layer = work + if kept == 0 { layer } else { 0 };
         let logits = logits_in_memory(tokens, spec.vocab_size) * in_flight * F32;
         let widened = match config.compute.available() {
             Compute::F32 => base.widened * threads.max(1),
