@@ -128,7 +128,7 @@ pub async fn run(
                     tokens += 1;
                     token.text
                 }
-                Event::Done { finish, text } => {
+                Event::Done { finish, text, .. } => {
                     ended = Some(finish);
                     text
                 }

@@ -31,7 +31,8 @@ pub const GROUP_SIZE: usize = 8;
 /// Requests that the demo sends at once to the native engine, which computes them in one batch.
 const BATCHED_REQUESTS: usize = 16;
 
-/// The configuration of a demo with its data in `dir`. Each color of mistral.rs's slots has `cores`
+/// The configuration of a demo with its data in `dir`. Neither a file nor the environment changes it, so the
+/// daemon speaks plain HTTP on a loopback address whatever `server.tls` is elsewhere. Each color of mistral.rs's slots has `cores`
 /// engines, because an engine runs one sequence at a time on one thread.
 pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize) -> Config {
     Config {
@@ -186,11 +187,19 @@ pub fn thumbs(weight: f64) -> RewardConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::TlsConfig;
 
     const MODES: [RewardsMode; 3] = [RewardsMode::Both, RewardsMode::Graded, RewardsMode::Feedback];
 
     fn config(mode: RewardsMode) -> Config {
         build(mode, 60, 1, Path::new("demo-data"), 2)
+    }
+
+    #[test]
+    fn a_demo_speaks_plain_http_on_this_machine() {
+        let server = config(RewardsMode::Both).server;
+        assert!(server.bind.ip().is_loopback());
+        assert_eq!(server.tls, TlsConfig::default());
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub struct DaemonHandle {
 }
 
 impl DaemonHandle {
-    /// A daemon that listens on `addr`; awaiting `shutdown` ends it.
+    /// A daemon that listens on `addr` without TLS, as [`config`](super::config) has it; awaiting `shutdown` ends it.
     pub fn new<F, Fut>(addr: SocketAddr, shutdown: F) -> Self
     where
         F: FnOnce() -> Fut + 'static,

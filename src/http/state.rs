@@ -14,6 +14,7 @@ use hone_store::{Store, StoreError};
 use super::auth::KeyRing;
 use super::error::ApiError;
 use super::generate::recent_turns::RecentTurns;
+use super::generate::tokenize::TokenizerPlaces;
 use super::operator::control::{PolicyControl, ServedSink, TrainControl};
 use crate::config::ServerConfig;
 
@@ -64,6 +65,8 @@ pub struct AppState {
     pub config: Arc<ServerConfig>,
     /// Turns of conversations that may still be queued for the ledger.
     pub recent_turns: RecentTurns,
+    /// Places of long texts of `/tokenize` and `/detokenize`.
+    pub tokenizing: TokenizerPlaces,
     /// API keys. They may be replaced while the server runs.
     pub keys: Arc<KeyRing>,
     /// What `/readyz` requires of the disk.

@@ -64,7 +64,7 @@ async fn a_stream_with_usage() {
 
     data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}],"usage":null}
 
-    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[],"usage":{"prompt_tokens":23,"completion_tokens":1,"total_tokens":24}}
+    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[],"usage":{"prompt_tokens":23,"completion_tokens":1,"total_tokens":24,"prompt_tokens_details":{"cached_tokens":0}}}
 
     data: [DONE]
     "#);

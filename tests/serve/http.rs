@@ -27,6 +27,7 @@ level = "error"
 with_each_backend!(
     sampling_parameters_have_their_effect,
     a_stream_equals_the_whole_response,
+    usage_counts_what_the_cache_had,
     requests_beyond_the_limits_are_refused,
     full_slots_and_queue_are_answered_with_429,
     a_disconnect_frees_the_slot,
@@ -182,6 +183,49 @@ async fn a_stream_equals_the_whole_response(backend: EngineBackend) {
         assert!(versions.eq(std::iter::repeat_n(&json!("hone-v0"), chunks.len())), "{stream}");
     }
     assert_eq!(daemon.terminate(), Some(0));
+}
+
+async fn usage_counts_what_the_cache_had(backend: EngineBackend) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "[rollout]\nenabled = false\n[train]\nenabled = false\n[log]\nlevel = \"error\"\n";
+    let daemon = Daemon::start(backend, dir.path(), config, &[]);
+    let messages = json!([{"role": "user", "content": "What is 12 + 7? ".repeat(12)}]);
+    let body = ask(json!({"messages": messages, "max_tokens": 4}));
+    let first = chat(&daemon, &body).await["usage"].clone();
+    let second = chat(&daemon, &body).await["usage"].clone();
+    let prompt = second["prompt_tokens"].as_u64().unwrap();
+    let cached = |usage: &Value| usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    // The last token of a prompt is always computed.
+    let known = if backend == EngineBackend::Native { prompt - 1 } else { 0 };
+    assert!(cached(&first) < prompt / 2, "{first}");
+    assert_eq!(cached(&second), known, "{second}");
+
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    streamed["stream_options"] = json!({"include_usage": true});
+    let stream = send(&daemon, &streamed).await.text().await.unwrap();
+    assert_eq!(chunks(&stream).last().unwrap()["usage"], second);
+    // Of several choices, one computes the prompt.
+    let other = json!([{"role": "user", "content": "Add 3 and 4, please. ".repeat(12)}]);
+    let several = ask(json!({"messages": other, "max_tokens": 4, "n": 2}));
+    let usage = &chat(&daemon, &several).await["usage"];
+    assert!(cached(usage) < usage["prompt_tokens"].as_u64().unwrap() / 2, "{usage}");
+
+    // The same prompt on the other endpoints.
+    let body = json!({"model": "default", "max_tokens": 4, "messages": messages});
+    let (_, answer) = daemon.post("/v1/messages", &body).await;
+    let usage = &answer["usage"];
+    assert_eq!(usage["cache_read_input_tokens"], known, "{answer}");
+    assert_eq!(usage["input_tokens"], prompt - known, "{answer}");
+    let body = json!({"model": "default", "max_output_tokens": 4, "input": messages});
+    let (_, answer) = daemon.post("/v1/responses", &body).await;
+    assert_eq!(answer["usage"]["input_tokens_details"]["cached_tokens"], known, "{answer}");
+    let body = json!({"model": "default", "prompt": "12 + 7 = ".repeat(12), "max_tokens": 4});
+    daemon.post("/v1/completions", &body).await;
+    let (_, answer) = daemon.post("/v1/completions", &body).await;
+    let prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    let known = if backend == EngineBackend::Native { prompt - 1 } else { 0 };
+    assert_eq!(cached(&answer["usage"]), known, "{answer}");
 }
 
 async fn requests_beyond_the_limits_are_refused(backend: EngineBackend) {

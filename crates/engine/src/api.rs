@@ -1,11 +1,12 @@
 //! The traits of an engine and the plain data that they exchange.
 
+use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, PolicyVersion, SamplingParams, TokenId};
@@ -106,6 +107,8 @@ pub enum Event {
         finish: FinishReason,
         /// Text that was held back because it could begin a stop string.
         text: String,
+        /// Tokens of the prompt whose keys and values came from the engine's prefix cache.
+        cached_tokens: usize,
     },
     /// The end without a completion.
     Failed(EngineError),
@@ -118,6 +121,9 @@ pub struct Generation {
     pub version: PolicyVersion,
     /// The events; closes after the last one.
     pub events: mpsc::Receiver<Event>,
+    /// Completes, with an error, when no further event will be added to `events`. A reader that waits for it
+    /// is not woken by each token.
+    pub ended: oneshot::Receiver<Infallible>,
 }
 
 /// A whole completion, collected from a [`Generation`].
@@ -154,7 +160,7 @@ impl Generation {
                     text.push_str(&token.text);
                     tokens.push(token);
                 }
-                Event::Done { finish, text: rest } => {
+                Event::Done { finish, text: rest, .. } => {
                     text.push_str(&rest);
                     return Ok(Completion { version: self.version, tokens, text, finish });
                 }

@@ -1,9 +1,10 @@
 //! One generation from its first token to its last event. Every engine uses it.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use prometheus::IntCounter;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, SamplingParams, TokenId};
@@ -54,12 +55,16 @@ pub struct GenerationRun {
     stops: Vec<TokenId>,
     includes_stop: bool,
     events: mpsc::Sender<Event>,
+    /// Dropped after the last event.
+    _ends: oneshot::Sender<Infallible>,
     /// Tokens of a shadow sequence. Its reader only needs the whole completion, so they are sent at
     /// the end and wake the reader once.
     shadow_tokens: Vec<Token>,
     lease: Lease,
     produced: u32,
     limit: u32,
+    /// Tokens of the prompt that the engine found in its prefix cache.
+    cached_tokens: usize,
     outcome: Option<Result<(FinishReason, String), EngineError>>,
     token_counter: IntCounter,
     metrics: Arc<Metrics>,
@@ -81,7 +86,8 @@ impl GenerationRun {
             Priority::Live => "live",
             Priority::Shadow => "shadow",
         };
-        let generation = Generation { version: lease.version, events: receiver };
+        let (ends, ended) = oneshot::channel();
+        let generation = Generation { version: lease.version, events: receiver, ended };
         let SamplingParams { stop_token_ids, include_stop, .. } = &request.params;
         let text = TextStream::new(Arc::clone(codec), &request.stop).including_stop(*include_stop);
         let run = Self {
@@ -89,15 +95,22 @@ impl GenerationRun {
             stops: codec.stop_ids().iter().chain(stop_token_ids).copied().collect(),
             includes_stop: *include_stop,
             events: sender,
+            _ends: ends,
             shadow_tokens: Vec::new(),
             lease,
             produced: 0,
             limit,
+            cached_tokens: 0,
             outcome: None,
             token_counter: metrics.engine_tokens.with_label_values(&[label]),
             metrics: Arc::clone(metrics),
         };
         (run, generation)
+    }
+
+    /// Counts tokens of the prompt that the engine found in its prefix cache, for the last event.
+    pub fn count_cached(&mut self, tokens: usize) {
+        self.cached_tokens += tokens;
     }
 
     /// Whether no further token should be computed, because the generation has ended or was
@@ -148,7 +161,9 @@ impl GenerationRun {
         let cancelled = self.lease.cancel.get();
         drop(self.lease);
         let event = match (self.outcome, cancelled) {
-            (Some(Ok((finish, text))), _) => Event::Done { finish, text },
+            (Some(Ok((finish, text))), _) => {
+                Event::Done { finish, text, cached_tokens: self.cached_tokens }
+            }
             (Some(Err(error)), _) => {
                 // A client's grammar is no sign of a broken engine.
                 if !error.is_of_grammar() {

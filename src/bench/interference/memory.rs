@@ -14,8 +14,8 @@ const MIB: f64 = (1 << 20) as f64;
 const CACHES: [&str; 4] = ["ledger cache", "kept adapters", "sampler cache", "conversations"];
 
 /// Parts of the plan that are activations: of passes of the native engine, and of a step.
-const ACTIVATIONS: [&str; 5] =
-    ["sampler buffers", "layer inputs", "kept activations", "one layer's work", "logits"];
+const ACTIVATIONS: [&str; 4] =
+    ["sampler buffers", "layer inputs", "kept activations", "one layer or logits"];
 
 /// Resident memory at one moment, in MiB.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +53,9 @@ pub struct MemoryStats {
     pub caches_mib: f64,
     /// The planned activations.
     pub activations_mib: f64,
+    /// The planned cache of keys and values of the native engine, and its pages in use or kept at the end.
+    /// The plan counts all of it.
+    pub sampler_cache_mib: [f64; 2],
 }
 
 impl MemoryStats {
@@ -63,6 +66,10 @@ impl MemoryStats {
             base_mib: planned(scrape, &["base weights"]),
             caches_mib: planned(scrape, &CACHES),
             activations_mib: planned(scrape, &ACTIVATIONS),
+            sampler_cache_mib: [
+                planned(scrape, &["sampler cache"]),
+                MemoryReading::now(scrape).cache,
+            ],
         }
     }
 }
@@ -76,12 +83,15 @@ impl fmt::Display for MemoryStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { resident_peak_mib, planned_peak_mib, .. } = self;
         let Self { base_mib, caches_mib, activations_mib, .. } = self;
-        write!(
+        let [cache, filled] = self.sampler_cache_mib;
+        writeln!(
             f,
-            "memory               {resident_peak_mib:.0} MiB at most, {planned_peak_mib:.0} planned; {:.2} \
-             times base {base_mib:.0}, caches {caches_mib:.0} and activations {activations_mib:.0}",
+            "memory               {resident_peak_mib:.0} MiB at most, {:.2} of {planned_peak_mib:.0} planned; \
+             {:.2} times base {base_mib:.0}, caches {caches_mib:.0} and activations {activations_mib:.0}",
+            resident_peak_mib / planned_peak_mib,
             resident_peak_mib / (base_mib + caches_mib + activations_mib)
-        )
+        )?;
+        write!(f, "  sampler cache      {filled:.0} of {cache:.0} planned MiB hold something")
     }
 }
 
@@ -95,7 +105,7 @@ mod tests {
     fn the_plan_and_the_cache_are_read_from_the_metrics() {
         let metrics = Metrics::new().unwrap();
         let parts = [("base weights", 100), ("sampler cache", 64), ("ledger cache", 8)];
-        for (part, mib) in parts.into_iter().chain([("logits", 3), ("gradients", 7)]) {
+        for (part, mib) in parts.into_iter().chain([("one layer or logits", 3), ("gradients", 7)]) {
             metrics.memory_planned.with_label_values(&[part]).set(mib << 20);
         }
         metrics.memory_planned_peak.set(200 << 20);
@@ -108,6 +118,7 @@ mod tests {
             [stats.planned_peak_mib, stats.base_mib, stats.caches_mib, stats.activations_mib],
             [200.0, 100.0, 72.0, 3.0]
         );
+        assert_eq!(stats.sampler_cache_mib, [64.0, 16.0]);
         let reading = MemoryReading::now(&scrape);
         assert_eq!(reading.cache, 16.0);
         assert_eq!(reading.outside(), reading.resident - 16.0);

@@ -72,20 +72,24 @@ async fn measure(
 ) -> anyhow::Result<InterferenceReport> {
     client.wait_ready(PATIENCE).await?;
     let (mut idle, mut busy) = (ConditionSamples::default(), ConditionSamples::default());
-    let (mut steps, mut rollouts) = (0.0, 0.0);
+    let (mut steps, mut tokens, mut rollouts) = (0, 0.0, 0.0);
     let mut changing = ConditionSamples::default();
     let (mut changes, mut versions, mut memory) = (0, 0, Vec::new());
     let rounds = options.rounds.max(1);
-    let samples = |scrape: &Scrape| scrape.value("hone_rollout_samples_total").unwrap_or(0.0);
+    let counter = |scrape: &Scrape, name: &str| scrape.value(name).unwrap_or(0.0);
+    let samples = |scrape: &Scrape| counter(scrape, "hone_rollout_samples_total");
+    let trained = |scrape: &Scrape| counter(scrape, "hone_train_tokens_total");
     for round in 0..u64::from(rounds) {
         client.pause().await?;
         settle(client).await?;
         idle.watch(options, client, 3 * round).await;
         client.resume().await?;
-        let before = (client.trainer().await?.step, samples(&client.metrics().await?));
+        let (step, before) = (client.trainer().await?.step, client.metrics().await?);
         busy.watch(options, client, 3 * round + 1).await;
-        steps += (client.trainer().await?.step - before.0) as f64;
-        rollouts += samples(&client.metrics().await?) - before.1;
+        steps += client.trainer().await?.step.saturating_sub(step);
+        let after = client.metrics().await?;
+        tokens += trained(&after) - trained(&before);
+        rollouts += samples(&after) - samples(&before);
         if options.changes > 0 {
             client.pause().await?;
             settle(client).await?;
@@ -119,7 +123,8 @@ async fn measure(
         sampler: options.sampler,
         users: options.users,
         seconds: options.seconds * f64::from(rounds),
-        steps_per_second: steps / seconds,
+        steps,
+        trained_tokens_per_second: tokens / seconds,
         rollouts_per_second: rollouts / seconds,
         cores: [idle.processor / idle.seconds.max(1e-9), busy.processor / seconds],
         idle: idle.stats(),
@@ -290,8 +295,10 @@ mod tests {
                 base_mib: 100.0,
                 caches_mib: 150.0,
                 activations_mib: 50.0,
+                sampler_cache_mib: [100.0, 90.0],
             },
-            steps_per_second: 5.0,
+            steps: 150,
+            trained_tokens_per_second: 3200.0,
             rollouts_per_second: 320.0,
             cores: [0.5, 2.0],
             load: [0.1, 1.9],
@@ -308,7 +315,7 @@ mod tests {
         cores used              0.50        2.00        4.00
         requests             100 idle, 100 busy; 0 and 1 failed
         first failure        no answer
-        meanwhile            5.0 optimizer steps and 320 rollouts a second
+        meanwhile            150 optimizer steps: 3200.0 trained tokens a second; 320.0 rollouts a second
         version changes      2000 between 8 versions
           first token p50                 55.00 ms     1.10
           per token p50                    1.10 ms     1.10
@@ -318,7 +325,8 @@ mod tests {
           resident           250 MiB, 251 MiB in the last round
           cached pages       20 MiB, 20 MiB in the last round
           growth             0.2 MiB without them, during all changes
-        memory               450 MiB at most, 500 planned; 1.50 times base 100, caches 150 and activations 50
+        memory               450 MiB at most, 0.90 of 500 planned; 1.50 times base 100, caches 150 and activations 50
+          sampler cache      90 of 100 planned MiB hold something
         load                 0.10 before, 1.90 after
         ");
     }

@@ -60,8 +60,10 @@ pub struct InterferenceReport {
     pub busy: ClientStats,
     /// During changes of the active version, if there were any.
     pub changing: Option<ChangingStats>,
-    /// Optimizer steps per second while busy.
-    pub steps_per_second: f64,
+    /// Optimizer steps that began and ended while busy.
+    pub steps: u64,
+    /// Completion tokens of these steps per second while busy.
+    pub trained_tokens_per_second: f64,
     /// Completions sampled for the trainer per second while busy.
     pub rollouts_per_second: f64,
     /// The process's memory, and the plan of it.
@@ -124,8 +126,8 @@ impl fmt::Display for InterferenceReport {
         }
         writeln!(
             f,
-            "meanwhile            {:.1} optimizer steps and {:.0} rollouts a second",
-            self.steps_per_second, self.rollouts_per_second
+            "meanwhile            {} optimizer steps: {:.1} trained tokens a second; {:.1} rollouts a second",
+            self.steps, self.trained_tokens_per_second, self.rollouts_per_second
         )?;
         if let Some(changing) = &self.changing {
             let ChangingStats { changes, versions, clients, .. } = changing;

@@ -15,11 +15,19 @@ use hone_train::config::{ScheduleKind, TrainConfig};
 
 use crate::config::{Config, LogConfig};
 use crate::demo::RewardsMode;
-use crate::demo::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, serve_with};
+use crate::demo::config::{GROUP_SIZE, TASK_ASKED, serve_with};
 use crate::demo::task::{QuestionSplit, Questions};
 
 /// Prompts of the rollouts.
 const PROMPTS: usize = 512;
+
+/// Samples of a step of another model than the embedded one: two groups. Such a step ends within a round
+/// although clients leave it a fraction of the time, and the trainer begins the next one at once.
+const SAMPLES_OF_LARGER: usize = 2 * GROUP_SIZE;
+
+/// `train.max_tokens` of such a model, so that the memory plan counts no longer samples. A question and its
+/// answer take about a hundred tokens; a step of wide models computes up to so many at once.
+const MAX_TOKENS_OF_LARGER: usize = 1024;
 
 /// The options of `hone bench interference`.
 #[derive(Clone, Debug)]
@@ -65,6 +73,8 @@ pub(super) fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Resul
     }
     if let Some(model) = &options.model {
         demo.model.path.clone_from(model);
+        demo.train.samples_per_step = SAMPLES_OF_LARGER;
+        demo.train.max_tokens = MAX_TOKENS_OF_LARGER;
         // Another model may answer every question of a group equally well or badly, which leaves nothing
         // to train on. The lengths of its answers differ.
         let (ideal, unit) = (120, LengthUnit::Characters);
@@ -87,7 +97,6 @@ pub(super) fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Resul
         train: TrainConfig {
             max_steps: 0,
             total_steps: 0,
-            samples_per_step: SAMPLES_PER_STEP,
             learning_rate: 1e-7,
             min_learning_rate: 0.0,
             schedule: ScheduleKind::Constant,
@@ -124,6 +133,8 @@ mod tests {
             crate::config::validate(&config).unwrap();
             assert_eq!(crate::config::parse(&toml::to_string(&config).unwrap()).unwrap(), config);
             assert_eq!(config.train.serving_share, 0.25);
+            let samples = if options.model.is_some() { 16 } else { 64 };
+            assert_eq!(config.train.samples_per_step, samples);
             assert_eq!(config.model.path, options.model.unwrap_or_default());
             let trained = config.routes.0.iter().find(|route| route.name == TASK_ASKED).unwrap();
             assert_eq!(trained.rewards.len(), parts);

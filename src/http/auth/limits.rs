@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 
 use crate::config::KeyLimits;
 use crate::http::error::ApiError;
@@ -30,7 +31,7 @@ struct LimiterState {
 }
 
 /// An allowance that fills evenly.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct MinuteBucket {
     /// Capacity, and what flows in within a minute; 0 is no limit.
     limit: f64,
@@ -72,6 +73,15 @@ impl MinuteBucket {
         }
         self.level -= amount;
         Ok(amount)
+    }
+
+    fn shown_limit(&self) -> String {
+        format!("{:.0}", self.limit)
+    }
+
+    /// What can be taken at once.
+    fn remaining(&self) -> String {
+        format!("{:.0}", self.level.max(0.0).floor())
     }
 
     /// The time until the bucket will have `amount`.
@@ -133,39 +143,47 @@ impl KeyLimiter {
         Ok(KeyPermit { limiter: Arc::clone(self), reserved, used: 0 })
     }
 
-    /// Adds OpenAI's headers with the limits, what is left of them, and when they will be whole again.
+    /// Adds OpenAI's headers with the limits, what is left of them, and the time until they will be whole
+    /// again.
     pub(super) fn add_headers(&self, headers: &mut HeaderMap, now: Instant) {
+        for (kind, bucket) in self.allowances(now) {
+            let reset = shown(bucket.until(bucket.limit));
+            insert(headers, &format!("x-ratelimit-limit-{kind}"), bucket.shown_limit());
+            insert(headers, &format!("x-ratelimit-remaining-{kind}"), bucket.remaining());
+            insert(headers, &format!("x-ratelimit-reset-{kind}"), reset);
+        }
+    }
+
+    /// Adds Anthropic's headers with the same, and the moment at which the limits will be whole again.
+    pub(in crate::http) fn add_anthropic_headers(&self, headers: &mut HeaderMap, now: Instant) {
+        for (kind, bucket) in self.allowances(now) {
+            let prefix = format!("anthropic-ratelimit-{kind}");
+            let reset = moment_after(Utc::now(), bucket.until(bucket.limit));
+            insert(headers, &format!("{prefix}-limit"), bucket.shown_limit());
+            insert(headers, &format!("{prefix}-remaining"), bucket.remaining());
+            insert(headers, &format!("{prefix}-reset"), reset);
+        }
+    }
+
+    /// The limits that exist, by what they count.
+    fn allowances(&self, now: Instant) -> Vec<(&'static str, MinuteBucket)> {
         let mut state = self.lock();
         let LimiterState { requests, tokens, .. } = &mut *state;
-        let names = [
-            [
-                "x-ratelimit-limit-requests",
-                "x-ratelimit-remaining-requests",
-                "x-ratelimit-reset-requests",
-            ],
-            [
-                "x-ratelimit-limit-tokens",
-                "x-ratelimit-remaining-tokens",
-                "x-ratelimit-reset-tokens",
-            ],
-        ];
-        for (bucket, [limit, remaining, reset]) in [requests, tokens].into_iter().zip(names) {
-            if bucket.limit == 0.0 {
-                continue;
-            }
-            bucket.refill(now);
-            let values = [
-                (limit, format!("{:.0}", bucket.limit)),
-                (remaining, format!("{:.0}", bucket.level.max(0.0).floor())),
-                (reset, shown(bucket.until(bucket.limit))),
-            ];
-            for (name, value) in values {
-                // Digits and letters are a valid value.
-                if let Ok(value) = HeaderValue::from_str(&value) {
-                    headers.insert(HeaderName::from_static(name), value);
-                }
+        let mut allowances = Vec::with_capacity(2);
+        for (kind, bucket) in [("requests", requests), ("tokens", tokens)] {
+            if bucket.limit > 0.0 {
+                bucket.refill(now);
+                allowances.push((kind, bucket.clone()));
             }
         }
+        allowances
+    }
+}
+
+/// Adds a header. Its name and its value consist of digits, lower-case letters and punctuation.
+fn insert(headers: &mut HeaderMap, name: &str, value: String) {
+    if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+        headers.insert(name, value);
     }
 }
 
@@ -176,6 +194,13 @@ impl Drop for KeyPermit {
         let tokens = &mut state.tokens;
         tokens.level = (tokens.level + self.reserved - self.used as f64).min(tokens.limit);
     }
+}
+
+/// A moment as RFC 3339 writes it, in whole seconds and not too early.
+fn moment_after(now: DateTime<Utc>, time: Duration) -> String {
+    let time = TimeDelta::from_std(time).unwrap_or_default() + TimeDelta::milliseconds(999);
+    let moment = now.checked_add_signed(time).unwrap_or(now);
+    moment.to_rfc3339_opts(SecondsFormat::Secs, true)
 }
 
 /// A duration as OpenAI writes it, such as `20ms`, `1s` or `6m0s`.
@@ -282,6 +307,20 @@ mod tests {
         assert!((0..100).all(|_| limiter.count_request(now).is_ok()));
         drop(permits);
         assert!(headers(&limiter, now).is_empty());
+    }
+
+    #[test]
+    fn moments_have_anthropics_form() {
+        let now = DateTime::from_timestamp_millis(1_700_000_000_250).unwrap();
+        for (ms, text) in [(0, "2023-11-14T22:13:21Z"), (59_751, "2023-11-14T22:14:21Z")] {
+            assert_eq!(moment_after(now, Duration::from_millis(ms)), text);
+        }
+        assert_eq!(moment_after(now, Duration::MAX), "2023-11-14T22:13:21Z");
+        let mut headers = HeaderMap::new();
+        limiter(2, 0, 0).add_anthropic_headers(&mut headers, Instant::now());
+        assert_eq!(headers["anthropic-ratelimit-requests-limit"], "2");
+        assert_eq!(headers["anthropic-ratelimit-requests-remaining"], "2");
+        assert_eq!(headers.len(), 3);
     }
 
     #[test]

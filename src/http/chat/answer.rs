@@ -175,14 +175,15 @@ pub fn recorded_form(
     (template_hash == codec.template_hash()).then_some(form)
 }
 
-/// The message of a recorded choice: the parts that its client got, or its text without a form.
+/// The message of a recorded choice: the parts that its client got, or its text without a form. A plain form
+/// divides nothing.
 pub fn recorded(
     codec: &Arc<Codec>,
     form: Option<&AnswerForm>,
     sample: &Sample,
     stop: &[String],
 ) -> WholeMessage {
-    let Some(form) = form else {
+    let Some(form) = form.filter(|form| !form.is_plain()) else {
         let text = Some(sample.text.clone()).filter(|text| !text.is_empty());
         return WholeMessage {
             items: text.map(MessageItem::Text).into_iter().collect(),

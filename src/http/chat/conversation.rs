@@ -156,6 +156,7 @@ pub async fn collect(
     mut answers: Answers,
     run: &mut RequestRun,
 ) -> Result<(Vec<WholeMessage>, Usage), ApiError> {
+    run.read_whole();
     while let Some(update) = run.next().await {
         answers.keep(update?)?;
     }

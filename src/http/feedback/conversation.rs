@@ -23,7 +23,7 @@ const MAX_TURNS: usize = 1000;
 
 /// The response to feedback on a conversation.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct SessionFeedback {
+pub(in crate::http) struct SessionFeedback {
     #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.

@@ -4,19 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::stream;
-use futures::stream::{BoxStream, Stream, StreamExt};
+use futures::stream::{BoxStream, StreamExt};
 
 use hone_core::types::{
     FinishReason, InteractionId, PolicyVersion, Sample, SampleId, SampleOrigin, SamplingParams,
     TokenId, now_ms,
 };
-use hone_engine::{Engine, EngineError, Event, GenerateRequest, Generation, Token, TokenRecords};
+use hone_engine::{Engine, EngineError, GenerateRequest, Token, TokenRecords};
+
+use super::reading::{ReadingPace, generation_events};
 
 /// An event of a choice's generation.
 pub(super) enum ChoiceEvent {
     Started(PolicyVersion),
     Token(Token),
-    Done { finish: FinishReason, text: String },
+    Done { finish: FinishReason, text: String, cached_tokens: usize },
     Failed(EngineError),
 }
 
@@ -32,6 +34,8 @@ pub(super) struct ChoiceState {
     /// Number of tokens whose ids are reported.
     reported: usize,
     pub(super) finish: Option<FinishReason>,
+    /// Tokens of the prompt that the engine had in its cache; known at the end.
+    pub(super) cached_tokens: Option<usize>,
 }
 
 impl ChoiceState {
@@ -103,6 +107,7 @@ pub(super) fn choice_events(
     request: GenerateRequest,
     index: usize,
     begun: Arc<AtomicBool>,
+    pace: Arc<ReadingPace>,
 ) -> BoxStream<'static, (usize, ChoiceEvent)> {
     let started = async move {
         loop {
@@ -116,30 +121,16 @@ pub(super) fn choice_events(
         }
     };
     stream::once(started)
-        .flat_map(|result| match result {
+        .flat_map(move |result| match result {
             Ok(generation) => {
                 let started = ChoiceEvent::Started(generation.version);
-                stream::iter([started]).chain(generation_events(generation)).boxed()
+                let events = generation_events(generation, Arc::clone(&pace));
+                stream::iter([started]).chain(events).boxed()
             }
             Err(error) => stream::iter([ChoiceEvent::Failed(error)]).boxed(),
         })
         .map(move |event| (index, event))
         .boxed()
-}
-
-fn generation_events(generation: Generation) -> impl Stream<Item = ChoiceEvent> + Send {
-    stream::unfold(Some(generation), |generation| async move {
-        let mut generation = generation?;
-        Some(match generation.events.recv().await {
-            Some(Event::Token(token)) => (ChoiceEvent::Token(token), Some(generation)),
-            Some(Event::Done { finish, text }) => (ChoiceEvent::Done { finish, text }, None),
-            Some(Event::Failed(error)) => (ChoiceEvent::Failed(error), None),
-            None => {
-                let reason = "the generation ended without a last event".to_owned();
-                (ChoiceEvent::Failed(EngineError::Internal(reason)), None)
-            }
-        })
-    })
 }
 
 #[cfg(test)]

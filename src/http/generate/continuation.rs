@@ -262,40 +262,50 @@ fn is_finished(store: &Store, id: InteractionId) -> Result<bool, StoreError> {
     Ok(store.samples_of(id)?.iter().any(is_whole))
 }
 
-/// The operation that lets later prompts find a prompt; none for a text without roles.
-pub fn prompt_turn(state: &AppState, interaction: &Interaction) -> Option<Op> {
-    turn(state, interaction, None)
-}
+/// Makes the operations that let later prompts find a prompt and its completions.
+pub struct PromptTurns(ConversationDigest);
 
-/// The operation that lets later prompts find a completion; none for a text without roles, and for a
-/// completion that its client did not get as a whole.
-pub fn completion_turn(state: &AppState, interaction: &Interaction, sample: &Sample) -> Option<Op> {
-    if interaction.is_text() || sample.finish == FinishReason::Cancelled {
-        return None;
+impl PromptTurns {
+    /// The messages of a prompt.
+    pub fn new(interaction: &Interaction) -> Self {
+        let mut digest = ConversationDigest::new(interaction.api_key());
+        interaction.messages.iter().for_each(|message| digest.add(message));
+        Self(digest)
     }
-    let codec = state.engine.codec();
-    let form = recorded_form(codec, interaction, tool_format(state));
-    let whole = recorded(codec, form.as_ref(), sample, &interaction.stop);
-    let (_, content, calls) = WholeMessage::split(whole.items);
-    let message = Message { tool_calls: calls, ..Message::new(Role::Assistant, content) };
-    turn(state, interaction, Some((&message, sample.choice)))
+
+    /// The prompt's operation; none for a text without roles.
+    pub fn prompt(&self, state: &AppState, interaction: &Interaction) -> Option<Op> {
+        (!interaction.is_text()).then(|| turn(state, interaction, &self.0, None))
+    }
+
+    /// A completion's operation; none for a text without roles, and for a completion that its client did not
+    /// get as a whole.
+    pub fn completion(
+        &self,
+        state: &AppState,
+        interaction: &Interaction,
+        sample: &Sample,
+    ) -> Option<Op> {
+        if interaction.is_text() || sample.finish == FinishReason::Cancelled {
+            return None;
+        }
+        let codec = state.engine.codec();
+        let form = recorded_form(codec, interaction, tool_format(state));
+        let whole = recorded(codec, form.as_ref(), sample, &interaction.stop);
+        let (_, content, calls) = WholeMessage::split(whole.items);
+        let mut digest = self.0.clone();
+        digest.add(&Message { tool_calls: calls, ..Message::new(Role::Assistant, content) });
+        Some(turn(state, interaction, &digest, Some(sample.choice)))
+    }
 }
 
 fn turn(
     state: &AppState,
     interaction: &Interaction,
-    answer: Option<(&Message, u32)>,
-) -> Option<Op> {
-    if interaction.is_text() {
-        return None;
-    }
-    let mut digest = ConversationDigest::new(interaction.api_key());
-    interaction.messages.iter().for_each(|message| digest.add(message));
-    if let Some((message, _)) = answer {
-        digest.add(message);
-    }
+    digest: &ConversationDigest,
+    choice: Option<u32>,
+) -> Op {
     let digest = digest.value();
     state.recent_turns.add(digest);
-    let choice = answer.map(|(_, choice)| choice);
-    Some(Op::Turn { digest, interaction: interaction.id, choice })
+    Op::Turn { digest, interaction: interaction.id, choice }
 }

@@ -2,7 +2,7 @@
 //!
 //! `admit` checks limits before any work. `prompt` makes a prompt's tokens and its record, and decides whether it is kept;
 //! `continuation` lets a conversation go on from recorded tokens. `run` samples the
-//! choices (each a `choice`) and records them; `types` has what it takes and returns. `sse` sends events,
+//! choices (each a `choice`, `reading` its tokens in time) and records them; `types` has what it takes and returns. `sse` sends events,
 //! `models` has the names of the served model, `tokenize` encodes and decodes texts.
 //! `text` is the endpoint of text completions.
 //!
@@ -17,6 +17,7 @@ mod choice;
 pub(super) mod continuation;
 pub(super) mod models;
 pub(super) mod prompt;
+mod reading;
 pub(super) mod recent_turns;
 pub(super) mod run;
 pub(super) mod sse;

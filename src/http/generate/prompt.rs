@@ -16,7 +16,7 @@ use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// Texts longer than this are tokenized on a blocking thread.
-const INLINE_BYTES: usize = 16 << 10;
+pub(super) const INLINE_BYTES: usize = 16 << 10;
 
 /// How the model writes calls of functions.
 pub fn tool_format(state: &AppState) -> ToolFormat {

@@ -19,8 +19,9 @@ use hone_store::Op;
 use hone_train::TrainState;
 
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
-use super::continuation::{completion_turn, prompt_turn};
-use super::types::{ChoiceUpdate, FinishedChoice, SamplingRequest, Usage};
+use super::continuation::PromptTurns;
+use super::reading::ReadingPace;
+use super::types::{ChoiceUpdate, FinishedChoice, PromptTokens, SamplingRequest, Usage};
 use crate::http::auth::KeyPermit;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
@@ -28,7 +29,8 @@ use crate::http::state::AppState;
 /// One prompt of a run.
 struct RunPrompt {
     interaction: Arc<Interaction>,
-    recorded: bool,
+    /// What lets later prompts find this one; `None` until it is queued for the ledger.
+    turns: Option<PromptTurns>,
     /// The choices that have ended.
     served: Vec<Sample>,
 }
@@ -44,6 +46,8 @@ pub struct RequestRun {
     arrived: Instant,
     choices: Vec<ChoiceState>,
     events: SelectAll<BoxStream<'static, (usize, ChoiceEvent)>>,
+    /// When `events` are read.
+    pace: Arc<ReadingPace>,
     /// Events that [`Self::start`] took from `events` already.
     buffered: VecDeque<(usize, ChoiceEvent)>,
     first_token_recorded: bool,
@@ -59,6 +63,7 @@ impl RequestRun {
         let mut events = SelectAll::new();
         let mut choices = Vec::new();
         let begun = Arc::new(AtomicBool::new(false));
+        let pace = Arc::new(ReadingPace::default());
         for interaction in &request.prompts {
             // One version for all choices, and for all requests of a session or user.
             let session = interaction.session().or(request.user.as_deref());
@@ -81,13 +86,14 @@ impl RequestRun {
                     grammar: request.grammar.clone(),
                 };
                 let engine = state.engine.clone();
-                events.push(choice_events(engine, generation, index, begun.clone()));
+                let (begun, pace) = (begun.clone(), pace.clone());
+                events.push(choice_events(engine, generation, index, begun, pace));
                 choices.push(ChoiceState::new(params));
             }
         }
         let prompt = |interaction: &Arc<Interaction>| RunPrompt {
             interaction: interaction.clone(),
-            recorded: false,
+            turns: None,
             served: Vec::new(),
         };
         Self {
@@ -100,6 +106,7 @@ impl RequestRun {
             arrived,
             choices,
             events,
+            pace,
             buffered: VecDeque::new(),
             first_token_recorded: false,
             permit: None,
@@ -111,6 +118,11 @@ impl RequestRun {
     pub fn with_permit(mut self, permit: Option<KeyPermit>) -> Self {
         self.permit = permit;
         self
+    }
+
+    /// Reads each choice as a whole. Without this, tokens are read soon after they are sampled.
+    pub fn read_whole(&self) {
+        self.pace.read_whole();
     }
 
     /// Waits until a choice has started. Fails if a choice is refused before that, or is known to be
@@ -169,6 +181,7 @@ impl RequestRun {
 
     /// Runs to the end and returns every choice.
     pub async fn finish(&mut self) -> Result<Vec<FinishedChoice>, ApiError> {
+        self.read_whole();
         let mut tokens: Vec<Vec<Token>> = self.choices.iter().map(|_| Vec::new()).collect();
         while let Some(update) = self.next().await {
             let update = update?;
@@ -191,10 +204,17 @@ impl RequestRun {
         self.choices.first().and_then(|choice| choice.version).unwrap_or_default()
     }
 
-    /// Token counts so far. Each prompt is counted once, not for each choice.
+    /// Token counts so far. Each prompt is counted once, not for each choice. Of its choices that have
+    /// ended, the one with the fewest cached tokens counts: the others read what that one computed.
     pub fn usage(&self) -> Usage {
         let prompts = self.prompts.iter().map(|prompt| prompt.interaction.prompt_ids.len());
-        Usage::new(prompts.sum(), self.choices.iter().map(|choice| choice.tokens.ids.len()).sum())
+        let sampled = self.choices.iter().map(|choice| choice.tokens.ids.len());
+        let choices = self.choices.chunks(self.choices_per_prompt);
+        let cached = choices.filter_map(|own| own.iter().filter_map(|c| c.cached_tokens).min());
+        Usage {
+            prompt_tokens_details: Some(PromptTokens { cached_tokens: cached.sum() }),
+            ..Usage::new(prompts.sum(), sampled.sum())
+        }
     }
 
     pub fn wants_logprobs(&self) -> bool {
@@ -259,8 +279,9 @@ impl RequestRun {
             ChoiceEvent::Done { finish: FinishReason::Cancelled, .. } => {
                 return Err(self.fail(index, EngineError::ShuttingDown));
             }
-            ChoiceEvent::Done { finish, text } => {
+            ChoiceEvent::Done { finish, text, cached_tokens } => {
                 choice.text.push_str(&text);
+                choice.cached_tokens = Some(cached_tokens);
                 choice.finish = Some(finish);
                 self.record(index);
                 text
@@ -316,18 +337,38 @@ impl RequestRun {
         let Some(prompt) = self.prompts.get_mut(at) else { return };
         let interaction = &prompt.interaction;
         let mut ops = Vec::with_capacity(samples.len() + 1);
-        if !std::mem::replace(&mut prompt.recorded, true) {
+        let is_new = prompt.turns.is_none();
+        let turns = prompt.turns.get_or_insert_with(|| PromptTurns::new(interaction));
+        if is_new {
             ops.push(Op::Interaction(Box::new((**interaction).clone())));
-            ops.extend(prompt_turn(&self.state, interaction));
+            ops.extend(turns.prompt(&self.state, interaction));
         }
         for sample in samples {
-            let turn = completion_turn(&self.state, interaction, &sample);
+            let turn = turns.completion(&self.state, interaction, &sample);
             ops.push(Op::Sample(Box::new(sample)));
             ops.extend(turn);
         }
         if let Err(error) = self.state.store.enqueue(ops) {
             // The client still gets its response; nothing will be learned from it.
             tracing::error!(%error, interaction = %interaction.id, "a completion is not recorded");
+        }
+    }
+
+    /// Takes the tokens that were sampled and not read, of choices whose earlier tokens were all taken.
+    fn take_rest(&mut self) {
+        if !self.buffered.is_empty() {
+            return;
+        }
+        self.pace.read_rest();
+        for events in self.events.iter_mut() {
+            while let Some(Some((index, ChoiceEvent::Token(token)))) = events.next().now_or_never()
+            {
+                let choice = self.choices.get_mut(index);
+                let Some(choice) = choice.filter(|choice| !choice.tokens.ids.is_empty()) else {
+                    break;
+                };
+                choice.push(&token);
+            }
         }
     }
 
@@ -341,6 +382,9 @@ impl RequestRun {
 
 impl Drop for RequestRun {
     fn drop(&mut self) {
+        if !self.has_ended() {
+            self.take_rest();
+        }
         let used = self.usage().total_tokens;
         let started = self.choices.iter().any(|choice| choice.version.is_some());
         if let Some(permit) = self.permit.as_mut().filter(|_| started) {

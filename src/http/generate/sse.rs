@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use futures::{Stream, StreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, stream};
 use serde::Serialize;
 use tokio::time::timeout;
 
@@ -62,21 +62,31 @@ pub trait RunEvents: Send + 'static {
     fn last(&mut self) -> String;
 }
 
-/// The events of a run as they come, at least one at once.
+/// The events of a run as they come, at least one at once; those that are ready, together.
 pub fn events_of(mut events: impl RunEvents) -> impl Stream<Item = String> + Send + 'static {
     let first = some_events(events.first());
     let following = stream::unfold(Some(events), |events| async move {
-        let mut events = events?;
+        let (mut events, mut text) = (events?, String::new());
         loop {
-            let update = events.run().next().await;
+            let next = events.run().next();
+            let update = match text.is_empty() {
+                true => next.await,
+                false => match next.now_or_never() {
+                    Some(update) => update,
+                    None => return Some((text, Some(events))),
+                },
+            };
             match update.map(|update| update.and_then(|update| events.of(update))) {
-                Some(Ok(text)) if text.is_empty() => {}
-                Some(Ok(text)) => return Some((text, Some(events))),
+                Some(Ok(more)) => text.push_str(&more),
                 Some(Err(error)) => {
                     events.run().count_limit(&error);
-                    return Some((events.failed(&error), None));
+                    text.push_str(&events.failed(&error));
+                    return Some((text, None));
                 }
-                None => return some_events(events.last()).map(|text| (text, None)),
+                None => {
+                    text.push_str(&events.last());
+                    return some_events(text).map(|text| (text, None));
+                }
             }
         }
     });

@@ -1,5 +1,8 @@
 //! `POST /tokenize` and `POST /detokenize`, as in vLLM: texts to token ids and back, without sampling.
 //! Nothing is recorded.
+//!
+//! No engine slot bounds these requests, and a tokenizer needs about 70 bytes of memory for each byte of a
+//! text. So a text has a maximum length, and few long ones are computed at once.
 
 use std::sync::Arc;
 
@@ -8,17 +11,44 @@ use axum::extract::State;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use hone_core::types::TokenId;
+use hone_engine::Codec;
 
 use super::models;
 use super::prompt;
-use super::prompt::{encode, token_ids};
+use super::prompt::{INLINE_BYTES, encode, token_ids};
 use crate::http::body::{Field, FieldTable, Fields, JsonObject};
 use crate::http::chat::fields::{model_schema, token_schema};
 use crate::http::chat::{messages, tools};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
+
+/// Bytes of a text, or tokens of a list, that a request may have for each token of the model's context. Texts
+/// have fewer than 16 bytes a token, so that all that fit into a prompt are accepted.
+const SIZE_PER_TOKEN: usize = 16;
+/// What a request may have whatever the context is.
+const LEAST_SIZE: usize = 64 << 10;
+/// Long texts that are computed at once.
+const PLACES: usize = 4;
+
+/// The places of long texts.
+pub struct TokenizerPlaces(Semaphore);
+
+impl Default for TokenizerPlaces {
+    fn default() -> Self {
+        Self(Semaphore::new(PLACES))
+    }
+}
+
+impl TokenizerPlaces {
+    /// Waits for a place, if what is computed has `size` bytes or tokens.
+    async fn wait(&self, size: usize) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        if size > INLINE_BYTES { self.0.acquire().await.ok() } else { None }
+    }
+}
 
 /// The fields of `/tokenize`.
 pub(in crate::http) const FIELDS: FieldTable = &[&[
@@ -68,7 +98,8 @@ pub async fn tokenize(
     check_model(&state, &fields)?;
     let framed = fields.boolean("add_special_tokens")?;
     let generate = fields.boolean("add_generation_prompt")?;
-    let tokens = match (fields.text("prompt")?, fields.get("messages")) {
+    let spells = fields.boolean("return_token_strs")?.unwrap_or(false);
+    let (tokens, _place) = match (fields.text("prompt")?, fields.get("messages")) {
         (Some(_), Some(_)) => return Err(fields.invalid("messages", "absent beside prompt")),
         (None, None) => {
             return Err(fields.missing("prompt", "a text; or messages must be given"));
@@ -77,9 +108,11 @@ pub async fn tokenize(
             return Err(fields.invalid("add_generation_prompt", "absent beside prompt"));
         }
         (Some(text), None) => {
-            let text = text.to_owned();
-            let framed = framed.unwrap_or(true);
-            encode(&state, text.len(), move |codec| codec.encode_text(&text, framed)).await?
+            check_size(&state, "prompt", text.len(), "bytes")?;
+            let place = state.tokenizing.wait(text.len()).await;
+            let (text, size, framed) = (text.to_owned(), text.len(), framed.unwrap_or(true));
+            let work = move |codec: &Codec| codec.encode_text(&text, framed);
+            (encode(&state, size, work).await?, place)
         }
         (None, Some(_)) if framed == Some(true) => {
             let allowed = "false beside messages: the chat template writes the special tokens";
@@ -87,19 +120,29 @@ pub async fn tokenize(
         }
         (None, Some(_)) => {
             let (messages, options) = (messages::read(&fields)?, tools::read(&fields)?);
-            prompt::tokenize(&state, &messages, &options, generate.unwrap_or(true)).await?
+            let size = prompt::size(&messages, &options);
+            check_size(&state, "messages", size, "bytes")?;
+            let place = state.tokenizing.wait(size).await;
+            let generate = generate.unwrap_or(true);
+            (prompt::tokenize(&state, &messages, &options, generate).await?, place)
         }
     };
-    let spelled = fields.boolean("return_token_strs")?.unwrap_or(false).then(|| {
-        let codec = state.engine.codec();
-        tokens.iter().map(|id| codec.token(*id).unwrap_or_default()).collect()
-    });
+    let token_strs = if spells { Some(spelled(&state, tokens.clone()).await?) } else { None };
     Ok(Json(TokenizedText {
         count: tokens.len(),
         max_model_len: state.engine.info().context,
         tokens,
-        token_strs: spelled,
+        token_strs,
     }))
+}
+
+/// The tokens as the vocabulary spells them.
+async fn spelled(state: &AppState, ids: Vec<TokenId>) -> Result<Vec<String>, ApiError> {
+    let size = ids.len();
+    let spell = move |codec: &Codec| {
+        Ok(ids.iter().map(|id| codec.token(*id).unwrap_or_default()).collect())
+    };
+    encode(state, size, spell).await
 }
 
 /// `POST /detokenize`
@@ -110,9 +153,22 @@ pub async fn detokenize(
     let fields = Fields::of(&body, DETOKENIZE_FIELDS)?;
     check_model(&state, &fields)?;
     let list = fields.list("tokens")?.ok_or_else(|| fields.missing("tokens", "a list of ids"))?;
+    check_size(&state, "tokens", list.len(), "ids")?;
+    let _place = state.tokenizing.wait(list.len()).await;
     let ids = token_ids("tokens", list, state.engine.info().vocab)?;
     let prompt = encode(&state, ids.len(), move |codec| Ok(codec.decode_all(&ids))).await?;
     Ok(Json(DetokenizedText { prompt }))
+}
+
+/// Refuses a field that has more than any prompt of the model can have.
+fn check_size(state: &AppState, field: &str, size: usize, unit: &str) -> Result<(), ApiError> {
+    let context = state.engine.info().context;
+    let most = context.saturating_mul(SIZE_PER_TOKEN).max(LEAST_SIZE);
+    if size <= most {
+        return Ok(());
+    }
+    let message = format!("{field} has {size} {unit}: it may have {most}");
+    Err(ApiError::field(field, message))
 }
 
 /// Checks the model's name, if one is given.

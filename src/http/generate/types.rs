@@ -69,9 +69,19 @@ pub struct Usage {
     pub prompt_tokens: usize,
     pub completion_tokens: usize,
     pub total_tokens: usize,
+    /// Absent for a recorded completion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_details: Option<PromptTokens>,
     /// Absent if the model has no reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokens>,
+}
+
+/// Parts of the prompt's tokens.
+#[derive(Clone, Copy, Serialize, JsonSchema)]
+pub struct PromptTokens {
+    /// Those whose keys and values came from the engine's prefix cache.
+    pub cached_tokens: usize,
 }
 
 /// Parts of the completion's tokens.
@@ -86,7 +96,13 @@ impl Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: None,
             completion_tokens_details: None,
         }
+    }
+
+    /// Tokens of the prompt that came from the engine's prefix cache; 0 if that is unknown.
+    pub fn cached_tokens(&self) -> usize {
+        self.prompt_tokens_details.map_or(0, |details| details.cached_tokens)
     }
 }

@@ -1,4 +1,8 @@
-//! Errors in Anthropic's shape: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+//! Errors in Anthropic's shape: `{"type": "error", "error": {"type", "message"}, "request_id"}`, and
+//! Anthropic's headers of all responses.
+
+use std::sync::Arc;
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -8,6 +12,7 @@ use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::http::auth::ApiKey;
 use crate::http::error::ApiError;
 use crate::http::observe::REQUEST_ID;
 
@@ -17,8 +22,8 @@ const OWN_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// The path of the API, without those below it.
 const PATH: &str = "/v1/messages";
 
-/// Gives the errors of these routes Anthropic's shape, whatever refused the request, and adds Anthropic's header
-/// with the request's id.
+/// Gives the errors of these routes Anthropic's shape, whatever refused the request, and adds Anthropic's headers
+/// with the request's id and the limits of its key.
 pub async fn shape_errors(request: Request, next: Next) -> Response {
     let below = request.uri().path().strip_prefix(PATH);
     let is_own = below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -36,6 +41,9 @@ pub async fn shape_errors(request: Request, next: Next) -> Response {
     }
     if let Some(id) = id {
         response.headers_mut().insert(OWN_REQUEST_ID, id);
+    }
+    if let Some(key) = response.extensions().get::<Arc<ApiKey>>().cloned() {
+        key.limiter.add_anthropic_headers(response.headers_mut(), Instant::now());
     }
     response
 }

@@ -136,9 +136,11 @@ fn reached(codec: &Arc<Codec>, stop: &[String], ids: &[TokenId]) -> Option<Strin
 /// Token counts. Sampled stop tokens are included.
 #[derive(Serialize, JsonSchema)]
 pub struct MessageUsage {
+    /// Those of the prompt that the engine computed.
     input_tokens: usize,
-    /// Always 0, as the next field: the engine does not report what it read from its cache for a request.
+    /// Always 0: entries of the engine's cache cost nothing.
     cache_creation_input_tokens: usize,
+    /// The others, whose keys and values came from the engine's prefix cache.
     cache_read_input_tokens: usize,
     output_tokens: usize,
     /// Absent if the model has no reasoning.
@@ -156,9 +158,9 @@ impl From<Usage> for MessageUsage {
     fn from(usage: Usage) -> Self {
         let details = usage.completion_tokens_details;
         Self {
-            input_tokens: usage.prompt_tokens,
+            input_tokens: usage.prompt_tokens.saturating_sub(usage.cached_tokens()),
             cache_creation_input_tokens: 0,
-            cache_read_input_tokens: 0,
+            cache_read_input_tokens: usage.cached_tokens(),
             output_tokens: usage.completion_tokens,
             output_tokens_details: details
                 .map(|details| OutputTokens { thinking_tokens: details.reasoning_tokens }),

@@ -49,6 +49,7 @@ pub(super) async fn create(
         let (version, response) = stream::respond(run).await?;
         return Ok(with_version(response, version));
     }
+    run.run.read_whole();
     while let Some(events) = run.next().await {
         events?;
     }

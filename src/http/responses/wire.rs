@@ -115,10 +115,12 @@ pub(super) struct ResponseUsage {
     total_tokens: usize,
 }
 
-/// Parts of the input's tokens, which are not counted: always 0.
-#[derive(Clone, Copy, Default, Serialize, JsonSchema)]
+/// Parts of the input's tokens.
+#[derive(Clone, Copy, Serialize, JsonSchema)]
 struct InputTokenCounts {
+    /// Those whose keys and values came from the engine's prefix cache; 0 for a recorded response.
     cached_tokens: usize,
+    /// Always 0: entries of the engine's cache cost nothing.
     cache_write_tokens: usize,
 }
 
@@ -133,7 +135,10 @@ impl From<Usage> for ResponseUsage {
         let details = usage.completion_tokens_details;
         Self {
             input_tokens: usage.prompt_tokens,
-            input_tokens_details: InputTokenCounts::default(),
+            input_tokens_details: InputTokenCounts {
+                cached_tokens: usage.cached_tokens(),
+                cache_write_tokens: 0,
+            },
             output_tokens: usage.completion_tokens,
             output_tokens_details: OutputTokenCounts {
                 reasoning_tokens: details.map_or(0, |details| details.reasoning_tokens),

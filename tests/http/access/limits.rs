@@ -57,6 +57,41 @@ async fn requests_a_minute_are_limited_and_reported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn messages_have_anthropics_headers() {
+    let server = limited(|key| {
+        key.requests_per_minute = 2;
+        key.tokens_per_minute = 500;
+    })
+    .await;
+    let body = json!({"model": "default", "max_tokens": 8,
+                      "messages": [{"role": "user", "content": "Hi"}]});
+    let ask = async |key: &str| {
+        let request = server.client.post(server.url("/v1/messages")).header("x-api-key", key);
+        request.json(&body).send().await.unwrap()
+    };
+    let first = ask("web").await;
+    assert_eq!(first.status(), 200);
+    for (kind, limit) in [("requests", "2"), ("tokens", "500")] {
+        let header = |name: &str| text(&first, &format!("anthropic-ratelimit-{kind}-{name}"));
+        assert_eq!(header("limit"), limit);
+        let left = text(&first, &format!("x-ratelimit-remaining-{kind}"));
+        let (left, own): (u64, u64) = (left.parse().unwrap(), header("remaining").parse().unwrap());
+        assert!((left..left + 60).contains(&own), "{kind}: {own} after {left}");
+        let reset = chrono::DateTime::parse_from_rfc3339(&header("reset")).unwrap();
+        let wait = reset.timestamp() - chrono::Utc::now().timestamp();
+        assert!((-60..=60).contains(&wait), "{kind}: {wait} s");
+    }
+    ask("web").await;
+    let refused = ask("web").await;
+    assert_eq!(refused.status(), 429);
+    assert_eq!(text(&refused, "anthropic-ratelimit-requests-remaining"), "0");
+    let free = ask("free").await;
+    assert!(!free.headers().keys().any(|name| name.as_str().starts_with("anthropic-ratelimit")));
+    let chat = server.chat_as("web", &crate::server::ask(json!({}))).await;
+    assert_eq!(text(&chat, "anthropic-ratelimit-requests-limit"), "-");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tokens_a_minute_are_reserved_and_settled() {
     let server = limited(|key| key.tokens_per_minute = 400).await;
     let remaining = async |more: Value| {

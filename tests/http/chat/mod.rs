@@ -42,7 +42,8 @@ async fn a_response_has_openais_shape() {
                 "logprobs": null,
                 "finish_reason": "stop",
             }],
-            "usage": {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8},
+            "usage": {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8,
+                      "prompt_tokens_details": {"cached_tokens": 0}},
         })
     );
 }

@@ -51,7 +51,8 @@ async fn a_response_has_openais_shape() {
         "system_fingerprint": "hone-v0",
         "choices": [{"index": 0, "text": "The answer is 5.", "logprobs": null,
                      "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8},
+        "usage": {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8,
+                  "prompt_tokens_details": {"cached_tokens": 0}},
     });
     assert_eq!(answer, expected);
 }
@@ -172,7 +173,7 @@ async fn a_stream_of_text() {
 
     data: {"id":"ID","object":"text_completion","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"length"}],"usage":null}
 
-    data: {"id":"ID","object":"text_completion","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[],"usage":{"prompt_tokens":0,"completion_tokens":2,"total_tokens":0}}
+    data: {"id":"ID","object":"text_completion","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[],"usage":{"prompt_tokens":0,"completion_tokens":2,"total_tokens":0,"prompt_tokens_details":{"cached_tokens":0}}}
 
     data: [DONE]
     "#);

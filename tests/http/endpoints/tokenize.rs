@@ -1,5 +1,6 @@
 //! `/tokenize` and `/detokenize`.
 
+use futures::future::join_all;
 use insta::assert_snapshot;
 use serde_json::json;
 
@@ -49,6 +50,34 @@ async fn messages_are_tokenized_as_a_chat_request_is() {
     assert_eq!(server.engine.requests().len(), 1);
     server.store.commit(Vec::new()).await.unwrap();
     assert_eq!(server.store.stats().unwrap().interactions, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_length_of_texts_is_bounded() {
+    let server = Server::new().await;
+    let most = 64 << 10;
+    let text = "a".repeat(most + 1);
+    let cases = [
+        ("/tokenize", "prompt", json!({"prompt": text})),
+        ("/tokenize", "messages", json!({"messages": [{"role": "user", "content": text}]})),
+        ("/detokenize", "tokens", json!({"tokens": vec![1; most + 1]})),
+    ];
+    for (path, field, body) in cases {
+        let (status, answer) = server.post(path, &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.ends_with(": it may have 65536"), "{message}");
+    }
+    // More long texts at once than places.
+    let body = json!({"prompt": "ab ".repeat(most / 3), "return_token_strs": true});
+    let answers = join_all((0..24).map(|_| server.post("/tokenize", &body))).await;
+    for (status, answer) in answers {
+        assert_eq!(status, 200, "{answer}");
+        assert_eq!(answer["token_strs"].as_array().unwrap().len(), answer["count"]);
+    }
+    let body = json!({"tokens": vec![40; most]});
+    let (status, answer) = server.post("/detokenize", &body).await;
+    assert_eq!(status, 200, "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

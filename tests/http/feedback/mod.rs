@@ -276,7 +276,11 @@ async fn a_conversation_credits_each_of_its_turns() {
 #[tokio::test(flavor = "multi_thread")]
 async fn of_several_choices_the_continued_one_is_credited() {
     let server = Server::with(|s| s.fake.context = 8192).await;
-    let body = ask(json!({"n": 3, "metadata": {"session_id": "s-1"}, "max_tokens": 12}));
+    // A grammar whose texts differ with the seed.
+    let body = ask(json!({
+        "n": 3, "metadata": {"session_id": "s-1"}, "max_tokens": 60, "logit_bias": {"0": -100},
+        "guided_regex": "( is| an| answer){8,12}[.]",
+    }));
     let (status, answer) = server.chat(&body).await;
     assert_eq!(status, 200, "{answer}");
     let first = InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap();

@@ -81,6 +81,11 @@ impl AnswerForm {
         Self { reasoning: None, calls: None, ..self }
     }
 
+    /// Whether answers are text alone, without reasoning and calls.
+    pub fn is_plain(&self) -> bool {
+        self.reasoning.is_none() && self.calls.is_none()
+    }
+
     /// Whether answers may have reasoning.
     pub fn may_reason(&self) -> bool {
         self.reasoning.is_some()

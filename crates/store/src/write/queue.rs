@@ -90,12 +90,16 @@ impl WriteQueue {
         if state.closed {
             return Err(StoreError::Closed);
         }
+        // The writer waits for the first job, and for the end of the group commit's wait.
+        let changes = state.oldest.is_none() || state.urgent;
         state.operations += job.ops.len();
         state.jobs.push_back(job);
         state.oldest.get_or_insert_with(Instant::now);
         self.metrics.store_queue.set(i64::try_from(state.operations).unwrap_or(i64::MAX));
         drop(state);
-        self.changed.notify_one();
+        if changes {
+            self.changed.notify_one();
+        }
         Ok(())
     }
 

@@ -231,7 +231,7 @@ impl Default for TrainConfig {
             max_sampler_difference: 0.05,
             threads: 0,
             priority: BackgroundPriority::default(),
-            serving_share: 0.15,
+            serving_share: 0.2,
             keep_checkpoints: 2,
             vespo: VespoConfig::default(),
             kl: KlConfig::default(),

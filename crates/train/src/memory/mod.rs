@@ -180,11 +180,11 @@ pub struct MemoryPlan {
     pub layer_inputs: usize,
     /// Other activations of the [kept layers](Self::kept_layers).
     pub kept: usize,
-    /// Gradients of the layer that the backward pass computes, and its activations if they are
-    /// recomputed.
-    pub one_layer: usize,
-    /// Logits of one chunk of rows.
-    pub head: usize,
+    /// The larger of two that never exist at once: gradients of the layer that the backward pass
+    /// computes, and logits of one chunk of rows, which are freed before it. If all layers are recomputed,
+    /// the former with the layer's activations; otherwise those take the place of kept ones, which the
+    /// backward pass frees from the last layer on.
+    pub work: usize,
 }
 
 impl MemoryPlan {
@@ -218,6 +218,8 @@ impl MemoryPlan {
         let copies = 2 + usize::from(averaged) + references.map(usize::from).iter().sum::<usize>();
         let (layer, work) = (layer_values(spec, r) * all, layer_work(spec) * all);
         let kept = kept(config, spec, tokens * in_flight);
+        let one_layer = work + if kept == 0 { layer } else { 0 };
+        let logits = logits_in_memory(tokens, spec.vocab_size) * in_flight * F32;
         let widened = match config.compute.available() {
             Compute::F32 => base.widened * threads.max(1),
             Compute::Bf16 => {
@@ -236,13 +238,12 @@ impl MemoryPlan {
             moments,
             layer_inputs: (spec.num_layers + 1) * spec.hidden_size * all,
             kept: kept * layer,
-            one_layer: work + if kept == spec.num_layers { 0 } else { layer },
-            head: logits_in_memory(tokens, spec.vocab_size) * in_flight * F32,
+            work: one_layer.max(logits),
         }
     }
 
     /// Name and bytes of each part.
-    fn parts(&self) -> [(&'static str, usize); 9] {
+    fn parts(&self) -> [(&'static str, usize); 8] {
         [
             ("base weights", self.base),
             ("widened weights", self.widened),
@@ -251,8 +252,7 @@ impl MemoryPlan {
             ("optimizer moments", self.moments),
             ("layer inputs", self.layer_inputs),
             ("kept activations", self.kept),
-            ("one layer's work", self.one_layer),
-            ("logits", self.head),
+            ("one layer or logits", self.work),
         ]
     }
 

@@ -60,13 +60,15 @@ impl BatchScheduler {
         let Some(pages) = SequencePages::new(&mut self.pool, policy.id, ids, limit) else {
             return Ok(Some(queued));
         };
-        self.count_prompt_tokens("cached", ids.len() - 1 - pages.remaining());
+        let cached = ids.len() - 1 - pages.remaining();
+        self.count_prompt_tokens("cached", cached);
         let QueuedRequest { request, sampler, reply, permit, .. } = queued;
         let lease = Lease::without_slot(policy.version, request.priority);
         let (priority, cancel) = (request.priority, Arc::clone(&lease.cancel));
         let shared = &self.shared;
-        let (run, generation) =
+        let (mut run, generation) =
             GenerationRun::new(&shared.codec, &request, queued.limit, lease, &shared.metrics);
+        run.count_cached(cached);
         let mut state = shared.lock();
         state.running.push(RunningRequest {
             priority,

@@ -209,6 +209,7 @@ impl BatchScheduler {
         let mut sequence = self.prefilling.remove(index);
         let found = sequence.pages.take_cached(&mut self.pool);
         self.count_prompt_tokens("cached", found);
+        sequence.run.count_cached(found);
         if sequence.pages.remaining() == 0 {
             self.begin_decoding(sequence);
             return None;

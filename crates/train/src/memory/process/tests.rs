@@ -70,8 +70,16 @@ fn the_parts_of_a_daemon_are_those_of_the_shapes() {
     assert_eq!(bytes(&plan, "layer inputs"), 31 * 576 * 6000 * 4);
     // 6 layers of 5,305 values per token fit into 768 MiB.
     assert_eq!(bytes(&plan, "kept activations"), 6 * 5305 * 6000 * 4);
-    // 170 rows of logits are computed at once.
-    assert_eq!(bytes(&plan, "logits"), 170 * 49_152 * 4);
+    // The gradients of one layer: two hidden states, and those of attention. 170 rows of logits, which are
+    // computed at once, take less.
+    let work = 2 * 576 + 3 * 576 + (576 + 2 * 192) + 576 + (576 + 192);
+    assert_eq!(bytes(&plan, "one layer or logits"), work * 6000 * 4);
+    let usual = planner(&spec, &config, serve()).plan(0);
+    assert_eq!(bytes(&usual, "one layer or logits"), 170 * 49_152 * 4);
+    // If no layer is kept, one is recomputed beside its gradients.
+    let always = TrainConfig { recompute: Recompute::Always, ..config.clone() };
+    let recomputed = planner(&spec, &always, serve()).plan(6000);
+    assert_eq!(bytes(&recomputed, "one layer or logits"), (5305 + work) * 6000 * 4);
     assert_eq!(bytes(&plan, "mapped files"), 269_062_896);
     // r 16 for seven modules in 30 layers, with two moments; three adapters from the start on.
     let adapter = 4 * 16 * 30 * (2 * 1152 + 2 * 768 + 3 * 2112);
