@@ -25,6 +25,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -165,6 +166,13 @@ def version(client):
     return answer.system_fingerprint
 
 
+def wait_for_version_after(client, first):
+    """Waits until another version than `first` is served, for a minute at most."""
+    deadline = time.monotonic() + 60
+    while version(client) == first and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
 def run(client, args):
     versions = [version(client)]
     before = {"sampled": exam(client, args, 1.0), "greedy": exam(client, args, 0.0)}
@@ -172,6 +180,8 @@ def run(client, args):
     shares, turns = learn(client, args)
     print(f"{args.sessions} conversations with {turns} turns; solved in each tenth: "
           + " ".join(f"{share:.2f}" for share in shares), flush=True)
+    if args.smoke:
+        wait_for_version_after(client, versions[0])
     after = {"sampled": exam(client, args, 1.0), "greedy": exam(client, args, 0.0)}
     versions.append(version(client))
     print(f"after, {versions[1]}: {shown(after)}", flush=True)

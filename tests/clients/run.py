@@ -44,8 +44,8 @@ SESSIONS = {
 # Seconds for a session, and for everything with one daemon.
 SESSION_SECONDS = 150
 DAEMON_SECONDS = 600
-# Some steps of training, which takes seconds. The example trains for minutes.
-AGENT = ("--smoke", "--sessions=240", "--questions=24")
+# Enough rated turns for a step of training. That takes seconds; the example trains for minutes.
+AGENT = ("--smoke", "--sessions=120", "--questions=24")
 # A fixed seed and few examples, so that a run takes less than a minute and repeats. The excluded check
 # requires that everything is accepted which follows the schemas. They cannot express which fields
 # contradict each other, nor what depends on the model.
