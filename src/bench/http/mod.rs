@@ -29,7 +29,7 @@ use crate::demo::config::serve_with;
 use crate::demo::task::{QuestionKind, QuestionSplit, Questions};
 
 use client::BenchConnection;
-use report::{AnswerPath, Block};
+use report::{AnswerPath, BenchBlock};
 
 pub use report::{HttpBenchReport, LoadStats, PathStats};
 
@@ -159,8 +159,8 @@ impl<'a> BenchLoad<'a> {
 
     /// The same requests on each path, in the order of [`AnswerPath::ALL`]. The path that goes first changes
     /// with `number`.
-    async fn turn(&mut self, number: usize) -> anyhow::Result<[Block; 3]> {
-        let mut blocks = [const { Block::EMPTY }; 3];
+    async fn turn(&mut self, number: usize) -> anyhow::Result<[BenchBlock; 3]> {
+        let mut blocks = [const { BenchBlock::EMPTY }; 3];
         for turn in 0..blocks.len() {
             let at = (turn + number) % blocks.len();
             blocks[at] = self.block(AnswerPath::ALL[at]).await?;
@@ -170,7 +170,7 @@ impl<'a> BenchLoad<'a> {
     }
 
     /// The next requests of all clients on one path.
-    async fn block(&mut self, path: AnswerPath) -> anyhow::Result<Block> {
+    async fn block(&mut self, path: AnswerPath) -> anyhow::Result<BenchBlock> {
         // What is left of recording the previous block does not disturb this one.
         self.service.store().flush().await?;
         let (first, requests) = (self.next, self.requests);
@@ -191,7 +191,7 @@ impl<'a> BenchLoad<'a> {
             self.recorded += latencies.len() as u64;
         }
         let tokens = latencies.len() as u64 * u64::from(self.tokens);
-        Ok(Block { latencies, seconds, tokens })
+        Ok(BenchBlock { latencies, seconds, tokens })
     }
 }
 

@@ -27,7 +27,7 @@ impl AnswerPath {
 
 /// Requests of all clients on one path.
 #[derive(Clone, Debug)]
-pub(super) struct Block {
+pub(super) struct BenchBlock {
     /// Times of the completions in ms, by client and request.
     pub latencies: Vec<f64>,
     /// From the first request to the last response.
@@ -36,7 +36,7 @@ pub(super) struct Block {
     pub tokens: u64,
 }
 
-impl Block {
+impl BenchBlock {
     pub(super) const EMPTY: Self = Self { latencies: Vec::new(), seconds: 0.0, tokens: 0 };
 }
 
@@ -73,7 +73,7 @@ pub struct PathStats {
 }
 
 impl PathStats {
-    fn new(blocks: &[&Block]) -> Self {
+    fn new(blocks: &[&BenchBlock]) -> Self {
         let latencies = sorted(blocks.iter().flat_map(|block| &block.latencies).copied());
         let tokens: u64 = blocks.iter().map(|block| block.tokens).sum();
         let seconds: f64 = blocks.iter().map(|block| block.seconds).sum();
@@ -110,7 +110,7 @@ pub struct LoadStats {
 
 impl LoadStats {
     /// The blocks of a turn are in the order of [`AnswerPath::ALL`].
-    pub(super) fn new(users: usize, requests_per_turn: u64, turns: &[[Block; 3]]) -> Self {
+    pub(super) fn new(users: usize, requests_per_turn: u64, turns: &[[BenchBlock; 3]]) -> Self {
         let stats = |at: usize| PathStats::new(&turns.iter().map(|t| &t[at]).collect::<Vec<_>>());
         let added = |at: usize| {
             MedianEstimate::of(turns.iter().flat_map(|turn| {
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     fn report(ms: [f64; 3]) -> HttpBenchReport {
-        let block = |ms: f64, turn: f64| Block {
+        let block = |ms: f64, turn: f64| BenchBlock {
             latencies: vec![ms * turn, ms * turn],
             seconds: ms * turn / 500.0,
             tokens: 128,

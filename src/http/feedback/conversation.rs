@@ -40,7 +40,7 @@ pub(in crate::http) struct SessionFeedback {
 }
 
 /// A turn of a conversation, with the completion that is credited.
-struct Turn {
+struct CreditedTurn {
     interaction: Interaction,
     sample: Sample,
 }
@@ -70,7 +70,7 @@ pub(super) async fn record(
     }
     let turns = credited(requests);
     let mut entries = Vec::with_capacity(turns.len());
-    for Turn { interaction, sample } in &turns {
+    for CreditedTurn { interaction, sample } in &turns {
         let route = state.routes.get(&interaction.route).map(Arc::as_ref);
         let entry = posted.entry(state, route, name, interaction, sample.choice);
         entries.push(entry.map_err(Refusal::Invalid)?);
@@ -123,7 +123,7 @@ fn requests_of(
     Ok(requests)
 }
 
-fn credited(requests: Vec<(Interaction, Vec<Sample>)>) -> Vec<Turn> {
+fn credited(requests: Vec<(Interaction, Vec<Sample>)>) -> Vec<CreditedTurn> {
     let continued: HashSet<_> = requests
         .iter()
         .filter_map(|(interaction, _)| continued_choice(interaction.continues.as_ref()?))
@@ -132,7 +132,9 @@ fn credited(requests: Vec<(Interaction, Vec<Sample>)>) -> Vec<Turn> {
         if served.len() > 1 {
             served.retain(|sample| continued.contains(&(interaction.id, sample.choice)));
         }
-        served.into_iter().map(move |sample| Turn { interaction: interaction.clone(), sample })
+        served
+            .into_iter()
+            .map(move |sample| CreditedTurn { interaction: interaction.clone(), sample })
     });
     turns.collect()
 }
@@ -149,10 +151,10 @@ fn untrained_turns(
     state: &AppState,
     posted: &PostedFeedback<'_>,
     name: &str,
-    turns: &[Turn],
+    turns: &[CreditedTurn],
 ) -> Option<String> {
     let mut last = None;
-    for Turn { interaction, sample } in turns {
+    for CreditedTurn { interaction, sample } in turns {
         let rater = posted.rater(interaction);
         last = Some(prospect(state, name, rater.as_deref(), interaction, sample)?);
     }

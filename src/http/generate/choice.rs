@@ -10,7 +10,7 @@ use hone_core::types::{
     FinishReason, InteractionId, PolicyVersion, Sample, SampleId, SampleOrigin, SamplingParams,
     TokenId, now_ms,
 };
-use hone_engine::{Engine, EngineError, GenerateRequest, Token, TokenRecords};
+use hone_engine::{Engine, EngineError, Event, GenerateRequest, Token, TokenRecords};
 
 use super::reading::{ReadingPace, generation_events};
 
@@ -20,6 +20,18 @@ pub(super) enum ChoiceEvent {
     Token(Token),
     Done { finish: FinishReason, text: String, cached_tokens: usize },
     Failed(EngineError),
+}
+
+impl From<Event> for ChoiceEvent {
+    fn from(event: Event) -> Self {
+        match event {
+            Event::Token(token) => Self::Token(token),
+            Event::Done { finish, text, cached_tokens } => {
+                Self::Done { finish, text, cached_tokens }
+            }
+            Event::Failed(error) => Self::Failed(error),
+        }
+    }
 }
 
 /// A choice while it is sampled.
@@ -125,7 +137,7 @@ pub(super) fn choice_events(
             Ok(generation) => {
                 let started = ChoiceEvent::Started(generation.version);
                 let events = generation_events(generation, Arc::clone(&pace));
-                stream::iter([started]).chain(events).boxed()
+                stream::iter([started]).chain(events.map(ChoiceEvent::from)).boxed()
             }
             Err(error) => stream::iter([ChoiceEvent::Failed(error)]).boxed(),
         })

@@ -3,7 +3,8 @@
 //! `admit` checks limits before any work. `prompt` makes a prompt's tokens and its record, and decides whether it is kept;
 //! `continuation` lets a conversation go on from recorded tokens. `run` samples the
 //! choices (each a `choice`, `reading` its tokens in time) and records them; `types` has what it takes and returns. `sse` sends events,
-//! `models` has the names of the served model, `tokenize` encodes and decodes texts.
+//! `models` has the names of the served model, `tokenize` encodes and decodes texts, of which `tokenizer_places`
+//! bounds the long ones.
 //! `text` is the endpoint of text completions.
 //!
 //! Each choice is a separate generation of exactly one policy version. The choices of one request
@@ -23,6 +24,7 @@ pub(super) mod run;
 pub(super) mod sse;
 pub(super) mod text;
 pub(super) mod tokenize;
+pub(super) mod tokenizer_places;
 pub(super) mod types;
 
 use axum::http::{HeaderName, HeaderValue};

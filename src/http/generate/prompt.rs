@@ -10,13 +10,11 @@ use hone_core::types::{
 };
 use hone_engine::{Codec, EngineError, ToolFormat};
 
+use super::tokenizer_places::INLINE_BYTES;
 use crate::http::auth::Caller;
 use crate::http::body::invalid;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
-
-/// Texts longer than this are tokenized on a blocking thread.
-pub(super) const INLINE_BYTES: usize = 16 << 10;
 
 /// How the model writes calls of functions.
 pub fn tool_format(state: &AppState) -> ToolFormat {

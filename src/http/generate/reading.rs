@@ -18,8 +18,6 @@ use tokio::time::{Instant, timeout_at};
 
 use hone_engine::{EngineError, Event, Generation};
 
-use super::choice::ChoiceEvent;
-
 /// How long tokens of a stream are gathered.
 const GATHER: Duration = Duration::from_millis(1);
 
@@ -63,24 +61,21 @@ struct GenerationReader {
     read: u32,
 }
 
-/// The events of a generation. Dropping the stream cancels it.
+/// The events of a generation, up to the last one. Dropping the stream cancels it.
 pub(super) fn generation_events(
     generation: Generation,
     pace: Arc<ReadingPace>,
-) -> impl Stream<Item = ChoiceEvent> + Send {
+) -> impl Stream<Item = Event> + Send {
     let (ended, first, waited, read) = (false, None, Instant::now(), 0);
     let reader = GenerationReader { generation, pace, ended, first, waited, read };
     stream::unfold(Some(reader), |reader| async move {
         let mut reader = reader?;
         Some(match reader.next().await {
-            Some(Event::Token(token)) => (ChoiceEvent::Token(token), Some(reader)),
-            Some(Event::Done { finish, text, cached_tokens }) => {
-                (ChoiceEvent::Done { finish, text, cached_tokens }, None)
-            }
-            Some(Event::Failed(error)) => (ChoiceEvent::Failed(error), None),
+            Some(token @ Event::Token(_)) => (token, Some(reader)),
+            Some(last) => (last, None),
             None => {
                 let reason = "the generation ended without a last event".to_owned();
-                (ChoiceEvent::Failed(EngineError::Internal(reason)), None)
+                (Event::Failed(EngineError::Internal(reason)), None)
             }
         })
     })
@@ -177,7 +172,7 @@ mod tests {
         let mut events = Box::pin(generation_events(generation, pace));
         assert!(events.next().now_or_never().is_none());
         sender.try_send(token(1)).unwrap();
-        assert!(matches!(events.next().await, Some(ChoiceEvent::Token(token)) if token.id == 1));
+        assert!(matches!(events.next().await, Some(Event::Token(token)) if token.id == 1));
         assert!(events.next().now_or_never().is_none());
         for id in 2..5 {
             sender.try_send(token(id)).unwrap();
@@ -186,7 +181,7 @@ mod tests {
         sender.try_send(done()).unwrap();
         drop(ends);
         let rest: Vec<_> = events.collect().await;
-        assert!(matches!(rest.last(), Some(ChoiceEvent::Done { .. })) && rest.len() == 4);
+        assert!(matches!(rest.last(), Some(Event::Done { .. })) && rest.len() == 4);
     }
 
     #[tokio::test]
@@ -203,7 +198,7 @@ mod tests {
         pace.read_rest();
         for id in 2..4 {
             let event = events.next().now_or_never().flatten();
-            assert!(matches!(event, Some(ChoiceEvent::Token(token)) if token.id == id));
+            assert!(matches!(event, Some(Event::Token(token)) if token.id == id));
         }
         assert!(events.next().now_or_never().is_none());
     }
@@ -227,11 +222,11 @@ mod tests {
         let ids: Vec<u32> = read
             .iter()
             .filter_map(|event| match event {
-                ChoiceEvent::Token(token) => Some(token.id),
+                Event::Token(token) => Some(token.id),
                 _ => None,
             })
             .collect();
         assert_eq!(ids, (0..60).collect::<Vec<_>>());
-        assert!(matches!(read.last(), Some(ChoiceEvent::Done { .. })));
+        assert!(matches!(read.last(), Some(Event::Done { .. })));
     }
 }

@@ -356,7 +356,9 @@ impl RequestRun {
 
     /// Takes the tokens that were sampled and not read, of choices whose earlier tokens were all taken.
     fn take_rest(&mut self) {
-        if !self.buffered.is_empty() {
+        // A choice that waits for the engine must not be polled while the runtime ends.
+        let waits = self.choices.iter().any(|choice| choice.version.is_none());
+        if waits || !self.buffered.is_empty() {
             return;
         }
         self.pace.read_rest();

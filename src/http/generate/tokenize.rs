@@ -11,44 +11,24 @@ use axum::extract::State;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 use hone_core::types::TokenId;
 use hone_engine::Codec;
 
 use super::models;
 use super::prompt;
-use super::prompt::{INLINE_BYTES, encode, token_ids};
+use super::prompt::{encode, token_ids};
 use crate::http::body::{Field, FieldTable, Fields, JsonObject};
 use crate::http::chat::fields::{model_schema, token_schema};
 use crate::http::chat::{messages, tools};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
-/// Bytes of a text, or tokens of a list, that a request may have for each token of the model's context. Texts
-/// have fewer than 16 bytes a token, so that all that fit into a prompt are accepted.
+/// Bytes of a text, or tokens of a list, that a request may have for each token of the model's context. A
+/// usual text has about four bytes a token, so four times the context can be counted.
 const SIZE_PER_TOKEN: usize = 16;
 /// What a request may have whatever the context is.
 const LEAST_SIZE: usize = 64 << 10;
-/// Long texts that are computed at once.
-const PLACES: usize = 4;
-
-/// The places of long texts.
-pub struct TokenizerPlaces(Semaphore);
-
-impl Default for TokenizerPlaces {
-    fn default() -> Self {
-        Self(Semaphore::new(PLACES))
-    }
-}
-
-impl TokenizerPlaces {
-    /// Waits for a place, if what is computed has `size` bytes or tokens.
-    async fn wait(&self, size: usize) -> Option<SemaphorePermit<'_>> {
-        // The semaphore is never closed.
-        if size > INLINE_BYTES { self.0.acquire().await.ok() } else { None }
-    }
-}
 
 /// The fields of `/tokenize`.
 pub(in crate::http) const FIELDS: FieldTable = &[&[
@@ -160,7 +140,7 @@ pub async fn detokenize(
     Ok(Json(DetokenizedText { prompt }))
 }
 
-/// Refuses a field that has more than any prompt of the model can have.
+/// Refuses a field that has much more than a usual prompt of the model can have.
 fn check_size(state: &AppState, field: &str, size: usize, unit: &str) -> Result<(), ApiError> {
     let context = state.engine.info().context;
     let most = context.saturating_mul(SIZE_PER_TOKEN).max(LEAST_SIZE);
