@@ -12,6 +12,7 @@ use hone_rollout::RolloutConfig;
 use hone_train::policy::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion};
 
 use super::scenario::SafetyScenario;
+use super::verdict::is_judged_by_windows;
 use crate::bench::train::Subject;
 use crate::config::{Config, LogConfig};
 use crate::demo::RewardsMode;
@@ -82,8 +83,11 @@ fn policy(scenario: SafetyScenario, promotion: Promotion) -> PolicyConfig {
         publish_every: if promotion == Promotion::Direct { 1 } else { scenario.publish_every() },
         gate: GateConfig { prompts: 16, holdout_share: 0.05, ..usual.gate },
         canary: canary(scenario),
-        // Every version that was promoted takes an exam after the run.
-        keep_versions: 1 << 10,
+        keep_versions: match is_judged_by_windows(scenario, promotion) {
+            // Every version that was promoted takes an exam after the run.
+            true => 1 << 10,
+            false => usual.keep_versions,
+        },
         ..usual
     }
 }

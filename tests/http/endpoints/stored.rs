@@ -47,6 +47,16 @@ fn ids(list: &Value) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_choice_is_read_directly_after_the_answer() {
+    let server = server().await;
+    for _ in 0..50 {
+        let id = chat(&server, "alice", json!({"n": 6, "max_tokens": 8})).await;
+        let (_, stored) = get(&server, "alice", &format!("{PATH}/{id}")).await;
+        assert_eq!(stored["choices"].as_array().unwrap().len(), 6, "{stored}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_completion_is_read_as_it_was_answered() {
     let server = server().await;
     let metadata = json!({"answer": "5"});

@@ -151,6 +151,8 @@ async fn read_stored(
     state: Arc<AppState>,
     interaction: Interaction,
 ) -> Result<Json<StoredCompletion>, ApiError> {
+    // Further choices of the completion may still be queued for the ledger.
+    state.store.flush().await?;
     let reader = state.clone();
     state.read_ledger(move |_| stored(&reader, interaction)).await.map(Json)
 }
