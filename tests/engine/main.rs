@@ -417,7 +417,10 @@ async fn two_hundred_swaps_under_traffic_lose_nothing(backend: EngineBackend) {
     );
     assert!(completions.load(Ordering::Relaxed) > 100);
     assert_eq!(fixture.metrics.engine_failures.get(), 0);
-    assert!(late.1 <= early.1 + 1, "threads grew from {} to {}", early.1, late.1);
+    // Tests beside this one start and end threads; those of a version that is never freed would remain.
+    let threads = |part: &[(f64, usize)]| part.iter().map(|(_, threads)| *threads).min().unwrap();
+    let [few, many] = [&measured[..20], &measured[count - 20..]].map(threads);
+    assert!(many <= few + 1, "threads grew from {few} to {many}");
     assert!(late.0 < early.0 + 16.0, "memory grew from {} to {} MiB", early.0, late.0);
     // Loading a version happens before the exchange, which only switches to it.
     assert!(20 * held[middle] < staging[middle], "{:?} of {:?}", held[middle], staging[middle]);

@@ -19,6 +19,9 @@ pub const DONE: &str = "[DONE]";
 
 /// A comment, which clients ignore.
 const KEEP_ALIVE: &str = ": keep-alive\n\n";
+/// Bytes of events that are sent together at least, if so many are ready. Without a bound, all of an answer
+/// that was sampled before its client reads would be held as text, and no write would show that it is too slow.
+const SENT_AT_ONCE: usize = 16 << 10;
 
 /// A response that sends whole events as they come, and a comment where none came for `keep_alive`, so that
 /// clients and proxies keep the connection.
@@ -77,7 +80,12 @@ pub fn events_of(mut events: impl RunEvents) -> impl Stream<Item = String> + Sen
                 },
             };
             match update.map(|update| update.and_then(|update| events.of(update))) {
-                Some(Ok(more)) => text.push_str(&more),
+                Some(Ok(more)) => {
+                    text.push_str(&more);
+                    if text.len() >= SENT_AT_ONCE {
+                        return Some((text, Some(events)));
+                    }
+                }
                 Some(Err(error)) => {
                     events.run().count_limit(&error);
                     text.push_str(&events.failed(&error));

@@ -67,6 +67,8 @@ async fn a_completion_is_read_as_it_was_answered() {
         "frequency_penalty": 0.0, "seed": 5, "max_completion_tokens": 30,
     });
     expected.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    // How many tokens were cached is not recorded.
+    expected["usage"].as_object_mut().unwrap().remove("prompt_tokens_details");
     let path = format!("{PATH}/{}", expected["id"].as_str().unwrap());
     assert_eq!(get(&server, "alice", &path).await, (200, expected.clone()));
 
