@@ -301,6 +301,7 @@ async fn errors_of_the_web_server_have_openais_shape() {
     add(post("[1]".to_owned(), json_type).await);
     add(post("{\"seed\": 1e999}".to_owned(), json_type).await);
     add(post("[".repeat(1000), json_type).await);
+    add(post(format!("{{\"tools\": {}{}}}", "[".repeat(100), "]".repeat(100)), json_type).await);
     add(post("{}".to_owned(), None).await);
     add(post("{}".to_owned(), Some("text/plain")).await);
     add(post(" ".repeat(3000), json_type).await);
@@ -315,6 +316,7 @@ async fn errors_of_the_web_server_have_openais_shape() {
     400 the body must be a JSON object | - | invalid_body
     400 the body is not valid JSON: number out of range at line 1 column 14 | - | invalid_body
     400 the body is not valid JSON: recursion limit exceeded at line 1 column 128 | - | invalid_body
+    400 the body has more than 100 levels of objects and lists | - | invalid_body
     415 content-type is "": it must be application/json | - | unsupported_media_type
     415 content-type is "text/plain": it must be application/json | - | unsupported_media_type
     413 the body is larger than server.max_body_bytes allows | - | body_too_large

@@ -27,6 +27,9 @@ pub(super) use fields::{Fields, invalid};
 
 /// Time within which a client must send its whole body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Levels of objects and lists that a body may have. Responses repeat parts of requests some levels deeper, and
+/// clients read JSON with at most 128 levels (serde_json) or few more.
+const MAX_LEVELS: usize = 100;
 
 /// A request body that is a JSON object.
 ///
@@ -61,11 +64,25 @@ impl<S: Send + Sync> FromRequest<S> for JsonValue {
         let bytes = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state))
             .await
             .map_err(|_| ApiError::slow_body())??;
-        let value = serde_json::from_slice(&bytes);
-        let invalid = |error: serde_json::Error| {
+        let value = serde_json::from_slice(&bytes).map_err(|error: serde_json::Error| {
             ApiError::body(format!("the body is not valid JSON: {error}"))
-        };
-        value.map(Self).map_err(invalid)
+        })?;
+        if has_more_levels(&value, MAX_LEVELS) {
+            let message =
+                format!("the body has more than {MAX_LEVELS} levels of objects and lists");
+            return Err(ApiError::body(message));
+        }
+        Ok(Self(value))
+    }
+}
+
+/// Whether objects and lists are nested more than `levels` deep.
+fn has_more_levels(value: &Value, levels: usize) -> bool {
+    let inner_has = |value: &Value| has_more_levels(value, levels.saturating_sub(1));
+    match value {
+        Value::Array(items) => levels == 0 || items.iter().any(inner_has),
+        Value::Object(fields) => levels == 0 || fields.values().any(inner_has),
+        _ => false,
     }
 }
 
@@ -109,5 +126,19 @@ pub(super) struct List<T> {
 impl<T> List<T> {
     pub(super) fn new(data: impl Iterator<Item = T>) -> Self {
         Self { object: "list", data: data.collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::has_more_levels;
+
+    #[test]
+    fn objects_and_lists_are_levels() {
+        let nested = json!({"a": [1, {"b": "text"}], "c": 2});
+        assert_eq!([2, 3].map(|levels| has_more_levels(&nested, levels)), [true, false]);
+        assert!(!has_more_levels(&json!("text"), 0) && has_more_levels(&json!([]), 0));
     }
 }
