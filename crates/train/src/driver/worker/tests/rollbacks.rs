@@ -57,7 +57,7 @@ async fn activations_in_a_row_are_followed_once_at_their_end() {
     let is_marked = || checkpoints.join("activation").exists();
     // Void if the test's thread had to wait for so long that the trainer may have followed.
     let mut attempts = 0..50;
-    loop {
+    let before = loop {
         world.until("followed", |_| !is_marked()).await;
         let before = state();
         let longest = activate_in_turn(&world, 21).await;
@@ -65,11 +65,10 @@ async fn activations_in_a_row_are_followed_once_at_their_end() {
         let now = state();
         if longest.max(read.elapsed()) < SETTLE_TIME / 4 {
             assert!(now == before, "a checkpoint was written after {longest:?}");
-            break;
+            break before;
         }
         assert!(attempts.next().is_some(), "every attempt was void");
-    }
-    let before = state();
+    };
     let hold = "version 1 was activated: POST /admin/train/resume ends the pause";
     let is_held = |world: &World| world.worker.handle().status().hold.as_deref() == Some(hold);
     world.until("held", is_held).await;
