@@ -59,6 +59,18 @@ impl ObservedAnswer {
     }
 }
 
+/// The ideal answer to 1 + 1.
+#[cfg(test)]
+pub(super) const IDEAL: &str = "<reasoning>2</reasoning><answer>2</answer>";
+
+#[cfg(test)]
+impl ObservedAnswer {
+    /// A version's answer to 1 + 1, for users who want its form.
+    pub fn to_one_and_one(version: u64, text: &str) -> Self {
+        Self { version, taste: UserTaste::Form, satisfaction: Satisfaction::of(text, 2) }
+    }
+}
+
 /// A rating to post.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Thumb {

@@ -274,6 +274,7 @@ fn curve(values: &[f64]) -> Vec<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
+    use super::crowd::IDEAL;
     use super::*;
 
     #[test]
@@ -288,12 +289,7 @@ mod tests {
 
     #[test]
     fn a_version_is_valued_by_all_its_answers() {
-        let text = "<reasoning>2</reasoning><answer>2</answer>";
-        let answer = |version, text| ObservedAnswer {
-            version,
-            taste: UserTaste::Form,
-            satisfaction: Satisfaction::of(text, 2),
-        };
+        let (answer, text) = (ObservedAnswer::to_one_and_one, IDEAL);
         let base: Vec<_> = [text, ""].repeat(100).into_iter().map(|t| answer(0, t)).collect();
         // By chance, every answer of the base is bad for 300 requests, then good for 300.
         let answers = [vec![answer(0, ""); 300], vec![answer(0, text); 300]].concat();
@@ -307,12 +303,7 @@ mod tests {
 
     #[test]
     fn an_exam_adds_to_what_is_known_of_a_version() {
-        let text = "<reasoning>2</reasoning><answer>2</answer>";
-        let answer = |version, text| ObservedAnswer {
-            version,
-            taste: UserTaste::Form,
-            satisfaction: Satisfaction::of(text, 2),
-        };
+        let (answer, text) = (ObservedAnswer::to_one_and_one, IDEAL);
         // Both versions are right in half of all cases; in the run, the first one was right in all.
         let exam = [vec![answer(1, ""); 900], vec![answer(1, text); 600]].concat();
         let answers = [vec![answer(1, text); 300], [answer(2, text), answer(2, "")].repeat(150)];

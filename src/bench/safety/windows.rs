@@ -134,13 +134,12 @@ pub(super) fn worst_window(
 
 #[cfg(test)]
 mod tests {
+    use super::super::crowd::IDEAL;
     use super::*;
 
     /// A text whose satisfaction under [`UserTaste::Form`] is 1 or 0.
     fn answer(version: u64, good: bool) -> ObservedAnswer {
-        let text = if good { "<reasoning>2</reasoning><answer>2</answer>" } else { "" };
-        let satisfaction = Satisfaction::of(text, 2);
-        ObservedAnswer { version, taste: UserTaste::Form, satisfaction }
+        ObservedAnswer::to_one_and_one(version, if good { IDEAL } else { "" })
     }
 
     fn mean(answers: &[ObservedAnswer]) -> Satisfaction {

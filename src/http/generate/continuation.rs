@@ -262,38 +262,37 @@ fn is_finished(store: &Store, id: InteractionId) -> Result<bool, StoreError> {
     Ok(store.samples_of(id)?.iter().any(is_whole))
 }
 
-/// Makes the operations that let later prompts find a prompt and its completions.
-pub struct PromptTurns(ConversationDigest);
+/// Makes the operations that let later prompts find a prompt and its completions; none for a text without roles.
+pub struct PromptTurns(Option<ConversationDigest>);
 
 impl PromptTurns {
     /// The messages of a prompt.
     pub fn new(interaction: &Interaction) -> Self {
-        let mut digest = ConversationDigest::new(interaction.api_key());
-        interaction.messages.iter().for_each(|message| digest.add(message));
-        Self(digest)
+        Self((!interaction.is_text()).then(|| {
+            let mut digest = ConversationDigest::new(interaction.api_key());
+            interaction.messages.iter().for_each(|message| digest.add(message));
+            digest
+        }))
     }
 
-    /// The prompt's operation; none for a text without roles.
+    /// The prompt's operation.
     pub fn prompt(&self, state: &AppState, interaction: &Interaction) -> Option<Op> {
-        (!interaction.is_text()).then(|| turn(state, interaction, &self.0, None))
+        self.0.as_ref().map(|digest| turn(state, interaction, digest, None))
     }
 
-    /// A completion's operation; none for a text without roles, and for a completion that its client did not
-    /// get as a whole.
+    /// A completion's operation; none for a completion that its client did not get as a whole.
     pub fn completion(
         &self,
         state: &AppState,
         interaction: &Interaction,
         sample: &Sample,
     ) -> Option<Op> {
-        if interaction.is_text() || sample.finish == FinishReason::Cancelled {
-            return None;
-        }
+        let whole = |_: &&ConversationDigest| sample.finish != FinishReason::Cancelled;
+        let mut digest = self.0.as_ref().filter(whole)?.clone();
         let codec = state.engine.codec();
         let form = recorded_form(codec, interaction, tool_format(state));
-        let whole = recorded(codec, form.as_ref(), sample, &interaction.stop);
-        let (_, content, calls) = WholeMessage::split(whole.items);
-        let mut digest = self.0.clone();
+        let message = recorded(codec, form.as_ref(), sample, &interaction.stop);
+        let (_, content, calls) = WholeMessage::split(message.items);
         digest.add(&Message { tool_calls: calls, ..Message::new(Role::Assistant, content) });
         Some(turn(state, interaction, &digest, Some(sample.choice)))
     }

@@ -55,6 +55,8 @@ pub async fn retrieve(
     PathText(id): PathText,
 ) -> Result<Json<StoredCompletion>, ApiError> {
     let interaction = find_chat(&state, &caller, &id).await?;
+    // Further choices of the completion may still be queued for the ledger.
+    state.store.flush().await?;
     read_stored(state, interaction).await
 }
 
@@ -151,8 +153,6 @@ async fn read_stored(
     state: Arc<AppState>,
     interaction: Interaction,
 ) -> Result<Json<StoredCompletion>, ApiError> {
-    // Further choices of the completion may still be queued for the ledger.
-    state.store.flush().await?;
     let reader = state.clone();
     state.read_ledger(move |_| stored(&reader, interaction)).await.map(Json)
 }
