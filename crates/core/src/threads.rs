@@ -230,6 +230,8 @@ mod tests {
         drop(other);
         let (saw_end, waited) = background.join().unwrap();
         assert!(saw_end || waited >= MAX_WAIT, "{waited:?}");
+        // If it began before the end of serving, it waited, which is noticed.
+        assert!(waited < MAX_WAIT / 20 || background_was_busy(Duration::from_secs(3600)));
         // Nothing is served now.
         let background = std::thread::spawn(move || {
             to_background();
