@@ -4,8 +4,9 @@
 //! A daemon on loopback serves the embedded model, or another one, without rollouts and training. The same
 //! questions with the same seeds are answered by the engine alone, whose prompts are tokens already, over
 //! HTTP, and over HTTP as a stream: in short blocks of equal work directly after one another, so that other
-//! work on the machine disturbs all of them alike. First one client asks, then several do. Every completion
-//! over HTTP is recorded. The clients run in the same process.
+//! work on the machine disturbs all of them alike. First one client asks, then several do. The completions
+//! differ in length, so that those of several clients begin and end at different times, as in real traffic.
+//! Every completion over HTTP is recorded. The clients run in the same process.
 
 mod client;
 mod report;
@@ -13,6 +14,7 @@ mod report;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -37,8 +39,9 @@ pub use report::{HttpBenchReport, LoadStats, PathStats};
 const QUESTIONS: usize = 64;
 /// Duration of a block, unless a single request takes longer.
 const BLOCK: Duration = Duration::from_millis(100);
-/// Largest number of requests of each client in a block.
-const MAX_REQUESTS: u64 = 32;
+/// The least and the largest number of requests in a block, for each client. With a single one, all clients
+/// would begin together and wait for the slowest, which is not how requests arrive.
+const REQUESTS: [u64; 2] = [4, 32];
 
 /// The options of `hone bench http`.
 #[derive(Clone, Debug)]
@@ -47,7 +50,7 @@ pub struct HttpBenchOptions {
     pub seconds: f64,
     /// Clients of the second load, each with one request at a time.
     pub users: usize,
-    /// Tokens of each completion.
+    /// Tokens of a completion on average.
     pub tokens: u32,
     /// A Hugging Face directory or a hub id; `None` for the embedded model.
     pub model: Option<String>,
@@ -121,9 +124,9 @@ async fn measure(options: &HttpBenchOptions, service: &Service) -> anyhow::Resul
 /// A number of clients.
 struct BenchLoad<'a> {
     service: &'a Service,
-    tokens: u32,
+    work: Arc<BenchWork>,
     clients: Vec<BenchClient>,
-    /// The requests of each client in a block.
+    /// The requests in a block, of all clients together.
     requests: u64,
     /// The number of the next turn's first request, from which its seed follows.
     next: u64,
@@ -139,7 +142,8 @@ impl<'a> BenchLoad<'a> {
     ) -> anyhow::Result<Self> {
         let connect = |_| BenchClient::connect(work);
         let clients = try_join_all((0..users).map(connect)).await?;
-        Ok(Self { service, tokens: work.tokens, clients, requests: 1, next: 0, recorded: 0 })
+        let requests = REQUESTS[0] * users as u64;
+        Ok(Self { service, work: Arc::clone(work), clients, requests, next: 0, recorded: 0 })
     }
 
     /// Measures turns of one block on each path, for `duration` and at least one.
@@ -147,8 +151,9 @@ impl<'a> BenchLoad<'a> {
         // The first turn fills caches, the second shows how long a request takes.
         self.turn(0).await?;
         let [engine, ..] = self.turn(0).await?;
-        let requests = BLOCK.as_secs_f64() / engine.seconds;
-        self.requests = (requests.round() as u64).clamp(1, MAX_REQUESTS);
+        let [least, most] = REQUESTS.map(|each| each * self.clients.len() as u64);
+        let requests = self.requests as f64 * BLOCK.as_secs_f64() / engine.seconds;
+        self.requests = (requests.round() as u64).clamp(least, most);
         let (began, mut turns) = (Instant::now(), Vec::new());
         while turns.is_empty() || began.elapsed() < duration {
             let turn = self.turn(turns.len()).await?;
@@ -165,32 +170,34 @@ impl<'a> BenchLoad<'a> {
             let at = (turn + number) % blocks.len();
             blocks[at] = self.block(AnswerPath::ALL[at]).await?;
         }
-        self.next += self.requests * self.clients.len() as u64;
+        self.next += self.requests;
         Ok(blocks)
     }
 
-    /// The next requests of all clients on one path.
+    /// The next requests on one path, each by the client that is free first.
     async fn block(&mut self, path: AnswerPath) -> anyhow::Result<BenchBlock> {
         // What is left of recording the previous block does not disturb this one.
         self.service.store().flush().await?;
-        let (first, requests) = (self.next, self.requests);
+        let end = self.next + self.requests;
+        let next = Arc::new(AtomicU64::new(self.next));
         let began = Instant::now();
-        let asking =
-            std::mem::take(&mut self.clients).into_iter().zip(0..).map(|(client, user)| {
-                tokio::spawn(client.ask(path, first + user * requests, requests))
-            });
-        let (mut latencies, mut clients) = (Vec::new(), Vec::new());
+        let asking = std::mem::take(&mut self.clients)
+            .into_iter()
+            .map(|client| tokio::spawn(client.ask(path, Arc::clone(&next), end)));
+        let (mut times, mut clients) = (Vec::new(), Vec::new());
         for answered in try_join_all(asking).await? {
-            let (client, times) = answered?;
+            let (client, answered) = answered?;
             clients.push(client);
-            latencies.extend(times);
+            times.extend(answered);
         }
         let seconds = began.elapsed().as_secs_f64();
         self.clients = clients;
         if path != AnswerPath::Engine {
-            self.recorded += latencies.len() as u64;
+            self.recorded += times.len() as u64;
         }
-        let tokens = latencies.len() as u64 * u64::from(self.tokens);
+        times.sort_unstable_by_key(|&(seed, _)| seed);
+        let tokens = times.iter().map(|&(seed, _)| u64::from(self.work.length(seed))).sum();
+        let latencies = times.into_iter().map(|(_, ms)| ms).collect();
         Ok(BenchBlock { latencies, seconds, tokens })
     }
 }
@@ -206,28 +213,32 @@ impl BenchClient {
         Ok(Self { work: Arc::clone(work), connection: BenchConnection::open(work.addr).await? })
     }
 
-    /// Asks with `count` seeds from `first` on. Returns the times of the completions in ms.
+    /// Asks with seeds from `next` until `end` is reached. Returns each seed with the time of its completion
+    /// in ms.
     async fn ask(
         mut self,
         path: AnswerPath,
-        first: u64,
-        count: u64,
-    ) -> anyhow::Result<(Self, Vec<f64>)> {
-        let mut latencies = Vec::new();
-        for seed in first..first + count {
+        next: Arc<AtomicU64>,
+        end: u64,
+    ) -> anyhow::Result<(Self, Vec<(u64, f64)>)> {
+        let mut times = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                return Ok((self, times));
+            }
             let began = Instant::now();
             match path {
                 AnswerPath::Engine => {
-                    self.work.generate(seed, self.work.tokens).await?;
+                    self.work.generate(seed, self.work.length(seed)).await?;
                 }
                 AnswerPath::Http | AnswerPath::Stream => {
                     let body = self.work.body(seed, path == AnswerPath::Stream)?;
                     self.connection.post(&body).await?;
                 }
             }
-            latencies.push(began.elapsed().as_secs_f64() * 1e3);
+            times.push((seed, began.elapsed().as_secs_f64() * 1e3));
         }
-        Ok((self, latencies))
     }
 }
 
@@ -235,6 +246,7 @@ impl BenchClient {
 struct BenchWork {
     engine: Arc<dyn Engine>,
     addr: SocketAddr,
+    /// Tokens of a completion on average.
     tokens: u32,
     /// The texts of the questions and the tokens of their prompts.
     questions: Vec<(String, Vec<TokenId>)>,
@@ -268,14 +280,23 @@ impl BenchWork {
 
     /// Checks that both ways to ask give the same answer. Returns the number of requests over HTTP.
     async fn check(&self) -> anyhow::Result<u64> {
-        let alone = self.generate(0, self.tokens).await?;
+        let alone = self.generate(0, self.length(0)).await?;
         let mut connection = BenchConnection::open(self.addr).await?;
         let response = connection.post(&self.body(0, false)?).await?;
         let text = serde_json::to_string(&alone)?;
         ensure!(response.contains(&text), "{text} of the engine is not in {response}");
-        let counted = format!("\"completion_tokens\":{}", self.tokens);
+        let counted = format!("\"completion_tokens\":{}", self.length(0));
         ensure!(response.contains(&counted), "{counted} is not in {response}");
         Ok(1)
+    }
+
+    /// Tokens of the completion with a seed: about half the average to one and a half times it, spread evenly
+    /// over the seeds.
+    fn length(&self, seed: u64) -> u32 {
+        // 2^64 divided by the golden ratio: the upper half of its multiples is spread evenly.
+        let spread = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let extra = (spread * (u64::from(self.tokens) + 1)) >> 32;
+        self.tokens.div_ceil(2) + extra as u32
     }
 
     fn question(&self, seed: u64) -> anyhow::Result<&(String, Vec<TokenId>)> {
@@ -297,7 +318,7 @@ impl BenchWork {
             "model": "default",
             "messages": [{"role": "user", "content": self.question(seed)?.0}],
             "seed": seed,
-            "max_tokens": self.tokens,
+            "max_tokens": self.length(seed),
             "ignore_eos": true,
             "stream": stream,
             "store": true,
@@ -323,7 +344,8 @@ mod tests {
         let users: Vec<usize> = report.loads.iter().map(|load| load.users).collect();
         assert_eq!(users, [1, 3]);
         for load in &report.loads {
-            let requests = (load.users * load.turns) as u64 * load.requests_per_turn;
+            assert!(load.requests_per_turn >= 4 * load.users as u64, "{report}");
+            let requests = load.turns as u64 * load.requests_per_turn;
             for path in [&load.engine, &load.http, &load.stream] {
                 assert!(path.requests as u64 == requests && requests > 0, "{report}");
             }

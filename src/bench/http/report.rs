@@ -28,7 +28,7 @@ impl AnswerPath {
 /// Requests of all clients on one path.
 #[derive(Clone, Debug)]
 pub(super) struct BenchBlock {
-    /// Times of the completions in ms, by client and request.
+    /// Times of the completions in ms, by seed.
     pub latencies: Vec<f64>,
     /// From the first request to the last response.
     pub seconds: f64,
@@ -92,7 +92,7 @@ pub struct LoadStats {
     pub users: usize,
     /// Turns, each with a block on every path.
     pub turns: usize,
-    /// Requests of each client in a block.
+    /// Requests in a block, of all clients together.
     pub requests_per_turn: u64,
     /// The engine alone.
     pub engine: PathStats,
@@ -147,7 +147,7 @@ pub struct HttpBenchReport {
     pub model: Option<String>,
     /// The engine.
     pub backend: EngineBackend,
-    /// Tokens of each completion.
+    /// Tokens of a completion on average.
     pub tokens: u32,
     /// With one client, and with several.
     pub loads: Vec<LoadStats>,
@@ -182,7 +182,7 @@ impl fmt::Display for MedianEstimate {
 impl fmt::Display for LoadStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { users, turns, requests_per_turn, engine, http, stream, .. } = self;
-        writeln!(f, "{users} client(s), {turns} turns of {requests_per_turn} request(s) each")?;
+        writeln!(f, "{users} client(s), {turns} turns of {requests_per_turn} requests")?;
         let paths = [engine, http, stream];
         for (name, at) in [("p50", 0), ("p99", 1)] {
             let [engine, http, stream] = paths.map(|path| path.latency_ms[at]);
@@ -201,7 +201,7 @@ impl fmt::Display for HttpBenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { model, backend, tokens, loads, recorded, load } = self;
         let model = model.as_deref().unwrap_or("embedded");
-        writeln!(f, "{tokens} tokens a completion, model: {model}, backend: {backend:?}")?;
+        writeln!(f, "{tokens} tokens a completion on average, model: {model}, backend: {backend:?}")?;
         writeln!(f, "                  engine                     HTTP                   stream")?;
         for stats in loads {
             write!(f, "{stats}")?;
@@ -235,9 +235,9 @@ mod tests {
     #[test]
     fn differences_and_ratios_are_those_of_pairs() {
         insta::assert_snapshot!(report([1.0, 1.01, 1.02]), @r"
-        64 tokens a completion, model: embedded, backend: Native
+        64 tokens a completion on average, model: embedded, backend: Native
                           engine                     HTTP                   stream
-        1 client(s), 100 turns of 2 request(s) each
+        1 client(s), 100 turns of 2 requests
           p50              50.00                    50.50                    51.00 ms
           p99              99.00                    99.99                   100.98 ms
           throughput        1267                     1255                     1242 tokens/s
