@@ -65,10 +65,17 @@ const MAX_WAIT: Duration = Duration::from_millis(50);
 #[must_use]
 pub struct Serving(());
 
+/// When the last [`Serving`] began, in microseconds since [`start`], or 0.
+static LAST_SERVING: AtomicU64 = AtomicU64::new(0);
+
+/// Background threads reach a [`pause_point`] soon for so long after a [`Serving`] began.
+const SERVED_WITHIN: Duration = Duration::from_secs(1);
+
 impl Serving {
     /// Background threads wait from now on.
     pub fn begin() -> Self {
         SERVING.fetch_add(1, Ordering::Relaxed);
+        LAST_SERVING.store(now_us(), Ordering::Relaxed);
         Self(())
     }
 }
@@ -157,6 +164,14 @@ pub fn pause_point() {
     LAST_BACKGROUND_YIELD.store(now_us(), Ordering::Relaxed);
 }
 
+/// Whether the calling thread is one that waits while a [`Serving`] exists, and one began within the last second.
+/// Operations that take milliseconds then run in pieces with a [`pause_point`] in between.
+pub fn must_pause_often() -> bool {
+    let waits = PAUSES.get().is_some_and(|pauses| pauses.waits);
+    let last = LAST_SERVING.load(Ordering::Relaxed);
+    waits && last > 0 && u128::from(now_us().saturating_sub(last)) <= SERVED_WITHIN.as_micros()
+}
+
 /// Whether a background thread yielded or waited in a [`pause_point`] within the given time, and so probably has
 /// more to compute.
 pub fn background_was_busy(within: Duration) -> bool {
@@ -220,9 +235,11 @@ mod tests {
         let background = std::thread::spawn(move || {
             to_background();
             let began = Instant::now();
+            assert!(must_pause_often());
             pause_point();
             (end.load(Ordering::Acquire), began.elapsed())
         });
+        assert!(!must_pause_often(), "this is no background thread");
         std::thread::sleep(MAX_WAIT / 10);
         let [one, other] = serving;
         drop(one);

@@ -201,7 +201,10 @@ impl fmt::Display for HttpBenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { model, backend, tokens, loads, recorded, load } = self;
         let model = model.as_deref().unwrap_or("embedded");
-        writeln!(f, "{tokens} tokens a completion on average, model: {model}, backend: {backend:?}")?;
+        writeln!(
+            f,
+            "{tokens} tokens a completion on average, model: {model}, backend: {backend:?}"
+        )?;
         writeln!(f, "                  engine                     HTTP                   stream")?;
         for stats in loads {
             write!(f, "{stats}")?;

@@ -2,10 +2,18 @@
 
 pub(crate) mod bf16;
 
-use hone_core::threads::pause_point;
+use std::ops::Range;
+
+use hone_core::threads::{must_pause_often, pause_point};
 
 use super::float::Real;
 use super::parallel::threads;
+
+/// The multiplications of a piece of a product on a thread that must pause often: about a millisecond of one
+/// core.
+const MAX_PIECE: usize = 1 << 26;
+/// The shortest side of a piece, unless the product has fewer rows or columns.
+const MIN_SIDE: usize = 192;
 
 /// A view of a slice as a matrix.
 #[derive(Clone, Copy)]
@@ -123,35 +131,55 @@ fn run<T: Real>(
         1 => gemm::Parallelism::None,
         threads => gemm::Parallelism::Rayon(threads),
     };
-    // SAFETY: both callers have exclusive access to the `len` values at `out`. The assertions here and
-    // in `Matrix::strided` keep every index that the product uses
-    // (row * row_stride + column * column_stride) within these and the two slices; rows of `out` do
-    // not overlap; strides of slices fit in isize. `out` is read only with `WriteMode::Add`, which
-    // `product` does not use.
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            out,
-            1,
-            stride as isize,
-            mode == WriteMode::Add,
-            left.values.as_ptr(),
-            left.column_stride as isize,
-            left.row_stride as isize,
-            right.values.as_ptr(),
-            right.column_stride as isize,
-            right.row_stride as isize,
-            T::of(1.0),
-            T::of(scale),
-            false,
-            false,
-            false,
-            parallelism,
-        );
+    let most = if must_pause_often() { MAX_PIECE } else { usize::MAX };
+    let (bands, strips) = pieces(m, n, k, most);
+    for piece in 0..bands * strips {
+        let rows = share(m, bands, piece / strips);
+        let columns = share(n, strips, piece % strips);
+        // SAFETY: both callers have exclusive access to the `len` values at `out`. The assertions here and
+        // in `Matrix::strided` keep every index that the product uses
+        // (row * row_stride + column * column_stride) within these and the two slices, because the rows and
+        // columns of a piece are below `m` and `n`; rows of `out` do not overlap; strides of slices fit in
+        // isize. `out` is read only with `WriteMode::Add`, which `product` does not use.
+        unsafe {
+            gemm::gemm(
+                rows.len(),
+                columns.len(),
+                k,
+                out.add(rows.start * stride + columns.start),
+                1,
+                stride as isize,
+                mode == WriteMode::Add,
+                left.values.as_ptr().add(rows.start * left.row_stride),
+                left.column_stride as isize,
+                left.row_stride as isize,
+                right.values.as_ptr().add(columns.start * right.column_stride),
+                right.column_stride as isize,
+                right.row_stride as isize,
+                T::of(1.0),
+                T::of(scale),
+                false,
+                false,
+                false,
+                parallelism,
+            );
+        }
+        pause_point();
     }
-    pause_point();
+}
+
+/// Numbers of bands of rows and of strips of columns that split a product into pieces of about `most`
+/// multiplications. No side of a piece is short, because packing the factors would then take longest.
+fn pieces(m: usize, n: usize, k: usize, most: usize) -> (usize, usize) {
+    let area = (most / k).max(MIN_SIDE * MIN_SIDE);
+    let width = n.min(area.isqrt().max(area / m));
+    let height = m.min(area / width);
+    (m.div_ceil(height), n.div_ceil(width))
+}
+
+/// Part `i` of `count` numbers in `parts` parts, whose lengths differ by at most 1.
+fn share(count: usize, parts: usize, i: usize) -> Range<usize> {
+    i * count / parts..(i + 1) * count / parts
 }
 
 #[cfg(test)]

@@ -61,3 +61,44 @@ fn products_have_the_same_bits_on_any_number_of_threads() {
         }
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn products_in_pieces_have_the_bits_of_whole_products() {
+    use hone_core::threads::{
+        BackgroundPriority, Serving, must_pause_often, set_background, to_background,
+    };
+
+    set_background(BackgroundPriority::Idle);
+    for (m, n, k) in [(700, 500, 400), (33, 3000, 900), (20_000, 7, 600), (300, 400, 3000)] {
+        assert_ne!(super::pieces(m, n, k, super::MAX_PIECE), (1, 1), "{m} {n} {k}");
+        let [left, right] = [m * k, k * n]
+            .map(|count| -> Vec<f32> { wave(count).into_iter().map(|x| x as f32).collect() });
+        let run = |background: bool| {
+            let product = || {
+                if background {
+                    to_background();
+                    drop(Serving::begin());
+                }
+                assert_eq!(must_pause_often(), background);
+                let mut sums = wave(m * n).into_iter().map(|x| x as f32).collect::<Vec<f32>>();
+                let (left, right) = (Matrix::new(&left, m, k), Matrix::new(&right, n, k).t());
+                multiply((&mut sums, n), WriteMode::Add, 0.5, left, right);
+                (product(1.0, left, right), sums)
+            };
+            std::thread::scope(|scope| scope.spawn(product).join().unwrap())
+        };
+        assert!(run(false) == run(true), "{m} {n} {k}");
+    }
+}
+
+#[test]
+fn pieces_are_small_and_their_sides_are_not_short() {
+    for (m, n, k) in [(1024, 1536, 576), (100, 49_152, 576), (1, 1, 1), (1000, 576, 49_152)] {
+        let (bands, strips) = super::pieces(m, n, k, super::MAX_PIECE);
+        let (height, width) = (m.div_ceil(bands), n.div_ceil(strips));
+        assert!(height * width * k <= 2 * super::MAX_PIECE || height.min(width) <= super::MIN_SIDE);
+        assert!(height >= m.min(super::MIN_SIDE / 2) && width >= n.min(super::MIN_SIDE / 2));
+        assert_eq!(super::pieces(m, n, k, usize::MAX), (1, 1));
+    }
+}

@@ -267,7 +267,8 @@ impl BatchScheduler {
 
     /// Decodes one token of the plan's sequences, and computes the part of a prompt.
     fn step(&mut self, plan: IterationPlan, mut part: Option<PromptPart>) {
-        let newest = plan.newest_shadow(&self.running, self.shared.config.busy_rows);
+        let busy_rows = self.shared.config.busy_rows;
+        let newest = plan.newest_shadow(&self.running, busy_rows, part.is_some());
         let (mut rows, mut failed) = (0, false);
         for sequence in self.running.iter_mut().filter(|s| plan.takes_part(s, newest)) {
             rows += 1;

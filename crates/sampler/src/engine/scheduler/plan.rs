@@ -3,12 +3,13 @@
 //! The rules while live requests run, for an engine that serves clients:
 //!
 //! - All live sequences decode in every step. At most `busy_rows` shadow sequences join them, the
-//!   oldest ones.
-//! - Shadow prompts wait until no live prompt waits or is computed. Then one page of them is computed in
+//!   oldest ones, unless the pass computes a part of a prompt too: such a pass already takes longest.
+//! - Shadow prompts wait until no live prompt waits or is computed. Then half a page of them is computed in
 //!   each iteration.
 //! - While live prompts are always waiting, one page of a shadow prompt is computed in one of
-//!   `4 / busy_share` iterations, so rollouts continue under any live load. The page needs a pass of its own,
-//!   which delays tokens of so few steps that their 99th percentile does not show it.
+//!   `4 / busy_share` iterations, and shadow sequences join as many passes with a part of a prompt. So
+//!   rollouts continue under any live load. This delays tokens of so few steps that their 99th percentile
+//!   does not show it.
 //!
 //! Live prompts are computed by the fewest remaining tokens, so that a short prompt does not wait for a
 //! long one. Every fourth part is of the oldest prompt, so that a long one gets at least a quarter of
@@ -23,8 +24,13 @@ use crate::kv_cache::PAGE;
 /// One part of a live prompt in so many is of the oldest prompt.
 const OLDEST_TURN: u64 = 4;
 
-/// `busy_share` is divided by this for pages of shadow prompts that need a pass of their own.
-const PAGE_TURN: u64 = 4;
+/// `busy_share` is divided by this for pages of shadow prompts that need a pass of their own, and for passes
+/// with a part of a prompt that shadow sequences join.
+const RARE_TURN: u64 = 4;
+
+/// Tokens of a shadow prompt in a pass with live sequences: so few that all rows together are one block of
+/// columns, whose time is nearly that of the live ones alone.
+const SHADOW_PART: usize = PAGE / 2;
 
 /// The rules of one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +41,8 @@ pub(super) struct IterationPlan {
     pub shadow_prompts: bool,
     /// Whether a page of a shadow prompt is computed before live prompts.
     pub shadow_page: bool,
+    /// Whether shadow sequences join a pass that computes a part of a prompt.
+    pub shadow_joins_part: bool,
     /// Tokens of prompts to compute.
     pub tokens: usize,
 }
@@ -60,13 +68,14 @@ impl IterationPlan {
         live_decodes: bool,
     ) -> Self {
         let busy = config.serves_clients && (live_prompt || live_decodes);
-        let period = ((1.0 / config.busy_share).round() as u64).max(1).saturating_mul(PAGE_TURN);
+        let period = ((1.0 / config.busy_share).round() as u64).max(1).saturating_mul(RARE_TURN);
         let shadow_prompts = !(busy && (live_waits || live_prompt));
         let tokens = if live_decodes { config.busy_prefill_tokens } else { config.prefill_tokens };
         Self {
             busy,
             shadow_prompts,
             shadow_page: !shadow_prompts && iteration.is_multiple_of(period),
+            shadow_joins_part: !busy || iteration % period == period / 2,
             tokens: tokens.max(PAGE),
         }
     }
@@ -84,16 +93,26 @@ impl IterationPlan {
     }
 
     /// The number of tokens of a prompt's next part, of which `len` are computed and `remaining` are not.
-    /// A part ends with a page, so that others can use it, or with the prompt.
+    /// A part of at least a page ends with a page, so that others can use it, or with the prompt.
     pub fn part(self, sequence: &EngineSequence, tokens: usize) -> usize {
-        let tokens = if self.busy && !sequence.is_live() { tokens.min(PAGE) } else { tokens };
+        let shadow = if self.shadow_prompts { SHADOW_PART } else { PAGE };
+        let tokens = if self.busy && !sequence.is_live() { tokens.min(shadow) } else { tokens };
         part(sequence.pages.len(), sequence.pages.remaining(), tokens)
     }
 
-    /// The order of the newest shadow sequence that takes part in the step.
-    pub fn newest_shadow(self, running: &[EngineSequence], rows: usize) -> Option<u64> {
+    /// The order of the newest shadow sequence that takes part in the step, with a part of a prompt or
+    /// without.
+    pub fn newest_shadow(
+        self,
+        running: &[EngineSequence],
+        rows: usize,
+        with_part: bool,
+    ) -> Option<u64> {
         if !self.busy {
             return Some(u64::MAX);
+        }
+        if with_part && !self.shadow_joins_part {
+            return None;
         }
         let orders = running.iter().filter(|s| !s.is_live()).map(|sequence| sequence.order);
         // The n-th smallest, without a buffer.
@@ -129,7 +148,14 @@ fn first_by(
 
 /// The part of a prompt with `len` computed tokens and `remaining` others, in at most `tokens`.
 fn part(len: usize, remaining: usize, tokens: usize) -> usize {
-    if remaining <= tokens { remaining } else { ((len + tokens) / PAGE * PAGE).saturating_sub(len) }
+    let to_page = ((len + tokens) / PAGE * PAGE).saturating_sub(len);
+    if remaining <= tokens {
+        remaining
+    } else if to_page > 0 {
+        to_page
+    } else {
+        tokens
+    }
 }
 
 #[cfg(test)]
@@ -140,7 +166,8 @@ mod tests {
     fn parts_end_with_a_page_or_with_the_prompt() {
         assert_eq!([part(0, 500, 128), part(128, 372, 128), part(256, 100, 128)], [128, 128, 100]);
         assert_eq!([part(5, 500, 32), part(15, 500, 16), part(15, 500, 8)], [27, 1, 1]);
-        assert_eq!((part(3, 500, 8), part(0, 0, 16)), (0, 0));
+        assert_eq!((part(8, 500, 8), part(12, 500, 8), part(0, 0, 16)), (8, 4, 0));
+        assert_eq!((part(3, 500, 8), part(0, 500, 8)), (8, 8), "within a page");
     }
 
     #[test]
@@ -159,6 +186,9 @@ mod tests {
         assert!(!plan(1, false, true, true).shadow_prompts);
         let pages = (0..100).filter(|i| plan(*i, false, true, true).shadow_page).count();
         assert_eq!(pages, 5, "a quarter of busy_share, which is 0.2");
+        let joined = (0..100).filter(|i| plan(*i, false, true, true).shadow_joins_part).count();
+        assert_eq!(joined, 5, "other iterations, as many");
+        assert!((0..100).all(|i| plan(i, false, false, false).shadow_joins_part));
         let other = SamplerConfig::default();
         assert!(!IterationPlan::of(&other, 20, true, true, true).busy);
     }

@@ -28,7 +28,7 @@ use std::ops::Range;
 
 use hone_core::threads::pause_point;
 
-use super::{Matrix, WriteMode};
+use super::{Matrix, WriteMode, share};
 use crate::kernels::parallel::{self, threads};
 
 pub(crate) use layout::UnpackedRows;
@@ -225,11 +225,6 @@ fn run(
             pause_point();
         }
     });
-}
-
-/// Part `i` of `count` numbers in `parts` parts, whose lengths differ by at most 1.
-fn share(count: usize, parts: usize, i: usize) -> Range<usize> {
-    i * count / parts..(i + 1) * count / parts
 }
 
 /// Panels of rows and of columns of a task.
