@@ -39,7 +39,7 @@ pub struct SamplerConfig {
     /// its queue and slots in the metrics, and runs at normal priority.
     pub serves_clients: bool,
     /// Shadow sequences that take part in a step while live requests run, at least 1, if this engine
-    /// serves clients.
+    /// serves clients. Few steps with a part of a prompt have any.
     pub busy_rows: usize,
     /// Threads that compute while no client is served.
     pub threads: usize,
@@ -47,7 +47,7 @@ pub struct SamplerConfig {
     pub busy_threads: usize,
     /// Fraction of the time in which the sampler computes while clients are served, in (0, 1]. If this
     /// engine serves clients itself, a page of a shadow prompt is computed in a quarter of this fraction of its
-    /// steps although live prompts wait.
+    /// steps although live prompts wait, and shadow sequences join as many passes with a part of a prompt.
     pub busy_share: f64,
     /// If this engine serves clients and background threads have something to compute: the pauses between
     /// iterations for clients, as a fraction of their duration. There are none if the model's weights stay in
