@@ -6,6 +6,8 @@
 //! HTTP, and over HTTP as a stream: in short blocks of equal work directly after one another, so that other
 //! work on the machine disturbs all of them alike. First one client asks, then several do. The completions
 //! differ in length, so that those of several clients begin and end at different times, as in real traffic.
+//! Clients pause shortly between requests: without that, those of the engine alone would ask just in time for
+//! its next step, and those over HTTP a fraction of a millisecond too late for it.
 //! Every completion over HTTP is recorded. The clients run in the same process.
 
 mod client;
@@ -42,6 +44,13 @@ const BLOCK: Duration = Duration::from_millis(100);
 /// The least and the largest number of requests in a block, for each client. With a single one, all clients
 /// would begin together and wait for the slowest, which is not how requests arrive.
 const REQUESTS: [u64; 2] = [4, 32];
+
+/// The longest pause of a client between two requests, in the mean times of a token. Requests then arrive at any
+/// moment of the engine's steps.
+const PAUSE_TOKENS: f64 = 2.0;
+/// The shortest pause that timers keep. Models whose tokens take less than half of it have steps so short that a
+/// request waits for none noticeably.
+const LEAST_PAUSE: Duration = Duration::from_millis(1);
 
 /// The options of `hone bench http`.
 #[derive(Clone, Debug)]
@@ -128,6 +137,8 @@ struct BenchLoad<'a> {
     clients: Vec<BenchClient>,
     /// The requests in a block, of all clients together.
     requests: u64,
+    /// The longest pause of a client before a request.
+    pause: Duration,
     /// The number of the next turn's first request, from which its seed follows.
     next: u64,
     /// Completions over HTTP so far.
@@ -143,7 +154,9 @@ impl<'a> BenchLoad<'a> {
         let connect = |_| BenchClient::connect(work);
         let clients = try_join_all((0..users).map(connect)).await?;
         let requests = REQUESTS[0] * users as u64;
-        Ok(Self { service, work: Arc::clone(work), clients, requests, next: 0, recorded: 0 })
+        let pause = Duration::ZERO;
+        let work = Arc::clone(work);
+        Ok(Self { service, work, clients, requests, pause, next: 0, recorded: 0 })
     }
 
     /// Measures turns of one block on each path, for `duration` and at least one.
@@ -154,6 +167,9 @@ impl<'a> BenchLoad<'a> {
         let [least, most] = REQUESTS.map(|each| each * self.clients.len() as u64);
         let requests = self.requests as f64 * BLOCK.as_secs_f64() / engine.seconds;
         self.requests = (requests.round() as u64).clamp(least, most);
+        let latency: f64 = engine.latencies.iter().sum::<f64>() / 1e3;
+        let pause = Duration::from_secs_f64(PAUSE_TOKENS * latency / engine.tokens.max(1) as f64);
+        self.pause = Some(pause).filter(|pause| *pause >= LEAST_PAUSE).unwrap_or_default();
         let (began, mut turns) = (Instant::now(), Vec::new());
         while turns.is_empty() || began.elapsed() < duration {
             let turn = self.turn(turns.len()).await?;
@@ -183,7 +199,7 @@ impl<'a> BenchLoad<'a> {
         let began = Instant::now();
         let asking = std::mem::take(&mut self.clients)
             .into_iter()
-            .map(|client| tokio::spawn(client.ask(path, Arc::clone(&next), end)));
+            .map(|client| tokio::spawn(client.ask(path, self.pause, Arc::clone(&next), end)));
         let (mut times, mut clients) = (Vec::new(), Vec::new());
         for answered in try_join_all(asking).await? {
             let (client, answered) = answered?;
@@ -213,11 +229,12 @@ impl BenchClient {
         Ok(Self { work: Arc::clone(work), connection: BenchConnection::open(work.addr).await? })
     }
 
-    /// Asks with seeds from `next` until `end` is reached. Returns each seed with the time of its completion
-    /// in ms.
+    /// Asks with seeds from `next` until `end` is reached, after pauses of at most `pause`. Returns each seed with
+    /// the time of its completion in ms.
     async fn ask(
         mut self,
         path: AnswerPath,
+        pause: Duration,
         next: Arc<AtomicU64>,
         end: u64,
     ) -> anyhow::Result<(Self, Vec<(u64, f64)>)> {
@@ -226,6 +243,9 @@ impl BenchClient {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= end {
                 return Ok((self, times));
+            }
+            if !pause.is_zero() {
+                tokio::time::sleep(pause.mul_f64(spread(seed ^ PAUSE_SALT))).await;
             }
             let began = Instant::now();
             match path {
@@ -240,6 +260,15 @@ impl BenchClient {
             times.push((seed, began.elapsed().as_secs_f64() * 1e3));
         }
     }
+}
+
+/// Changes the order of pauses, so that they do not depend on the lengths.
+const PAUSE_SALT: u64 = 0x5555;
+
+/// Numbers in 0..1 that consecutive seeds spread evenly.
+fn spread(seed: u64) -> f64 {
+    // 2^64 divided by the golden ratio: the upper bits of its multiples are spread evenly.
+    (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 /// The requests, and what answers them.
@@ -293,9 +322,7 @@ impl BenchWork {
     /// Tokens of the completion with a seed: about half the average to one and a half times it, spread evenly
     /// over the seeds.
     fn length(&self, seed: u64) -> u32 {
-        // 2^64 divided by the golden ratio: the upper half of its multiples is spread evenly.
-        let spread = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let extra = (spread * (u64::from(self.tokens) + 1)) >> 32;
+        let extra = spread(seed) * (f64::from(self.tokens) + 1.0);
         self.tokens.div_ceil(2) + extra as u32
     }
 
@@ -330,6 +357,15 @@ impl BenchWork {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seeds_are_spread_evenly() {
+        for salt in [0, PAUSE_SALT] {
+            let mut tenths = [0; 10];
+            (0..1000).for_each(|seed| tenths[(spread(seed ^ salt) * 10.0) as usize] += 1);
+            assert!(tenths.iter().all(|count| (80..=120).contains(count)), "{tenths:?}");
+        }
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn the_embedded_model_is_measured() {
