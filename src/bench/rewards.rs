@@ -208,13 +208,8 @@ mod tests {
         for worst in &all {
             assert!(!worst.grows_too_fast(), "{worst:?}");
         }
-        // The others take less than `MEASURABLE` on the longest text. How many do depends on the machine.
-        let measured = all.iter().filter(|worst| worst.growth_exponent.is_some());
-        assert!(measured.count() > 0, "{all:?}");
-        for worst in all.iter().filter(|worst| worst.growth_exponent.is_none()) {
-            let most = MEASURABLE.as_secs_f64() * 1e6;
-            assert!(worst.microseconds < most, "{worst:?} is slow and was not measured");
-        }
+        // The others take less than `MEASURABLE` on the longest texts. How many do depends on the machine.
+        assert!(all.iter().any(|worst| worst.growth_exponent.is_some()), "{all:?}");
     }
 
     #[tokio::test]
