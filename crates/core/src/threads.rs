@@ -112,6 +112,13 @@ fn now_us() -> u64 {
     u64::try_from(start().elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
 }
 
+/// Whether an event, of which `last` has the moment as [`now_us`] gives it, or 0 before the first one, happened
+/// within the given time.
+fn is_within(time: Duration, last: &AtomicU64) -> bool {
+    let last = last.load(Ordering::Relaxed);
+    last > 0 && u128::from(now_us().saturating_sub(last)) <= time.as_micros()
+}
+
 /// Sets the priority for later calls of [`to_background`]. Only the first call has an effect.
 pub fn set_background(priority: BackgroundPriority) {
     let _ = BACKGROUND.set(priority);
@@ -168,15 +175,13 @@ pub fn pause_point() {
 /// Operations that take milliseconds then run in pieces with a [`pause_point`] in between.
 pub fn must_pause_often() -> bool {
     let waits = PAUSES.get().is_some_and(|pauses| pauses.waits);
-    let last = LAST_SERVING.load(Ordering::Relaxed);
-    waits && last > 0 && u128::from(now_us().saturating_sub(last)) <= SERVED_WITHIN.as_micros()
+    waits && is_within(SERVED_WITHIN, &LAST_SERVING)
 }
 
 /// Whether a background thread yielded or waited in a [`pause_point`] within the given time, and so probably has
 /// more to compute.
 pub fn background_was_busy(within: Duration) -> bool {
-    let last = LAST_BACKGROUND_YIELD.load(Ordering::Relaxed);
-    last > 0 && u128::from(now_us().saturating_sub(last)) <= within.as_micros()
+    is_within(within, &LAST_BACKGROUND_YIELD)
 }
 
 /// Processor time that the calling thread has used. Other threads and processes do not add to it, unlike to the

@@ -169,7 +169,9 @@ impl<'a> BenchLoad<'a> {
         self.requests = (requests.round() as u64).clamp(least, most);
         let latency: f64 = engine.latencies.iter().sum::<f64>() / 1e3;
         let pause = Duration::from_secs_f64(PAUSE_TOKENS * latency / engine.tokens.max(1) as f64);
-        self.pause = Some(pause).filter(|pause| *pause >= LEAST_PAUSE).unwrap_or_default();
+        if pause >= LEAST_PAUSE {
+            self.pause = pause;
+        }
         let (began, mut turns) = (Instant::now(), Vec::new());
         while turns.is_empty() || began.elapsed() < duration {
             let turn = self.turn(turns.len()).await?;
