@@ -10,7 +10,7 @@ impl Decoder {
     /// Writes the attention output of every row to `scratch.row_values`.
     pub(super) fn attend<M: BatchMember>(
         &self,
-        tokens: &PassRows<'_, M>,
+        tokens: &PassRows<'_, '_, M>,
         layer: usize,
         scratch: &mut Scratch,
         threads: usize,
@@ -20,7 +20,7 @@ impl Decoder {
         let longest = (0..rows).map(|row| tokens.position(row)).max().unwrap_or(0);
         let work = rows * longest * q_width;
         let threads = if work < self.min_work.attention { 1 } else { threads };
-        if threads > 1 && rows < 2 * threads && tokens.chunk.is_none() {
+        if threads > 1 && rows < 2 * threads && tokens.chunks.is_empty() {
             return self.attend_by_heads(tokens, layer, longest, scratch, threads);
         }
         let threads = threads.min(rows);
@@ -62,7 +62,7 @@ impl Decoder {
     /// of keys between the threads, because whole sequences would leave some threads idle.
     fn attend_by_heads<M: BatchMember>(
         &self,
-        tokens: &PassRows<'_, M>,
+        tokens: &PassRows<'_, '_, M>,
         layer: usize,
         longest: usize,
         scratch: &mut Scratch,

@@ -30,15 +30,15 @@ impl Decoder {
     /// to `threads` threads of the current pool.
     pub(super) fn cache_keys_and_values<M: BatchMember>(
         &self,
-        tokens: &mut PassRows<'_, M>,
+        tokens: &mut PassRows<'_, '_, M>,
         layer: usize,
         qkv: &mut [f32],
         threads: usize,
     ) -> Result<()> {
         let width = self.qkv_width();
         let threads = threads.min(qkv.len() / self.min_work.row_values).max(1);
-        let (members, chunk) = (&mut *tokens.members, tokens.chunk.as_mut());
-        let (decoded, prompt) = qkv.split_at_mut(members.len() * width);
+        let members = &mut *tokens.members;
+        let (decoded, mut prompts) = qkv.split_at_mut(members.len() * width);
         let write = |(member, qkv): (&mut M, &mut [f32])| -> Result<()> {
             let sequence = member.sequence_mut();
             let position = sequence.position(0);
@@ -53,10 +53,12 @@ impl Decoder {
             let rows = members.par_iter_mut().zip(decoded.par_chunks_exact_mut(width));
             rows.with_min_len(part).try_for_each(write)?;
         }
-        match chunk {
-            None => Ok(()),
-            Some(chunk) => self.cache_chunk(chunk, layer, prompt, threads),
+        for chunk in tokens.chunks.iter_mut() {
+            let (prompt, others) = prompts.split_at_mut(chunk.tokens * width);
+            self.cache_chunk(chunk, layer, prompt, threads)?;
+            prompts = others;
         }
+        Ok(())
     }
 
     /// [`Self::cache_keys_and_values`] of a part of a prompt, page by page.

@@ -64,6 +64,9 @@ pub struct Decoder {
     shape: CacheShape,
     rope: RotaryTable,
     min_work: MinWork,
+    /// Whether the weights stay in each core's own cache. Then threads compute faster if each one runs all layers
+    /// for a part of the rows. Results do not depend on it.
+    pub(crate) is_small: bool,
 }
 
 impl Decoder {
@@ -77,9 +80,9 @@ impl Decoder {
         let shape =
             CacheShape { layers: spec.num_layers, heads: spec.num_kv_heads, dim: spec.head_dim };
         let rope = RotaryTable::new(spec.rope.frequencies(), spec.rope.attention_factor());
-        let small = weights.bytes <= SMALL_WEIGHTS;
-        let min_work = if small { MinWork::SLEEPING } else { MinWork::POLLING };
-        Ok(Self { weights, shape, rope, min_work })
+        let is_small = weights.bytes <= SMALL_WEIGHTS;
+        let min_work = if is_small { MinWork::SLEEPING } else { MinWork::POLLING };
+        Ok(Self { weights, shape, rope, min_work, is_small })
     }
 
     /// The shape of the cache pages.
@@ -99,12 +102,6 @@ impl Decoder {
 
     pub(crate) fn spec(&self) -> &ModelSpec {
         &self.weights.spec
-    }
-
-    /// Whether the weights stay in each core's own cache. Then threads compute faster if each one runs
-    /// all layers for a part of the rows.
-    pub(crate) fn is_small(&self) -> bool {
-        self.weights.bytes <= SMALL_WEIGHTS
     }
 
     /// Prepares for sequences of up to `positions` tokens. Call it before a pass over such a sequence.
@@ -131,10 +128,10 @@ impl Decoder {
         threads: usize,
     ) -> Result<()> {
         let tokens = prompt.remaining().min(limit).min(scratch.rows());
-        let chunk = PromptChunk { sequence: prompt, tokens };
+        let mut chunks = [PromptChunk { sequence: prompt, tokens }];
         let adapter = adapter.map(|adapter| RowAdapter { adapter, rows: 0..tokens });
         let settings = PassSettings { adapters: adapter.as_slice(), threads, interrupt: None };
-        let compute = || self.compute::<SequencePages>(&mut [], Some(chunk), scratch, settings);
+        let compute = || self.compute::<SequencePages>(&mut [], &mut chunks, scratch, settings);
         self.hot(threads, compute).map(drop)
     }
 
@@ -154,24 +151,24 @@ impl Decoder {
     ) -> Result<()> {
         let adapter = adapter.map(|adapter| RowAdapter { adapter, rows: 0..members.len() });
         let settings = PassSettings { adapters: adapter.as_slice(), threads, interrupt: None };
-        let compute = || self.compute(members, None, scratch, settings);
+        let compute = || self.compute(members, &mut [], scratch, settings);
         self.hot(threads, compute).map(drop)
     }
 
-    /// [`Self::step`] and [`Self::prefill`] in one pass, which reads the weights once. Call it within
-    /// [`Self::hot`].
+    /// [`Self::step`], and [`Self::prefill`] of several prompts, in one pass, which reads the weights once. Call
+    /// it within [`Self::hot`].
     ///
     /// # Errors
     /// Those of both.
     pub(crate) fn compute<M: BatchMember>(
         &self,
         members: &mut [M],
-        chunk: Option<PromptChunk<'_>>,
+        chunks: &mut [PromptChunk<'_>],
         scratch: &mut Scratch,
         settings: PassSettings<'_>,
     ) -> Result<PassOutcome> {
         let decoded = members.len();
-        let mut rows = PassRows { members, chunk };
+        let mut rows = PassRows { members, chunks };
         if rows.len() == 0 {
             return Ok(PassOutcome::Computed);
         }
@@ -188,13 +185,13 @@ impl Decoder {
     /// Runs `f`, which computes passes on up to `threads` threads, and keeps the pool hot where its threads
     /// share the matmuls.
     pub(crate) fn hot<R: Send>(&self, threads: usize, f: impl FnOnce() -> R + Send) -> R {
-        if threads > 1 && !self.is_small() { keep_pool_hot(f) } else { f() }
+        if threads > 1 && !self.is_small { keep_pool_hot(f) } else { f() }
     }
 
     /// Computes all layers and the final norm, which is left in `scratch.normed`.
     fn pass<M: BatchMember>(
         &self,
-        tokens: &mut PassRows<'_, M>,
+        tokens: &mut PassRows<'_, '_, M>,
         scratch: &mut Scratch,
         settings: PassSettings<'_>,
     ) -> Result<PassOutcome> {
@@ -275,7 +272,7 @@ impl Decoder {
     /// Writes the embeddings to `scratch.residual`.
     fn embed<M: BatchMember>(
         &self,
-        tokens: &PassRows<'_, M>,
+        tokens: &PassRows<'_, '_, M>,
         scratch: &mut Scratch,
         width: usize,
     ) -> Result<()> {

@@ -117,9 +117,12 @@ proptest! {
             if running.is_empty() {
                 continue;
             }
-            if running.len() < 50 {
-                let other = ids(30, vocab, 1000 + step as u64);
-                mixed_step(&mut harness, &mut running, &other);
+            if running.len() <= 40 {
+                let others = [1000, 2000].map(|seed| ids(30, vocab, seed + step as u64));
+                let others = others.each_ref().map(Vec::as_slice);
+                for sequence in mixed_step(&mut harness, &mut running, others) {
+                    sequence.free(&mut harness.pool);
+                }
             } else {
                 harness.step(&mut running);
             }
@@ -147,28 +150,46 @@ proptest! {
     }
 }
 
-/// A step that is interrupted once, then runs in one pass with the first 14 tokens of `other`.
-fn mixed_step(harness: &mut DecoderHarness, batch: &mut [SequencePages], other: &[TokenId]) {
-    let weights = crate::WeightsId(5);
-    let mut prompt = SequencePages::new(&mut harness.pool, weights, other, 1).unwrap();
-    assert!(prompt.ensure_pages(&mut harness.pool, 14));
+/// A step that is interrupted once, then runs in one pass with the first 14 tokens of a prompt and the first 9 of
+/// another.
+fn mixed_step(
+    harness: &mut DecoderHarness,
+    batch: &mut [SequencePages],
+    prompts: [&[TokenId]; 2],
+) -> [SequencePages; 2] {
+    const TOKENS: [usize; 2] = [14, 9];
+    let mut sequences = prompts.map(|prompt| {
+        let new = SequencePages::new(&mut harness.pool, crate::WeightsId(5), prompt, 1);
+        let mut sequence = new.unwrap();
+        assert!(sequence.ensure_pages(&mut harness.pool, 14));
+        sequence
+    });
     for member in batch.iter_mut() {
         assert!(member.ensure_pages(&mut harness.pool, 1));
     }
-    let rows = 0..batch.len() + 14;
+    let rows = 0..batch.len() + TOKENS[0] + TOKENS[1];
     let adapter = harness.adapter.as_ref().map(|adapter| RowAdapter { adapter, rows });
     for set in [true, false] {
         let (interrupt, adapters) = (set.into(), adapter.as_slice());
         let settings =
             PassSettings { adapters, threads: harness.threads, interrupt: Some(&interrupt) };
-        let chunk = PromptChunk { sequence: &mut prompt, tokens: 14 };
+        let mut chunks = sequences.each_mut().map(|sequence| PromptChunk { sequence, tokens: 0 });
+        chunks.iter_mut().zip(TOKENS).for_each(|(chunk, tokens)| chunk.tokens = tokens);
         let outcome =
-            harness.decoder.compute(&mut *batch, Some(chunk), &mut harness.scratch, settings);
+            harness.decoder.compute(&mut *batch, &mut chunks, &mut harness.scratch, settings);
         let expected = if set { PassOutcome::Interrupted } else { PassOutcome::Computed };
         assert_eq!(outcome.unwrap(), expected);
-        assert_eq!(prompt.remaining(), if set { other.len() - 1 } else { other.len() - 15 });
+        for ((sequence, prompt), tokens) in sequences.iter().zip(prompts).zip(TOKENS) {
+            assert_eq!(sequence.len(), if set { 0 } else { tokens });
+            assert_eq!(sequence.remaining(), prompt.len() - 1 - sequence.len());
+        }
     }
-    prompt.free(&mut harness.pool);
+    sequences
+}
+
+/// The bits of a sequence's first page.
+fn first_page(sequence: &SequencePages) -> impl Iterator<Item = u32> + use<'_> {
+    sequence.pages()[..1].iter().flat_map(|page| page.iter().map(|x| x.to_bits()))
 }
 
 #[test]
@@ -190,7 +211,13 @@ fn parallel_loops_change_no_bit() {
             let mut bits = Vec::new();
             for step in 0..4 {
                 if step < 2 {
-                    mixed_step(&mut harness, &mut batch, &ids(30, vocab, 50 + step));
+                    let prompts = [50, 60].map(|seed| ids(30, vocab, seed + step));
+                    let prompts = prompts.each_ref().map(Vec::as_slice);
+                    let computed = mixed_step(&mut harness, &mut batch, prompts);
+                    bits.extend(computed.iter().flat_map(first_page));
+                    for sequence in computed {
+                        sequence.free(&mut harness.pool);
+                    }
                 } else {
                     // So few that their heads are divided between the threads.
                     batch.truncate(4);
@@ -250,8 +277,8 @@ fn rows_of_several_adapters_compute_what_each_computes_alone() {
             let part = |index: usize, rows| RowAdapter { adapter: &adapters[index], rows };
             let parts = [part(0, 2..3), part(1, 3..6), part(0, 6..6 + tokens)];
             let settings = PassSettings { adapters: &parts, threads: 1, interrupt: None };
-            let sequence = &mut last[0];
-            let chunk = if step == 0 { Some(PromptChunk { sequence, tokens }) } else { None };
+            let mut chunk = [PromptChunk { sequence: &mut last[0], tokens }];
+            let chunk = if step == 0 { &mut chunk[..] } else { &mut [] };
             decoder.compute(&mut batch, chunk, scratch, settings).unwrap();
             for (row, member) in batch.iter_mut().enumerate() {
                 let expected = &alone[row];

@@ -69,15 +69,19 @@ impl BatchedEngine {
         live_traffic: LiveTraffic,
         metrics: Arc<Metrics>,
     ) -> Result<Arc<Self>, SamplerError> {
-        let (mut engine, decoder) =
-            Self::without_thread(model, codec, config, live_traffic, metrics)?;
-        let shared = Arc::clone(&engine.shared);
+        let (engine, decoder) = Self::without_thread(model, codec, config, live_traffic, metrics)?;
+        engine.with_thread(decoder)
+    }
+
+    /// Starts the scheduler's thread.
+    fn with_thread(mut self, decoder: Decoder) -> Result<Arc<Self>, SamplerError> {
+        let shared = Arc::clone(&self.shared);
         let thread = thread::Builder::new()
             .name("hone-native".to_owned())
             .spawn(move || run_scheduler(shared, decoder))
             .map_err(SamplerError::Thread)?;
-        engine.thread = Some(thread);
-        Ok(Arc::new(engine))
+        self.thread = Some(thread);
+        Ok(Arc::new(self))
     }
 
     /// An engine whose scheduler does not run yet, and the decoder for it.

@@ -53,7 +53,7 @@ impl PagePool {
     }
 
     /// Whether computed pages are reused.
-    pub(super) fn reuses(&self) -> bool {
+    pub(crate) fn reuses(&self) -> bool {
         self.reuse
     }
 

@@ -74,8 +74,21 @@ impl SequencePages {
     }
 
     /// Positions whose keys and values are computed.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Whether the next page to compute of both sequences begins with the same tokens after the same ones. Then
+    /// one of them can compute it, and the other take it from the prefix cache.
+    pub(crate) fn has_next_page_of(&self, other: &Self) -> bool {
+        let page = self.len / PAGE;
+        let end = |sequence: &Self| ((page + 1) * PAGE).min(sequence.len + sequence.remaining());
+        let both = end(self).min(end(other));
+        self.weights == other.weights
+            && page == other.len / PAGE
+            && self.len.max(other.len) < both
+            && self.ids[..both] == other.ids[..both]
     }
 
     /// Adds a token, which the next step computes.

@@ -67,7 +67,7 @@ impl BatchScheduler {
     pub fn new(shared: Arc<EngineShared>, decoder: Decoder) -> Self {
         let (capacity, config) = (shared.capacity, &shared.config);
         let (spec, slots) = (decoder.spec(), config.slots.max(1));
-        let others = if decoder.is_small() { config.threads.max(1) - 1 } else { 0 };
+        let others = if decoder.is_small { config.threads.max(1) - 1 } else { 0 };
         let first = Scratch::new(spec, capacity.batch_rows, slots);
         let other = || Scratch::new(spec, capacity.split_rows, capacity.split_rows);
         let scratch = std::iter::once(first).chain((0..others).map(|_| other())).collect();
@@ -113,8 +113,8 @@ impl BatchScheduler {
             &self.running,
         );
         let start = Instant::now();
-        let part = self.prefill(plan);
-        self.step(plan, part);
+        let parts = self.prefill(plan);
+        self.step(plan, parts);
         if plan.busy {
             self.leave_time_to_background(start.elapsed());
         }
@@ -131,13 +131,13 @@ impl BatchScheduler {
     }
 
     /// Pauses while another engine serves clients, so that passes take at most `busy_share` of the time.
-    /// Returns the number of threads for the next pass, which may compute a part of a prompt.
-    fn throttle(&self, part: Option<&PromptPart>) -> usize {
+    /// Returns the number of threads for the next pass, which may compute parts of prompts.
+    fn throttle(&self, parts: &[PromptPart]) -> usize {
         let SamplerConfig { threads, busy_threads, busy_share, serves_clients, .. } =
             self.shared.config;
         let threads = threads.max(1);
-        let part = part.map(|part| &part.sequence);
-        let mut all = self.running.iter().chain(&self.prefilling).chain(part);
+        let parts = parts.iter().map(|part| &part.sequence);
+        let mut all = self.running.iter().chain(&self.prefilling).chain(parts);
         if serves_clients || all.any(EngineSequence::is_live) || !(self.shared.live_traffic)() {
             return threads;
         }
@@ -158,7 +158,7 @@ impl BatchScheduler {
     fn leave_time_to_background(&mut self, spent: Duration) {
         let share = self.shared.config.background_share;
         // Within the iteration they may not have run.
-        if self.decoder.is_small() || !background_was_busy(spent + BUSY_WITHIN) {
+        if self.decoder.is_small || !background_was_busy(spent + BUSY_WITHIN) {
             self.owed = Duration::ZERO;
             return;
         }
@@ -169,33 +169,41 @@ impl BatchScheduler {
         }
     }
 
-    /// Computes parts of prompts, up to the plan's number of tokens. Returns the last part, if it is left
-    /// for the pass of the step.
-    fn prefill(&mut self, plan: IterationPlan) -> Option<PromptPart> {
+    /// Selects parts of prompts, up to the plan's number of tokens. Returns those for the pass of the step.
+    fn prefill(&mut self, plan: IterationPlan) -> Vec<PromptPart> {
         if plan.shadow_page
             && let Some(index) = oldest_shadow(&self.prefilling)
             && let Some(part) = self.take_part(plan, index, PAGE)
         {
             self.compute_part(part);
         }
-        let mut left = plan.tokens;
-        while left >= PAGE {
-            let index = plan.next_prompt(&self.prefilling, self.live_parts)?;
+        let mut parts = Vec::new();
+        // The batch of a small model is split between the threads, so its prompts are computed alone.
+        let (mut left, least) = if self.decoder.is_small {
+            (plan.tokens, PAGE)
+        } else {
+            (plan.tokens_with(self.rows_of_step(plan, true)), 1)
+        };
+        while left >= least {
+            let taken = if self.pool.reuses() { &parts[..] } else { &[] };
+            let next = plan.next_prompt(&self.prefilling, self.live_parts, taken);
+            let Some(index) = next else { break };
             let Some(part) = self.take_part(plan, index, left) else { continue };
-            let ends = part.sequence.pages.remaining() == part.tokens;
             let restricted = plan.busy && !part.sequence.is_live();
-            left = if ends && !restricted { left - part.tokens } else { 0 };
-            let is_last =
-                left < PAGE || plan.next_prompt(&self.prefilling, self.live_parts).is_none();
-            // The batch of a small model is split between the threads.
-            if is_last && !self.decoder.is_small() {
-                return Some(part);
-            }
-            if !self.compute_part(part) {
+            left = if restricted { 0 } else { left - part.tokens };
+            if !self.decoder.is_small {
+                parts.push(part);
+            } else if !self.compute_part(part) {
                 break;
             }
         }
-        None
+        parts
+    }
+
+    /// Rows of the step's pass, which computes parts of prompts too or does not.
+    fn rows_of_step(&self, plan: IterationPlan, with_part: bool) -> usize {
+        let newest = plan.newest_shadow(&self.running, self.shared.config.busy_rows, with_part);
+        self.running.iter().filter(|sequence| plan.takes_part(sequence, newest)).count()
     }
 
     /// Removes a sequence from `prefilling` for its next part. If the prefix cache holds the rest of its
@@ -227,15 +235,17 @@ impl BatchScheduler {
     }
 
     /// Computes a part in a pass of its own. Returns false if the pass was interrupted.
-    fn compute_part(&mut self, mut part: PromptPart) -> bool {
-        let threads = self.throttle(Some(&part));
+    fn compute_part(&mut self, part: PromptPart) -> bool {
+        let mut parts = [part];
+        let threads = self.throttle(&parts);
         let start = Instant::now();
         let Self { shared, decoder, scratch, .. } = self;
         let pass = DecodingPass { decoder, shared, threads };
-        let is_live = shared.config.serves_clients && part.sequence.is_live();
-        let _serving = serving(decoder, threads, is_live);
-        decoder.hot(threads, || pass.compute_all(Vec::new(), Some(&mut part), scratch));
+        let is_live = parts.iter().any(|part| part.sequence.is_live());
+        let _serving = serving(decoder, threads, shared.config.serves_clients && is_live);
+        decoder.hot(threads, || pass.compute_all(Vec::new(), &mut parts, scratch));
         self.last_pass = start.elapsed();
+        let [part] = parts;
         let computed = part.outcome == PassOutcome::Computed;
         self.end_part(part);
         computed
@@ -265,10 +275,10 @@ impl BatchScheduler {
         self.running.insert(at, sequence);
     }
 
-    /// Decodes one token of the plan's sequences, and computes the part of a prompt.
-    fn step(&mut self, plan: IterationPlan, mut part: Option<PromptPart>) {
+    /// Decodes one token of the plan's sequences, and computes the parts of prompts.
+    fn step(&mut self, plan: IterationPlan, mut parts: Vec<PromptPart>) {
         let busy_rows = self.shared.config.busy_rows;
-        let newest = plan.newest_shadow(&self.running, busy_rows, part.is_some());
+        let newest = plan.newest_shadow(&self.running, busy_rows, !parts.is_empty());
         let (mut rows, mut failed) = (0, false);
         for sequence in self.running.iter_mut().filter(|s| plan.takes_part(s, newest)) {
             rows += 1;
@@ -280,19 +290,17 @@ impl BatchScheduler {
         if failed {
             self.remove_finished();
         }
-        if rows > 0 || part.is_some() {
-            let threads = self.throttle(part.as_ref());
+        if rows > 0 || !parts.is_empty() {
+            let threads = self.throttle(&parts);
             let start = Instant::now();
             let Self { shared, decoder, scratch, running, .. } = self;
             let pass = DecodingPass { decoder, shared, threads };
             let rows = running.iter_mut().filter(|s| plan.takes_part(s, newest)).collect();
             let _serving = serving(decoder, threads, plan.busy);
-            decoder.hot(threads, || pass.compute_all(rows, part.as_mut(), scratch));
+            decoder.hot(threads, || pass.compute_all(rows, &mut parts, scratch));
             self.last_pass = start.elapsed();
         }
-        if let Some(part) = part {
-            self.end_part(part);
-        }
+        parts.into_iter().for_each(|part| self.end_part(part));
     }
 
     /// Removes sequences that have ended, and frees their pages.
@@ -342,7 +350,7 @@ impl BatchScheduler {
 /// Makes background threads wait for the end of a pass for clients on several threads, which yield their
 /// processors between the pass's parts.
 fn serving(decoder: &Decoder, threads: usize, is_live: bool) -> Option<Serving> {
-    (is_live && threads > 1 && !decoder.is_small()).then(Serving::begin)
+    (is_live && threads > 1 && !decoder.is_small).then(Serving::begin)
 }
 
 fn metric_value(count: usize) -> i64 {

@@ -29,30 +29,30 @@ pub(super) struct DecodingPass<'a> {
 }
 
 impl DecodingPass<'_> {
-    /// Computes a step of all rows, and a part of a prompt with it: one pass for all weights that share
-    /// passes, and one for each of the others. Call it within [`Decoder::hot`].
+    /// Computes a step of all rows, and parts of prompts with it: one pass for all weights that share passes,
+    /// and others for each of the other weights and their parts. Call it within [`Decoder::hot`].
     pub fn compute_all(
         self,
         mut rows: Vec<&mut EngineSequence>,
-        part: Option<&mut PromptPart>,
+        parts: &mut [PromptPart],
         scratch: &mut [Scratch],
     ) {
-        let mut part = part;
-        let part_weights = part.as_ref().map(|part| part.sequence.policy.id);
-        // Rows of the part's weights come last, next to its own, so that they have one product.
-        rows.sort_by_key(|s| (!s.shares_passes(), Some(s.policy.id) == part_weights));
+        // Rows of the first part's weights come last, next to its own, so that they have one product.
+        let first = parts.first().map(|part| part.sequence.policy.id);
+        rows.sort_by_key(|s| (!s.shares_passes(), Some(s.policy.id) == first));
+        parts.sort_by_key(|part| {
+            let sequence = &part.sequence;
+            (!sequence.shares_passes(), Some(sequence.policy.id) != first)
+        });
         let common = rows.partition_point(|sequence| sequence.shares_passes());
         let (common, others) = rows.split_at_mut(common);
-        let shared_part = part.take_if(|part| part.sequence.shares_passes());
-        self.compute_split(common, shared_part, scratch);
+        let shared = parts.partition_point(|part| part.sequence.shares_passes());
+        let (shared, alone) = parts.split_at_mut(shared);
+        self.compute_split(common, shared, scratch);
         for group in others.chunk_by_mut(|a, b| a.same_weights(b)) {
-            let same = |part: &mut &mut PromptPart| {
-                group.first().is_some_and(|first| first.same_weights(&part.sequence))
-            };
-            let part = part.take_if(same);
-            self.compute_split(group, part, scratch);
+            self.compute_split(group, &mut [], scratch);
         }
-        if part.is_some() {
+        for part in alone.chunks_mut(1) {
             self.compute_split(&mut [], part, scratch);
         }
     }
@@ -61,32 +61,31 @@ impl DecodingPass<'_> {
     fn compute_split(
         self,
         rows: &mut [&mut EngineSequence],
-        part: Option<&mut PromptPart>,
+        prompts: &mut [PromptPart],
         scratch: &mut [Scratch],
     ) {
         let blocks = rows.len().div_ceil(COLUMN_BLOCK);
         let parts = self.threads.min(blocks).min(scratch.len());
-        if parts > 1 && part.is_none() {
+        if parts > 1 && prompts.is_empty() {
             let size = blocks.div_ceil(parts) * COLUMN_BLOCK;
             let parts = rows.par_chunks_mut(size).zip(scratch.par_iter_mut());
             let pass = Self { threads: 1, ..self };
-            parts.for_each(|(rows, scratch)| pass.compute(rows, None, scratch));
+            parts.for_each(|(rows, scratch)| pass.compute(rows, &mut [], scratch));
         } else if let Some(scratch) = scratch.first_mut() {
-            self.compute(rows, part, scratch);
+            self.compute(rows, prompts, scratch);
         }
     }
 
-    /// Decodes and samples one token of each row, and computes a part of a prompt.
+    /// Decodes and samples one token of each row, and computes parts of prompts.
     fn compute(
         self,
         rows: &mut [&mut EngineSequence],
-        part: Option<&mut PromptPart>,
+        parts: &mut [PromptPart],
         scratch: &mut Scratch,
     ) {
         let Self { decoder, shared, threads } = self;
-        let mut part = part;
-        let prompt = part.as_ref().map(|part| (&part.sequence, part.tokens));
-        let all = || rows.iter().map(|sequence| (&**sequence, 1)).chain(prompt);
+        let prompts = || parts.iter().map(|part| (&part.sequence, part.tokens));
+        let all = || rows.iter().map(|sequence| (&**sequence, 1)).chain(prompts());
         // A live request that arrives need not wait for a pass of shadow sequences alone.
         let is_live = all().any(|(sequence, _)| sequence.is_live());
         let interruptible = shared.config.serves_clients && !is_live;
@@ -95,24 +94,23 @@ impl DecodingPass<'_> {
         let adapters: Vec<RowAdapter<'_>> =
             held.iter().map(|(adapter, rows)| RowAdapter { adapter, rows: rows.clone() }).collect();
         let settings = PassSettings { adapters: &adapters, threads, interrupt };
-        let chunk = part
-            .as_mut()
-            .map(|part| PromptChunk { tokens: part.tokens, sequence: &mut part.sequence.pages });
-        match decoder.compute(rows, chunk, scratch, settings) {
+        let chunks = parts.iter_mut();
+        let chunks = chunks.map(|PromptPart { sequence, tokens, .. }| PromptChunk {
+            sequence: &mut sequence.pages,
+            tokens: *tokens,
+        });
+        let outcome = decoder.compute(rows, &mut chunks.collect::<Vec<_>>(), scratch, settings);
+        match outcome {
             Ok(PassOutcome::Interrupted) => return,
             Ok(PassOutcome::Computed) => {}
             Err(error) => {
                 tracing::error!(%error, "a pass failed");
                 let error = EngineError::Internal(error.to_string());
-                if let Some(part) = part {
-                    part.sequence.fail(error.clone());
-                }
+                parts.iter_mut().for_each(|part| part.sequence.fail(error.clone()));
                 return rows.iter_mut().for_each(|sequence| sequence.fail(error.clone()));
             }
         }
-        if let Some(part) = part {
-            part.outcome = PassOutcome::Computed;
-        }
+        parts.iter_mut().for_each(|part| part.outcome = PassOutcome::Computed);
         let scratch = &*scratch;
         if threads > 1 {
             let rows = rows.par_iter_mut().enumerate();

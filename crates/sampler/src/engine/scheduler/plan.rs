@@ -11,15 +11,21 @@
 //!   rollouts continue under any live load. This delays tokens of so few steps that their 99th percentile
 //!   does not show it.
 //!
+//! A pass computes parts of as many prompts as fit into its tokens, and its rows fill whole blocks of columns,
+//! because the kernels compute whole blocks. A prompt whose next page is that of a prompt in the same pass
+//! waits, and then takes the page from the prefix cache.
+//!
 //! Live prompts are computed by the fewest remaining tokens, so that a short prompt does not wait for a
 //! long one. Every fourth part is of the oldest prompt, so that a long one gets at least a quarter of
 //! the time. Shadow prompts are computed in their order.
 
 use hone_engine::Priority;
 
+use super::pass::PromptPart;
 use super::sequence::EngineSequence;
 use crate::config::SamplerConfig;
 use crate::kv_cache::PAGE;
+use crate::matmul::COLUMN_BLOCK;
 
 /// One part of a live prompt in so many is of the oldest prompt.
 const OLDEST_TURN: u64 = 4;
@@ -43,7 +49,7 @@ pub(super) struct IterationPlan {
     pub shadow_page: bool,
     /// Whether shadow sequences join a pass that computes a part of a prompt.
     pub shadow_joins_part: bool,
-    /// Tokens of prompts to compute.
+    /// The least number of tokens of prompts to compute, if there are so many.
     pub tokens: usize,
 }
 
@@ -80,24 +86,40 @@ impl IterationPlan {
         }
     }
 
-    /// The sequence to compute a part of the prompt of, by its index. `part` counts parts of live
-    /// prompts.
-    pub fn next_prompt(self, prefilling: &[EngineSequence], part: u64) -> Option<usize> {
-        let live: Option<usize> = if part.is_multiple_of(OLDEST_TURN) {
-            first_by(prefilling, Priority::Live, |sequence| (0, sequence.order))
-        } else {
-            let key = |sequence: &EngineSequence| (sequence.pages.remaining(), sequence.order);
-            first_by(prefilling, Priority::Live, key)
-        };
-        live.or_else(|| if self.shadow_prompts { oldest_shadow(prefilling) } else { None })
+    /// Tokens of prompts for a pass in which so many sequences decode.
+    pub fn tokens_with(self, rows: usize) -> usize {
+        (rows + self.tokens).next_multiple_of(COLUMN_BLOCK) - rows
     }
 
-    /// The number of tokens of a prompt's next part, of which `len` are computed and `remaining` are not.
-    /// A part of at least a page ends with a page, so that others can use it, or with the prompt.
+    /// The sequence to compute a part of the prompt of, by its index. `part` counts parts of live prompts, and
+    /// `taken` are those that the same pass computes.
+    pub fn next_prompt(
+        self,
+        prefilling: &[EngineSequence],
+        part: u64,
+        taken: &[PromptPart],
+    ) -> Option<usize> {
+        let first_by = |priority, key: &dyn Fn(&EngineSequence) -> (usize, u64)| {
+            first_by(prefilling, priority, |sequence| {
+                let pages = &sequence.pages;
+                let waits = taken.iter().any(|part| part.sequence.pages.has_next_page_of(pages));
+                (!waits).then(|| key(sequence))
+            })
+        };
+        let live = if part.is_multiple_of(OLDEST_TURN) {
+            first_by(Priority::Live, &|sequence| (0, sequence.order))
+        } else {
+            first_by(Priority::Live, &|sequence| (sequence.pages.remaining(), sequence.order))
+        };
+        let shadow = || first_by(Priority::Shadow, &|sequence| (0, sequence.order));
+        live.or_else(|| if self.shadow_prompts { shadow() } else { None })
+    }
+
+    /// The number of tokens of a prompt's next part, at most `tokens`.
     pub fn part(self, sequence: &EngineSequence, tokens: usize) -> usize {
         let shadow = if self.shadow_prompts { SHADOW_PART } else { PAGE };
         let tokens = if self.busy && !sequence.is_live() { tokens.min(shadow) } else { tokens };
-        part(sequence.pages.len(), sequence.pages.remaining(), tokens)
+        tokens.min(sequence.pages.remaining())
     }
 
     /// The order of the newest shadow sequence that takes part in the step, with a part of a prompt or
@@ -132,30 +154,19 @@ impl IterationPlan {
 
 /// The oldest shadow sequence.
 pub(super) fn oldest_shadow(sequences: &[EngineSequence]) -> Option<usize> {
-    first_by(sequences, Priority::Shadow, |sequence| (0, sequence.order))
+    first_by(sequences, Priority::Shadow, |sequence| Some((0, sequence.order)))
 }
 
-/// The sequence of a priority with the smallest key, unless it is over.
+/// The sequence of a priority with the smallest key, of those that have a key and are not over.
 fn first_by(
     sequences: &[EngineSequence],
     priority: Priority,
-    key: impl Fn(&EngineSequence) -> (usize, u64),
+    key: impl Fn(&EngineSequence) -> Option<(usize, u64)>,
 ) -> Option<usize> {
     let found = sequences.iter().enumerate();
     let found = found.filter(|(_, sequence)| sequence.priority == priority && !sequence.finished);
-    found.min_by_key(|(_, sequence)| key(sequence)).map(|(index, _)| index)
-}
-
-/// The part of a prompt with `len` computed tokens and `remaining` others, in at most `tokens`.
-fn part(len: usize, remaining: usize, tokens: usize) -> usize {
-    let to_page = ((len + tokens) / PAGE * PAGE).saturating_sub(len);
-    if remaining <= tokens {
-        remaining
-    } else if to_page > 0 {
-        to_page
-    } else {
-        tokens
-    }
+    let keys = found.filter_map(|(index, sequence)| key(sequence).map(|key| (key, index)));
+    keys.min().map(|(_, index)| index)
 }
 
 #[cfg(test)]
@@ -163,11 +174,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_end_with_a_page_or_with_the_prompt() {
-        assert_eq!([part(0, 500, 128), part(128, 372, 128), part(256, 100, 128)], [128, 128, 100]);
-        assert_eq!([part(5, 500, 32), part(15, 500, 16), part(15, 500, 8)], [27, 1, 1]);
-        assert_eq!((part(8, 500, 8), part(12, 500, 8), part(0, 0, 16)), (8, 4, 0));
-        assert_eq!((part(3, 500, 8), part(0, 500, 8)), (8, 8), "within a page");
+    fn tokens_fill_whole_blocks_of_columns() {
+        let config = SamplerConfig { serves_clients: true, ..SamplerConfig::default() };
+        let [idle, busy] =
+            [false, true].map(|decodes| IterationPlan::of(&config, 1, false, true, decodes));
+        assert_eq!([idle.tokens_with(0), busy.tokens_with(1)], [128, 47]);
+        assert_eq!([15, 16, 17].map(|rows| busy.tokens_with(rows)), [33, 32, 47]);
     }
 
     #[test]

@@ -112,6 +112,7 @@ proptest! {
     fn every_completion_equals_the_one_computed_alone(
         arrivals in prop::collection::vec(arrival(), 1..40),
         config in config(),
+        is_small in any::<bool>(),
     ) {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -119,7 +120,7 @@ proptest! {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let engine = start(config);
+            let engine = start_sized(config, is_small);
             let tasks: Vec<_> = arrivals
                 .iter()
                 .map(|arrival| tokio::spawn(arrival.clone().run(Arc::clone(&engine))))

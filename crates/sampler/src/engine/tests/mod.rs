@@ -43,6 +43,21 @@ fn start(config: SamplerConfig) -> Arc<BatchedEngine> {
     start_with(config, Arc::new(|| false))
 }
 
+/// An engine that computes as for a model whose weights stay in a core's own cache, or for a larger one.
+fn start_sized(config: SamplerConfig, is_small: bool) -> Arc<BatchedEngine> {
+    let (codec, config) = codec_and(config);
+    let (engine, mut decoder) = BatchedEngine::without_thread(
+        &model(&tiny()),
+        codec,
+        config,
+        Arc::new(|| false),
+        metrics(),
+    )
+    .unwrap();
+    decoder.is_small = is_small;
+    engine.with_thread(decoder).unwrap()
+}
+
 /// An engine without a thread. The test runs its iterations, so that their order is known.
 struct SteppedEngine {
     engine: BatchedEngine,

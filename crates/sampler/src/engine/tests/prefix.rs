@@ -28,14 +28,14 @@ fn without_cache() -> SamplerConfig {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn siblings_compute_their_prompt_once() {
     let plain = start(without_cache());
-    for slots in [1, 3, 40] {
-        let engine = start(SamplerConfig { slots, ..small() });
+    for (slots, is_small) in [(1, true), (3, true), (40, true), (3, false), (40, false)] {
+        let engine = start_sized(SamplerConfig { slots, ..small() }, is_small);
         let requests: Vec<_> = (0..8).map(|seed| request(&prompt(40, 1), seed, 20)).collect();
         assert_eq!(all(&engine, &requests).await, all(&plain, &requests).await);
         // 39 tokens once, and the last token of each.
         assert_eq!(prompt_tokens(&engine), (39 + 8, 7 * 39), "{slots} slots");
     }
-    assert_eq!(prompt_tokens(&plain), (3 * 8 * 40, 0));
+    assert_eq!(prompt_tokens(&plain), (5 * 8 * 40, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
