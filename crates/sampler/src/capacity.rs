@@ -6,13 +6,14 @@ use crate::config::SamplerConfig;
 use crate::decoder::Scratch;
 use crate::error::{Result, SamplerError};
 use crate::kv_cache::{PAGE, SequencePages};
+use crate::matmul::COLUMN_BLOCK;
 
 /// Sizes that the scheduler allocates and that admission is checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SamplerCapacity {
     /// Pages of the KV cache. Memory is allocated when a page is first used.
     pub pages: usize,
-    /// Rows of the main scratch buffers: a whole batch and a part of a prompt.
+    /// Rows of the main scratch buffers: a whole batch and parts of prompts.
     pub batch_rows: usize,
     /// Rows of each other thread's buffers. A step is split only between threads that each take at
     /// most half of the batch.
@@ -41,7 +42,10 @@ impl SamplerCapacity {
         let slots = config.slots.max(1);
         let split_rows = slots.div_ceil(2).next_multiple_of(PAGE);
         let chunk = config.prefill_tokens.max(config.busy_prefill_tokens).max(PAGE);
-        Self { pages: 0, batch_rows: slots + chunk, split_rows }
+        // Parts of prompts fill the last block of columns. Sequences that decode without a part of their own,
+        // because the cache holds their prompts, may join after that.
+        let batch_rows = slots + chunk + COLUMN_BLOCK - 1;
+        Self { pages: 0, batch_rows, split_rows }
     }
 
     /// Refuses a request that does not fit in an empty cache.

@@ -33,7 +33,8 @@ pub struct SamplerConfig {
     /// Prompt tokens that the engine computes between two steps, at least 16.
     pub prefill_tokens: usize,
     /// Prompt tokens that the engine computes between two steps while a live sequence decodes, at least
-    /// 16. A long prompt delays the next token of other requests by the time for so many tokens.
+    /// 16, and up to 15 more, so that all rows of a pass are whole blocks of columns. A long prompt delays
+    /// the next token of other requests by the time for so many tokens.
     pub busy_prefill_tokens: usize,
     /// Whether clients use this engine, rather than another one that it must yield to. It then reports
     /// its queue and slots in the metrics, and runs at normal priority.

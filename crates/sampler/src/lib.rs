@@ -6,8 +6,8 @@
 //! [`hone_engine::Publisher`] on it. [`Decoder`] is the forward pass alone, for benchmarks.
 //!
 //! ```text
-//! generate -> queue -> scheduler: admit; then, in each iteration, a part of a prompt and one step
-//!                         |  one row for each decoding sequence, and for each token of the part
+//! generate -> queue -> scheduler: admit; then, in each iteration, parts of prompts and one step
+//!                         |  one row for each decoding sequence, and for each token of the parts
 //!                         v
 //!                      decoder: embedding, norms, matmul, RoPE, attention over the KV cache
 //!                         |  logits                                         |  full pages
@@ -43,8 +43,8 @@
 //! - The worst-case number of cache pages is promised at admission, so no running sequence is evicted.
 //!   The cache never holds more than [`SamplerConfig::max_batch_tokens`] positions; cached pages that no
 //!   sequence uses make room for new ones, those unused for the longest time first.
-//! - A live request delays no other one's next token by more than one part of a prompt,
-//!   [`SamplerConfig::busy_prefill_tokens`]. Shadow sequences delay live ones by a bounded number of rows
+//! - A live request delays no other one's next token by more than parts of prompts of
+//!   [`SamplerConfig::busy_prefill_tokens`], and as many as fill the last block of columns. Shadow sequences delay live ones by a bounded number of rows
 //!   and one page of a prompt, and still get a share of the steps. The rows of a pass may be of different
 //!   versions: what another version adds is only its adapter's products.
 //! - A cancelled sequence frees its pages before the next iteration, also while its prompt is computed.

@@ -182,7 +182,7 @@ impl BatchScheduler {
         let (mut left, least) = if self.decoder.is_small {
             (plan.tokens, PAGE)
         } else {
-            (plan.tokens_with(self.rows_of_step(plan, true)), 1)
+            (plan.tokens_with(self.rows_beside_parts(plan)), 1)
         };
         while left >= least {
             let taken = if self.pool.reuses() { &parts[..] } else { &[] };
@@ -200,9 +200,9 @@ impl BatchScheduler {
         parts
     }
 
-    /// Rows of the step's pass, which computes parts of prompts too or does not.
-    fn rows_of_step(&self, plan: IterationPlan, with_part: bool) -> usize {
-        let newest = plan.newest_shadow(&self.running, self.shared.config.busy_rows, with_part);
+    /// Sequences that decode in a pass with parts of prompts.
+    fn rows_beside_parts(&self, plan: IterationPlan) -> usize {
+        let newest = plan.newest_shadow(&self.running, self.shared.config.busy_rows, true);
         self.running.iter().filter(|sequence| plan.takes_part(sequence, newest)).count()
     }
 

@@ -172,6 +172,7 @@ fn first_by(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::SamplerCapacity;
 
     #[test]
     fn tokens_fill_whole_blocks_of_columns() {
@@ -180,6 +181,18 @@ mod tests {
             [false, true].map(|decodes| IterationPlan::of(&config, 1, false, true, decodes));
         assert_eq!([idle.tokens_with(0), busy.tokens_with(1)], [128, 47]);
         assert_eq!([15, 16, 17].map(|rows| busy.tokens_with(rows)), [33, 32, 47]);
+    }
+
+    #[test]
+    fn the_buffers_have_room_for_sequences_that_join_after_parts_are_selected() {
+        for (slots, prefill_tokens) in [(1, 16), (7, 40), (16, 16), (40, 128)] {
+            let config = SamplerConfig { slots, prefill_tokens, ..SamplerConfig::default() };
+            let rows = SamplerCapacity::new(&config).unwrap().batch_rows;
+            for decodes in [false, true] {
+                let plan = IterationPlan::of(&config, 1, false, true, decodes);
+                assert!((0..=slots).all(|decoding| plan.tokens_with(decoding) + slots <= rows));
+            }
+        }
     }
 
     #[test]
