@@ -44,9 +44,10 @@
 //!   The cache never holds more than [`SamplerConfig::max_batch_tokens`] positions; cached pages that no
 //!   sequence uses make room for new ones, those unused for the longest time first.
 //! - A live request delays no other one's next token by more than parts of prompts of
-//!   [`SamplerConfig::busy_prefill_tokens`], and as many as fill the last block of columns. Shadow sequences delay live ones by a bounded number of rows
-//!   and one page of a prompt, and still get a share of the steps. The rows of a pass may be of different
-//!   versions: what another version adds is only its adapter's products.
+//!   [`SamplerConfig::busy_prefill_tokens`], and as many as fill the last block of columns. Shadow sequences
+//!   delay live ones by a bounded number of rows and one page of a prompt, and still get a share of the
+//!   steps. The rows of a pass may be of different versions: what another version adds is only its
+//!   adapter's products.
 //! - A cancelled sequence frees its pages before the next iteration, also while its prompt is computed.
 //! - A step of the decoder allocates nothing once the buffers have grown to their final size.
 

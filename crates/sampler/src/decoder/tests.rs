@@ -120,9 +120,7 @@ proptest! {
             if running.len() <= 40 {
                 let others = [1000, 2000].map(|seed| ids(30, vocab, seed + step as u64));
                 let others = others.each_ref().map(Vec::as_slice);
-                for sequence in mixed_step(&mut harness, &mut running, others) {
-                    sequence.free(&mut harness.pool);
-                }
+                mixed_step(&mut harness, &mut running, others);
             } else {
                 harness.step(&mut running);
             }
@@ -151,12 +149,12 @@ proptest! {
 }
 
 /// A step that is interrupted once, then runs in one pass with the first 14 tokens of a prompt and the first 9 of
-/// another.
+/// another. Returns the bits of the prompts' first pages.
 fn mixed_step(
     harness: &mut DecoderHarness,
     batch: &mut [SequencePages],
     prompts: [&[TokenId]; 2],
-) -> [SequencePages; 2] {
+) -> Vec<u32> {
     const TOKENS: [usize; 2] = [14, 9];
     let mut sequences = prompts.map(|prompt| {
         let new = SequencePages::new(&mut harness.pool, crate::WeightsId(5), prompt, 1);
@@ -173,8 +171,9 @@ fn mixed_step(
         let (interrupt, adapters) = (set.into(), adapter.as_slice());
         let settings =
             PassSettings { adapters, threads: harness.threads, interrupt: Some(&interrupt) };
-        let mut chunks = sequences.each_mut().map(|sequence| PromptChunk { sequence, tokens: 0 });
-        chunks.iter_mut().zip(TOKENS).for_each(|(chunk, tokens)| chunk.tokens = tokens);
+        let chunks = sequences.iter_mut().zip(TOKENS);
+        let chunks = chunks.map(|(sequence, tokens)| PromptChunk { sequence, tokens });
+        let mut chunks: Vec<_> = chunks.collect();
         let outcome =
             harness.decoder.compute(&mut *batch, &mut chunks, &mut harness.scratch, settings);
         let expected = if set { PassOutcome::Interrupted } else { PassOutcome::Computed };
@@ -184,12 +183,12 @@ fn mixed_step(
             assert_eq!(sequence.remaining(), prompt.len() - 1 - sequence.len());
         }
     }
-    sequences
-}
-
-/// The bits of a sequence's first page.
-fn first_page(sequence: &SequencePages) -> impl Iterator<Item = u32> + use<'_> {
-    sequence.pages()[..1].iter().flat_map(|page| page.iter().map(|x| x.to_bits()))
+    let mut bits = Vec::new();
+    for sequence in sequences {
+        bits.extend(sequence.pages()[0].iter().map(|x| x.to_bits()));
+        sequence.free(&mut harness.pool);
+    }
+    bits
 }
 
 #[test]
@@ -213,11 +212,7 @@ fn parallel_loops_change_no_bit() {
                 if step < 2 {
                     let prompts = [50, 60].map(|seed| ids(30, vocab, seed + step));
                     let prompts = prompts.each_ref().map(Vec::as_slice);
-                    let computed = mixed_step(&mut harness, &mut batch, prompts);
-                    bits.extend(computed.iter().flat_map(first_page));
-                    for sequence in computed {
-                        sequence.free(&mut harness.pool);
-                    }
+                    bits.extend(mixed_step(&mut harness, &mut batch, prompts));
                 } else {
                     // So few that their heads are divided between the threads.
                     batch.truncate(4);

@@ -45,17 +45,15 @@ fn start(config: SamplerConfig) -> Arc<BatchedEngine> {
 
 /// An engine that computes as for a model whose weights stay in a core's own cache, or for a larger one.
 fn start_sized(config: SamplerConfig, is_small: bool) -> Arc<BatchedEngine> {
-    let (codec, config) = codec_and(config);
-    let (engine, mut decoder) = BatchedEngine::without_thread(
-        &model(&tiny()),
-        codec,
-        config,
-        Arc::new(|| false),
-        metrics(),
-    )
-    .unwrap();
+    let (engine, mut decoder) = without_thread(config);
     decoder.is_small = is_small;
     engine.with_thread(decoder).unwrap()
+}
+
+fn without_thread(config: SamplerConfig) -> (BatchedEngine, Decoder) {
+    let (codec, config) = codec_and(config);
+    let (model, never) = (model(&tiny()), Arc::new(|| false));
+    BatchedEngine::without_thread(&model, codec, config, never, metrics()).unwrap()
 }
 
 /// An engine without a thread. The test runs its iterations, so that their order is known.
@@ -66,10 +64,7 @@ struct SteppedEngine {
 
 impl SteppedEngine {
     fn new(config: SamplerConfig) -> Self {
-        let (codec, config) = codec_and(config);
-        let (model, never) = (model(&tiny()), Arc::new(|| false));
-        let (engine, decoder) =
-            BatchedEngine::without_thread(&model, codec, config, never, metrics()).unwrap();
+        let (engine, decoder) = without_thread(config);
         let scheduler = BatchScheduler::new(Arc::clone(&engine.shared), decoder);
         Self { engine, scheduler }
     }
