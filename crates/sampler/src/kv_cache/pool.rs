@@ -116,6 +116,15 @@ impl PagePool {
         }
     }
 
+    /// Copies the values of a cached page to a sequence's own page. Returns false, without any effect, if
+    /// the page is shared.
+    pub(super) fn copy_cached(&mut self, found: CacheMatch, own: &mut Page) -> bool {
+        let Some(values) = own.values_mut() else { return false };
+        values.copy_from_slice(self.cache.page(found.node));
+        self.cache.touch(found.node);
+        true
+    }
+
     /// Returns a page that only its sequence used.
     pub(super) fn give_back(&mut self, page: Page) {
         self.in_use -= 1;

@@ -97,20 +97,39 @@ impl SequencePages {
     }
 
     /// Takes from the prefix cache what it holds of the remaining tokens: whole pages, then a copy of the
-    /// page that agrees longest. Returns the number of tokens.
+    /// page that agrees longest. A page that the sequence has begun itself, or with an earlier copy, is
+    /// replaced as soon as the cache holds more of it. Returns the number of tokens.
     pub(crate) fn take_cached(&mut self, pool: &mut PagePool) -> usize {
         let before = self.len;
-        while self.cached * PAGE == self.len && self.cached == self.pages.len() {
-            let next = self.remaining().min(PAGE);
-            let next = &self.ids[self.len..self.len + next];
-            let Some(found) = pool.closest(self.last_cached, next) else { break };
-            self.promised -= 1;
-            self.len += found.same;
-            if found.same < PAGE {
-                self.pages.push(pool.take_copy(found));
+        let end = self.len + self.remaining();
+        loop {
+            let start = self.cached * PAGE;
+            let next = start..end.min(start + PAGE);
+            let Some(found) = pool.closest(self.last_cached, &self.ids[next]) else { break };
+            if start + found.same <= self.len {
                 break;
             }
-            self.pages.push(pool.take_cached(found));
+            let is_whole = found.same == PAGE;
+            match self.pages.get_mut(self.cached) {
+                Some(own) if is_whole => {
+                    let own = replace(own, pool.share_cached(found));
+                    pool.give_back(own);
+                }
+                Some(own) => {
+                    if !pool.copy_cached(found, own) {
+                        break;
+                    }
+                }
+                None => {
+                    self.promised -= 1;
+                    let take = if is_whole { PagePool::take_cached } else { PagePool::take_copy };
+                    self.pages.push(take(pool, found));
+                }
+            }
+            self.len = start + found.same;
+            if !is_whole {
+                break;
+            }
             self.cached += 1;
             self.last_cached = CachePlace::Node(found.node);
         }

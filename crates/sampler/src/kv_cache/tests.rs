@@ -195,6 +195,40 @@ fn a_second_sequence_shares_full_pages_and_copies_the_last() {
 }
 
 #[test]
+fn a_begun_page_is_replaced_once_the_cache_holds_more_of_it() {
+    let mut pool = PagePool::new(SHAPE, 20);
+    let start = |pool: &mut PagePool, ids: &[TokenId]| {
+        let sequence = SequencePages::new(pool, WeightsId(0), ids, 4).unwrap();
+        Model { sequence, weights: WeightsId(0), ids: ids.to_vec(), limit: 4 }
+    };
+    let finish = |pool: &mut PagePool, model: &mut Model| {
+        model.compute(pool, model.sequence.remaining());
+        model.sequence.cache_last_page(pool);
+    };
+    let mut earlier = start(&mut pool, &prompt(1, 30));
+    finish(&mut pool, &mut earlier);
+    let ids = prompt(0, 40);
+    let [mut first, mut copied, mut begun] = [(); 3].map(|()| start(&mut pool, &ids));
+    assert_eq!([&first, &copied, &begun].map(|model| model.sequence.len()), [20; 3]);
+    begun.compute(&mut pool, 3);
+    finish(&mut pool, &mut first);
+    for (model, found) in [(&mut copied, 39 - 20), (&mut begun, 39 - 23)] {
+        assert_eq!(model.sequence.take_cached(&mut pool), found);
+        assert_eq!(model.sequence.take_cached(&mut pool), 0);
+        pool.check();
+        model.check();
+        // Two pages are shared, and the third is its own.
+        let shared: Vec<_> = model.sequence.pages().iter().map(|page| page.owners() > 1).collect();
+        assert_eq!(shared, [true, true, false]);
+    }
+    for model in [earlier, first, copied, begun] {
+        model.sequence.free(&mut pool);
+    }
+    pool.check();
+    assert_eq!((pool.usage().used, pool.available()), (0, 20));
+}
+
+#[test]
 fn unused_pages_are_evicted_by_age_under_pressure() {
     let mut pool = PagePool::new(SHAPE, 6);
     let run = |pool: &mut PagePool, kind: TokenId| {

@@ -169,8 +169,31 @@ impl BatchScheduler {
         }
     }
 
+    /// Lets the sequences that compute their prompts take what the prefix cache holds of them meanwhile. Those
+    /// with nothing left to compute decode.
+    fn take_cached(&mut self) {
+        let mut index = 0;
+        while let Some(sequence) = self.prefilling.get_mut(index) {
+            if sequence.finished {
+                index += 1;
+                continue;
+            }
+            let found = sequence.pages.take_cached(&mut self.pool);
+            sequence.run.count_cached(found);
+            let is_complete = sequence.pages.remaining() == 0;
+            self.count_prompt_tokens("cached", found);
+            if is_complete {
+                let sequence = self.prefilling.remove(index);
+                self.begin_decoding(sequence);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
     /// Selects parts of prompts, up to the plan's number of tokens. Returns those for the pass of the step.
     fn prefill(&mut self, plan: IterationPlan) -> Vec<PromptPart> {
+        self.take_cached();
         if plan.shadow_page
             && let Some(index) = oldest_shadow(&self.prefilling)
             && let Some(part) = self.take_part(plan, index, PAGE)
@@ -206,8 +229,8 @@ impl BatchScheduler {
         self.running.iter().filter(|sequence| plan.takes_part(sequence, newest)).count()
     }
 
-    /// Removes a sequence from `prefilling` for its next part. If the prefix cache holds the rest of its
-    /// prompt meanwhile, it decodes, and `None` is returned.
+    /// Removes a sequence from `prefilling` for its next part. Returns `None` if it has no page for it, which
+    /// ends the sequence.
     fn take_part(
         &mut self,
         plan: IterationPlan,
@@ -215,13 +238,6 @@ impl BatchScheduler {
         tokens: usize,
     ) -> Option<PromptPart> {
         let mut sequence = self.prefilling.remove(index);
-        let found = sequence.pages.take_cached(&mut self.pool);
-        self.count_prompt_tokens("cached", found);
-        sequence.run.count_cached(found);
-        if sequence.pages.remaining() == 0 {
-            self.begin_decoding(sequence);
-            return None;
-        }
         if sequence.is_live() {
             self.live_parts += 1;
         }
@@ -248,6 +264,7 @@ impl BatchScheduler {
         let [part] = parts;
         let computed = part.outcome == PassOutcome::Computed;
         self.end_part(part);
+        self.take_cached();
         computed
     }
 

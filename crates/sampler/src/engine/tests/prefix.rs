@@ -39,6 +39,26 @@ async fn siblings_compute_their_prompt_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn siblings_that_began_with_a_copied_page_compute_the_rest_once() {
+    let plain = start(without_cache());
+    let text = prompt(60, 1);
+    for same in [5, 16, 21] {
+        let earlier = request(&[&text[..same], &prompt(30, 40)].concat(), 9, 4);
+        let requests: Vec<_> = (0..8).map(|seed| request(&text, seed, 20)).collect();
+        for (slots, is_small) in [(1, true), (40, true), (3, false), (40, false)] {
+            let engine = start_sized(SamplerConfig { slots, ..small() }, is_small);
+            answer(&engine, &earlier).await;
+            let before = prompt_tokens(&engine);
+            assert_eq!(all(&engine, &requests).await, all(&plain, &requests).await);
+            let after = prompt_tokens(&engine);
+            let expected = (59 - same as u64 + 8, same as u64 + 7 * 59);
+            let counted = (after.0 - before.0, after.1 - before.1);
+            assert_eq!(counted, expected, "{same} tokens, {slots} slots, small: {is_small}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_turn_of_a_conversation_continues_the_cached_answer() {
     let (engine, plain) = (start(small()), start(without_cache()));
     let lora = random_lora(model(&tiny()).spec(), 4, 3);
