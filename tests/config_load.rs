@@ -150,7 +150,7 @@ fn values_of_the_wrong_type_are_refused() {
     assert_snapshot!(error("[train]\nseed = 1.5"), @"train.seed is 1.5: it must be a whole number, 0 or more");
     assert_snapshot!(error("[train]\nenabled = 1"), @"train.enabled is 1: it must be true or false");
     assert_snapshot!(error("[train]\nschedule = 'sine'"), @r#"train.schedule is "sine": it must be "constant", "linear", "cosine", "polynomial" or "inverse_sqrt""#);
-    assert_snapshot!(error("[rollout]\nmax_ready_groups = 7"), @"rollout.max_ready_groups is 7: it must be 8 or more, so that groups of rollout.group_size 8 hold train.samples_per_step 64");
+    assert_snapshot!(error("[rollout]\nmax_ready_groups = 7"), @"rollout.max_ready_groups is 7: it must be 0 (as many as two steps need), or 8 or more, so that groups of rollout.group_size 8 hold train.samples_per_step 64");
     assert_snapshot!(error("[train]\nlearning_rate = true"), @"train.learning_rate is true: it must be a number");
     assert_snapshot!(error("train = 3"), @"train is 3: it must be a table");
     assert_snapshot!(error("[rollout]\nmax_tokens = 5000000000"), @"rollout.max_tokens is 5000000000: it must be a whole number from 0 to 4294967295");

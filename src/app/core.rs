@@ -134,7 +134,7 @@ impl Core {
         });
         let rollout = background.enter(|| {
             Rollout::start(
-                &config.rollout,
+                &config.rollout.for_steps_of(config.train.samples_per_step),
                 config.dataset_in_use().as_ref(),
                 (config.train.seed, Some(data.join("dataset.json"))),
                 engines.rollouts.clone(),

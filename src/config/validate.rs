@@ -85,11 +85,13 @@ fn engine(config: &Config) -> Checked {
 fn backlog(c: &Config) -> Checked {
     let (groups, size) = (c.rollout.max_ready_groups, c.rollout.group_size);
     let wanted = c.train.samples_per_step;
-    if !c.rollout.enabled || !c.train.enabled || groups.saturating_mul(size) >= wanted {
+    let is_enough = groups == 0 || groups.saturating_mul(size) >= wanted;
+    if !c.rollout.enabled || !c.train.enabled || is_enough {
         return Ok(());
     }
     let allowed = format!(
-        "{} or more, so that groups of rollout.group_size {size} hold train.samples_per_step {wanted}",
+        "0 (as many as two steps need), or {} or more, so that groups of rollout.group_size {size} \
+         hold train.samples_per_step {wanted}",
         wanted.div_ceil(size)
     );
     Err(Problem::value("rollout.max_ready_groups", groups, &allowed))

@@ -33,7 +33,9 @@ pub struct RolloutConfig {
     pub dataset: Option<PathBuf>,
     /// Route whose rewards score the dataset.
     pub dataset_route: String,
-    /// Groups that may wait for the trainer. Sampling pauses at this number.
+    /// Groups that may wait for the trainer, with those in flight. Sampling pauses at this number, so that
+    /// samples are not many policy versions old. 0 is as many as two steps need
+    /// ([`Self::for_steps_of`]): one is trained while the next one is sampled.
     pub max_ready_groups: usize,
 }
 
@@ -51,7 +53,7 @@ impl Default for RolloutConfig {
             feedback_wait_ms: 500,
             dataset: None,
             dataset_route: "default".to_owned(),
-            max_ready_groups: 32,
+            max_ready_groups: 0,
         }
     }
 }
@@ -103,6 +105,34 @@ impl RolloutConfig {
         }
         between("rollout.queue", self.queue, 1, 1 << 20)?;
         between("rollout.feedback_wait_ms", self.feedback_wait_ms, 0, 3_600_000)?;
-        between("rollout.max_ready_groups", self.max_ready_groups, 1, 1 << 20)
+        between("rollout.max_ready_groups", self.max_ready_groups, 0, 1 << 20)
+    }
+
+    /// The configuration for a trainer whose steps need `samples` samples, with the limit that
+    /// `max_ready_groups = 0` stands for.
+    #[must_use]
+    pub fn for_steps_of(&self, samples: usize) -> Self {
+        let two_steps = 2 * samples.div_ceil(self.group_size.max(1)).max(1);
+        let max_ready_groups =
+            if self.max_ready_groups == 0 { two_steps } else { self.max_ready_groups };
+        Self { max_ready_groups, ..self.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_ready_groups_are_those_of_two_steps() {
+        let limit = |max_ready_groups, group_size, samples| {
+            let config = RolloutConfig { max_ready_groups, group_size, ..Default::default() };
+            config.for_steps_of(samples).max_ready_groups
+        };
+        assert_eq!(
+            [limit(0, 8, 64), limit(0, 8, 65), limit(0, 8, 1), limit(0, 3, 7)],
+            [16, 18, 2, 6]
+        );
+        assert_eq!(limit(5, 8, 64), 5);
     }
 }

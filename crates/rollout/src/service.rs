@@ -41,7 +41,8 @@ impl Rollout {
     ///
     /// `seed` is that of the shadows' seeds. Each start uses another stream of it, chosen by the
     /// number of samples in the ledger, so that a restart repeats no sample. `state_file` keeps the
-    /// position in the dataset from one start to the next.
+    /// position in the dataset from one start to the next. `config` is one for the trainer's steps
+    /// ([`RolloutConfig::for_steps_of`]): with a limit of 0 ready groups, no group starts.
     ///
     /// # Errors
     /// If the dataset or its route cannot be used (names the line or the key), or if the ledger

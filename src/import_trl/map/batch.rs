@@ -4,9 +4,6 @@ use serde_json::Value;
 
 use super::TrlConversion;
 
-/// Hone's default of `rollout.max_ready_groups`.
-const READY_GROUPS: u64 = 32;
-
 impl TrlConversion {
     /// A count, TRL's default without a literal, and the comment for it.
     fn count_or(&mut self, name: &str, default: u64) -> Result<(u64, String), String> {
@@ -38,10 +35,6 @@ impl TrlConversion {
             (batch, origin)
         };
         self.settings.set_count("train.samples_per_step", samples, origin);
-        let groups = samples.checked_div(size).unwrap_or_default();
-        if groups > READY_GROUPS {
-            self.settings.set_count("rollout.max_ready_groups", groups, "the groups of one step");
-        }
         let comment = "TRL samples from the weights of the last step, and has no gate";
         self.settings.set("policy.promotion", "direct", comment);
         self.settings.set_count("policy.publish_every", 1, comment);

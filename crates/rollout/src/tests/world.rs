@@ -117,6 +117,7 @@ impl World {
             group_size: 4,
             feedback_wait_ms: 0,
             dataset_route: "graded".to_owned(),
+            max_ready_groups: 32,
             ..RolloutConfig::default()
         };
         let routes = Arc::new(Routes::new(&routes).unwrap());
