@@ -13,11 +13,13 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use serde::Serialize;
 
+use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
 use hone_core::types::{GrammarSpec, PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
-use hone_model::Model;
+
 use hone_model::adapter::weights::LoraWeights;
+use hone_model::{Model, ModelSpec};
 use hone_sampler::{
     AdapterWeights, BatchedEngine, Decoder, PagePool, SamplerConfig, Scratch, SequencePages,
     WeightsId,
@@ -53,6 +55,8 @@ pub struct SampleOptions {
     pub threads: usize,
     /// A file with a JSON schema that the completions follow; they end with it.
     pub schema: Option<PathBuf>,
+    /// Arithmetic of products with weights in bf16.
+    pub compute: Compute,
 }
 
 /// The measurements.
@@ -68,6 +72,8 @@ pub struct SampleReport {
     pub rank: usize,
     /// Threads.
     pub threads: usize,
+    /// The type of the activations that weights were multiplied with.
+    pub dtype: &'static str,
     /// Load average at the end.
     pub load: f64,
     /// Completion tokens per second of the sampler in each run, including prefill, sampling and
@@ -90,7 +96,7 @@ pub struct SampleReport {
     pub memory_bytes_per_second: f64,
     /// Floating-point operations of a step's products.
     pub step_flop: f64,
-    /// Speed of large products on the same threads, the best of the runs.
+    /// Speed of large products in f32 on the same threads, the best of the runs.
     pub product_flop_per_second: f64,
     /// The resource whose lower bound is longer: `memory` or `products`.
     pub bound: &'static str,
@@ -102,7 +108,11 @@ impl fmt::Display for SampleReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let best = self.best_tokens_per_second;
         let prompt = self.prompt;
-        writeln!(f, "batch {}, prompts of {prompt}, {} tokens each", self.batch, self.tokens)?;
+        let Self { batch, tokens, dtype, .. } = self;
+        writeln!(
+            f,
+            "batch {batch}, prompts of {prompt}, {tokens} tokens each, products in {dtype}"
+        )?;
         writeln!(f, "{best:>12.0} tokens/s, best of {} runs", self.tokens_per_second.len())?;
         if let (Some(seconds), Some(share)) = (self.mask_seconds, self.mask_share) {
             writeln!(f, "{:>12.1} us a mask of the schema", seconds * 1e6)?;
@@ -113,7 +123,7 @@ impl fmt::Display for SampleReport {
         let read = self.memory_bytes_per_second / 1e9;
         writeln!(f, "{read:>12.1} GB/s memory bandwidth of {} threads", self.threads)?;
         let products = self.product_flop_per_second / 1e9;
-        writeln!(f, "{products:>12.0} GFLOP/s in large products")?;
+        writeln!(f, "{products:>12.0} GFLOP/s in large products in f32")?;
         let share = 100.0 * self.share_of_bound;
         write!(f, "{share:>12.0} % of the bound by {}", self.bound)
     }
@@ -139,7 +149,7 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
         }
     };
     let dir = ModelDir::open(&path)?;
-    let model = options.model.load()?;
+    let model = options.model.load()?.with_compute(options.compute);
     let threads = match options.threads {
         0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         threads => threads,
@@ -164,7 +174,7 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
     }
     let after = whole.masks();
     let (masks, mask_time) = (after.0 - before.0, after.1 - before.1);
-    let step_flop = 2.0 * (step.weight_bytes / size_of::<f32>() * options.batch) as f64;
+    let step_flop = 2.0 * (multiplications(model.spec()) * options.batch) as f64;
     let (by_memory, by_products) =
         (step.weight_bytes as f64 / memory, step_flop / (peak.wall * 1e9));
     Ok(SampleReport {
@@ -173,6 +183,7 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
         tokens: options.tokens,
         rank: options.rank,
         threads,
+        dtype: whole.engine.dtype(),
         load: machine::load(),
         best_tokens_per_second: rates.iter().copied().fold(0.0, f64::max),
         mask_seconds: (masks > 0).then(|| mask_time / masks as f64),
@@ -186,6 +197,13 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
         bound: if by_memory > by_products { "memory" } else { "products" },
         share_of_bound: by_memory.max(by_products) / seconds,
     })
+}
+
+/// Multiplications with weights for a token, whose logits are computed.
+fn multiplications(spec: &ModelSpec) -> usize {
+    let layers = (0..spec.num_layers).flat_map(|layer| spec.linears(layer));
+    let linears: usize = layers.map(|(_, (out, inner))| out * inner).sum();
+    linears + spec.vocab_size * spec.hidden_size
 }
 
 /// A fresh adapter; `None` for rank 0.
@@ -395,6 +413,7 @@ mod tests {
             runs: 1,
             threads: 2,
             schema: None,
+            compute: Compute::F32,
         };
         let report = run(&options).unwrap();
         assert_eq!(report.mask_share, None);

@@ -217,6 +217,9 @@ pub struct BenchSampleArgs {
     /// JSON schema that the completions follow, to measure the time for masks
     #[arg(long, value_name = "FILE")]
     pub schema: Option<PathBuf>,
+    /// Arithmetic of products with weights in bf16
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = compute())]
+    pub compute: Compute,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
@@ -234,9 +237,11 @@ impl From<BenchSampleArgs> for SampleOptions {
             runs,
             threads,
             schema,
+            compute,
             json: _,
         } = args;
-        Self { model, batch: batch.into(), group, prompt, tokens, rank, runs, threads, schema }
+        let batch = batch.into();
+        Self { model, batch, group, prompt, tokens, rank, runs, threads, schema, compute }
     }
 }
 

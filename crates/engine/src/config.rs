@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use hone_core::config::range::between;
-use hone_core::config::{Checked, Problem};
+use hone_core::config::{Checked, Compute, Problem};
 
 use crate::admission::QueueLimits;
 
@@ -40,6 +40,9 @@ pub struct EngineConfig {
     /// Versions whose adapters the native engine keeps in memory, those that it serves included, if it
     /// answers clients. A kept version is activated without reading its files.
     pub kept_versions: usize,
+    /// Arithmetic of the native engine's products with weights that are stored in bf16, because rounding the
+    /// activations too makes them up to twice as fast. The trainer has a key of its own.
+    pub compute: Compute,
 }
 
 impl Default for EngineConfig {
@@ -51,6 +54,7 @@ impl Default for EngineConfig {
             queue: 64,
             queue_timeout_seconds: 120,
             kept_versions: 8,
+            compute: Compute::default(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The native engine: decodes many sequences at once, on the trainer's weights and LoRA adapters that are
-//! not merged (CPU, f32 arithmetic, but integers for products with quantized weights, paged KV cache), for
-//! rollouts and for clients.
+//! not merged (CPU, f32 arithmetic, but integers for products with quantized weights and bf16 on request, paged
+//! KV cache), for rollouts and for clients.
 //!
 //! [`BatchedEngine`] implements [`hone_engine::Engine`], and [`BatchedPublisher`] implements
 //! [`hone_engine::Publisher`] on it. [`Decoder`] is the forward pass alone, for benchmarks.

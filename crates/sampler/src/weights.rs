@@ -6,14 +6,16 @@ use half::{bf16, f16};
 use hone_core::types::TokenId;
 use hone_model::adapter::LinearKind;
 use hone_model::adapter::weights::LoraWeights;
+use hone_model::kernels::compute::Compute;
 use hone_model::kernels::storage::with_upcast;
 use hone_model::spec::AttentionOptions;
 use hone_model::weights::BaseMatrix;
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::integer::{self, IntegerColumns};
-use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
+use crate::matmul::bf16::Bf16Columns;
+use crate::matmul::integer::IntegerColumns;
+use crate::matmul::{self, TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
 
 /// One linear layer. The weight shares the model's storage.
 pub(crate) struct SamplerLinear {
@@ -32,21 +34,88 @@ pub(crate) struct LinearGroup {
     pub inner: usize,
     /// Outputs of all layers together.
     pub outputs: usize,
-    /// Whether a layer computes with integers.
-    pub uses_integers: bool,
+    /// What the layers' input is rounded to.
+    pub rounding: InputRounding,
 }
 
 /// The input of linear layers.
 #[derive(Clone, Copy)]
 pub(crate) struct LinearInput<'a> {
     pub columns: TokenColumns<'a>,
-    /// The same activations as integers, for weights that [use them](uses_integers).
-    pub integers: Option<&'a IntegerColumns>,
+    /// The same activations as integers, for quantized weights.
+    integers: Option<&'a IntegerColumns>,
+    /// The same activations in bf16, for weights in bf16 if the model [computes](Model::compute) in bf16.
+    bf16: Option<&'a Bf16Columns>,
 }
 
-/// Whether products with a matrix are computed with integers.
-fn uses_integers(matrix: &BaseMatrix) -> bool {
-    matches!(matrix, BaseMatrix::Quantized(_))
+/// What the input of linear layers is rounded to, beside f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct InputRounding {
+    integers: bool,
+    bf16: bool,
+}
+
+impl InputRounding {
+    /// For products with a matrix of a model that computes in `compute`.
+    fn of(matrix: &BaseMatrix, compute: Compute) -> Self {
+        let is_bf16 = |tensor: &Tensor| {
+            let inner = tensor.dims().last().copied().unwrap_or(0);
+            tensor.dtype() == DType::BF16 && inner.is_multiple_of(2)
+        };
+        let rounds = compute == Compute::Bf16 && matmul::bf16::is_available();
+        match matrix {
+            BaseMatrix::Quantized(_) => Self { integers: true, bf16: false },
+            BaseMatrix::Float(tensor) => Self { integers: false, bf16: rounds && is_bf16(tensor) },
+        }
+    }
+
+    /// For products with all of these.
+    fn of_all(all: impl Iterator<Item = Self>) -> Self {
+        all.fold(Self::default(), |all, one| Self {
+            integers: all.integers || one.integers,
+            bf16: all.bf16 || one.bf16,
+        })
+    }
+
+    /// The name of the smallest type.
+    pub fn dtype(self) -> &'static str {
+        match self {
+            Self { integers: true, .. } => "i16",
+            Self { bf16: true, .. } => "bf16",
+            Self { .. } => "f32",
+        }
+    }
+}
+
+/// Buffers for rounded activations.
+#[derive(Debug, Default)]
+pub(crate) struct RoundedColumns {
+    integers: IntegerColumns,
+    bf16: Bf16Columns,
+}
+
+impl RoundedColumns {
+    /// Rounds the activations of linear layers with `inner` inputs, on up to `threads` threads of the current
+    /// pool.
+    pub fn round<'a>(
+        &'a mut self,
+        rounding: InputRounding,
+        columns: TokenColumns<'a>,
+        inner: usize,
+        threads: usize,
+    ) -> LinearInput<'a> {
+        let Self { integers, bf16 } = self;
+        LinearInput {
+            columns,
+            integers: rounding.integers.then(|| integers.round(columns, inner, threads)),
+            bf16: rounding.bf16.then(|| bf16.round(columns, inner, threads)),
+        }
+    }
+
+    /// Bytes of `tokens` columns of `inner` activations as integers, which need more than in bf16.
+    pub fn bytes(tokens: usize, inner: usize) -> usize {
+        IntegerColumns::bytes(tokens, inner)
+    }
 }
 
 /// One decoder layer. Norm weights include the model's offset.
@@ -73,6 +142,8 @@ pub(crate) struct BaseWeights {
     pub spec: ModelSpec,
     embedding: BaseMatrix,
     head: BaseMatrix,
+    /// What the head's input is rounded to.
+    pub head_rounding: InputRounding,
     /// The final norm.
     pub norm: Vec<f32>,
     pub layers: Vec<DecoderLayer>,
@@ -95,6 +166,7 @@ impl BaseWeights {
         Ok(Self {
             bytes: linears.chain([&head]).map(BaseMatrix::size).sum(),
             embedding: readable(model.embedding())?,
+            head_rounding: InputRounding::of(&head, model.compute()),
             head,
             norm: norm_weight(model.norm(), &spec)?,
             layers,
@@ -132,18 +204,11 @@ impl BaseWeights {
         })
     }
 
-    /// Whether the head computes with integers.
-    pub fn head_uses_integers(&self) -> bool {
-        uses_integers(&self.head)
-    }
-
-    /// Whether any product is computed with integers.
-    pub fn uses_integers(&self) -> bool {
-        let groups = |layer: &DecoderLayer| {
-            let groups = [&layer.qkv, &layer.o, &layer.gate_up, &layer.down];
-            groups.iter().any(|group| group.uses_integers)
-        };
-        self.head_uses_integers() || self.layers.iter().any(groups)
+    /// What the inputs of all layers and of the head are rounded to.
+    pub fn rounding(&self) -> InputRounding {
+        let groups = self.layers.iter().flat_map(|l| [&l.qkv, &l.o, &l.gate_up, &l.down]);
+        let layers = groups.map(|group| group.rounding);
+        InputRounding::of_all(layers.chain([self.head_rounding]))
     }
 }
 
@@ -162,8 +227,9 @@ impl DecoderLayer {
             let linears = kinds.iter().map(linear).collect::<Result<Vec<_>>>()?;
             let inner = linears.first().map_or(0, |linear| linear.inner);
             let outputs = linears.iter().map(|linear| linear.out).sum();
-            let uses_integers = linears.iter().any(|linear| uses_integers(&linear.weight));
-            Ok::<_, SamplerError>(LinearGroup { linears, inner, outputs, uses_integers })
+            let roundings = linears.iter().map(|l| InputRounding::of(&l.weight, model.compute()));
+            let rounding = InputRounding::of_all(roundings);
+            Ok::<_, SamplerError>(LinearGroup { linears, inner, outputs, rounding })
         };
         let norms = |[a, b]: [&Tensor; 2]| -> Result<_> {
             Ok([norm_weight(a, spec)?, norm_weight(b, spec)?])
@@ -251,7 +317,7 @@ fn add_stored(
     let tensor = match (weight, x.integers) {
         (BaseMatrix::Float(tensor), _) => tensor,
         (BaseMatrix::Quantized(blocks), Some(integers)) => {
-            integer::add_product(out, x.columns.width, (blocks, first), integers);
+            matmul::integer::add_product(out, x.columns.width, (blocks, first), integers);
             return Ok(());
         }
         (BaseMatrix::Quantized(blocks), None) => {
@@ -259,12 +325,21 @@ fn add_stored(
             return Err(SamplerError::Weights(reason));
         }
     };
-    let (inner, x) = (tensor.dim(1)?, x.columns);
+    let (inner, columns) = (tensor.dim(1)?, x.columns);
     with_rows(tensor, first, |rows| {
-        match rows {
-            StoredRows::F32(values) => add_matmul_serial(out, WeightMatrix { values, inner }, x),
-            StoredRows::F16(values) => add_matmul_serial(out, WeightMatrix { values, inner }, x),
-            StoredRows::Bf16(values) => add_matmul_serial(out, WeightMatrix { values, inner }, x),
+        match (rows, x.bf16) {
+            (StoredRows::F32(values), _) => {
+                add_matmul_serial(out, WeightMatrix { values, inner }, columns);
+            }
+            (StoredRows::F16(values), _) => {
+                add_matmul_serial(out, WeightMatrix { values, inner }, columns);
+            }
+            (StoredRows::Bf16(values), Some(x)) => {
+                matmul::bf16::add_product(out, WeightMatrix { values, inner }, x);
+            }
+            (StoredRows::Bf16(values), None) => {
+                add_matmul_serial(out, WeightMatrix { values, inner }, columns);
+            }
         }
         Ok(())
     })
@@ -335,13 +410,14 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     use candle_core::Device;
+    use hone_core::testing::skip_without;
     use hone_engine::ModelDir;
     use hone_model::adapter::BaseDtype;
     use hone_model::weights::{LoadOptions, Quantize};
     use hone_model::{Model, ModelSpec};
 
     use super::*;
-    use crate::testing::{DecoderHarness, family, ids, random_lora, trainer_logits};
+    use crate::testing::{DecoderHarness, family, ids, model, random_lora, trainer_logits};
 
     fn fixture(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/gguf").join(name)
@@ -365,21 +441,41 @@ mod tests {
             let (small, wide) = (load(BaseDtype::Auto), load(BaseDtype::Float32));
             assert!(matches!(small.head(), BaseMatrix::Quantized(_)));
             let found = logits(&small);
-            assert_close(name, &found, &logits(&wide));
+            assert_close(name, &found, &logits(&wide), 2e-4);
             let lora = random_lora(&spec, 4, 7);
             let all = [ids(19, spec.vocab_size, 1), ids(5, spec.vocab_size, 2)].concat();
-            assert_close(name, &found, &trainer_logits(&small, &all, Some(&lora))[18..]);
+            assert_close(name, &found, &trainer_logits(&small, &all, Some(&lora))[18..], 2e-4);
         }
     }
 
-    /// Activations are rounded to 16 bits, which changes logits by about 1e-4 of the largest one.
-    fn assert_close(name: &str, found: &[Vec<f32>], expected: &[Vec<f32>]) {
+    #[test]
+    fn activations_in_bf16_change_logits_by_less_than_two_hundredths() {
+        if !matmul::bf16::is_available() {
+            return skip_without("fast products in bf16");
+        }
+        for name in ["llama3", "phi3-longrope"] {
+            let exact = model(&family(name));
+            let rounded = exact.clone().with_compute(Compute::Bf16);
+            let dtypes =
+                [&exact, &rounded].map(|m| BaseWeights::new(m).unwrap().rounding().dtype());
+            assert_eq!(dtypes, ["f32", "bf16"], "{name}");
+            let (found, expected) = (logits(&rounded), logits(&exact));
+            assert_ne!(found, expected);
+            assert_close(name, &found, &expected, 2e-2);
+        }
+        // Weights of other types are multiplied as before.
+        let exact = model(&family("mistral"));
+        assert_eq!(logits(&exact.clone().with_compute(Compute::Bf16)), logits(&exact));
+    }
+
+    /// Compares with a share of the largest logit. Activations of 16 bits change logits by about 1e-4 of it.
+    fn assert_close(name: &str, found: &[Vec<f32>], expected: &[Vec<f32>], most: f32) {
         assert_eq!(found.len(), expected.len());
         for (found, expected) in found.iter().zip(expected) {
             let largest = expected.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
             let pairs = found.iter().zip(expected);
             let error = pairs.fold(0.0_f32, |max, (a, b)| max.max((a - b).abs())) / largest;
-            assert!(error < 2e-4, "{name}: {error:e}");
+            assert!(error < most, "{name}: {error:e}");
         }
     }
 

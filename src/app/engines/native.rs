@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use candle_core::Device;
 
+use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
 use hone_core::threads::BackgroundPriority;
 use hone_engine::{Codec, ModelDir};
@@ -127,5 +128,17 @@ pub(in crate::app) fn start_native(
     metrics: Arc<Metrics>,
 ) -> anyhow::Result<Arc<BatchedEngine>> {
     let settings = purpose.settings(config, dir);
-    BatchedEngine::start(base, codec, settings, busy, metrics).context("the native engine")
+    let compute = config.engine.compute;
+    let model = base.clone().with_compute(compute);
+    let engine = BatchedEngine::start(&model, codec, settings, busy, metrics);
+    let engine = engine.context("the native engine")?;
+    if compute == Compute::Bf16 && engine.dtype() != "bf16" {
+        let dtype = engine.dtype();
+        tracing::warn!(
+            dtype,
+            "engine.compute = \"bf16\" has no effect: it needs weights that are stored in bf16, Linux, and \
+             AMD's processor from Zen 4 on"
+        );
+    }
+    Ok(engine)
 }

@@ -331,6 +331,8 @@ impl fmt::Display for TrainBenchReport {
 
 #[cfg(test)]
 mod tests {
+    use hone_model::kernels::compute::available;
+
     use super::*;
 
     #[test]
@@ -369,7 +371,7 @@ mod tests {
         let compute = Compute::Bf16;
         let report =
             run(&TrainBenchOptions { shape, compute, steps: 1, threads: 1, ..usual }).unwrap();
-        assert_eq!(report.compute, compute.available());
+        assert_eq!(report.compute, available(compute));
         let named = format!("products in {}", report.compute.as_str());
         assert!(report.to_string().contains(&named), "{report}");
     }

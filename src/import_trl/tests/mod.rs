@@ -67,7 +67,7 @@ fn memory_optimized_configuration_of_the_guides() {
     peft_config: without one TRL trains all parameters; Hone trains an adapter of rank 16
     report_to: "wandb": TensorBoard files and run/steps.jsonl are written
     logging_steps: every step is logged
-    bf16: compare train.compute: "bf16" rounds the factors of products with the base; the rest is in f32
+    bf16: compare train.compute: "bf16" rounds the factors of products with the base; the rest is in f32. engine.compute does the same for sampling
     save_steps: a complete checkpoint after each step
     "#);
     for note in &imported.notes {

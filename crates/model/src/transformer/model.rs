@@ -15,7 +15,7 @@ use super::layers::{Layers, SavedLayers, backward_from, variable};
 use super::segments::Segments;
 use super::token_stats::token_stats;
 use crate::adapter::weights::{Dropout, LoraWeights};
-use crate::kernels::compute::Compute;
+use crate::kernels::compute::{Compute, available};
 use crate::kernels::ops;
 use crate::kernels::storage::is_frozen_cpu_weight;
 use crate::weights::{BaseMatrix, LoadOptions, WeightFiles};
@@ -117,11 +117,11 @@ impl Model {
     }
 
     /// The model with another arithmetic of products with its weights, which it shares. Without the fused
-    /// kernels, and where [`Compute::available`] is f32, it computes in its own float type.
+    /// kernels, and where [`available`] is f32, it computes in its own float type.
     #[must_use]
     pub fn with_compute(self, compute: Compute) -> Self {
         let fused = self.fused_layers && self.dtype() == DType::F32;
-        let compute = if fused { compute.available() } else { Compute::F32 };
+        let compute = if fused { available(compute) } else { Compute::F32 };
         Self { compute, ..self }
     }
 

@@ -11,9 +11,8 @@ use hone_model::adapter::LinearKind;
 
 use super::min_work::MinWork;
 use crate::error::{Result, SamplerError};
-use crate::matmul::integer::IntegerColumns;
 use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
-use crate::weights::{AdapterPair, AdapterWeights, LinearGroup, LinearInput};
+use crate::weights::{AdapterPair, AdapterWeights, LinearGroup, RoundedColumns};
 
 /// An adapter and the consecutive rows of a pass that it is for.
 pub(crate) struct RowAdapter<'a> {
@@ -54,19 +53,18 @@ impl<'a> OutputPart<'a> {
 
 impl<'a> LinearPass<'a> {
     /// Computes a group of linear layers with biases and adapters: `x` `[inner, width]` to `out`
-    /// `[outputs, width]`. `lora` and `integers` are scratch.
+    /// `[outputs, width]`. `lora` and `rounded` are scratch.
     pub fn forward(
         &self,
         group: &LinearGroup,
         out: &mut [f32],
         x: &[f32],
-        (lora, integers): (&mut [f32], &mut IntegerColumns),
+        (lora, rounded): (&mut [f32], &mut RoundedColumns),
     ) -> Result<()> {
         let Self { width, tokens, threads, .. } = *self;
         let columns = TokenColumns { values: &x[..group.inner * width], width, tokens };
         let lora = self.adapter_inner(group, columns, lora);
-        let integers = group.uses_integers.then(|| integers.round(columns, group.inner, threads));
-        let x = LinearInput { columns, integers };
+        let x = rounded.round(group.rounding, columns, group.inner, threads);
         // All layers in one parallel loop, because each loop ends with a wait for the slowest thread.
         let split = (threads, self.min_work.weights);
         par_outputs(out, (width, group.inner), split, |skip, out| {

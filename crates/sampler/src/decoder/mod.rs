@@ -21,7 +21,7 @@ use crate::kv_cache::{BatchMember, CacheShape, SequencePages};
 use crate::matmul::{COLUMN_BLOCK, TokenColumns, padded_width};
 use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
 use crate::transpose::{columns_to_rows, rows_to_columns};
-use crate::weights::{AdapterWeights, BaseWeights, LinearInput};
+use crate::weights::{AdapterWeights, BaseWeights};
 
 use linear::LinearPass;
 pub(crate) use linear::RowAdapter;
@@ -92,7 +92,7 @@ impl Decoder {
 
     /// The type of the activations that weights are multiplied with.
     pub(crate) fn dtype(&self) -> &'static str {
-        if self.weights.uses_integers() { "i16" } else { "f32" }
+        self.weights.rounding().dtype()
     }
 
     /// Bytes of the weights that a step reads.
@@ -221,7 +221,7 @@ impl Decoder {
                 &layer.qkv,
                 qkv,
                 &scratch.normed,
-                (&mut scratch.lora, &mut scratch.integers),
+                (&mut scratch.lora, &mut scratch.rounded),
             )?;
             columns_to_rows(&mut scratch.qkv[..rows * outputs], (0, outputs), qkv, width);
             let qkv = &mut scratch.qkv[..rows * outputs];
@@ -230,7 +230,7 @@ impl Decoder {
             let mixed = &mut scratch.wide[..q_width * width];
             rows_to_columns(mixed, width, &scratch.row_values[..rows * q_width], q_width);
             let out = &mut scratch.out[..hidden * width];
-            linear.forward(&layer.o, out, mixed, (&mut scratch.lora, &mut scratch.integers))?;
+            linear.forward(&layer.o, out, mixed, (&mut scratch.lora, &mut scratch.rounded))?;
             self.add_to_residual(
                 scratch,
                 layer.output_norms.as_ref().map(|norms| &norms[0]),
@@ -244,7 +244,7 @@ impl Decoder {
                 &layer.gate_up,
                 gate_up,
                 &scratch.normed,
-                (&mut scratch.lora, &mut scratch.integers),
+                (&mut scratch.lora, &mut scratch.rounded),
             )?;
             let (gate, up) = gate_up.split_at(inner);
             let activated = &mut scratch.mlp[..inner];
@@ -257,7 +257,7 @@ impl Decoder {
                 &layer.down,
                 out,
                 activated,
-                (&mut scratch.lora, &mut scratch.integers),
+                (&mut scratch.lora, &mut scratch.rounded),
             )?;
             self.add_to_residual(
                 scratch,
@@ -313,9 +313,7 @@ impl Decoder {
         let width = scratch.narrow_normed(rows, all);
         let columns = TokenColumns { values: &scratch.normed, width, tokens: rows };
         let inner = self.weights.spec.hidden_size;
-        let integers = (self.weights.head_uses_integers())
-            .then(|| scratch.integers.round(columns, inner, threads));
-        let x = LinearInput { columns, integers };
+        let x = scratch.rounded.round(self.weights.head_rounding, columns, inner, threads);
         let logits = &mut scratch.logits[..rows * vocab];
         // Larger parts for fewer tokens, because each part ends with a wait for the slowest thread.
         let most = (HEAD_VALUES / width).max(HEAD_PART).min(scratch.wide.len() / width);

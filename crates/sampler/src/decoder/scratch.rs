@@ -3,8 +3,8 @@
 use hone_model::ModelSpec;
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::integer::IntegerColumns;
 use crate::matmul::{COLUMN_BLOCK, padded_width};
+use crate::weights::RoundedColumns;
 
 /// Logits of a token that `wide` has room for, unless the vocabulary is smaller.
 pub(super) const HEAD_PART: usize = 3072;
@@ -32,8 +32,8 @@ pub struct Scratch {
     pub(super) wide: Vec<f32>,
     /// The gated activation, `[intermediate, width]`.
     pub(super) mlp: Vec<f32>,
-    /// The input of a quantized layer, as integers.
-    pub(super) integers: IntegerColumns,
+    /// The input of layers, rounded for products in fewer bits.
+    pub(super) rounded: RoundedColumns,
     /// The inner activations of all adapters of a group of layers, `[ranks, width]`.
     pub(super) lora: Vec<f32>,
     /// Queries, keys and values of each row.
@@ -79,7 +79,7 @@ impl Scratch {
             out: buffer(sizes.hidden),
             wide: buffer(sizes.wide),
             mlp: buffer(sizes.mlp),
-            integers: IntegerColumns::default(),
+            rounded: RoundedColumns::default(),
             lora: Vec::new(),
             qkv: buffer(sizes.qkv),
             row_values: buffer(sizes.row_values),
@@ -94,8 +94,8 @@ impl Scratch {
         let (sizes, rows) = (Sizes::new(spec), Self::padded_rows(rows, logits));
         let Sizes { hidden, wide, mlp, qkv, row_values } = sizes;
         let values = 3 * hidden + wide + mlp + qkv + row_values;
-        let integers = IntegerColumns::bytes(rows, hidden.max(mlp).max(row_values));
-        (values * rows + spec.vocab_size * logits) * size_of::<f32>() + integers
+        let rounded = RoundedColumns::bytes(rows, hidden.max(mlp).max(row_values));
+        (values * rows + spec.vocab_size * logits) * size_of::<f32>() + rounded
     }
 
     fn padded_rows(rows: usize, logits: usize) -> usize {
@@ -163,7 +163,7 @@ mod tests {
         let values: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         let q = spec.num_heads * spec.head_dim;
         let inner = spec.hidden_size.max(spec.intermediate_size).max(q);
-        let integers = IntegerColumns::bytes(48, inner);
-        assert_eq!(Scratch::bytes(&spec, rows, 8), 4 * values + integers);
+        let rounded = RoundedColumns::bytes(48, inner);
+        assert_eq!(Scratch::bytes(&spec, rows, 8), 4 * values + rounded);
     }
 }

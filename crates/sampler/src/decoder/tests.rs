@@ -3,6 +3,7 @@ use std::fs;
 use proptest::prelude::*;
 use serde_json::Value;
 
+use hone_core::config::Compute;
 use hone_core::types::TokenId;
 
 use super::min_work::MinWork;
@@ -80,7 +81,7 @@ proptest! {
 
     /// A sequence's logits have the same bits in every batch as alone, for all numbers of threads and
     /// sizes of prefill passes, with shared and separate prompts, in passes that also compute a part of
-    /// another prompt, and while others start and end.
+    /// another prompt, and while others start and end, in f32 and in bf16.
     #[test]
     fn the_batch_changes_no_bit_of_a_sequence(
         which in 0..FAMILIES.len(),
@@ -88,8 +89,11 @@ proptest! {
         chunk in 1..40_usize,
         threads in 1..4_usize,
         adapted: bool,
+        compute in prop::sample::select(&Compute::ALL),
     ) {
-        let model = model(&family(FAMILIES[which]));
+        // Stored in bf16.
+        let name = if compute == Compute::Bf16 { "llama3" } else { FAMILIES[which] };
+        let model = model(&family(name)).with_compute(compute);
         let vocab = model.spec().vocab_size;
         let lora = adapted.then(|| random_lora(model.spec(), 2, 9));
         let mut harness = DecoderHarness::new(&model, lora.as_ref());

@@ -124,6 +124,12 @@ impl BatchedEngine {
         Ok((Self { info, spec, dtype, shared, queue, thread: None }, decoder))
     }
 
+    /// The type of the activations that weights are multiplied with: `"f32"`, `"bf16"`, or `"i16"` with quantized
+    /// weights.
+    pub fn dtype(&self) -> &'static str {
+        self.dtype
+    }
+
     /// Copies an adapter and activates it for new sequences. Running sequences keep their version.
     /// `None` is the base model.
     ///

@@ -7,6 +7,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod bf16;
 pub(crate) mod integer;
 mod kernel;
 #[cfg(target_arch = "x86_64")]

@@ -40,6 +40,9 @@ pub(super) trait Transposed {
     /// Weights in a word of 32 bits.
     const PER_WORD: usize;
 
+    /// Rows of activations that the weights of a word are multiplied with.
+    const INPUTS: usize;
+
     /// Vectors of words: vector `p` has word `p` of each row.
     type Words: AsRef<[__m512i]>;
 
@@ -50,11 +53,17 @@ pub(super) trait Transposed {
     /// The processor has the features of [`FewColumns::run`], and the rows can be read.
     unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize) -> Self::Words;
 
-    /// Weight `i` of each word, exactly. `i` is below [`Self::PER_WORD`].
+    /// Adds to the sums of each column the products of words with the activations at `x`, which are of row
+    /// `i` of their [`Self::INPUTS`] rows.
     ///
     /// # Safety
-    /// The processor has the features of [`FewColumns::run`].
-    unsafe fn widen(words: __m512i, i: usize) -> __m512;
+    /// The processor has the features of [`FewColumns::run`], and `C` values can be read from `x`.
+    unsafe fn add<const C: usize>(sums: &mut [__m512; C], words: __m512i, i: usize, x: *const f32);
+
+    /// Rows of activations of `weights` weights, which fill whole words unless each has its own row.
+    fn inputs(weights: usize) -> usize {
+        weights * Self::INPUTS / Self::PER_WORD
+    }
 }
 
 /// Where 16 rows are. Rows after the last one are the last one again, and their sums are not stored.
@@ -91,7 +100,7 @@ pub(super) struct FewColumns {
     pub w: *const u8,
     /// Bytes of a row of weights.
     pub row_bytes: usize,
-    /// `[inner, width]`
+    /// `[inner, width]`, or with pairs of activations in a word, `[inner / 2, width]`
     pub x: *const f32,
     pub inner: usize,
     pub width: usize,
@@ -179,7 +188,7 @@ impl FewColumns {
             }
             let steps = self.inner / W::STEP;
             for step in 0..steps {
-                let x = self.x.add(step * W::STEP * self.width);
+                let x = self.x.add(W::inputs(step * W::STEP) * self.width);
                 for (sums, rows) in sums.iter_mut().zip(rows) {
                     let rows = rows.skip(step * W::STEP_BYTES);
                     // Rows are too short for the processor to recognize the access pattern in time.
@@ -196,23 +205,22 @@ impl FewColumns {
                     }
                     let words = W::read::<false>(rows, W::STEP_BYTES);
                     for (p, words) in words.as_ref().iter().enumerate() {
-                        for i in 0..W::PER_WORD {
-                            let x = x.add((p * W::PER_WORD + i) * self.width);
-                            add_product(sums, W::widen(*words, i), x);
+                        for i in 0..W::INPUTS {
+                            let x = x.add((p * W::INPUTS + i) * self.width);
+                            W::add(sums, *words, i, x);
                         }
                     }
                 }
             }
             let rest = self.inner - steps * W::STEP;
             if rest > 0 {
-                let x = self.x.add(steps * W::STEP * self.width);
+                let x = self.x.add(W::inputs(steps * W::STEP) * self.width);
                 let from = steps * W::STEP_BYTES;
                 for (sums, rows) in sums.iter_mut().zip(rows) {
                     let words = W::read::<true>(rows.skip(from), self.row_bytes - from);
-                    for k in 0..rest {
-                        let words = words.as_ref()[k / W::PER_WORD];
-                        let w = W::widen(words, k % W::PER_WORD);
-                        add_product(sums, w, x.add(k * self.width));
+                    for row in 0..W::inputs(rest) {
+                        let words = words.as_ref()[row / W::INPUTS];
+                        W::add(sums, words, row % W::INPUTS, x.add(row * self.width));
                     }
                 }
             }
@@ -229,7 +237,7 @@ impl FewColumns {
 /// The processor has AVX-512, and `C` values can be read from `x`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn add_product<const C: usize>(sums: &mut [__m512; C], w: __m512, x: *const f32) {
+pub(super) unsafe fn add_product<const C: usize>(sums: &mut [__m512; C], w: __m512, x: *const f32) {
     for (c, sum) in sums.iter_mut().enumerate() {
         // SAFETY: the caller's guarantee.
         *sum = _mm512_fmadd_ps(_mm512_set1_ps(unsafe { *x.add(c) }), w, *sum);

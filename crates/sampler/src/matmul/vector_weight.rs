@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use hone_model::kernels::transpose::transpose_words;
 
 use super::kernel::StoredWeight;
-use super::narrow::{LANES, RowPointers, Transposed};
+use super::narrow::{LANES, RowPointers, Transposed, add_product};
 
 /// Weights of a row that are read at a time: a vector, and of f32 a cache line.
 pub(super) const LINE: usize = 16;
@@ -97,6 +97,7 @@ impl<W: VectorWeight> Transposed for W {
     const STEP: usize = LANES * <W as VectorWeight>::PER_WORD;
     const STEP_BYTES: usize = size_of::<__m512i>();
     const PER_WORD: usize = <W as VectorWeight>::PER_WORD;
+    const INPUTS: usize = <W as VectorWeight>::PER_WORD;
 
     type Words = [__m512i; LANES];
 
@@ -119,8 +120,8 @@ impl<W: VectorWeight> Transposed for W {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn widen(words: __m512i, i: usize) -> __m512 {
-        // SAFETY: the caller guarantees the features.
-        unsafe { W::widen_word(words, i) }
+    unsafe fn add<const C: usize>(sums: &mut [__m512; C], words: __m512i, i: usize, x: *const f32) {
+        // SAFETY: the caller guarantees the features and the values.
+        unsafe { add_product(sums, W::widen_word(words, i), x) }
     }
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use hone_model::ModelSpec;
 use hone_model::adapter::{LinearKind, ModuleScale};
-use hone_model::kernels::compute::Compute;
+use hone_model::kernels::compute::{self, Compute};
 use hone_model::transformer::{head_packed_values, head_upcast_values, logits_in_memory};
 use hone_model::weights::{LoadOptions, WeightFiles, WeightType};
 
@@ -220,7 +220,7 @@ impl MemoryPlan {
         let kept = kept(config, spec, tokens * in_flight);
         let one_layer = work + if kept == 0 { layer } else { 0 };
         let logits = logits_in_memory(tokens, spec.vocab_size) * in_flight * F32;
-        let widened = match config.compute.available() {
+        let widened = match compute::available(config.compute) {
             Compute::F32 => base.widened * threads.max(1),
             Compute::Bf16 => {
                 let (hidden, inner, q, _) = widths(spec);
@@ -282,7 +282,7 @@ mod tests {
     use hone_model::testing::{test_file, tiny_spec};
     use hone_model::weights::{LoadOptions, Quantize};
 
-    use super::{BaseMemory, Compute, MemoryPlan};
+    use super::{BaseMemory, Compute, MemoryPlan, compute};
     use crate::config::{Recompute, TrainConfig};
     use crate::testing::tiny_config;
 
@@ -318,7 +318,7 @@ mod tests {
             (wide(), TrainConfig { compute: Compute::Bf16, ..TrainConfig::default() });
         let plan = MemoryPlan::new(&spec, base(&spec, DType::F32), &config, 2, 100);
         // The largest matrix, and the activations of the MLP; one shard runs at a time.
-        let expected = match config.compute.available() {
+        let expected = match compute::available(config.compute) {
             Compute::Bf16 => 2 * (1024 * 4096 + 4096 * 100),
             Compute::F32 => 0,
         };

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use candle_core::WithDType;
-use serde::{Deserialize, Serialize};
+
+pub use hone_core::config::Compute;
 
 use super::float::Real;
 use super::matmul::bf16::{self, Bf16Unit, PackedFactor, UnpackedRows};
@@ -16,43 +17,26 @@ type Result<T> = candle_core::Result<T>;
 /// Operation that errors name.
 const NAME: &str = "product with a weight";
 
-/// The arithmetic of products with the matrices of a frozen base. Everything else, such as adapters,
-/// attention and norms, is computed in f32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Compute {
-    /// In f32.
-    #[default]
-    F32,
-    /// Both factors are rounded to bf16, and sums are in f32. Needs Linux on x86-64 and a processor with AMX
-    /// (Intel from Sapphire Rapids on), or AMD's with AVX-512 for bf16 (from Zen 4 on).
-    Bf16,
+/// What this process computes products of matrices in where `compute` is configured: [`Compute::F32`] instead
+/// of [`Compute::Bf16`] if the processor is not faster with bf16, or Linux does not permit AMX.
+///
+/// [`Compute::Bf16`] needs Linux on x86-64 and a processor with AMX (Intel from Sapphire Rapids on), or AMD's
+/// with AVX-512 for bf16 (from Zen 4 on). The instruction of AVX-512 for bf16 (`vdpbf16ps`) is used on AMD's
+/// processors only. On Sapphire Rapids it has half the throughput of the one for f32.
+#[must_use]
+pub fn available(compute: Compute) -> Compute {
+    match compute {
+        Compute::Bf16 if Bf16Unit::get().is_some() => Compute::Bf16,
+        Compute::F32 | Compute::Bf16 => Compute::F32,
+    }
 }
 
-impl Compute {
-    /// All choices.
-    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
-
-    /// The name in configurations and on the command line.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-        }
-    }
-
-    /// What this process computes in where `self` is configured: [`Self::F32`] instead of
-    /// [`Self::Bf16`] if the processor is not faster with bf16, or Linux does not permit AMX.
-    ///
-    /// The instruction of AVX-512 for bf16 (`vdpbf16ps`) is used on AMD's processors only. On Sapphire Rapids
-    /// it has half the throughput of the one for f32.
-    #[must_use]
-    pub fn available(self) -> Self {
-        match self {
-            Self::Bf16 if Bf16Unit::get().is_some() => Self::Bf16,
-            Self::F32 | Self::Bf16 => Self::F32,
-        }
-    }
+/// As [`available`], for products of a matrix with a few vectors, for which AMX has no advantage: its tiles
+/// would be nearly empty.
+#[must_use]
+pub fn available_by_vectors(compute: Compute) -> Compute {
+    let is_fast = || Bf16Unit::get().is_some_and(Bf16Unit::uses_vectors);
+    if compute == Compute::Bf16 && is_fast() { Compute::Bf16 } else { Compute::F32 }
 }
 
 /// Rows of a matrix of the base, as the right factor of a product.
@@ -73,7 +57,7 @@ pub(crate) enum LeftFactor<'a, T> {
 
 impl<'a, T: Real> LeftFactor<'a, T> {
     /// Prepares a matrix that is not transposed. [`Compute::Bf16`] has an effect on f32 alone, where it
-    /// is [available](Compute::available).
+    /// is [available].
     pub fn new(compute: Compute, matrix: Matrix<'a, T>) -> Self {
         if compute == Compute::Bf16
             && let (Some(unit), Some(matrix)) = (Bf16Unit::get(), matrix.as_f32())

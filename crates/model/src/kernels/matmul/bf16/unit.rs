@@ -46,6 +46,11 @@ impl Bf16Unit {
         vectors.into_iter().chain(amx.map(Bf16Instructions::Amx)).map(Self)
     }
 
+    /// Whether products are computed with vectors, and not with AMX's tiles.
+    pub fn uses_vectors(self) -> bool {
+        matches!(self.0, Bf16Instructions::Vectors)
+    }
+
     /// Prepares this thread's registers. There is one such value on a thread at a time.
     pub(super) fn registers(self) -> Registers {
         match self.0 {

@@ -22,6 +22,10 @@ impl NoUnit {
         std::iter::empty()
     }
 
+    pub fn uses_vectors(self) -> bool {
+        match self {}
+    }
+
     pub(super) fn registers(self) -> NoRegisters {
         match self {}
     }

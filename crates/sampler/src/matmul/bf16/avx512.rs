@@ -1,0 +1,203 @@
+//! The kernels.
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __m512, __m512bh, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_dpbf16_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_set1_epi32, _mm512_setzero_ps,
+    _mm512_storeu_ps, _mm512_storeu_si512,
+};
+use std::mem::transmute;
+
+use half::bf16;
+
+use super::Bf16Columns;
+use crate::matmul::is_narrow;
+use crate::matmul::kernel::{COLUMN_BLOCK, WeightMatrix};
+use crate::matmul::narrow::{FewColumns, RowPointers, Transposed};
+
+/// Weights of a row that are copied at a time: a cache line.
+const LINE: usize = 32;
+
+/// Words of a line.
+const WORDS: usize = LINE / 2;
+
+/// Computes a product.
+///
+/// # Safety
+/// The processor has AVX-512 with bf16. `out` has a number of rows of `x.width` values, and `w` has as many rows
+/// or more, of `x.inner` values.
+pub(super) unsafe fn add_product(out: &mut [f32], w: WeightMatrix<'_, bf16>, x: &Bf16Columns) {
+    let (width, outputs) = (x.width, out.len() / x.width.max(1));
+    if is_narrow(x.tokens) {
+        let few = FewColumns {
+            out: out.as_mut_ptr(),
+            w: w.values.as_ptr().cast(),
+            row_bytes: w.inner * size_of::<bf16>(),
+            x: x.words.as_ptr().cast(),
+            inner: w.inner,
+            width,
+            outputs,
+        };
+        // SAFETY: the caller's guarantees. `round` has written `inner / 2` rows of words, and its caller pads
+        // the width for this kernel.
+        return unsafe { few.run::<PairedWeight>(x.tokens) };
+    }
+    assert!(width.is_multiple_of(COLUMN_BLOCK));
+    let mut column = 0;
+    while column < width {
+        let count = ((width - column) / COLUMN_BLOCK).min(4);
+        // SAFETY: the caller's guarantees; `column < width`.
+        unsafe {
+            let blocks = ColumnBlocks {
+                out: out.as_mut_ptr().add(column),
+                w: w.values.as_ptr(),
+                x: x.words.as_ptr().add(column.min(x.words.len())),
+                inner: w.inner,
+                width,
+                outputs,
+            };
+            match count {
+                4 => blocks.rows::<6, 4>(),
+                3 => blocks.rows::<8, 3>(),
+                2 => blocks.rows::<12, 2>(),
+                _ => blocks.rows::<16, 1>(),
+            }
+        }
+        column += count * COLUMN_BLOCK;
+    }
+}
+
+/// Weights in bf16 that are multiplied in pairs.
+struct PairedWeight;
+
+impl Transposed for PairedWeight {
+    const STEP: usize = <bf16 as Transposed>::STEP;
+    const STEP_BYTES: usize = <bf16 as Transposed>::STEP_BYTES;
+    const PER_WORD: usize = 2;
+    const INPUTS: usize = 1;
+
+    type Words = <bf16 as Transposed>::Words;
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize) -> Self::Words {
+        // SAFETY: the caller's guarantees.
+        unsafe { <bf16 as Transposed>::read::<PART>(rows, bytes) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn add<const C: usize>(sums: &mut [__m512; C], words: __m512i, _: usize, x: *const f32) {
+        for (c, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: the caller guarantees the words. The instruction changes `sum` only. `FewColumns` is
+            // compiled for processors without it too, into which the intrinsic would not be inlined.
+            unsafe {
+                let x = _mm512_set1_epi32(*x.cast::<i32>().add(c));
+                asm!(
+                    "vdpbf16ps {sum}, {words}, {x}",
+                    sum = inout(zmm_reg) *sum,
+                    words = in(zmm_reg) words,
+                    x = in(zmm_reg) x,
+                    options(pure, nomem, nostack, preserves_flags),
+                );
+            }
+        }
+    }
+}
+
+/// All outputs of some blocks of columns. The pointers of `out` and `x` are at the first column.
+struct ColumnBlocks {
+    out: *mut f32,
+    w: *const bf16,
+    /// `[inner / 2, width]`
+    x: *const u32,
+    inner: usize,
+    width: usize,
+    outputs: usize,
+}
+
+impl ColumnBlocks {
+    /// Computes all outputs of `N` blocks, `M` at a time, then fewer.
+    ///
+    /// # Safety
+    /// The processor has AVX-512 with bf16; `outputs` rows of weights and of `out`, `inner / 2` rows of `x`, and
+    /// `N` blocks of columns exist.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn rows<const M: usize, const N: usize>(&self) {
+        let mut row = 0;
+        // SAFETY: as for this function; every call stays below `outputs`.
+        unsafe {
+            while row + M <= self.outputs {
+                self.tile::<M, N>(row);
+                row += M;
+            }
+            while row + 4 <= self.outputs {
+                self.tile::<4, N>(row);
+                row += 4;
+            }
+            while row < self.outputs {
+                self.tile::<1, N>(row);
+                row += 1;
+            }
+        }
+    }
+
+    /// Computes `M` outputs of `N` blocks.
+    ///
+    /// # Safety
+    /// As for [`Self::rows`]; `row + M` rows exist.
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn tile<const M: usize, const N: usize>(&self, row: usize) {
+        let (inner, width) = (self.inner, self.width);
+        // SAFETY: the caller guarantees that rows below row + M, words below inner / 2 and columns below
+        // N * COLUMN_BLOCK exist. A prefetch accesses no memory, for any address, and neither do the masked
+        // parts of a load.
+        unsafe {
+            let w = self.w.add(row * inner);
+            let out = self.out.add(row * width);
+            let mut sums = [[_mm512_setzero_ps(); N]; M];
+            for (m, sums) in sums.iter_mut().enumerate() {
+                for (n, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm512_loadu_ps(out.add(m * width + n * COLUMN_BLOCK));
+                }
+            }
+            // A copy, because `M` rows of weights need more address registers than there are.
+            let mut lines = [[0_i32; WORDS]; M];
+            let mut k = 0;
+            while k < inner {
+                let count = (inner - k).min(LINE);
+                for (m, line) in lines.iter_mut().enumerate() {
+                    // The same line of the next tile. Rows are too short for the processor to
+                    // recognize the access pattern in time.
+                    _mm_prefetch::<_MM_HINT_T1>(w.wrapping_add((m + M) * inner + k).cast());
+                    let from = w.add(m * inner + k);
+                    let words = if count == LINE {
+                        _mm512_loadu_si512(from.cast())
+                    } else {
+                        _mm512_maskz_loadu_epi16((1 << count) - 1, from.cast())
+                    };
+                    _mm512_storeu_si512(line.as_mut_ptr().cast(), words);
+                }
+                let x = self.x.add(k / 2 * width);
+                for i in 0..count / 2 {
+                    let x: [__m512bh; N] = std::array::from_fn(|n| {
+                        let x = x.add(i * width + n * COLUMN_BLOCK);
+                        transmute(_mm512_loadu_si512(x.cast()))
+                    });
+                    for (sums, line) in sums.iter_mut().zip(&lines) {
+                        let w: __m512bh = transmute(_mm512_set1_epi32(line[i]));
+                        for (sum, x) in sums.iter_mut().zip(x) {
+                            *sum = _mm512_dpbf16_ps(*sum, w, x);
+                        }
+                    }
+                }
+                k += count;
+            }
+            for (m, sums) in sums.iter().enumerate() {
+                for (n, sum) in sums.iter().enumerate() {
+                    _mm512_storeu_ps(out.add(m * width + n * COLUMN_BLOCK), *sum);
+                }
+            }
+        }
+    }
+}
