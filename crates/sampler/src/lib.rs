@@ -57,7 +57,7 @@ mod config;
 mod decoder;
 mod engine;
 mod error;
-mod keep_pool_hot;
+mod hot_team;
 mod kv_cache;
 mod matmul;
 mod prefetch;

@@ -43,14 +43,25 @@ impl NormColumns<'_> {
     fn next<const FUSED: bool, const N: usize>(&mut self) {
         let (column, RmsNorm { out, x, width, weight, eps }) = (self.column, &mut self.norm);
         let (width, inverse_len) = (*width, 1.0 / weight.len() as f32);
-        // Four independent chains of additions hide their latency.
-        let mut partial = [[0.0_f32; N]; 4];
-        for (k, x) in x.chunks_exact(width).enumerate() {
-            let x = &x[column..column + N];
-            for (sum, x) in partial[k % 4].iter_mut().zip(x) {
+        let add = |sums: &mut [f32; N], x: &[f32]| {
+            for (sum, x) in sums.iter_mut().zip(&x[column..column + N]) {
                 *sum = mul_add::<FUSED>(*x, *x, *sum);
             }
+        };
+        // Four independent chains of additions hide their latency. Four features at a time, so that the sums stay
+        // in registers.
+        let mut partial = [[0.0_f32; N]; 4];
+        let mut all = x.chunks_exact(4 * width);
+        for four in &mut all {
+            let [a, b, c, d] = &mut partial;
+            let (left, right) = four.split_at(2 * width);
+            add(a, left);
+            add(b, &left[width..]);
+            add(c, right);
+            add(d, &right[width..]);
         }
+        let rest = all.remainder().chunks_exact(width);
+        rest.zip(&mut partial).for_each(|(x, sums)| add(sums, x));
         let [a, b, c, d] = partial;
         let mut scale = [0.0_f32; N];
         for i in 0..N {

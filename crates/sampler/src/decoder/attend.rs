@@ -1,9 +1,8 @@
 //! Attention of all rows of a pass, divided between threads.
 
-use rayon::prelude::*;
-
 use super::{Decoder, PassRows, Scratch};
 use crate::attention::{SequenceAttention, TokenAttention, scores_len, scratch_len};
+use crate::hot_team::for_each_pair;
 use crate::kv_cache::BatchMember;
 
 impl Decoder {
@@ -54,8 +53,8 @@ impl Decoder {
             return attend_rows(0, out, &mut scratch.scores);
         }
         let part = rows.div_ceil(threads);
-        let parts = out.par_chunks_mut(part * q_width).zip(scratch.scores.par_chunks_mut(scores));
-        parts.enumerate().for_each(|(i, (out, scores))| attend_rows(i * part, out, scores));
+        let (parts, scratch) = ((out, part * q_width), (&mut scratch.scores[..], scores));
+        for_each_pair(parts, scratch, |i, out, scores| attend_rows(i * part, out, scores));
     }
 
     /// [`Self::attend`] for fewer than two sequences per thread, up to position `longest`: divides the heads
@@ -76,12 +75,12 @@ impl Decoder {
         scratch.reserve_scores(threads * scores);
         let options = self.weights.layers[layer].options;
         let part = heads.div_ceil(threads);
-        let parts = scratch.row_values[..heads * width].par_chunks_mut(part * width);
-        let parts = parts.zip(scratch.scores.par_chunks_mut(scores)).enumerate();
-        parts.for_each(|(i, (out, scores))| {
+        let Scratch { row_values, scores: buffer, qkv, .. } = scratch;
+        let parts = (&mut row_values[..heads * width], part * width);
+        for_each_pair(parts, (&mut buffer[..], scores), |i, out, scores| {
             for (i, out) in (i * part..).zip(out.chunks_exact_mut(width)) {
                 let (row, head) = (i / shape.heads, i % shape.heads);
-                let q = &scratch.qkv[row * stride + head * width..][..width];
+                let q = &qkv[row * stride + head * width..][..width];
                 let (kv, heads, scores) = (tokens.view(row), head..head + 1, &mut *scores);
                 TokenAttention { shape, layer, options, kv, heads, q, out, scores }.run();
             }

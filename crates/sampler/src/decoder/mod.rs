@@ -10,13 +10,11 @@ mod scratch;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rayon::prelude::*;
-
 use hone_core::simd::dispatch;
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::keep_pool_hot::keep_pool_hot;
+use crate::hot_team::{for_each_chunk, keep_pool_hot};
 use crate::kv_cache::{BatchMember, CacheShape, SequencePages};
 use crate::matmul::{COLUMN_BLOCK, TokenColumns, padded_width};
 use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
@@ -344,7 +342,7 @@ fn par_elements(
         return f(0, out);
     }
     let part = out.len().div_ceil(threads).next_multiple_of(COLUMN_BLOCK);
-    out.par_chunks_mut(part).enumerate().for_each(|(i, out)| f(i * part, out));
+    for_each_chunk(out, part, |i, out| f(i * part, out));
 }
 
 #[cfg(test)]

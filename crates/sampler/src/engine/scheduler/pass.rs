@@ -10,6 +10,7 @@ use hone_engine::EngineError;
 use super::sequence::EngineSequence;
 use crate::decoder::{Decoder, PassOutcome, PassSettings, PromptChunk, RowAdapter, Scratch};
 use crate::engine::shared::EngineShared;
+use crate::hot_team::for_each_chunk;
 use crate::matmul::COLUMN_BLOCK;
 use crate::weights::AdapterWeights;
 
@@ -113,8 +114,9 @@ impl DecodingPass<'_> {
         parts.iter_mut().for_each(|part| part.outcome = PassOutcome::Computed);
         let scratch = &*scratch;
         if threads > 1 {
-            let rows = rows.par_iter_mut().enumerate();
-            rows.for_each(|(row, sequence)| sequence.sample(scratch.logits(row)));
+            for_each_chunk(rows, 1, |row, sequences| {
+                sequences.iter_mut().for_each(|sequence| sequence.sample(scratch.logits(row)));
+            });
         } else {
             for (row, sequence) in rows.iter_mut().enumerate() {
                 sequence.sample(scratch.logits(row));

@@ -11,7 +11,6 @@
 mod avx512;
 
 use half::bf16;
-use rayon::prelude::*;
 
 use hone_core::simd::{SimdTask, dispatch};
 use hone_core::threads::pause_point;
@@ -19,6 +18,7 @@ use hone_model::kernels::compute::{Compute, available_by_vectors};
 
 use super::TokenColumns;
 use super::kernel::WeightMatrix;
+use crate::hot_team::for_each_chunk;
 
 /// Values of a thread's part of a conversion, with which it takes longer than to wake the thread.
 const PART_VALUES: usize = 1 << 15;
@@ -51,8 +51,10 @@ impl Bf16Columns {
         if part >= self.words.len() {
             dispatch(RoundPairs { words: &mut self.words, values, width });
         } else {
-            let parts = self.words.par_chunks_mut(part).zip(values.par_chunks(2 * part));
-            parts.for_each(|(words, values)| dispatch(RoundPairs { words, values, width }));
+            for_each_chunk(&mut self.words, part, |i, words| {
+                let values = &values[2 * i * part..][..2 * words.len()];
+                dispatch(RoundPairs { words, values, width });
+            });
         }
         self
     }
