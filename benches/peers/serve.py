@@ -7,7 +7,7 @@ All engines have the same weights of SmolLM2-135M-Instruct, CPUs and number of t
 conversations in turns (A B A B). Measured are tokens per second with 1, 4, 16 and 64 requests at once, the
 time to the first token of a long prompt, cold and with most of it served before, and resident memory;
 beside them the memory's read bandwidth, which bounds decoding. Every measurement starts the engine afresh.
-llama.cpp and transformers first try every setting briefly; the best is timed. `--quick` checks in about a
+llama.cpp, transformers and Hone with weights in bf16 first try every setting briefly; the best is timed. `--quick` checks in about a
 minute that everything runs, and writes nothing. `--tables-only` and `--check` are those of all.py.
 """
 
@@ -65,7 +65,8 @@ def catalog(args, formats):
     return {
         "native-q8_0": engines.Hone("native", q8_0, label="Hone, native", **eight),
         "llama-q8_0": engines.Llama(q8_0, args.threads, label="llama.cpp", **eight),
-        "native-bf16": engines.Hone("native", directory, label="Hone, native", **sixteen),
+        "native-bf16": engines.Hone(
+            "native", directory, computes=("f32", "bf16"), label="Hone, native", **sixteen),
         "native-quantize": engines.Hone(
             "native", directory, "--quantize", "q8_0", label="Hone, native, --quantize", **eight),
         "llama-bf16": engines.Llama(bf16, args.threads, label="llama.cpp", **sixteen),

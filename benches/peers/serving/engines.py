@@ -20,7 +20,7 @@ CONFIG = """
 server = {{ bind = "127.0.0.1:0" }}
 data.dir = "{data}"
 model.path = "{model}"
-engine = {{ backend = "{backend}", queue = 1024 }}
+engine = {{ backend = "{backend}", queue = 1024, compute = "{compute}" }}
 rollout.enabled = false
 train.enabled = false
 """
@@ -91,10 +91,11 @@ def sampling(temperature):
 
 
 class HoneServer(Server):
-    def __init__(self, run, scratch, backend, model, flags):
+    def __init__(self, run, scratch, backend, model, compute, flags):
         config = os.path.join(scratch, "hone.toml")
         with open(config, "w") as file:
-            file.write(CONFIG.format(data=os.path.join(scratch, "data"), model=model, backend=backend))
+            data = os.path.join(scratch, "data")
+            file.write(CONFIG.format(data=data, model=model, backend=backend, compute=compute))
         super().__init__([run.hone, "serve", "--config", config, *flags], run, stdout=subprocess.PIPE, text=True)
         # Hone has no `ignore_eos`.
         self.more = {"logit_bias": {str(token): -100 for token in run.stop_tokens}}
@@ -175,14 +176,19 @@ class Engine:
 
 
 class Hone(Engine):
-    def __init__(self, backend, model, *flags, **described):
+    def __init__(self, backend, model, *flags, computes=("f32",), **described):
         super().__init__(**described)
-        self.backend, self.model, self.flags = backend, model, flags
+        self.backend, self.model, self.flags, self.computes = backend, model, flags, computes
+
+    def settings(self, slots, first):
+        return [{"compute": compute} for compute in self.computes] if len(self.computes) > 1 else [{}]
 
     @contextlib.contextmanager
     def session(self, run, setting, slots, context):
-        with run.scratch() as scratch, HoneServer(run, scratch, self.backend, self.model, self.flags) as server:
-            yield server
+        compute = setting.get("compute", self.computes[0])
+        with run.scratch() as scratch:
+            with HoneServer(run, scratch, self.backend, self.model, compute, self.flags) as server:
+                yield server
 
 
 class Llama(Engine):
