@@ -31,7 +31,7 @@ type Body<'a> = &'a (dyn Fn(usize) + Sync);
 /// The loop of one leader, which its helpers take parts of.
 #[derive(Default)]
 struct HotTeam {
-    /// The number of the loop, 32 bits; its parts, 16 bits; and the next part that nobody has taken, 16 bits.
+    /// The number of the loop, 32 bits; its parts, 16 bits; and the first part that is free, 16 bits.
     state: AtomicU64,
     /// Parts that are not computed yet.
     left: AtomicUsize,
@@ -163,12 +163,12 @@ fn share(parts: usize, body: Body<'_>) -> bool {
 }
 
 /// A pointer that threads share, to different elements.
-struct SharedPointer<T>(*mut T);
+struct ChunkPointer<T>(*mut T);
 
 // SAFETY: each thread uses other elements, which may be sent to it.
-unsafe impl<T: Send> Sync for SharedPointer<T> {}
+unsafe impl<T: Send> Sync for ChunkPointer<T> {}
 
-impl<T> SharedPointer<T> {
+impl<T> ChunkPointer<T> {
     /// Chunk `i` of `len` elements, of which each but the last has `chunk`.
     ///
     /// # Safety
@@ -189,7 +189,7 @@ pub(crate) fn for_each_chunk<T: Send>(
     chunk: usize,
     f: impl Fn(usize, &mut [T]) + Sync,
 ) {
-    let (len, all) = (values.len(), SharedPointer(values.as_mut_ptr()));
+    let (len, all) = (values.len(), ChunkPointer(values.as_mut_ptr()));
     let body = |i: usize| {
         // SAFETY: the values are borrowed until the end of the loop, and each part is computed once.
         f(i, unsafe { all.chunk(len, chunk, i) });
@@ -211,7 +211,7 @@ pub(crate) fn for_each_pair<T: Send, U: Send>(
 ) {
     let parts = left.len().div_ceil(left_chunk);
     assert!(parts <= right.len().div_ceil(right_chunk), "too few chunks");
-    let (len, others) = (right.len(), SharedPointer(right.as_mut_ptr()));
+    let (len, others) = (right.len(), ChunkPointer(right.as_mut_ptr()));
     for_each_chunk(left, left_chunk, |i, left| {
         // SAFETY: `right` is borrowed until the end of the loop, and each part is computed once.
         f(i, left, unsafe { others.chunk(len, right_chunk, i) });

@@ -58,15 +58,12 @@ pub(crate) struct InputRounding {
 impl InputRounding {
     /// For products with a matrix of a model that computes in `compute`.
     fn of(matrix: &BaseMatrix, compute: Compute) -> Self {
-        let is_bf16 = |tensor: &Tensor| {
-            let inner = tensor.dims().last().copied().unwrap_or(0);
-            tensor.dtype() == DType::BF16 && inner.is_multiple_of(2)
+        let BaseMatrix::Float(tensor) = matrix else {
+            return Self { integers: true, bf16: false };
         };
-        let rounds = compute == Compute::Bf16 && matmul::bf16::is_available();
-        match matrix {
-            BaseMatrix::Quantized(_) => Self { integers: true, bf16: false },
-            BaseMatrix::Float(tensor) => Self { integers: false, bf16: rounds && is_bf16(tensor) },
-        }
+        let has_pairs = tensor.dims().last().is_some_and(|inner| inner.is_multiple_of(2));
+        let computes = compute == Compute::Bf16 && matmul::bf16::is_available();
+        Self { integers: false, bf16: computes && has_pairs && tensor.dtype() == DType::BF16 }
     }
 
     /// For products with all of these.
@@ -104,12 +101,9 @@ impl RoundedColumns {
         inner: usize,
         threads: usize,
     ) -> LinearInput<'a> {
-        let Self { integers, bf16 } = self;
-        LinearInput {
-            columns,
-            integers: rounding.integers.then(|| integers.round(columns, inner, threads)),
-            bf16: rounding.bf16.then(|| bf16.round(columns, inner, threads)),
-        }
+        let integers = rounding.integers.then(|| self.integers.round(columns, inner, threads));
+        let bf16 = rounding.bf16.then(|| self.bf16.round(columns, inner, threads));
+        LinearInput { columns, integers, bf16 }
     }
 
     /// Bytes of `tokens` columns of `inner` activations as integers, which need more than in bf16.

@@ -10,7 +10,6 @@ use std::mem::transmute;
 
 use half::bf16;
 
-use super::Bf16Columns;
 use crate::matmul::is_narrow;
 use crate::matmul::kernel::{COLUMN_BLOCK, WeightMatrix};
 use crate::matmul::narrow::{FewColumns, RowPointers, Transposed};
@@ -21,12 +20,20 @@ const LINE: usize = 32;
 /// Words of a line.
 const WORDS: usize = LINE / 2;
 
+/// Activations in bf16, two to a word.
+pub(super) struct WordColumns<'a> {
+    /// `[inner / 2, width]`
+    pub words: &'a [u32],
+    pub width: usize,
+    pub tokens: usize,
+}
+
 /// Computes a product.
 ///
 /// # Safety
 /// The processor has AVX-512 with bf16. `out` has a number of rows of `x.width` values, and `w` has as many rows
-/// or more, of `x.inner` values.
-pub(super) unsafe fn add_product(out: &mut [f32], w: WeightMatrix<'_, bf16>, x: &Bf16Columns) {
+/// or more, of as many values as `x` has.
+pub(super) unsafe fn add_product(out: &mut [f32], w: WeightMatrix<'_, bf16>, x: WordColumns<'_>) {
     let (width, outputs) = (x.width, out.len() / x.width.max(1));
     if is_narrow(x.tokens) {
         let few = FewColumns {
@@ -38,8 +45,8 @@ pub(super) unsafe fn add_product(out: &mut [f32], w: WeightMatrix<'_, bf16>, x: 
             width,
             outputs,
         };
-        // SAFETY: the caller's guarantees. `round` has written `inner / 2` rows of words, and its caller pads
-        // the width for this kernel.
+        // SAFETY: the caller's guarantees. The caller has `inner / 2` rows of words, and pads the width
+        // for this kernel.
         return unsafe { few.run::<PairedWeight>(x.tokens) };
     }
     assert!(width.is_multiple_of(COLUMN_BLOCK));
@@ -48,7 +55,7 @@ pub(super) unsafe fn add_product(out: &mut [f32], w: WeightMatrix<'_, bf16>, x: 
         let count = ((width - column) / COLUMN_BLOCK).min(4);
         // SAFETY: the caller's guarantees; `column < width`.
         unsafe {
-            let blocks = ColumnBlocks {
+            let blocks = PairedBlocks {
                 out: out.as_mut_ptr().add(column),
                 w: w.values.as_ptr(),
                 x: x.words.as_ptr().add(column.min(x.words.len())),
@@ -106,7 +113,7 @@ impl Transposed for PairedWeight {
 }
 
 /// All outputs of some blocks of columns. The pointers of `out` and `x` are at the first column.
-struct ColumnBlocks {
+struct PairedBlocks {
     out: *mut f32,
     w: *const bf16,
     /// `[inner / 2, width]`
@@ -116,7 +123,7 @@ struct ColumnBlocks {
     outputs: usize,
 }
 
-impl ColumnBlocks {
+impl PairedBlocks {
     /// Computes all outputs of `N` blocks, `M` at a time, then fewer.
     ///
     /// # Safety

@@ -19,6 +19,8 @@ use hone_model::kernels::compute::{Compute, available_by_vectors};
 use super::TokenColumns;
 use super::kernel::WeightMatrix;
 use crate::hot_team::for_each_chunk;
+#[cfg(target_arch = "x86_64")]
+use avx512::WordColumns;
 
 /// Values of a thread's part of a conversion, with which it takes longer than to wake the thread.
 const PART_VALUES: usize = 1 << 15;
@@ -110,7 +112,8 @@ pub(crate) fn add_product(out: &mut [f32], w: WeightMatrix<'_, bf16>, x: &Bf16Co
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the processor has the instructions, and the assertions and `round` guarantee the shapes.
     unsafe {
-        avx512::add_product(out, w, x);
+        let Bf16Columns { words, width, tokens, .. } = x;
+        avx512::add_product(out, w, WordColumns { words, width: *width, tokens: *tokens });
     }
     pause_point();
 }
