@@ -17,7 +17,6 @@ use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
 use hone_core::types::{GrammarSpec, PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
-
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::{Model, ModelSpec};
 use hone_sampler::{

@@ -218,6 +218,28 @@ pub(crate) fn for_each_pair<T: Send, U: Send>(
     });
 }
 
+/// The first error of a loop, whose parts are all computed.
+pub(crate) struct FirstError<E>(Mutex<Option<E>>);
+
+impl<E> FirstError<E> {
+    pub fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Keeps the error of a part, if it has one.
+    pub fn keep(&self, result: Result<(), E>) {
+        if let Err(error) = result {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+
+    /// # Errors
+    /// The error that was kept.
+    pub fn into_result(self) -> Result<(), E> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,6 @@
 //! The keys and values of the tokens of a pass.
 
 use std::iter;
-use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 
@@ -11,7 +10,7 @@ use super::Decoder;
 use super::pass_rows::{PassRows, PromptChunk};
 use super::rope::NormAndRotate;
 use crate::error::{Result, SamplerError};
-use crate::hot_team::for_each_pair;
+use crate::hot_team::{FirstError, for_each_pair};
 use crate::kv_cache::{BatchMember, CacheShape, PAGE, Page};
 
 /// Queries, keys and values of consecutive tokens in one page.
@@ -52,15 +51,12 @@ impl Decoder {
         if part >= members.len() {
             members.iter_mut().zip(decoded.chunks_exact_mut(width)).try_for_each(write)?;
         } else {
-            let failed = Mutex::new(None);
+            let error = FirstError::new();
             for_each_pair((members, part), (decoded, part * width), |_, members, rows| {
                 let mut rows = members.iter_mut().zip(rows.chunks_exact_mut(width));
-                if let Err(error) = rows.try_for_each(write) {
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                }
+                error.keep(rows.try_for_each(write));
             });
-            let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-            failed.map_or(Ok(()), Err)?;
+            error.into_result()?;
         }
         for chunk in tokens.chunks.iter_mut() {
             let (prompt, others) = prompts.split_at_mut(chunk.tokens * width);

@@ -15,13 +15,11 @@ mod narrow;
 #[cfg(target_arch = "x86_64")]
 mod vector_weight;
 
-use std::sync::{Mutex, PoisonError};
-
 use pulp::Arch;
 
 use hone_core::threads::pause_point;
 
-use crate::hot_team::for_each_chunk;
+use crate::hot_team::{FirstError, for_each_chunk};
 
 #[cfg(target_arch = "x86_64")]
 use kernel::AddMatmul;
@@ -120,13 +118,9 @@ pub(crate) fn par_outputs<E: Send>(
         // Two parts per thread, because another process may delay one of the threads.
         outputs.div_ceil(threads * 2).next_multiple_of(PART_OUTPUTS)
     };
-    let failed = Mutex::new(None);
-    for_each_chunk(out, part * width, |i, out| {
-        if let Err(error) = f(i * part, out) {
-            failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        }
-    });
-    failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    let error = FirstError::new();
+    for_each_chunk(out, part * width, |i, out| error.keep(f(i * part, out)));
+    error.into_result()
 }
 
 #[cfg(test)]

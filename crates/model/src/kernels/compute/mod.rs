@@ -31,12 +31,11 @@ pub fn available(compute: Compute) -> Compute {
     }
 }
 
-/// As [`available`], for products of a matrix with a few vectors, for which AMX has no advantage: its tiles
-/// would be nearly empty.
+/// Whether products in bf16 are [available], and fastest with the vectors of AVX-512: for kernels that do not
+/// use AMX.
 #[must_use]
-pub fn available_by_vectors(compute: Compute) -> Compute {
-    let is_fast = || Bf16Unit::get().is_some_and(Bf16Unit::uses_vectors);
-    if compute == Compute::Bf16 && is_fast() { Compute::Bf16 } else { Compute::F32 }
+pub fn has_fast_bf16_vectors() -> bool {
+    Bf16Unit::get().is_some_and(Bf16Unit::uses_vectors)
 }
 
 /// Rows of a matrix of the base, as the right factor of a product.

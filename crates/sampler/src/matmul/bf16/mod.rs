@@ -14,7 +14,7 @@ use half::bf16;
 
 use hone_core::simd::{SimdTask, dispatch};
 use hone_core::threads::pause_point;
-use hone_model::kernels::compute::{Compute, available_by_vectors};
+use hone_model::kernels::compute::has_fast_bf16_vectors;
 
 use super::TokenColumns;
 use super::kernel::WeightMatrix;
@@ -27,7 +27,7 @@ const PART_VALUES: usize = 1 << 15;
 
 /// Whether this processor multiplies faster in bf16 by the kernels of this module.
 pub(crate) fn is_available() -> bool {
-    available_by_vectors(Compute::Bf16) == Compute::Bf16
+    has_fast_bf16_vectors()
 }
 
 /// Activations `[inner, width]` rounded to the nearest bf16, ties to even, two to a word.
