@@ -1,8 +1,9 @@
 //! Packs factors with AVX-512: rounds values to bf16 and stores them in the order of the tiles.
 
 use std::arch::x86_64::{
-    __m512i, _mm512_cvtne2ps_pbh, _mm512_loadu_epi16, _mm512_maskz_loadu_epi16,
-    _mm512_maskz_loadu_ps, _mm512_permutex2var_epi16, _mm512_setzero_si512, _mm512_store_si512,
+    __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_cvtne2ps_pbh, _mm512_loadu_epi16,
+    _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_ps, _mm512_permutex2var_epi16,
+    _mm512_setzero_si512, _mm512_store_si512,
 };
 use std::mem::transmute;
 
@@ -29,6 +30,18 @@ pub(super) trait Packable: Copy {
 unsafe fn store(to: *mut TileRow, values: __m512i) {
     // SAFETY: a row of a tile has 64 bytes and is aligned to as many.
     unsafe { _mm512_store_si512((&raw mut (*to).0).cast(), values) };
+}
+
+/// Starts to load the same values of the row that is packed 32 rows later. Rows are too short for the
+/// processor to recognize the access pattern in time.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn prefetch_next<V>(row: *const V, columns: usize) {
+    const LINE: usize = 64;
+    let next = row.wrapping_add(EDGE * columns).cast::<u8>();
+    for line in 0..size_of::<V>() * EDGE / LINE {
+        _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line * LINE).cast());
+    }
 }
 
 /// A bit for each of the first `count` of 32 values.
@@ -106,6 +119,7 @@ pub(super) unsafe fn transposed<V: Packable>(
                 // SAFETY: the row is below `count`, and the caller guarantees its values.
                 *values = unsafe {
                     let row = from.add((first + i) * columns + tile * EDGE);
+                    prefetch_next(row, columns);
                     V::load(row, columns - tile * EDGE)
                 };
             }
@@ -152,6 +166,7 @@ pub(super) unsafe fn pairs<V: Packable>(
                 let load = |row: usize| {
                     if row < count {
                         let from = from.add(row * columns + panel * EDGE);
+                        prefetch_next(from, columns);
                         V::load(from, columns - panel * EDGE)
                     } else {
                         _mm512_setzero_si512()
