@@ -93,6 +93,10 @@ impl PipelineLoader {
                 .build(None)
                 .map_err(fail)?;
         let merge = adapter.map(Adapter::apply);
+        if merge.is_some() && !self.small {
+            // The optimizer step before has freed about as much memory as this copy takes.
+            hone_core::memory::trim();
+        }
         let pipeline = loader
             .load_model_from_path(
                 &paths,

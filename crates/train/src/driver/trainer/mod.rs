@@ -28,7 +28,6 @@ use crate::driver::step_metrics;
 use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::{Learner, StepStats};
-use crate::memory;
 use crate::policy::PublishOutcome;
 
 pub use offline::{OfflineSetup, OfflineTrainer};
@@ -363,10 +362,6 @@ impl Trainer<'_> {
     /// Starts to publish the weights. No other publication may be in progress.
     pub(in crate::driver) fn begin_publish(&mut self) -> Result<(), TrainFailure> {
         self.last_publication = Instant::now();
-        if !memory::shards_in_parallel(self.learner.spec()) {
-            // What a wide model's step freed is as large as the copy that the engine loads.
-            hone_core::memory::trim();
-        }
         self.publication = Some(Publication::start(
             self.setup,
             (self.runtime, &self.pools.probe, self.wake.clone()),
