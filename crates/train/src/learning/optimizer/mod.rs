@@ -5,11 +5,16 @@ mod quantized_moments;
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor, Var};
+use rayon::prelude::*;
 
 use hone_model::ModelError;
 
 use crate::error::{LearnError, Result};
 use quantized_moments::{BLOCK, CodeBook, MIN_VALUES, QuantizedBlocks, SIGNED, UNSIGNED};
+
+/// Variables that one thread updates at least, because those of a small model take less time than to wake another
+/// thread.
+const VARIABLES_PER_TASK: usize = 8;
 
 /// Settings of [`AdamW`] except the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +58,16 @@ impl Moment {
 struct AdamMoments {
     first: Moment,
     second: Moment,
+}
+
+/// A variable's next value and moments.
+struct Updated<'v> {
+    name: String,
+    variable: &'v Var,
+    value: Tensor,
+    moments: AdamMoments,
+    /// Whether the value and the second moment are.
+    is_finite: bool,
 }
 
 /// AdamW (Loshchilov & Hutter 2019), with the order of operations of `torch.optim.AdamW`:
@@ -143,14 +158,14 @@ impl AdamW {
         Ok(())
     }
 
-    /// Updates every variable that has a gradient. Returns `false`, and changes nothing, if a value
-    /// or moment would not be finite.
+    /// Updates every variable that has a gradient, on the threads of the current pool. Returns `false`, and
+    /// changes nothing, if a value or moment would not be finite.
     ///
     /// # Errors
     /// If the shapes of a gradient and its variable differ; nothing is changed then.
-    pub fn update(
+    pub fn update<'v>(
         &mut self,
-        variables: &[(String, &Var)],
+        variables: &[(String, &'v Var)],
         gradients: &BTreeMap<String, Tensor>,
         learning_rate: f64,
     ) -> Result<bool> {
@@ -158,9 +173,8 @@ impl AdamW {
         let t = i32::try_from(self.updates + 1).unwrap_or(i32::MAX);
         let step_size = learning_rate / (1.0 - beta1.powi(t));
         let root = (1.0 - beta2.powi(t)).sqrt();
-        let mut changed = Vec::new();
-        for (name, variable) in variables {
-            let Some(gradient) = gradients.get(name) else { continue };
+        let updated = |(name, variable): &(String, &'v Var)| -> Result<Option<Updated<'v>>> {
+            let Some(gradient) = gradients.get(name) else { return Ok(None) };
             if gradient.dims() != variable.dims() {
                 let reason = format!(
                     "the gradient of `{name}` has shape {:?}, the variable {:?}",
@@ -180,22 +194,24 @@ impl AdamW {
             let denominator = ((second.sqrt()? / root)? + eps)?;
             let decayed = (variable.as_detached_tensor() * (1.0 - learning_rate * weight_decay))?;
             let value = (decayed - ((&first / denominator)? * step_size)?)?;
-            if !(is_finite(&value)? && is_finite(&second)?) {
-                return Ok(false);
-            }
-            let moments = if eight_bit && variable.elem_count() >= MIN_VALUES {
+            let is_finite = is_finite(&value)? && is_finite(&second)?;
+            let moments = if eight_bit && is_finite && variable.elem_count() >= MIN_VALUES {
                 let first = QuantizedBlocks::encode(&values(&first)?, &SIGNED, false);
                 let second = QuantizedBlocks::encode(&values(&second)?, &UNSIGNED, true);
-                [Moment::Quantized(first), Moment::Quantized(second)]
+                AdamMoments { first: Moment::Quantized(first), second: Moment::Quantized(second) }
             } else {
-                [Moment::Full(first), Moment::Full(second)]
+                AdamMoments { first: Moment::Full(first), second: Moment::Full(second) }
             };
-            changed.push((name, variable, value, moments));
+            Ok(Some(Updated { name: name.clone(), variable, value, moments, is_finite }))
+        };
+        let updated = variables.par_iter().with_min_len(VARIABLES_PER_TASK).map(updated);
+        let updated: Vec<_> = updated.collect::<Result<_>>()?;
+        if updated.iter().flatten().any(|updated| !updated.is_finite) {
+            return Ok(false);
         }
-        for (name, variable, value, moments) in changed {
+        for Updated { name, variable, value, moments, .. } in updated.into_iter().flatten() {
             variable.set(&value)?;
-            let [first, second] = moments;
-            self.moments.insert(name.clone(), AdamMoments { first, second });
+            self.moments.insert(name, moments);
         }
         self.updates += 1;
         Ok(true)
@@ -235,8 +251,9 @@ fn values(tensor: &Tensor) -> Result<Vec<f32>> {
 }
 
 fn is_finite(tensor: &Tensor) -> Result<bool> {
-    let values = tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
-    Ok(values.iter().all(|x| x.is_finite()))
+    // 0 times any other value is no number.
+    let zero = (tensor * 0.0)?.sum_all()?.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+    Ok(zero == 0.0)
 }
 
 /// Scales all gradients by `limit / (norm + 1e-6)` if that is below 1, as
