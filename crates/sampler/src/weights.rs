@@ -191,9 +191,9 @@ impl BaseWeights {
         x: LinearInput<'_>,
         (threads, min_work): (usize, usize),
     ) -> Result<()> {
-        out.fill(0.0);
         let shape = (x.columns.width, self.spec.hidden_size);
         par_outputs(out, shape, (threads, min_work), |start, out| {
+            out.fill(0.0);
             add_stored(out, &self.head, first + start, x)
         })
     }

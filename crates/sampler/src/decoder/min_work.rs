@@ -27,7 +27,7 @@ impl MinWork {
 
     /// For threads that poll for work.
     pub const POLLING: Self =
-        Self { adapter: 1 << 17, elements: 1 << 13, row_values: 1 << 12, ..Self::SLEEPING };
+        Self { adapter: 1 << 16, elements: 1 << 13, row_values: 1 << 12, ..Self::SLEEPING };
 
     /// All loops are parallel.
     #[cfg(test)]

@@ -32,6 +32,9 @@ pub(crate) use vector_weight::VectorWeight;
 /// The outputs of a parallel part are a multiple of this, so that few tiles are partial.
 const PART_OUTPUTS: usize = 16;
 
+/// The same where there are few outputs: those of the kernels' smaller tiles.
+const SMALL_PART_OUTPUTS: usize = 4;
+
 /// The same for the kernels for a few tokens, which compute vectors of outputs, and two or more of them
 /// faster than one.
 const NARROW_PART_OUTPUTS: usize = 2 * PART_OUTPUTS;
@@ -114,6 +117,9 @@ pub(crate) fn par_outputs<E: Send>(
     let part = if width < COLUMN_BLOCK {
         // A part takes microseconds, and its first rows arrive late.
         outputs.div_ceil(threads).next_multiple_of(NARROW_PART_OUTPUTS)
+    } else if outputs < threads * 2 * PART_OUTPUTS {
+        // Such parts would leave some threads without work.
+        outputs.div_ceil(threads).next_multiple_of(SMALL_PART_OUTPUTS)
     } else {
         // Two parts per thread, because another process may delay one of the threads.
         outputs.div_ceil(threads * 2).next_multiple_of(PART_OUTPUTS)
