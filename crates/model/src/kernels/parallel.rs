@@ -4,10 +4,14 @@
 //! pool. The results have the same bits in both cases.
 
 use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::ptr;
 
 use rayon::prelude::*;
 
 use hone_core::threads::pause_point;
+
+use super::float::Real;
 
 thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(1) };
@@ -54,6 +58,44 @@ pub(crate) fn each(count: usize, f: impl Fn(usize) + Sync + Send) {
     } else {
         (0..count).for_each(f);
     }
+}
+
+/// A new vector of `len` zeros, on whose blocks of rows `f(first row, rows)` is called. Each thread writes the zeros
+/// of its own blocks, which are in its cache when `f` needs them.
+pub(crate) fn zeroed_rows<T: Real>(
+    len: usize,
+    width: usize,
+    f: impl Fn(usize, &mut [T]) + Sync + Send,
+) -> Vec<T> {
+    new_rows(len, width, |first, block| {
+        for x in &mut *block {
+            x.write(T::of(0.0));
+        }
+        // SAFETY: every value has been written, and both types have the same layout.
+        f(first, unsafe { &mut *(ptr::from_mut(block) as *mut [T]) });
+    })
+}
+
+/// A copy of rows of `width` values.
+pub(crate) fn copied_rows<T: Copy + Send + Sync>(values: &[T], width: usize) -> Vec<T> {
+    new_rows(values.len(), width, |first, block| {
+        for (to, x) in block.iter_mut().zip(&values[first * width..]) {
+            to.write(*x);
+        }
+    })
+}
+
+/// A new vector of `len` values, all of which `write(first row, rows)` writes, in blocks of rows.
+fn new_rows<T: Send>(
+    len: usize,
+    width: usize,
+    write: impl Fn(usize, &mut [MaybeUninit<T>]) + Sync + Send,
+) -> Vec<T> {
+    let mut out = Vec::with_capacity(len);
+    rows(&mut out.spare_capacity_mut()[..len], width, write);
+    // SAFETY: the blocks are all of these values, and `write` has written each.
+    unsafe { out.set_len(len) };
+    out
 }
 
 /// Calls `f(first row, rows)` on blocks of rows of `out`.

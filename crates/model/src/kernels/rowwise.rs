@@ -13,6 +13,9 @@ use crate::spec::{Activation, ModelSpec};
 
 type Result<T> = candle_core::Result<T>;
 
+/// The norm's name in errors.
+const NORM: &str = "rms-norm";
+
 /// RMSNorm (Zhang & Sennrich 2019, eq. 4): `x s (weight + offset)` with
 /// `s = 1 / sqrt(mean(x^2) + eps)`, over rows as wide as the weight.
 #[derive(Clone, Copy)]
@@ -29,22 +32,23 @@ impl<'a> FusedRmsNorm<'a> {
     }
 
     pub fn forward<T: Real>(&self, x: &[T]) -> Result<Vec<T>> {
-        let mut out = vec![T::of(0.0); x.len()];
-        self.run(x, &mut out, false)?;
-        Ok(out)
+        with_values([self.weight], NORM, |[weight]| {
+            let width = weight.len();
+            Ok(parallel::zeroed_rows(x.len(), width, |first, out| {
+                let x = &x[first * width..];
+                dispatch(RmsNormTask { norm: self, weight, x, out, backward: false });
+            }))
+        })
     }
 
     /// Replaces the output's gradient g by that of x:
     /// `s (h - x s^2 mean(h x))` with `h = g (weight + offset)`.
     pub fn backward<T: Real>(&self, x: &[T], grad: &mut [T]) -> Result<()> {
-        self.run(x, grad, true)
-    }
-
-    fn run<T: Real>(&self, x: &[T], out: &mut [T], backward: bool) -> Result<()> {
-        with_values([self.weight], "rms-norm", |[weight]| {
+        with_values([self.weight], NORM, |[weight]| {
             let width = weight.len();
-            parallel::rows(out, width, |first, out| {
-                dispatch(RmsNormTask { norm: self, weight, x: &x[first * width..], out, backward });
+            parallel::rows(grad, width, |first, out| {
+                let x = &x[first * width..];
+                dispatch(RmsNormTask { norm: self, weight, x, out, backward: true });
             });
             Ok(())
         })
@@ -140,13 +144,11 @@ impl<T: Real> SimdTask for RotaryTask<'_, T> {
 
 /// `activation(gate) * up` over rows of `width` values (Shazeer 2020).
 pub(crate) fn glu<T: Real>(activation: Activation, gate: &[T], up: &[T], width: usize) -> Vec<T> {
-    let mut out = vec![T::of(0.0); gate.len()];
-    parallel::rows(&mut out, width, |first, out| {
+    parallel::zeroed_rows(gate.len(), width, |first, out| {
         let range = first * width..first * width + out.len();
         let (gate, up) = (&gate[range.clone()], &up[range]);
         dispatch(GluTask { activation, gate, up, out });
-    });
-    out
+    })
 }
 
 /// Replaces gate and up by their gradients, where `grad` is the gradient of [`glu`].

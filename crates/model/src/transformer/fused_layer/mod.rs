@@ -16,6 +16,7 @@ use super::block::{Block, Context};
 use crate::adapter::weights::{Dropout, LoraWeights, peft_names};
 use crate::kernels::float::Real;
 use crate::kernels::linear::{LoraLinear, LowRank};
+use crate::kernels::parallel;
 use crate::kernels::rowwise::{FusedRmsNorm, RotaryEmbedding, add, glu, glu_backward};
 use crate::spec::LinearKind;
 
@@ -253,7 +254,11 @@ impl FusedLayer<'_> {
             Some([q_norm, k_norm]) => {
                 (self.norm(q_norm).forward(q)?, self.norm(k_norm).forward(k)?)
             }
-            None => (q.to_vec(), k.to_vec()),
+            None => {
+                let heads = self.context.spec.heads();
+                let copy = |x, count| parallel::copied_rows(x, count * heads.dim);
+                (copy(q, heads.queries), copy(k, heads.keys))
+            }
         };
         self.rotate(&mut q, &mut k, false)?;
         Ok([q, k])
