@@ -340,7 +340,7 @@ impl<'a> Trainer<'a> {
         let dir = checkpoint::step_dir(&self.setup.checkpoints, self.learner.step_count());
         let extra =
             serde_json::to_value(&self.progress).map_err(|error| json_error(&dir, error))?;
-        self.learner.save(&dir, &extra)?;
+        self.pools.train.install(|| self.learner.save(&dir, &extra))?;
         Ok(checkpoint::prune(&self.setup.checkpoints, self.setup.config.keep_checkpoints)?)
     }
 }

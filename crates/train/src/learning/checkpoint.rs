@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
 use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -170,7 +171,8 @@ pub(crate) fn keep(from: &Path, to: &Path) -> Result<()> {
     })
 }
 
-/// Writes a checkpoint to `dir`, and replaces one that exists there.
+/// Writes a checkpoint to `dir`, and replaces one that exists there. Its files are written and hashed on the threads
+/// of the current pool, because no rollout starts before that ends.
 pub(crate) fn save(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
     let files = [
         (ADAPTER_FILE, Some(&checkpoint.adapter)),
@@ -184,13 +186,15 @@ pub(crate) fn save(dir: &Path, checkpoint: &Checkpoint) -> Result<()> {
             let path = new.join(name);
             fs::write(&path, bytes).map_err(at(&path))
         };
-        let mut hashes = BTreeMap::new();
-        for (name, tensors) in files {
-            let Some(tensors) = tensors else { continue };
+        let save = |(name, tensors): (&str, Option<&Tensors>)| {
+            let Some(tensors) = tensors else { return Ok(None) };
             let bytes = safetensors_bytes(tensors)?;
-            write(name, &bytes)?;
-            hashes.insert(name.to_owned(), sha256(&bytes));
-        }
+            let (written, hash) = rayon::join(|| write(name, &bytes), || sha256(&bytes));
+            written?;
+            Ok(Some((name.to_owned(), hash)))
+        };
+        let saved: Vec<_> = files.into_par_iter().map(save).collect::<Result<_>>()?;
+        let hashes = saved.into_iter().flatten().collect();
         let unwritable = |e: serde_json::Error| wrong(dir, format!("{STATE_FILE}: {e}"));
         let state = serde_json::to_value(&checkpoint.state).map_err(unwritable)?;
         let file = StateFile { format: FORMAT.to_owned(), version: VERSION, sha256: hashes, state };
