@@ -12,7 +12,7 @@ use hone_model::ModelError;
 use crate::error::{LearnError, Result};
 use quantized_moments::{BLOCK, CodeBook, MIN_VALUES, QuantizedBlocks, SIGNED, UNSIGNED};
 
-/// Variables that one thread updates at least, because those of a small model take less time than to wake another
+/// Variables that one thread handles at least, because those of a small model take less time than to wake another
 /// thread.
 const VARIABLES_PER_TASK: usize = 8;
 
@@ -266,11 +266,13 @@ pub(crate) fn clip_global_norm(
     gradients: &mut BTreeMap<String, Tensor>,
     limit: f64,
 ) -> Result<f64> {
-    let mut squares = 0.0;
-    for gradient in gradients.values() {
-        squares += gradient.sqr()?.sum_all()?.to_dtype(DType::F64)?.to_scalar::<f64>()?;
-    }
-    let norm = squares.sqrt();
+    let square = |gradient: &&Tensor| -> Result<f64> {
+        Ok(gradient.sqr()?.sum_all()?.to_dtype(DType::F64)?.to_scalar::<f64>()?)
+    };
+    let all: Vec<_> = gradients.values().collect();
+    let squares = all.par_iter().with_min_len(VARIABLES_PER_TASK).map(square);
+    // In the same order for any number of threads.
+    let norm = squares.collect::<Result<Vec<f64>>>()?.iter().sum::<f64>().sqrt();
     let factor = limit / (norm + 1e-6);
     if limit > 0.0 && factor < 1.0 {
         for gradient in gradients.values_mut() {
