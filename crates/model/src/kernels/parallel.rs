@@ -115,3 +115,27 @@ pub(crate) fn rows<T: Send>(
         run((0, out));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_rows_are_written_by_any_number_of_threads() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let width = 5;
+        for (rows, threads) in [(0, 3), (1, 3), (100, 1), (100, 3)] {
+            let numbers: Vec<f32> = (0..rows * width).map(|i| i as f32).collect();
+            let (counted, copied) = pool.install(|| {
+                with_threads(threads, || {
+                    let counted = zeroed_rows(numbers.len(), width, |first, out| {
+                        assert!(out.iter().all(|x| *x == 0.0));
+                        out.iter_mut().zip(first * width..).for_each(|(x, i)| *x = i as f32);
+                    });
+                    (counted, copied_rows(&numbers, width))
+                })
+            });
+            assert_eq!((counted, copied), (numbers.clone(), numbers), "{rows} rows");
+        }
+    }
+}

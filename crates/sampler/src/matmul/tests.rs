@@ -144,16 +144,18 @@ fn every_16_bit_value_is_widened_exactly() {
 
 #[test]
 fn the_number_of_threads_changes_no_bit() {
-    let (outputs, inner, width) = (1000, 130, 48);
-    let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
-    let run = |threads| {
-        let mut out = vec![0.0; outputs * width];
-        let (w, x) =
-            (WeightMatrix { values: &w, inner }, TokenColumns { values: &x, width, tokens: width });
-        add_matmul(&mut out, w, x, threads);
-        out
-    };
-    assert_eq!(run(1), run(5));
+    let width = 48;
+    // Many outputs, and fewer than parts of the usual size would give to every thread.
+    for (outputs, inner) in [(1000, 130), (40, 2000)] {
+        let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
+        let run = |threads| {
+            let mut out = vec![0.0; outputs * width];
+            let x = TokenColumns { values: &x, width, tokens: width };
+            add_matmul(&mut out, WeightMatrix { values: &w, inner }, x, threads);
+            out
+        };
+        assert_eq!(run(1), run(5), "{outputs} outputs");
+    }
 }
 
 #[test]

@@ -297,6 +297,27 @@ fn an_update_that_is_not_finite_changes_nothing() {
     }
 }
 
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let names: Vec<String> = (0..40).map(|i| format!("x{i:02}")).collect();
+    let run = |threads: usize| {
+        let vars: Vec<Var> = (0..40).map(|i| variable(vec![i as f32; 300 + i])).collect();
+        let named: Vec<(String, &Var)> = names.iter().cloned().zip(&vars).collect();
+        let gradient = |var: &Var| (var.as_tensor() * 0.3).unwrap();
+        let mut gradients: BTreeMap<_, _> =
+            named.iter().map(|(name, var)| (name.clone(), gradient(var))).collect();
+        let mut optimizer = AdamW::new(config(false));
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let norm = pool.install(|| {
+            let norm = clip_global_norm(&mut gradients, 1.0).unwrap();
+            assert!(optimizer.update(&named, &gradients, 0.1).unwrap());
+            norm
+        });
+        (norm.to_bits(), vars.iter().map(|var| values(var)).collect::<Vec<_>>())
+    };
+    assert_eq!(run(1), run(3));
+}
+
 proptest! {
     #[test]
     fn quantization_errors_are_bounded_by_the_spacing_of_the_codes(list in prop::collection::vec(-1e3_f32..1e3, 1..600), power in -20_i32..10) {
