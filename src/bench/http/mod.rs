@@ -8,7 +8,8 @@
 //! differ in length, so that those of several clients begin and end at different times, as in real traffic.
 //! Clients pause shortly between requests: without that, those of the engine alone would ask just in time for
 //! its next step, and those over HTTP a fraction of a millisecond too late for it.
-//! Every completion over HTTP is recorded. The clients run in the same process.
+//! Every completion over HTTP is recorded. The clients run in the same process, on a thread of their own, as if they
+//! were another process: the server's threads do nothing for them.
 
 mod client;
 mod report;
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use futures::future::try_join_all;
 use serde_json::json;
+use tokio::runtime::Runtime;
 
 use hone_core::types::{Message, Role, SamplingParams, TokenId};
 use hone_engine::{Engine, EngineBackend, EngineConfig, GenerateRequest, Priority};
@@ -130,9 +132,38 @@ async fn measure(options: &HttpBenchOptions, service: &Service) -> anyhow::Resul
     })
 }
 
+/// The clients' own thread.
+struct ClientThread(Option<Runtime>);
+
+impl ClientThread {
+    fn start() -> std::io::Result<Self> {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).thread_name("bench-clients").enable_all().build();
+        Ok(Self(Some(runtime?)))
+    }
+
+    /// Runs a task of a client.
+    async fn run<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = anyhow::Result<T>> + Send + 'static,
+    ) -> anyhow::Result<T> {
+        self.0.as_ref().context("the clients' thread has ended")?.spawn(task).await?
+    }
+}
+
+impl Drop for ClientThread {
+    fn drop(&mut self) {
+        // The usual end of a runtime would block, which a task must not.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
 /// A number of clients.
 struct BenchLoad<'a> {
     service: &'a Service,
+    thread: ClientThread,
     work: Arc<BenchWork>,
     clients: Vec<BenchClient>,
     /// The requests in a block, of all clients together.
@@ -151,12 +182,13 @@ impl<'a> BenchLoad<'a> {
         users: usize,
         service: &'a Service,
     ) -> anyhow::Result<Self> {
-        let connect = |_| BenchClient::connect(work);
+        let thread = ClientThread::start()?;
+        let connect = |_| thread.run(BenchClient::connect(Arc::clone(work)));
         let clients = try_join_all((0..users).map(connect)).await?;
         let requests = REQUESTS[0] * users as u64;
         let pause = Duration::ZERO;
         let work = Arc::clone(work);
-        Ok(Self { service, work, clients, requests, pause, next: 0, recorded: 0 })
+        Ok(Self { service, thread, work, clients, requests, pause, next: 0, recorded: 0 })
     }
 
     /// Measures turns of one block on each path, for `duration` and at least one.
@@ -199,12 +231,12 @@ impl<'a> BenchLoad<'a> {
         let end = self.next + self.requests;
         let next = Arc::new(AtomicU64::new(self.next));
         let began = Instant::now();
-        let asking = std::mem::take(&mut self.clients)
-            .into_iter()
-            .map(|client| tokio::spawn(client.ask(path, self.pause, Arc::clone(&next), end)));
+        let ask = |client: BenchClient| {
+            self.thread.run(client.ask(path, self.pause, Arc::clone(&next), end))
+        };
+        let asking: Vec<_> = std::mem::take(&mut self.clients).into_iter().map(ask).collect();
         let (mut times, mut clients) = (Vec::new(), Vec::new());
-        for answered in try_join_all(asking).await? {
-            let (client, answered) = answered?;
+        for (client, answered) in try_join_all(asking).await? {
             clients.push(client);
             times.extend(answered);
         }
@@ -227,8 +259,8 @@ struct BenchClient {
 }
 
 impl BenchClient {
-    async fn connect(work: &Arc<BenchWork>) -> anyhow::Result<Self> {
-        Ok(Self { work: Arc::clone(work), connection: BenchConnection::open(work.addr).await? })
+    async fn connect(work: Arc<BenchWork>) -> anyhow::Result<Self> {
+        Ok(Self { connection: BenchConnection::open(work.addr).await?, work })
     }
 
     /// Asks with seeds from `next` until `end` is reached, after pauses of at most `pause`. Returns each seed with
