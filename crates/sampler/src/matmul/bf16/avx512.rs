@@ -177,10 +177,11 @@ impl PairedBlocks {
                     });
                     for (m, sums) in sums.iter_mut().enumerate() {
                         let w = _mm512_set1_epi32(w.add(m * words + i).read_unaligned());
+                        let w: __m512bh = transmute(w);
                         for (sum, x) in sums.iter_mut().zip(x) {
                             // The instruction can read a word and repeat it as its last operand. A separate
                             // instruction that does so makes one block a third slower (Zen 4).
-                            *sum = _mm512_dpbf16_ps(*sum, x, transmute(w));
+                            *sum = _mm512_dpbf16_ps(*sum, x, w);
                         }
                     }
                 }
