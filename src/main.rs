@@ -98,16 +98,12 @@ fn load_with(args: ConfigArgs, change: impl FnOnce(&mut Config)) -> anyhow::Resu
     Ok(config)
 }
 
-/// The runtime of the server, with a thread for every second core, or as many as the environment variable
-/// `TOKIO_WORKER_THREADS` says. The cores compute tokens too. There, each thread that wakes interrupts a step that
-/// all of the engine's threads compute together, and tokio wakes as many as it has.
+/// The runtime of the server, with a thread for every second core. The cores compute tokens too, and a thread that
+/// wakes there interrupts a step that all of the engine's threads compute together.
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    if std::env::var_os("TOKIO_WORKER_THREADS").is_none() {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        runtime.worker_threads(cores.div_ceil(2));
-    }
-    runtime.enable_all().build()
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.div_ceil(2);
+    tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()
 }
 
 /// Overrides a key with a flag that is present.
