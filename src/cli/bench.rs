@@ -174,8 +174,7 @@ pub struct BenchHttpArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
-    /// Exit code 1 if HTTP adds more than 1 ms to a completion, or takes more than 3 % of the throughput of several
-    /// clients
+    /// Exit code 1 if HTTP adds more than 1 ms to a completion or takes more than 3 % of the throughput
     #[arg(long)]
     pub check: bool,
 }
