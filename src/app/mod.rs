@@ -7,6 +7,7 @@ pub mod adapters;
 mod background;
 mod core;
 mod dataset;
+mod detached_runtime;
 mod engines;
 mod examiner;
 pub mod generate;
@@ -19,6 +20,7 @@ mod validate;
 
 pub use self::core::{Core, LEDGER, RUN_GRACE};
 pub use dataset::fetch_dataset;
+pub(crate) use detached_runtime::DetachedRuntime;
 pub use memory::{MemoryReport, explain_memory, longest_recorded_sample};
 pub use model::model_of_records;
 pub use rewards::{RewardTools, load_rewards, reward_tools};

@@ -23,13 +23,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use futures::future::try_join_all;
 use serde_json::json;
-use tokio::runtime::Runtime;
 
 use hone_core::types::{Message, Role, SamplingParams, TokenId};
 use hone_engine::{Engine, EngineBackend, EngineConfig, GenerateRequest, Priority};
 
 use super::{Folder, machine};
-use crate::app::Service;
+use crate::app::{DetachedRuntime, Service};
 use crate::config::{Config, DataConfig, LogConfig, ServerConfig};
 use crate::demo::config::serve_with;
 use crate::demo::task::{QuestionKind, QuestionSplit, Questions};
@@ -133,13 +132,13 @@ async fn measure(options: &HttpBenchOptions, service: &Service) -> anyhow::Resul
 }
 
 /// The clients' own thread.
-struct ClientThread(Option<Runtime>);
+struct ClientThread(DetachedRuntime);
 
 impl ClientThread {
     fn start() -> std::io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("bench-clients").enable_all().build();
-        Ok(Self(Some(runtime?)))
+        Ok(Self(DetachedRuntime::new(runtime?)))
     }
 
     /// Runs a task of a client.
@@ -147,16 +146,7 @@ impl ClientThread {
         &self,
         task: impl Future<Output = anyhow::Result<T>> + Send + 'static,
     ) -> anyhow::Result<T> {
-        self.0.as_ref().context("the clients' thread has ended")?.spawn(task).await?
-    }
-}
-
-impl Drop for ClientThread {
-    fn drop(&mut self) {
-        // The usual end of a runtime would block, which a task must not.
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
+        self.0.get().context("the clients' thread has ended")?.spawn(task).await?
     }
 }
 

@@ -95,7 +95,7 @@ impl PipelineLoader {
         let merge = adapter.map(Adapter::apply);
         if merge.is_some() && !self.small {
             // The optimizer step before has freed about as much memory as this copy takes.
-            hone_core::memory::trim();
+            self.trim_memory();
         }
         let pipeline = loader
             .load_model_from_path(
