@@ -163,7 +163,7 @@ pub struct BenchHttpArgs {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     pub users: u16,
     /// Mean tokens per completion; lengths are spread evenly from half of it to one and a half times it
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: u32,
     /// Model: a Hugging Face directory or hub id [default: the embedded model]
     #[arg(long, value_name = "DIR|HUB_ID")]

@@ -226,7 +226,8 @@ impl Server {
         let codec = Codec::load(&model).unwrap();
         let mut setup = Setup {
             fake: FakeConfig::new(&codec),
-            server: ServerConfig::default(),
+            // Each token has its own event, whenever it is sampled.
+            server: ServerConfig { stream_interval_ms: 0, ..ServerConfig::default() },
             routes: RouteList::default(),
             graders: Backends::default(),
             holdout_share: 0.0,

@@ -127,6 +127,34 @@ async fn a_stream_has_the_same_content_as_a_whole_response() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_of_an_interval_have_one_event() {
+    let [each, together] =
+        [0, 1000].map(|ms| Server::with(move |s| s.server.stream_interval_ms = ms));
+    let (each, together) = (each.await, together.await);
+    for more in [json!({}), json!({"n": 2, "logprobs": true, "top_logprobs": 2})] {
+        let of = async |server| {
+            let events = chunks(&stream(server, more.clone()).await);
+            let own = |index: u64| {
+                let choices = events.iter().map(|event| &event["choices"][0]);
+                let own: Vec<&Value> = choices.filter(|c| c["index"] == index).collect();
+                let texts = own.iter().filter_map(|c| c["delta"]["content"].as_str());
+                let texts: Vec<&str> = texts.filter(|text| !text.is_empty()).collect();
+                let tokens = own.iter().filter_map(|c| c["logprobs"]["content"].as_array());
+                let tokens: Vec<Value> = tokens.flatten().cloned().collect();
+                (texts.len(), texts.concat(), tokens, own.last().unwrap()["finish_reason"].clone())
+            };
+            (0..more["n"].as_u64().unwrap_or(1)).map(own).collect::<Vec<_>>()
+        };
+        let (each, together) = (of(&each).await, of(&together).await);
+        for (each, together) in each.into_iter().zip(together) {
+            // The first token is sent at once, and the others at the end.
+            assert!(each.0 > 2 && together.0 <= 2, "{} and {}", each.0, together.0);
+            assert_eq!((each.1, each.2, each.3), (together.1, together.2, together.3), "{more}");
+        }
+    }
+}
+
 /// A client may send feedback on the finish reason, before `[DONE]`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_completion_is_recorded_before_its_finish_reason_is_sent() {

@@ -84,6 +84,8 @@ pub(super) fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Resul
             route.rewards.push(length.clone());
         }
     }
+    // The time from token to token is that of the engine.
+    demo.server.stream_interval_ms = 0;
     Ok(Config {
         dataset: DatasetConfig { path: dataset, ..DatasetConfig::default() },
         // Warnings that nothing is learned are expected.

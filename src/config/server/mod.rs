@@ -49,6 +49,10 @@ pub struct ServerConfig {
     pub store: bool,
     /// Further names of the served model.
     pub model_aliases: Vec<String>,
+    /// Milliseconds in which a stream sends at most one event with new tokens; 0 sends each token at once.
+    ///
+    /// Every event costs processor time of the server and its client, which the engine lacks on a busy CPU.
+    pub stream_interval_ms: u64,
     /// Seconds that a stream may wait for a slot before its headers are sent.
     pub stream_headers_after_seconds: u64,
     /// Seconds without an event of a stream after which a comment is sent.
@@ -131,6 +135,7 @@ impl Default for ServerConfig {
             max_tokens: 0,
             store: true,
             model_aliases: Vec::new(),
+            stream_interval_ms: 40,
             stream_headers_after_seconds: 5,
             stream_keep_alive_seconds: 15,
             shutdown_grace_seconds: 30,
@@ -205,6 +210,7 @@ impl ServerConfig {
                 format!("0, or at least server.default_max_tokens ({})", self.default_max_tokens);
             return Err(Problem::value("server.max_tokens", self.max_tokens, &allowed));
         }
+        between("server.stream_interval_ms", self.stream_interval_ms, 0, 1000)?;
         let after = self.stream_headers_after_seconds;
         between("server.stream_headers_after_seconds", after, 0, 3600)?;
         between("server.stream_keep_alive_seconds", self.stream_keep_alive_seconds, 1, 3600)?;

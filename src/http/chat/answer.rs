@@ -70,6 +70,46 @@ pub struct MessageUpdate {
     pub end: Option<MessageEnd>,
 }
 
+impl MessageUpdate {
+    fn is_empty(&self) -> bool {
+        let Self { parts, tokens, token_ids, end } = self;
+        parts.is_empty() && tokens.is_empty() && token_ids.is_empty() && end.is_none()
+    }
+
+    /// Adds a later update of the same message, if both change the same part. Otherwise the log-probabilities of
+    /// one part's tokens would be reported with another part.
+    fn merge(&mut self, later: Self) -> Option<Self> {
+        let merged = match (self.parts.as_mut_slice(), later.parts.as_slice()) {
+            ([part], [more]) if self.end.is_none() => part.extend(more),
+            _ => false,
+        };
+        if !merged {
+            return Some(later);
+        }
+        self.tokens.extend(later.tokens);
+        self.token_ids.extend(later.token_ids);
+        self.end = later.end;
+        None
+    }
+}
+
+impl MessagePart {
+    /// Adds what follows, if it continues this part.
+    fn extend(&mut self, more: &Self) -> bool {
+        match (self, more) {
+            (Self::Reasoning(text), Self::Reasoning(more))
+            | (Self::Text(text), Self::Text(more)) => text.push_str(more),
+            (Self::Arguments { index, json }, Self::Arguments { index: own, json: more })
+                if index == own =>
+            {
+                json.push_str(more);
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
 /// A part of a message, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MessageItem {
@@ -118,10 +158,19 @@ impl Answers {
         Self { choices: choices.collect(), may_reason: form.may_reason() }
     }
 
-    /// Divides what was sampled.
-    pub fn update(&mut self, update: ChoiceUpdate) -> Result<MessageUpdate, ApiError> {
-        let answer = self.choices.get_mut(update.index as usize);
-        Ok(answer.ok_or_else(ApiError::internal)?.update(update))
+    /// Divides what was sampled. Consecutive changes of the same part become one.
+    pub fn update(&mut self, updates: Vec<ChoiceUpdate>) -> Result<Vec<MessageUpdate>, ApiError> {
+        let mut merged: Vec<MessageUpdate> = Vec::new();
+        for update in updates {
+            let answer = self.choices.get_mut(update.index as usize);
+            let update = answer.ok_or_else(ApiError::internal)?.update(update);
+            let rest = match merged.last_mut() {
+                Some(last) => last.merge(update),
+                None => Some(update),
+            };
+            merged.extend(rest.filter(|update| !update.is_empty()));
+        }
+        Ok(merged)
     }
 
     /// Divides what was sampled, and keeps it for a whole message.
@@ -307,5 +356,45 @@ impl Answer {
     fn call_id(&self, index: usize) -> String {
         let id: [u8; 16] = self.ids.clone().bytes((index as u64).to_le_bytes()).prefix();
         format!("call_{}", hex(&id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(parts: Vec<MessagePart>, end: Option<MessageEnd>) -> MessageUpdate {
+        MessageUpdate { parts, tokens: Vec::new(), token_ids: vec![1], end }
+    }
+
+    #[test]
+    fn only_changes_of_the_same_part_are_merged() {
+        let text = |text: &str| MessagePart::Text(text.to_owned());
+        let reasoning = |text: &str| MessagePart::Reasoning(text.to_owned());
+        let arguments = |index, json: &str| MessagePart::Arguments { index, json: json.to_owned() };
+        for (first, second, whole) in [
+            (text("a"), text("b"), Some(text("ab"))),
+            (reasoning("a"), reasoning("b"), Some(reasoning("ab"))),
+            (arguments(0, "{"), arguments(0, "}"), Some(arguments(0, "{}"))),
+            (arguments(0, "{"), arguments(1, "}"), None),
+            (reasoning("a"), text("b"), None),
+        ] {
+            let mut update = of(vec![first.clone()], None);
+            let rest = update.merge(of(vec![second.clone()], Some(MessageEnd::Stop)));
+            match whole {
+                Some(whole) => {
+                    assert!(rest.is_none());
+                    assert_eq!((update.parts, update.token_ids.len()), (vec![whole], 2));
+                    assert_eq!(update.end, Some(MessageEnd::Stop));
+                }
+                None => {
+                    assert_eq!(rest.unwrap().parts, [second]);
+                    assert_eq!((update.parts, update.end), (vec![first], None));
+                }
+            }
+        }
+        // The tokens of a stop string change no part.
+        let mut update = of(vec![text("a")], None);
+        assert!(update.merge(of(Vec::new(), Some(MessageEnd::Stop))).is_some());
     }
 }

@@ -42,11 +42,12 @@ impl RunEvents for ChatStream {
         &mut self.run
     }
 
-    fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
-        let ChoiceUpdate { index, version, started, .. } = update;
-        let update = self.answers.update(update)?;
-        let MessageUpdate { parts, tokens, token_ids, end } = update;
-        let mut deltas: Vec<Delta> = parts.into_iter().map(Delta::from).collect();
+    fn of(&mut self, updates: Vec<ChoiceUpdate>) -> Result<String, ApiError> {
+        let Some(&ChoiceUpdate { index, version, .. }) = updates.last() else {
+            return Ok(String::new());
+        };
+        let started = updates.iter().any(|update| update.started);
+        let updates = self.answers.update(updates)?;
         let mut events = String::new();
         let mut add = |delta, logprobs, token_ids, finish_reason| {
             let choice = StreamChoice { index, delta, logprobs, finish_reason, token_ids };
@@ -56,18 +57,21 @@ impl RunEvents for ChatStream {
             let empty = Delta::text(String::new());
             add(Delta { role: Some("assistant"), ..empty }, None, None, None);
         }
-        if deltas.is_empty() && !tokens.is_empty() {
-            deltas.push(Delta::text(String::new()));
-        }
-        // The first change has the log-probabilities and ids of all tokens that completed the changes.
         let codec = self.run.state.engine.codec();
-        let mut logprobs = self.run.wants_logprobs().then(|| Logprobs::new(codec, &tokens));
-        let mut token_ids = self.run.wants_token_ids().then_some(token_ids);
-        for delta in deltas {
-            add(delta, logprobs.take(), token_ids.as_mut().map(std::mem::take), None);
-        }
-        if let Some(end) = end {
-            add(Delta::default(), None, token_ids, Some(end.as_str()));
+        for MessageUpdate { parts, tokens, token_ids, end } in updates {
+            let mut deltas: Vec<Delta> = parts.into_iter().map(Delta::from).collect();
+            if deltas.is_empty() && !tokens.is_empty() {
+                deltas.push(Delta::text(String::new()));
+            }
+            // The first change has the log-probabilities and ids of all tokens that completed the changes.
+            let mut logprobs = self.run.wants_logprobs().then(|| Logprobs::new(codec, &tokens));
+            let mut token_ids = self.run.wants_token_ids().then_some(token_ids);
+            for delta in deltas {
+                add(delta, logprobs.take(), token_ids.as_mut().map(std::mem::take), None);
+            }
+            if let Some(end) = end {
+                add(Delta::default(), None, token_ids, Some(end.as_str()));
+            }
         }
         Ok(events)
     }

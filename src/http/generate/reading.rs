@@ -1,14 +1,14 @@
 //! Reads the events of one generation when its client needs them.
 //!
-//! A task that is woken for each token takes more time than a small model needs to sample it, and interrupts
-//! the threads that sample. So a whole response reads the first token, whose time is measured, and the others
-//! at the end. A stream reads tokens as they come, unless they come faster than [`GATHER`]: then it reads those
-//! of about that time together. The first token and the end never wait.
+//! A task that is woken for each token interrupts the threads that sample, for longer than a small model needs to
+//! sample a token. So a whole response reads the first token, whose time is measured, and the others at the end.
+//! A stream reads its first token at once, later ones at most once per `server.stream_interval_ms`, and the
+//! end at once. All streams read at the same instants, so that the server wakes once for all of them.
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -18,17 +18,24 @@ use tokio::time::{Instant, timeout_at};
 
 use hone_engine::{EngineError, Event, Generation};
 
-/// How long tokens of a stream are gathered.
-const GATHER: Duration = Duration::from_millis(1);
+/// The instant from which the intervals of all streams are counted.
+static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// When the choices of a request read tokens after their first one: soon, unless something else is set.
-#[derive(Debug, Default)]
+/// When the choices of a request read tokens after their first one: once per interval, unless something else is
+/// set.
+#[derive(Debug)]
 pub(super) struct ReadingPace {
+    interval: Duration,
     whole: AtomicBool,
     rest: AtomicBool,
 }
 
 impl ReadingPace {
+    /// With an interval of 0, a stream reads each token as soon as it is sampled.
+    pub fn new(interval: Duration) -> Self {
+        Self { interval, whole: AtomicBool::new(false), rest: AtomicBool::new(false) }
+    }
+
     /// At the end of the generation.
     pub fn read_whole(&self) {
         self.whole.store(true, Ordering::Relaxed);
@@ -37,6 +44,13 @@ impl ReadingPace {
     /// At once, and nothing that is not sampled yet.
     pub fn read_rest(&self) {
         self.rest.store(true, Ordering::Relaxed);
+    }
+
+    /// The end of the interval that `instant` is in.
+    fn next_read(&self, instant: Instant) -> Instant {
+        let passed = instant.saturating_duration_since(*EPOCH).as_nanos();
+        let into = passed.checked_rem(self.interval.as_nanos()).unwrap_or_default();
+        instant + self.interval.saturating_sub(Duration::from_nanos(into as u64))
     }
 
     fn is_whole(&self) -> bool {
@@ -53,12 +67,8 @@ struct GenerationReader {
     generation: Generation,
     pace: Arc<ReadingPace>,
     ended: bool,
-    /// When the first token was read.
-    first: Option<Instant>,
-    /// When an event was waited for last.
-    waited: Instant,
-    /// Number of events that were read.
-    read: u32,
+    /// When an event was waited for last; `None` before the first one.
+    waited: Option<Instant>,
 }
 
 /// The events of a generation, up to the last one. Dropping the stream cancels it.
@@ -66,8 +76,7 @@ pub(super) fn generation_events(
     generation: Generation,
     pace: Arc<ReadingPace>,
 ) -> impl Stream<Item = Event> + Send {
-    let (ended, first, waited, read) = (false, None, Instant::now(), 0);
-    let reader = GenerationReader { generation, pace, ended, first, waited, read };
+    let reader = GenerationReader { generation, pace, ended: false, waited: None };
     stream::unfold(Some(reader), |reader| async move {
         let mut reader = reader?;
         Some(match reader.next().await {
@@ -83,38 +92,27 @@ pub(super) fn generation_events(
 
 impl GenerationReader {
     async fn next(&mut self) -> Option<Event> {
-        let event = match self.generation.events.try_recv() {
-            Ok(event) => {
-                self.first.get_or_insert_with(Instant::now);
-                Some(event)
-            }
-            Err(_) => {
-                self.pause().await;
-                let event = self.generation.events.recv().await;
-                self.waited = Instant::now();
-                self.first.get_or_insert(self.waited);
-                event
-            }
-        };
-        self.read += 1;
+        if let Ok(event) = self.generation.events.try_recv() {
+            self.waited.get_or_insert_with(Instant::now);
+            return Some(event);
+        }
+        self.pause().await;
+        let event = self.generation.events.recv().await;
+        self.waited = Some(Instant::now());
         event
     }
 
     /// Waits as long as the next events are not needed.
     async fn pause(&mut self) {
-        let Some(first) = self.first.filter(|_| !self.ended) else { return };
-        if self.pace.is_rest() {
+        let Some(waited) = self.waited.filter(|_| !self.ended && !self.pace.is_rest()) else {
             return;
-        }
+        };
         if self.pace.is_whole() {
-            return self.end().await;
-        }
-        // The first event is no interval.
-        let intervals = self.read.saturating_sub(1);
-        let fast = self.waited.saturating_duration_since(first) < GATHER * intervals;
-        if fast {
+            self.end().await;
+        } else if !self.pace.interval.is_zero() {
+            let next = self.pace.next_read(waited);
             // Also without an end, it has been long enough.
-            let _ended = timeout_at(self.waited + GATHER, self.end()).await.is_ok();
+            let _ended = timeout_at(next, self.end()).await.is_ok();
         }
     }
 
@@ -140,6 +138,8 @@ mod tests {
     use hone_engine::Token;
 
     use super::*;
+
+    const INTERVAL: Duration = Duration::from_millis(40);
 
     fn token(id: u32) -> Event {
         let text = String::new();
@@ -167,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn a_whole_response_reads_the_first_token_and_then_the_end() {
         let ((sender, ends), generation) = generation();
-        let pace = Arc::new(ReadingPace::default());
+        let pace = Arc::new(ReadingPace::new(INTERVAL));
         pace.read_whole();
         let mut events = Box::pin(generation_events(generation, pace));
         assert!(events.next().now_or_never().is_none());
@@ -187,7 +187,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_sampled_before_a_client_left_is_read() {
         let ((sender, _ends), generation) = generation();
-        let pace = Arc::new(ReadingPace::default());
+        let pace = Arc::new(ReadingPace::new(INTERVAL));
         pace.read_whole();
         let mut events = Box::pin(generation_events(generation, Arc::clone(&pace)));
         sender.try_send(token(1)).unwrap();
@@ -204,29 +204,58 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stream_reads_fast_and_slow_tokens() {
+    async fn a_stream_reads_tokens_once_per_interval() {
         let ((sender, ends), generation) = generation();
-        let events = generation_events(generation, Arc::default());
-        let samples = async move {
-            for id in 0..60 {
+        let sampled = async move {
+            for id in 0..40 {
                 sender.send(token(id)).await.unwrap();
-                match id {
-                    0..10 | 20..50 => tokio::task::yield_now().await,
-                    _ => tokio::time::sleep(GATHER).await,
-                }
+                tokio::time::sleep(INTERVAL / 10).await;
             }
             sender.send(done()).await.unwrap();
             drop((sender, ends));
         };
-        let (read, ()) = tokio::join!(events.collect::<Vec<_>>(), samples);
-        let ids: Vec<u32> = read
-            .iter()
-            .filter_map(|event| match event {
-                Event::Token(token) => Some(token.id),
-                _ => None,
-            })
-            .collect();
-        assert_eq!(ids, (0..60).collect::<Vec<_>>());
-        assert!(matches!(read.last(), Some(Event::Done { .. })));
+        let pace = Arc::new(ReadingPace::new(INTERVAL));
+        let events = generation_events(generation, Arc::clone(&pace));
+        let timed = events.map(|event| (pace.next_read(Instant::now()), event));
+        let began = Instant::now();
+        let (read, ()) = tokio::join!(timed.collect::<Vec<_>>(), sampled);
+        let ids = read.iter().filter_map(|(_, event)| match event {
+            Event::Token(token) => Some(token.id),
+            _ => None,
+        });
+        assert!(ids.eq(0..40) && matches!(read.last(), Some((_, Event::Done { .. }))));
+        // Each read is followed by a pause until the next interval, and the end comes at once.
+        let waits = read.windows(2).filter(|pair| pair[0].0 != pair[1].0).count();
+        let intervals = began.elapsed().as_millis() / INTERVAL.as_millis() + 1;
+        assert!(waits >= 1 && waits as u128 <= intervals, "{waits} of {intervals}");
+    }
+
+    #[tokio::test]
+    async fn a_token_is_read_although_none_follows() {
+        for interval in [INTERVAL, Duration::ZERO] {
+            let ((sender, ends), generation) = generation();
+            let mut events =
+                Box::pin(generation_events(generation, Arc::new(ReadingPace::new(interval))));
+            for id in 0..5 {
+                sender.send(token(id)).await.unwrap();
+                let event = events.next().await;
+                assert!(matches!(event, Some(Event::Token(token)) if token.id == id));
+            }
+            // The end does not wait for the interval.
+            sender.send(done()).await.unwrap();
+            drop((sender, ends));
+            assert!(matches!(events.next().await, Some(Event::Done { .. })));
+            assert!(events.next().await.is_none());
+        }
+    }
+
+    #[test]
+    fn all_streams_read_at_the_same_instants() {
+        let pace = ReadingPace::new(INTERVAL);
+        let of = |ms| pace.next_read(*EPOCH + Duration::from_millis(ms)) - *EPOCH;
+        assert_eq!(of(0), INTERVAL);
+        assert_eq!(of(39), INTERVAL);
+        assert_eq!(of(40), 2 * INTERVAL);
+        assert_eq!(of(1234), 31 * INTERVAL);
     }
 }

@@ -63,7 +63,8 @@ impl RequestRun {
         let mut events = SelectAll::new();
         let mut choices = Vec::new();
         let begun = Arc::new(AtomicBool::new(false));
-        let pace = Arc::new(ReadingPace::default());
+        let interval = Duration::from_millis(state.config.stream_interval_ms);
+        let pace = Arc::new(ReadingPace::new(interval));
         for interaction in &request.prompts {
             // One version for all choices, and for all requests of a session or user.
             let session = interaction.session().or(request.user.as_deref());
@@ -120,7 +121,7 @@ impl RequestRun {
         self
     }
 
-    /// Reads each choice as a whole. Without this, tokens are read soon after they are sampled.
+    /// Reads each choice as a whole. Without this, tokens are read once per `server.stream_interval_ms`.
     pub fn read_whole(&self) {
         self.pace.read_whole();
     }
@@ -154,6 +155,11 @@ impl RequestRun {
         let patience = Duration::from_secs(self.state.config.stream_headers_after_seconds);
         // Until the first choice has started, `start` keeps nothing that is lost if it is dropped.
         timeout(patience, self.start()).await.ok().transpose()
+    }
+
+    /// Whether a stream has an event for each token, even where several tokens are sent at once.
+    pub fn sends_each_token(&self) -> bool {
+        self.state.config.stream_interval_ms == 0
     }
 
     /// The time without an event after which a stream sends a comment.

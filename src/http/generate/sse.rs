@@ -19,9 +19,9 @@ pub const DONE: &str = "[DONE]";
 
 /// A comment, which clients ignore.
 const KEEP_ALIVE: &str = ": keep-alive\n\n";
-/// Bytes of events that are sent together at least, if so many are ready. Without a bound, all of an answer
-/// that was sampled before its client reads would be held as text, and no write would show that it is too slow.
-const SENT_AT_ONCE: usize = 16 << 10;
+/// The largest number of updates that are sent together. Without a bound, all of an answer that was sampled before
+/// its client reads would be held as text, and no write would show that it is too slow.
+const SENT_AT_ONCE: usize = 256;
 
 /// A response that sends whole events as they come, and a comment where none came for `keep_alive`, so that
 /// clients and proxies keep the connection.
@@ -53,8 +53,8 @@ pub trait RunEvents: Send + 'static {
         String::new()
     }
 
-    /// The events of an update, if there are any.
-    fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError>;
+    /// The events of consecutive updates of a choice, if there are any.
+    fn of(&mut self, updates: Vec<ChoiceUpdate>) -> Result<String, ApiError>;
 
     /// The last events of a run that failed.
     fn failed(&mut self, error: &ApiError) -> String {
@@ -65,40 +65,85 @@ pub trait RunEvents: Send + 'static {
     fn last(&mut self) -> String;
 }
 
-/// The events of a run as they come, at least one at once; those that are ready, together.
+/// The events of a run as they come, at least one at once. Unless each token has its own event, what is ready for a
+/// choice becomes as few events as possible: each costs the server and the client as much time as a small model
+/// needs to sample a token.
 pub fn events_of(mut events: impl RunEvents) -> impl Stream<Item = String> + Send + 'static {
     let first = some_events(events.first());
     let following = stream::unfold(Some(events), |events| async move {
-        let (mut events, mut text) = (events?, String::new());
-        loop {
-            let next = events.run().next();
-            let update = match text.is_empty() {
-                true => next.await,
-                false => match next.now_or_never() {
-                    Some(update) => update,
-                    None => return Some((text, Some(events))),
-                },
-            };
-            match update.map(|update| update.and_then(|update| events.of(update))) {
-                Some(Ok(more)) => {
-                    text.push_str(&more);
-                    if text.len() >= SENT_AT_ONCE {
-                        return Some((text, Some(events)));
-                    }
-                }
-                Some(Err(error)) => {
-                    events.run().count_limit(&error);
-                    text.push_str(&events.failed(&error));
-                    return Some((text, None));
-                }
-                None => {
-                    text.push_str(&events.last());
-                    return some_events(text).map(|text| (text, None));
+        let mut events = events?;
+        let (text, is_last) = next_events(&mut events).await;
+        some_events(text).map(|text| (text, Some(events).filter(|_| !is_last)))
+    });
+    stream::iter(first).chain(following)
+}
+
+/// The next events, and whether they are the last ones, which may be none.
+async fn next_events(events: &mut impl RunEvents) -> (String, bool) {
+    let mut text = String::new();
+    loop {
+        let mut ready = ReadyUpdates::new(!events.run().sends_each_token());
+        let mut next = Some(events.run().next().await);
+        let mut end = None;
+        while let Some(update) = next.take() {
+            match update {
+                Some(Ok(update)) => ready.add(update),
+                Some(Err(error)) => end = Some(Err(error)),
+                None => end = Some(Ok(())),
+            }
+            if end.is_none() && ready.count < SENT_AT_ONCE {
+                next = events.run().next().now_or_never();
+            }
+        }
+        for updates in ready.choices {
+            match events.of(updates) {
+                Ok(more) => text.push_str(&more),
+                Err(error) => {
+                    end = Some(Err(error));
+                    break;
                 }
             }
         }
-    });
-    stream::iter(first).chain(following)
+        match end {
+            Some(Ok(())) => {
+                text.push_str(&events.last());
+                return (text, true);
+            }
+            Some(Err(error)) => {
+                events.run().count_limit(&error);
+                text.push_str(&events.failed(&error));
+                return (text, true);
+            }
+            None if text.is_empty() => {}
+            None => return (text, false),
+        }
+    }
+}
+
+/// Updates that are sent together.
+struct ReadyUpdates {
+    /// Those of a choice become its events together, if `merges`.
+    choices: Vec<Vec<ChoiceUpdate>>,
+    merges: bool,
+    count: usize,
+}
+
+impl ReadyUpdates {
+    fn new(merges: bool) -> Self {
+        Self { choices: Vec::new(), merges, count: 0 }
+    }
+
+    fn add(&mut self, update: ChoiceUpdate) {
+        self.count += 1;
+        let is_own = |own: &&mut Vec<ChoiceUpdate>| {
+            own.first().is_some_and(|first| first.index == update.index)
+        };
+        let mut earlier = self.choices.iter_mut().filter(|_| self.merges);
+        match earlier.find(is_own) {
+            Some(own) => own.push(update),
+            None => self.choices.push(vec![update]),
+        }
+    }
 }
 
 fn some_events(text: String) -> Option<String> {

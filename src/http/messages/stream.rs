@@ -66,21 +66,23 @@ impl RunEvents for MessageStream {
         &mut self.run
     }
 
-    fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
-        let started = update.started;
-        let MessageUpdate { parts, token_ids, end, .. } = self.answers.update(update)?;
-        self.ids.extend(token_ids);
+    fn of(&mut self, updates: Vec<ChoiceUpdate>) -> Result<String, ApiError> {
+        let started = updates.iter().any(|update| update.started);
+        let updates = self.answers.update(updates)?;
         let mut events = String::new();
         if started {
             let prompt = self.interaction.prompt_ids.len();
             let message = MessageObject::new(&self.interaction, Usage::new(prompt, 0));
             add(&mut events, &MessageEvent::MessageStart { message });
         }
-        for part in parts {
-            self.add_part(&mut events, part);
-        }
-        if let Some(end) = end {
-            self.finish(&mut events, end);
+        for MessageUpdate { parts, token_ids, end, .. } in updates {
+            self.ids.extend(token_ids);
+            for part in parts {
+                self.add_part(&mut events, part);
+            }
+            if let Some(end) = end {
+                self.finish(&mut events, end);
+            }
         }
         Ok(events)
     }

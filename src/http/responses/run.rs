@@ -35,13 +35,17 @@ impl ResponseRun {
     /// The events of the next progress, perhaps none; `None` when the response has ended.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<ResponseEvent>, ApiError>> {
         let update = self.run.next().await?;
-        Some(update.and_then(|update| self.update(update)))
+        Some(update.and_then(|update| self.update(vec![update])))
     }
 
-    /// The events of an update, perhaps none.
-    pub(super) fn update(&mut self, update: ChoiceUpdate) -> Result<Vec<ResponseEvent>, ApiError> {
-        self.version = Some(update.version);
-        self.answers.update(update).map(|update| self.add(update))
+    /// The events of updates, perhaps none.
+    pub(super) fn update(
+        &mut self,
+        updates: Vec<ChoiceUpdate>,
+    ) -> Result<Vec<ResponseEvent>, ApiError> {
+        self.version = updates.last().map(|update| update.version).or(self.version);
+        let updates = self.answers.update(updates)?;
+        Ok(updates.into_iter().flat_map(|update| self.add(update)).collect())
     }
 
     fn add(&mut self, update: MessageUpdate) -> Vec<ResponseEvent> {

@@ -42,8 +42,8 @@ impl RunEvents for ResponseStream {
         self.write(vec![created, ResponseEvent::response("response.in_progress", response)])
     }
 
-    fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
-        let events = self.run.update(update)?;
+    fn of(&mut self, updates: Vec<ChoiceUpdate>) -> Result<String, ApiError> {
+        let events = self.run.update(updates)?;
         Ok(self.write(events))
     }
 

@@ -5,6 +5,7 @@
 use axum::response::Response;
 
 use hone_core::types::PolicyVersion;
+use hone_engine::Token;
 
 use super::head::TextHead;
 use super::wire::{TextChoice, TextLogprobs};
@@ -42,8 +43,13 @@ impl RunEvents for TextEvents {
         &mut self.run
     }
 
-    fn of(&mut self, update: ChoiceUpdate) -> Result<String, ApiError> {
-        let ChoiceUpdate { index, version, started, text, tokens, finish, .. } = update;
+    fn of(&mut self, updates: Vec<ChoiceUpdate>) -> Result<String, ApiError> {
+        let Some(&ChoiceUpdate { index, version, finish, .. }) = updates.last() else {
+            return Ok(String::new());
+        };
+        let started = updates.iter().any(|update| update.started);
+        let text: String = updates.iter().map(|update| update.text.as_str()).collect();
+        let tokens: Vec<Token> = updates.into_iter().flat_map(|update| update.tokens).collect();
         let mut choices = Vec::new();
         let part = |text, logprobs, finish_reason| {
             let completion_id = self.head.own_id(index);
