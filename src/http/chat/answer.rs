@@ -76,8 +76,8 @@ impl MessageUpdate {
         parts.is_empty() && tokens.is_empty() && token_ids.is_empty() && end.is_none()
     }
 
-    /// Adds a later update of the same message, if both change the same part. Otherwise the log-probabilities of
-    /// one part's tokens would be reported with another part.
+    /// Adds a later update of the same message, if both change the same part, and returns it if not: the
+    /// log-probabilities of one part's tokens would be reported with another part.
     fn merge(&mut self, later: Self) -> Option<Self> {
         let merged = match (self.parts.as_mut_slice(), later.parts.as_slice()) {
             ([part], [more]) if self.end.is_none() => part.extend(more),
