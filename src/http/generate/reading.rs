@@ -31,7 +31,7 @@ pub(super) struct ReadingPace {
 }
 
 impl ReadingPace {
-    /// With an interval of 0, a stream reads each token as soon as it is sampled.
+    /// An interval of 0 is none, see [`Self::is_each_token`].
     pub fn new(interval: Duration) -> Self {
         Self { interval, whole: AtomicBool::new(false), rest: AtomicBool::new(false) }
     }
@@ -44,6 +44,11 @@ impl ReadingPace {
     /// At once, and nothing that is not sampled yet.
     pub fn read_rest(&self) {
         self.rest.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a stream reads each token as soon as it is sampled.
+    pub fn is_each_token(&self) -> bool {
+        self.interval.is_zero()
     }
 
     /// The end of the interval that `instant` is in.
@@ -109,7 +114,7 @@ impl GenerationReader {
         };
         if self.pace.is_whole() {
             self.end().await;
-        } else if !self.pace.interval.is_zero() {
+        } else if !self.pace.is_each_token() {
             let next = self.pace.next_read(waited);
             // Also without an end, it has been long enough.
             let _ended = timeout_at(next, self.end()).await.is_ok();

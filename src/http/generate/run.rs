@@ -159,7 +159,7 @@ impl RequestRun {
 
     /// Whether a stream has an event for each token, even where several tokens are sent at once.
     pub fn sends_each_token(&self) -> bool {
-        self.state.config.stream_interval_ms == 0
+        self.pace.is_each_token()
     }
 
     /// The time without an event after which a stream sends a comment.
