@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, HashMap};
 use limits::{PermittedTokens, TokenLimits};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use softmax::{SoftmaxWeights, max_logit};
+use softmax::{SoftmaxWeights, max_logit, position_of, sum_of_weights, weight_of};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{SamplingParams, TokenId};
@@ -109,7 +109,9 @@ pub struct TokenSampler {
 /// The weights of all tokens together.
 #[derive(Clone, Copy)]
 struct TotalMass {
-    /// Their sum, relative to the greatest weight.
+    /// The greatest logit, whose weight is 1.
+    max: f64,
+    /// Their sum.
     total: f64,
     /// The natural logarithm of the sum of `exp(logit / temperature)`.
     log: f64,
@@ -122,9 +124,18 @@ impl TotalMass {
         logits: &[f32],
         temperature: f64,
     ) -> Result<Self, SampleError> {
-        let max = f64::from(argmax(logits)?.1);
-        let total = weights.fill(logits, max, temperature);
-        Ok(Self { total, log: max / temperature + total.ln() })
+        let max = f64::from(greatest(logits)?);
+        Ok(Self::new(max, weights.fill(logits, max, temperature), temperature))
+    }
+
+    /// The same at a temperature of 1 without the weights of single tokens.
+    fn alone(logits: &[f32]) -> Result<Self, SampleError> {
+        let max = f64::from(greatest(logits)?);
+        Ok(Self::new(max, sum_of_weights(logits, max, 1.0), 1.0))
+    }
+
+    fn new(max: f64, total: f64, temperature: f64) -> Self {
+        Self { max, total, log: max / temperature + total.ln() }
     }
 }
 
@@ -210,7 +221,12 @@ impl TokenSampler {
         raw: &[f32],
         permitted: Option<&PermittedTokens>,
     ) -> Result<(Token, f64), SampleError> {
-        let mut mass = TotalMass::of(&mut self.weights, raw, 1.0)?;
+        let lists = self.top_logprobs > 0;
+        let mut weigh = |logits: &[f32]| match lists {
+            true => TotalMass::of(&mut self.weights, logits, 1.0),
+            false => TotalMass::alone(logits),
+        };
+        let mut mass = weigh(raw)?;
         let (mut reported, mut permitted_mass) = (raw, 1.0);
         if let Some(permitted) = permitted {
             permitted.mask(&mut self.logits);
@@ -219,17 +235,16 @@ impl TokenSampler {
             permitted.mask(&mut self.raw);
             reported = &self.raw;
             let all = mass.log;
-            mass = TotalMass::of(&mut self.weights, reported, 1.0)?;
+            mass = weigh(reported)?;
             permitted_mass = (mass.log - all).exp();
         }
         let (id, _) = argmax(&self.logits)?;
-        let weight = self.weights.values().get(id as usize).copied().unwrap_or_default();
-        let logprob = log_probability(reported, id, weight, mass.total);
-        let top = if self.top_logprobs == 0 {
-            Vec::new()
-        } else {
+        let logprob = log_probability(reported, id, mass);
+        let top = if lists {
             self.list_candidates();
             most_probable(&mut self.candidates, self.top_logprobs, mass.total)
+        } else {
+            Vec::new()
         };
         Ok((token(id, logprob, 1.0, top), permitted_mass))
     }
@@ -341,13 +356,20 @@ fn adjust(
 
 /// The token with the greatest logit, the lowest id among equals, and that logit.
 fn argmax(logits: &[f32]) -> Result<(TokenId, f32), SampleError> {
-    let max = max_logit(logits);
-    let id = logits.iter().position(|&logit| logit == max).unwrap_or_default() as TokenId;
-    match max {
+    let max = greatest(logits)?;
+    Ok((position_of(logits, max).unwrap_or_default() as TokenId, max))
+}
+
+/// The greatest logit, which is finite.
+fn greatest(logits: &[f32]) -> Result<f32, SampleError> {
+    match max_logit(logits) {
         f32::NEG_INFINITY => Err(SampleError::NoMass),
         // The raw logits are finite, so only a bias can cause this.
-        f32::INFINITY => Err(SampleError::NotFinite { id, value: max }),
-        _ => Ok((id, max)),
+        f32::INFINITY => {
+            let id = position_of(logits, f32::INFINITY).unwrap_or_default() as TokenId;
+            Err(SampleError::NotFinite { id, value: f32::INFINITY })
+        }
+        max => Ok(max),
     }
 }
 
@@ -412,12 +434,13 @@ fn pick(candidates: &[Candidate], target: f64) -> Result<Candidate, SampleError>
 }
 
 /// `ln softmax(raw)[id]`. Uses the logit itself if the weight underflows.
-fn log_probability(raw: &[f32], id: TokenId, weight: f64, total: f64) -> f32 {
+fn log_probability(raw: &[f32], id: TokenId, mass: TotalMass) -> f32 {
+    let logit = raw.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    let weight = weight_of(logit, mass.max, 1.0);
     if weight > 0.0 {
-        return (weight / total).ln() as f32;
+        return (weight / mass.total).ln() as f32;
     }
-    let logit = raw.get(id as usize).map_or(f64::NEG_INFINITY, |l| f64::from(*l));
-    (logit - f64::from(max_logit(raw)) - total.ln()) as f32
+    (f64::from(logit) - mass.max - mass.total.ln()) as f32
 }
 
 /// The `n` best candidates with their log-probabilities. Reorders the candidates.

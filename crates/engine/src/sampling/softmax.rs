@@ -55,18 +55,86 @@ impl SoftmaxWeights {
     }
 }
 
+/// The sum of the weights of all tokens, which [`SoftmaxWeights::fill`] returns too.
+pub(super) fn sum_of_weights(logits: &[f32], max: f64, temperature: f64) -> f64 {
+    dispatch(SumTask { logits, max, inverse: 1.0 / temperature })
+}
+
+/// The weight of one token, with the bits of [`SoftmaxWeights::values`].
+pub(super) fn weight_of(logit: f32, max: f64, temperature: f64) -> f64 {
+    exp((f64::from(logit) - max) * (1.0 / temperature))
+}
+
 /// The greatest of logits without NaN; minus infinity if there are none.
 pub(super) fn max_logit(logits: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
-    let mut lanes = [f32::NEG_INFINITY; 2 * LANES];
-    let chunks = logits.chunks_exact(2 * LANES);
-    let rest = chunks.remainder().iter();
-    for logits in chunks {
-        for (lane, logit) in lanes.iter_mut().zip(logits) {
-            *lane = larger(*lane, *logit);
+    dispatch(MaxTask(logits))
+}
+
+/// The position of the first logit that is equal to `value`.
+pub(super) fn position_of(logits: &[f32], value: f32) -> Option<usize> {
+    // A search for the block has no exit within the block, so that it vectorizes.
+    let has_value = |block: &&[f32]| block.iter().fold(false, |any, logit| any | (*logit == value));
+    let block = logits.chunks(BLOCK).position(|block| has_value(&block))?;
+    let first = block * BLOCK;
+    logits[first..].iter().position(|logit| *logit == value).map(|at| first + at)
+}
+
+struct MaxTask<'a>(&'a [f32]);
+
+impl SimdTask for MaxTask<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) -> f32 {
+        let larger = |a: f32, b: f32| if b > a { b } else { a };
+        let mut lanes = [f32::NEG_INFINITY; BLOCK];
+        let chunks = self.0.chunks_exact(BLOCK);
+        let rest = chunks.remainder().iter();
+        for logits in chunks {
+            for (lane, logit) in lanes.iter_mut().zip(logits) {
+                *lane = larger(*lane, *logit);
+            }
+        }
+        rest.chain(&lanes).fold(f32::NEG_INFINITY, |max, logit| larger(max, *logit))
+    }
+}
+
+struct SumTask<'a> {
+    logits: &'a [f32],
+    max: f64,
+    inverse: f64,
+}
+
+impl SimdTask for SumTask<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) -> f64 {
+        let Self { logits, max, inverse } = self;
+        let mut total = 0.0;
+        for logits in logits.chunks(BLOCK) {
+            let mut values = [0.0; BLOCK];
+            for (value, logit) in values.iter_mut().zip(logits) {
+                *value = exp((f64::from(*logit) - max) * inverse);
+            }
+            total += sum_of_block(&values[..logits.len()]);
+        }
+        total
+    }
+}
+
+/// The sum of up to [`BLOCK`] weights.
+#[inline(always)]
+fn sum_of_block(values: &[f64]) -> f64 {
+    let mut lanes = [0.0; LANES];
+    let chunks = values.chunks_exact(LANES);
+    let rest: f64 = chunks.remainder().iter().sum();
+    for values in chunks {
+        for (lane, value) in lanes.iter_mut().zip(values) {
+            *lane += value;
         }
     }
-    rest.chain(&lanes).fold(f32::NEG_INFINITY, |max, logit| larger(max, *logit))
+    lanes.iter().sum::<f64>() + rest
 }
 
 struct WeighTask<'a> {
@@ -87,15 +155,7 @@ impl SimdTask for WeighTask<'_> {
             *value = exp((f64::from(*logit) - max) * inverse);
         }
         for (sum, values) in sums.iter_mut().zip(values.chunks(BLOCK)) {
-            let mut lanes = [0.0; LANES];
-            let chunks = values.chunks_exact(LANES);
-            let rest: f64 = chunks.remainder().iter().sum();
-            for values in chunks {
-                for (lane, value) in lanes.iter_mut().zip(values) {
-                    *lane += value;
-                }
-            }
-            *sum = lanes.iter().sum::<f64>() + rest;
+            *sum = sum_of_block(values);
         }
     }
 }
@@ -167,11 +227,31 @@ mod tests {
 
     #[test]
     fn the_greatest_logit_is_found_at_every_position() {
-        for n in [1, 15, 16, 17, 48] {
+        for n in [1, 15, 16, 17, 64, 65, 130] {
             for at in 0..n {
                 let mut logits = vec![-3.0; n];
-                logits[at] = -1.0;
+                logits[at..].iter_mut().step_by(2).for_each(|logit| *logit = -1.0);
                 assert_eq!(max_logit(&logits), -1.0, "position {at} of {n}");
+                assert_eq!(position_of(&logits, -1.0), Some(at));
+                assert_eq!(position_of(&logits, -2.0), None);
+            }
+        }
+        assert_eq!((max_logit(&[]), position_of(&[], 0.0)), (f32::NEG_INFINITY, None));
+    }
+
+    #[test]
+    fn a_sum_without_the_weights_has_the_same_bits() {
+        for n in [1, 7, 64, 65, 300] {
+            let logits: Vec<f32> = (0..n).map(|i| (i * 7919 % 1009) as f32 / 20.0).collect();
+            let mut weights = SoftmaxWeights::default();
+            for temperature in [1.0, 0.7] {
+                let expected = weights.fill(&logits, 50.4, temperature);
+                let found = sum_of_weights(&logits, 50.4, temperature);
+                assert_eq!(found.to_bits(), expected.to_bits(), "{n}");
+                for (logit, weight) in logits.iter().zip(weights.values()) {
+                    let found = weight_of(*logit, 50.4, temperature);
+                    assert_eq!(found.to_bits(), weight.to_bits());
+                }
             }
         }
     }
