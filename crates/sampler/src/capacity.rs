@@ -15,9 +15,12 @@ pub(crate) struct SamplerCapacity {
     pub pages: usize,
     /// Rows of the main scratch buffers: a whole batch and parts of prompts.
     pub batch_rows: usize,
-    /// Rows of each other thread's buffers. A step is split only between threads that each take at
-    /// most half of the batch.
+    /// Other threads that can get a share of a pass with parts of prompts, unless the model is small.
+    pub sharing: usize,
+    /// Rows of each other thread's buffers, for its share of a pass.
     pub split_rows: usize,
+    /// Those of them that have logits.
+    pub split_logits: usize,
 }
 
 impl SamplerCapacity {
@@ -40,12 +43,17 @@ impl SamplerCapacity {
     /// The rows alone, with no page.
     fn rows(config: &SamplerConfig) -> Self {
         let slots = config.slots.max(1);
-        let split_rows = slots.div_ceil(2).next_multiple_of(PAGE);
         let chunk = config.prefill_tokens.max(config.busy_prefill_tokens).max(PAGE);
         // Parts of prompts fill the last block of columns. Sequences that decode without a part of their own,
         // because the cache holds their prompts, may join after that.
         let batch_rows = slots + chunk + COLUMN_BLOCK - 1;
-        Self { pages: 0, batch_rows, split_rows }
+        // At least two threads share a pass. Those of more threads have fewer rows, until they are too few.
+        let threads = config.threads.max(2);
+        let shares = threads * COLUMN_BLOCK <= batch_rows;
+        let sharing = if shares { config.threads.max(1) - 1 } else { 0 };
+        let split_logits = slots.div_ceil(2).next_multiple_of(PAGE);
+        let split_rows = split_logits.max((5 * batch_rows).div_ceil(4 * threads));
+        Self { pages: 0, batch_rows, sharing, split_rows, split_logits }
     }
 
     /// Refuses a request that does not fit in an empty cache.
@@ -66,10 +74,11 @@ impl SamplerCapacity {
 }
 
 impl SamplerConfig {
-    /// Bytes of the scheduler's main buffers. Those of a small model's other threads, those of adapters, and
-    /// the scratch of attention, which grows with sequences, are not included.
+    /// Bytes of the scheduler's buffers, unless the model is small. Those of adapters, and the scratch of attention,
+    /// which grows with sequences, are not included.
     pub fn buffer_bytes(&self, spec: &ModelSpec) -> usize {
         let capacity = SamplerCapacity::rows(self);
-        Scratch::bytes(spec, capacity.batch_rows, self.slots.max(1))
+        let other = Scratch::bytes(spec, capacity.split_rows, capacity.split_logits);
+        Scratch::bytes(spec, capacity.batch_rows, self.slots.max(1)) + capacity.sharing * other
     }
 }

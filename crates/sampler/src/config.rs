@@ -68,7 +68,7 @@ impl Default for SamplerConfig {
             prefix_cache: true,
             kept_adapters: 0,
             prefill_tokens: 128,
-            busy_prefill_tokens: 32,
+            busy_prefill_tokens: 64,
             serves_clients: false,
             busy_rows: 4,
             threads: thread::available_parallelism().map_or(1, NonZero::get),

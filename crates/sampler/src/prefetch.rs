@@ -1,5 +1,8 @@
 //! Hints to the processor's caches.
 
+/// Values of f32 in a cache line.
+pub(crate) const CACHE_LINE: usize = 16;
+
 /// Starts to load the cache line at this address, which may be any, into the second-level cache.
 #[inline(always)]
 pub(crate) fn prefetch<T>(address: *const T) {

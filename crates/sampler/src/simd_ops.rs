@@ -139,6 +139,53 @@ impl SimdTask for AddInPlace<'_> {
     }
 }
 
+/// Values smaller than this count as 0 where all of those that share a scale are, because the reciprocal of
+/// the scale may not be finite.
+pub(crate) const LEAST_MAGNITUDE: f32 = 1e-30;
+
+/// Rounds values to integers from -32767 to 32767 times a scale, which it returns. If a value is infinite or NaN,
+/// so is the scale.
+pub(crate) struct RoundToIntegers<'a> {
+    pub x: &'a [f32],
+    pub out: &'a mut [i16],
+    /// Integers are this many places apart.
+    pub step: usize,
+}
+
+impl SimdTask for RoundToIntegers<'_> {
+    type Output = f32;
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) -> f32 {
+        const GREATEST: f32 = 32767.0;
+        // The bits of magnitudes are in the order of the magnitudes. Those of NaN are greater than all others.
+        let bits = self.x.iter().map(|x| x.to_bits() & (u32::MAX >> 1));
+        let greatest = f32::from_bits(bits.fold(0, u32::max));
+        let (scale, factor) = if greatest < LEAST_MAGNITUDE {
+            (0.0, 0.0)
+        } else {
+            (greatest * (1.0 / GREATEST), GREATEST / greatest)
+        };
+        let round = |x: &f32| nearest(x * factor) as i16;
+        if self.step == 1 {
+            self.out.iter_mut().zip(self.x).for_each(|(out, x)| *out = round(x));
+        } else {
+            let out = self.out.iter_mut().step_by(self.step);
+            out.zip(self.x).for_each(|(out, x)| *out = round(x));
+        }
+        scale
+    }
+}
+
+/// The nearest integer to a number of at most 2^22, ties to even; the least integer for NaN, as the instruction
+/// of x86-64 returns.
+#[inline(always)]
+pub(crate) fn nearest(x: f32) -> i32 {
+    // 1.5 2^23: a sum with it has no bits after the point.
+    const POINT: f32 = 12_582_912.0;
+    let integer = (x + POINT).to_bits().wrapping_sub(POINT.to_bits()).cast_signed();
+    if x.is_nan() { i32::MIN } else { integer }
+}
+
 #[cfg(test)]
 mod tests {
     use hone_core::simd::dispatch;

@@ -1,6 +1,8 @@
 //! Transposes matrices: between activations `[feature, width]`, whose columns are tokens, and rows `[token,
 //! feature]`.
 
+use std::marker::PhantomData;
+
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_mm512_mask_storeu_epi32, _mm512_maskz_loadu_epi32, _mm512_setzero_si512};
 
@@ -12,18 +14,36 @@ use pulp::Arch;
 /// Rows and columns that are transposed together, so that whole cache lines are used.
 const BLOCK: usize = 16;
 
-/// Transposes columns into rows: `out[token, first + feature] = x[feature, token]`. The rows of `out`
-/// are `stride` values long, and there are at most `width` of them.
-pub(crate) fn columns_to_rows(
-    out: &mut [f32],
-    (first, stride): (usize, usize),
-    x: &[f32],
-    width: usize,
-) {
-    let (features, tokens) = (x.len() / width, out.len() / stride);
-    assert!(tokens <= width && first + features <= stride);
-    if tokens > 0 {
-        transpose(&mut out[first..], stride, (x, width), (features, tokens));
+/// Rows `[token, feature]` that several threads write at once, each other features of all tokens.
+pub(crate) struct SharedRows<'a> {
+    out: *mut f32,
+    rows: usize,
+    stride: usize,
+    values: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: the values are only written by `write`, whose callers use different ones.
+unsafe impl Sync for SharedRows<'_> {}
+
+impl<'a> SharedRows<'a> {
+    /// Rows of `stride` values, as many as `out` has.
+    pub fn new(out: &'a mut [f32], stride: usize) -> Self {
+        let rows = out.len() / stride;
+        Self { out: out.as_mut_ptr(), rows, stride, values: PhantomData }
+    }
+
+    /// Transposes columns into features from `first` on: `out[token, first + feature] = x[feature, token]`. There
+    /// are at most `width` rows.
+    ///
+    /// # Safety
+    /// Nothing else writes these features meanwhile.
+    pub unsafe fn write(&self, first: usize, x: &[f32], width: usize) {
+        let &Self { out, rows, stride, .. } = self;
+        let features = x.len() / width;
+        assert!(rows <= width && first + features <= stride);
+        // SAFETY: the assertion keeps the features within each of the rows, which `self` borrows mutably, and the
+        // caller guarantees that nothing else uses these values.
+        unsafe { transpose((out.wrapping_add(first), stride), (x, width), (features, rows)) };
     }
 }
 
@@ -31,8 +51,9 @@ pub(crate) fn columns_to_rows(
 /// become 0.
 pub(crate) fn rows_to_columns(out: &mut [f32], width: usize, x: &[f32], features: usize) {
     let tokens = x.len() / features.max(1);
-    assert!(tokens <= width, "{tokens} tokens in {width} columns");
-    transpose(out, width, (x, features), (tokens, features));
+    assert!(tokens <= width && features * width <= out.len(), "{tokens} tokens in {width} columns");
+    // SAFETY: the assertion keeps the columns within `out`.
+    unsafe { transpose((out.as_mut_ptr(), width), (x, features), (tokens, features)) };
     if tokens < width {
         out.chunks_exact_mut(width).for_each(|out| out[tokens..].fill(0.0));
     }
@@ -40,9 +61,11 @@ pub(crate) fn rows_to_columns(out: &mut [f32], width: usize, x: &[f32], features
 
 /// `out[c, r] = x[r, c]` for these rows and columns of `x`, whose rows are `x_stride` values apart; those of
 /// `out` are `stride` values apart.
-fn transpose(
-    out: &mut [f32],
-    stride: usize,
+///
+/// # Safety
+/// `out` has these values, and nothing else uses them meanwhile.
+unsafe fn transpose(
+    (out, stride): (*mut f32, usize),
     (x, x_stride): (&[f32], usize),
     (rows, columns): (usize, usize),
 ) {
@@ -50,32 +73,35 @@ fn transpose(
         return;
     }
     assert!((rows - 1) * x_stride + columns <= x.len(), "{rows} x {columns}");
-    assert!((columns - 1) * stride + rows <= out.len(), "{rows} x {columns}");
     if columns == 1 && x_stride == 1 {
-        return out[..rows].copy_from_slice(&x[..rows]);
+        // SAFETY: by the assertion and the caller's guarantee, both have as many values.
+        return unsafe { out.copy_from_nonoverlapping(x.as_ptr(), rows) };
     }
     #[cfg(target_arch = "x86_64")]
     if let Arch::V4(_) = Arch::new() {
-        // SAFETY: `V4` proves the features, and the assertions keep rows and columns within both.
+        // SAFETY: `V4` proves the features, and rows and columns are within both.
         return unsafe {
-            transpose_by_words((out.as_mut_ptr(), stride), (x.as_ptr(), x_stride), (rows, columns))
+            transpose_by_words((out, stride), (x.as_ptr(), x_stride), (rows, columns))
         };
     }
-    transpose_by_values(out, stride, (x, x_stride), (rows, columns));
+    // SAFETY: the caller's guarantee.
+    unsafe { transpose_by_values((out, stride), (x, x_stride), (rows, columns)) };
 }
 
 /// [`transpose`] on any processor.
-fn transpose_by_values(
-    out: &mut [f32],
-    stride: usize,
+///
+/// # Safety
+/// That of [`transpose`].
+unsafe fn transpose_by_values(
+    (out, stride): (*mut f32, usize),
     (x, x_stride): (&[f32], usize),
     (rows, columns): (usize, usize),
 ) {
     for first in (0..rows).step_by(BLOCK) {
-        let end = rows.min(first + BLOCK);
-        for (c, out) in out.chunks_mut(stride).enumerate().take(columns) {
-            for (out, r) in out[first..end].iter_mut().zip(first..) {
-                *out = x[r * x_stride + c];
+        for c in 0..columns {
+            for r in first..rows.min(first + BLOCK) {
+                // SAFETY: the caller guarantees the value.
+                unsafe { *out.add(c * stride + r) = x[r * x_stride + c] };
             }
         }
     }
@@ -137,7 +163,13 @@ mod tests {
             }
             let stride = features + 5;
             let mut back = vec![9.0; tokens * stride];
-            columns_to_rows(&mut back, (5, stride), &columns, width);
+            let rows = SharedRows::new(&mut back, stride);
+            // Two threads could write these parts.
+            let (some, others) = columns.split_at(features / 2 * width);
+            for (first, part) in [(5, some), (5 + features / 2, others)] {
+                // SAFETY: nothing else writes.
+                unsafe { rows.write(first, part, width) };
+            }
             for (back, x) in back.chunks(stride).zip(x.chunks(features)) {
                 assert_eq!((&back[..5], &back[5..]), (&[9.0; 5][..], x));
             }
@@ -151,11 +183,15 @@ mod tests {
             let run = |by_values: bool| {
                 let mut out = vec![0.0; 40 * 41];
                 let shape = (rows, columns);
-                if by_values {
-                    transpose_by_values(&mut out, 41, (&x, 40), shape);
-                } else {
-                    transpose(&mut out, 41, (&x, 40), shape);
-                }
+                let (to, x) = ((out.as_mut_ptr(), 41), (&x[..], 40));
+                // SAFETY: both have more rows and columns.
+                unsafe {
+                    if by_values {
+                        transpose_by_values(to, x, shape)
+                    } else {
+                        transpose(to, x, shape)
+                    }
+                };
                 out
             };
             assert_eq!(run(true), run(false), "{rows} x {columns}");

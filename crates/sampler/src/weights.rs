@@ -15,7 +15,7 @@ use hone_model::{Model, ModelSpec};
 use crate::error::{Result, SamplerError};
 use crate::matmul::bf16::Bf16Columns;
 use crate::matmul::integer::IntegerColumns;
-use crate::matmul::{self, TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
+use crate::matmul::{self, TokenColumns, WeightMatrix, add_matmul_serial};
 
 /// One linear layer. The weight shares the model's storage.
 pub(crate) struct SamplerLinear {
@@ -74,6 +74,11 @@ impl InputRounding {
         })
     }
 
+    /// Whether an input is rounded to integers, as for quantized weights.
+    pub fn is_to_integers(self) -> bool {
+        self.integers
+    }
+
     /// The name of the smallest type.
     pub fn dtype(self) -> &'static str {
         match self {
@@ -93,15 +98,16 @@ pub(crate) struct RoundedColumns {
 
 impl RoundedColumns {
     /// Rounds the activations of linear layers with `inner` inputs, on up to `threads` threads of the current
-    /// pool.
+    /// pool, each with at least `least` of them.
     pub fn round<'a>(
         &'a mut self,
         rounding: InputRounding,
         columns: TokenColumns<'a>,
         inner: usize,
-        threads: usize,
+        (threads, least): (usize, usize),
     ) -> LinearInput<'a> {
-        let integers = rounding.integers.then(|| self.integers.round(columns, inner, threads));
+        let split = (threads, least);
+        let integers = rounding.integers.then(|| self.integers.round(columns, inner, split));
         let bf16 = rounding.bf16.then(|| self.bf16.round(columns, inner, threads));
         LinearInput { columns, integers, bf16 }
     }
@@ -182,20 +188,9 @@ impl BaseWeights {
         })?)
     }
 
-    /// Computes the logits of consecutive tokens from `first` on, as many as `out` `[tokens, width]`
-    /// has, on up to `threads` threads with at least `min_work` multiplications each.
-    pub fn head(
-        &self,
-        out: &mut [f32],
-        first: usize,
-        x: LinearInput<'_>,
-        (threads, min_work): (usize, usize),
-    ) -> Result<()> {
-        let shape = (x.columns.width, self.spec.hidden_size);
-        par_outputs(out, shape, (threads, min_work), |start, out| {
-            out.fill(0.0);
-            add_stored(out, &self.head, first + start, x)
-        })
+    /// Computes the logits of consecutive tokens from `first` on, as many as `out` `[tokens, width]` has.
+    pub fn head(&self, out: &mut [f32], first: usize, x: LinearInput<'_>) -> Result<()> {
+        multiply_stored(out, &self.head, first, None, x)
     }
 
     /// What the inputs of all layers and of the head are rounded to.
@@ -253,14 +248,7 @@ impl SamplerLinear {
     /// Computes consecutive outputs from `first` on, with the bias, as many as `out` `[outputs, width]`
     /// has.
     pub fn forward(&self, out: &mut [f32], first: usize, x: LinearInput<'_>) -> Result<()> {
-        match &self.bias {
-            None => out.fill(0.0),
-            Some(bias) => {
-                let rows = out.chunks_exact_mut(x.columns.width).zip(&bias[first..]);
-                rows.for_each(|(row, bias)| row.fill(*bias));
-            }
-        }
-        add_stored(out, &self.weight, first, x)
+        multiply_stored(out, &self.weight, first, self.bias.as_deref(), x)
     }
 }
 
@@ -271,7 +259,7 @@ pub(crate) enum StoredRows<'a> {
     Bf16(&'a [bf16]),
 }
 
-/// Returns the matrix if [`add_stored`] can read it.
+/// Returns the matrix if [`multiply_stored`] can read it.
 fn readable(matrix: &BaseMatrix) -> Result<BaseMatrix> {
     if let BaseMatrix::Float(tensor) = matrix {
         let (dtype, device) = (tensor.dtype(), tensor.device());
@@ -300,18 +288,19 @@ pub(crate) fn with_rows<R>(
     }
 }
 
-/// Computes `out += w x` on the current thread, where `w` are the rows of `weight` `[outputs, inner]`
-/// from `first` on, as many as `out` `[outputs, width]` has.
-fn add_stored(
+/// Computes `out = w x + bias` on the current thread, where `w` are the rows of `weight` `[outputs, inner]`
+/// from `first` on, as many as `out` `[outputs, width]` has. `bias` has a value for each row of `weight`.
+fn multiply_stored(
     out: &mut [f32],
     weight: &BaseMatrix,
     first: usize,
+    bias: Option<&[f32]>,
     x: LinearInput<'_>,
 ) -> Result<()> {
     let tensor = match (weight, x.integers) {
         (BaseMatrix::Float(tensor), _) => tensor,
         (BaseMatrix::Quantized(blocks), Some(integers)) => {
-            matmul::integer::add_product(out, x.columns.width, (blocks, first), integers);
+            matmul::integer::product(out, x.columns.width, (blocks, first), bias, integers);
             return Ok(());
         }
         (BaseMatrix::Quantized(blocks), None) => {
@@ -320,6 +309,13 @@ fn add_stored(
         }
     };
     let (inner, columns) = (tensor.dim(1)?, x.columns);
+    match bias {
+        None => out.fill(0.0),
+        Some(bias) => {
+            let rows = out.chunks_exact_mut(columns.width).zip(&bias[first..]);
+            rows.for_each(|(row, bias)| row.fill(*bias));
+        }
+    }
     with_rows(tensor, first, |rows| {
         match (rows, x.bf16) {
             (StoredRows::F32(values), _) => {

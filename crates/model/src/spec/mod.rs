@@ -170,6 +170,14 @@ impl ModelSpec {
         }
     }
 
+    /// Bytes of the keys and values of one position in all layers, as the native engine's cache stores them: in
+    /// `f32`, or in integers of 16 bits with a scale for each head's key and value if weights are quantized.
+    pub fn cache_position_bytes(&self, is_quantized: bool) -> usize {
+        let dim = self.head_dim;
+        let vector = if is_quantized { dim * 2 + size_of::<f32>() } else { dim * size_of::<f32>() };
+        2 * self.num_layers * self.num_kv_heads * vector
+    }
+
     /// Checks that a sequence of `tokens` tokens uses the rotary frequencies of [`RopeSpec`].
     ///
     /// # Errors

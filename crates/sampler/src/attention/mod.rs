@@ -16,14 +16,13 @@ use hone_core::threads::pause_point;
 use hone_model::spec::AttentionOptions;
 
 use crate::kv_cache::{CacheShape, KvView, PAGE};
-use crate::prefetch::prefetch;
 use scores::{PARTIAL_SUMS, exponentiate, scale_and_cap};
-
-/// Values of f32 in a cache line.
-const CACHE_LINE: usize = 16;
 
 /// Pages by which keys are fetched ahead of their use. To compute one takes less time than to fetch it.
 const PAGES_AHEAD: usize = 3;
+
+/// Pages whose values stay in the first-level cache while several queries use them.
+const PAGE_BLOCK: usize = 4;
 
 /// All heads of consecutive tokens of one sequence.
 pub(crate) struct SequenceAttention<'a> {
@@ -50,8 +49,7 @@ pub(crate) fn scratch_len(position: usize, group: usize, dim: usize) -> usize {
     if is_tiled(dim).is_some() {
         return tile::scratch_len(position, group, dim);
     }
-    let _ = dim;
-    scores_len(position, group)
+    token_scratch_len(position, group, dim)
 }
 
 /// The proof that the processor can compute tiles of tokens, if heads of `dim` dimensions permit it.
@@ -98,8 +96,8 @@ impl SequenceAttention<'_> {
         }
         for (t, (q, out)) in q.chunks(stride).zip(out.chunks_exact_mut(width)).enumerate() {
             let kv = KvView { len: kv.len - (tokens - 1 - t), ..kv };
-            let (q, scores) = (&q[..width], &mut *scratch);
-            TokenAttention { shape, layer, options, kv, heads: 0..shape.heads, q, out, scores }
+            let (q, scratch) = (&q[..width], &mut *scratch);
+            TokenAttention { shape, layer, options, kv, heads: 0..shape.heads, q, out, scratch }
                 .run();
         }
     }
@@ -117,8 +115,8 @@ pub(crate) struct TokenAttention<'a> {
     pub q: &'a [f32],
     /// `[queries, dim]`
     pub out: &'a mut [f32],
-    /// At least [`scores_len`] values.
-    pub scores: &'a mut [f32],
+    /// At least [`token_scratch_len`] values.
+    pub scratch: &'a mut [f32],
 }
 
 impl TokenAttention<'_> {
@@ -129,12 +127,15 @@ impl TokenAttention<'_> {
     }
 }
 
-/// Scores of a token at `position`, where `group` query heads share a kv head.
-pub(crate) fn scores_len(position: usize, group: usize) -> usize {
-    group * (position / PAGE + 1) * PAGE
+/// Values of scratch for a token at `position`, where `group` query heads of `dim` dimensions share a kv head:
+/// scores, partial sums, a block of pages, and the reciprocals of the weights' sums.
+pub(crate) fn token_scratch_len(position: usize, group: usize, dim: usize) -> usize {
+    let width = (position / PAGE + 1) * PAGE;
+    group * (width + PARTIAL_SUMS * dim + 1) + PAGE_BLOCK * dim * PAGE
 }
 
-/// A page that the query attends to, in the slots `from..to`.
+/// A page, or the values of a head in a page, that the query attends to in the slots `from..to`.
+#[derive(Clone, Copy, Default)]
 struct VisiblePage<'a> {
     page: &'a [f32],
     from: usize,
@@ -160,45 +161,65 @@ impl SimdTask for TokenAttention<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self { shape, layer, options, kv, heads: kv_heads, q, out, scores } = self;
+        let Self { shape, layer, options, kv, heads: kv_heads, q, out, scratch } = self;
         let dim = shape.dim;
         let group = q.len() / dim / kv_heads.len();
         let visible = kv.visible(options.window);
         let width = visible.clone().count() * PAGE;
+        let (scores, rest) = scratch.split_at_mut(group * width);
+        let (sums, buffers) = rest.split_at_mut(group * PARTIAL_SUMS * dim);
+        let (buffers, inverses) = buffers.split_at_mut(PAGE_BLOCK * shape.part_len());
         let heads = q.chunks_exact(group * dim).zip(out.chunks_exact_mut(group * dim));
         for (head, (q, out)) in kv_heads.zip(heads) {
-            let head = shape.head(layer, head);
             let mut ahead = visible.clone().skip(PAGES_AHEAD);
-            for (i, page) in visible.clone().enumerate() {
-                let (keys, values) = page.page[head.clone()].split_at(dim * PAGE);
+            for (i, VisiblePage { page, from, to }) in visible.clone().enumerate() {
+                let (keys, values) = shape.read(page, layer, head);
                 // Pages are far apart, so the processor does not recognize the access pattern. Values are used
                 // after all keys.
-                values.chunks(CACHE_LINE).for_each(|line| prefetch(line.as_ptr()));
+                values.prefetch();
                 if let Some(next) = ahead.next() {
-                    let keys = &next.page[head.clone()][..dim * PAGE];
-                    keys.chunks(CACHE_LINE).for_each(|line| prefetch(line.as_ptr()));
+                    shape.read(next.page, layer, head).0.prefetch();
                 }
+                let unscaled = keys.unscaled(&mut buffers[..shape.part_len()]);
                 for (g, q) in q.chunks_exact(dim).enumerate() {
-                    let mut row = dot_products::<FUSED>(q, keys);
+                    let mut row = dot_products::<FUSED>(q, unscaled);
+                    keys.scale(&mut row);
                     scale_and_cap(&mut row, options);
-                    row[..page.from].fill(f32::NEG_INFINITY);
-                    row[page.to..].fill(f32::NEG_INFINITY);
+                    row[..from].fill(f32::NEG_INFINITY);
+                    row[to..].fill(f32::NEG_INFINITY);
                     scores[g * width + i * PAGE..][..PAGE].copy_from_slice(&row);
                 }
             }
-            for (g, out) in out.chunks_exact_mut(dim).enumerate() {
-                let weights = &mut scores[g * width..][..width];
-                let inverse = 1.0 / exponentiate(weights);
-                let mut first = 0;
-                while first < dim {
-                    let pages = visible.clone();
-                    first += match dim - first {
-                        16.. => weighted_sum::<FUSED, 16>(out, first, weights, pages, &head),
-                        8.. => weighted_sum::<FUSED, 8>(out, first, weights, pages, &head),
-                        _ => weighted_sum::<FUSED, 2>(out, first, weights, pages, &head),
-                    };
+            for (weights, inverse) in scores.chunks_exact_mut(width).zip(inverses.iter_mut()) {
+                *inverse = 1.0 / exponentiate(weights);
+            }
+            sums.fill(0.0);
+            let mut pages = visible.clone();
+            // Values stay in the first-level cache while all queries use them.
+            for first in (0..width).step_by(PAGE_BLOCK * PAGE) {
+                let mut block = [VisiblePage::default(); PAGE_BLOCK];
+                let slots = block.iter_mut().zip(buffers.chunks_exact_mut(shape.part_len()));
+                for (i, ((slot, buffer), page)) in slots.zip(pages.by_ref()).enumerate() {
+                    let (_, values) = shape.read(page.page, layer, head);
+                    for weights in scores.chunks_exact_mut(width) {
+                        let row = weights[first + i * PAGE..].first_chunk_mut();
+                        row.into_iter().for_each(|row| values.scale(row));
+                    }
+                    *slot = VisiblePage { page: values.unscaled(buffer), ..page };
                 }
-                out.iter_mut().for_each(|x| *x *= inverse);
+                let rows =
+                    scores.chunks_exact(width).zip(sums.chunks_exact_mut(PARTIAL_SUMS * dim));
+                for (weights, sums) in rows {
+                    add_weighted::<FUSED>(sums, &weights[first..], &block);
+                }
+            }
+            let sums = sums.chunks_exact(PARTIAL_SUMS * dim).zip(&*inverses);
+            for (out, (sums, inverse)) in out.chunks_exact_mut(dim).zip(sums) {
+                let (left, right) = sums.split_at(2 * dim);
+                let pairs = |sums: &[f32], i: usize| sums[i] + sums[dim + i];
+                for (i, out) in out.iter_mut().enumerate() {
+                    *out = (pairs(left, i) + pairs(right, i)) * inverse;
+                }
             }
         }
     }
@@ -240,20 +261,34 @@ fn dot_products<const FUSED: bool>(q: &[f32], keys: &[f32]) -> [f32; PAGE] {
     total([a, b, c, d])
 }
 
-/// Computes the `W` dimensions of the weighted sum of values that begin at `first`. Returns `W`.
+/// Adds the values of a block of pages, times the weights, to the partial sums `[PARTIAL_SUMS, dim]`.
 #[inline(always)]
-fn weighted_sum<'a, const FUSED: bool, const W: usize>(
-    out: &mut [f32],
+fn add_weighted<const FUSED: bool>(sums: &mut [f32], weights: &[f32], block: &[VisiblePage<'_>]) {
+    let (dim, mut first) = (sums.len() / PARTIAL_SUMS, 0);
+    while first < dim {
+        first += match dim - first {
+            16.. => add_dimensions::<FUSED, 16>(sums, first, weights, block),
+            8.. => add_dimensions::<FUSED, 8>(sums, first, weights, block),
+            _ => add_dimensions::<FUSED, 2>(sums, first, weights, block),
+        };
+    }
+}
+
+/// [`add_weighted`] for the `W` dimensions from `first` on. Returns `W`.
+#[inline(always)]
+fn add_dimensions<const FUSED: bool, const W: usize>(
+    sums: &mut [f32],
     first: usize,
     weights: &[f32],
-    pages: impl Iterator<Item = VisiblePage<'a>>,
-    head: &Range<usize>,
+    block: &[VisiblePage<'_>],
 ) -> usize {
-    let dim = out.len();
+    let dim = sums.len() / PARTIAL_SUMS;
     let [mut a, mut b, mut c, mut d] = [[0.0_f32; W]; PARTIAL_SUMS];
-    for (page, weights) in pages.zip(weights.chunks_exact(PAGE)) {
-        let values = &page.page[head.clone()][dim * PAGE..];
-        let value = |slot: usize| &values[slot * dim + first..];
+    for (i, part) in [&mut a, &mut b, &mut c, &mut d].into_iter().enumerate() {
+        part.copy_from_slice(&sums[i * dim + first..][..W]);
+    }
+    for (page, weights) in block.iter().zip(weights.chunks_exact(PAGE)) {
+        let value = |slot: usize| &page.page[slot * dim + first..];
         // Unused slots may contain NaN or infinity, and 0 times these is not 0.
         let first_slot = page.from / PARTIAL_SUMS * PARTIAL_SUMS;
         for slot in (first_slot..page.to).step_by(PARTIAL_SUMS) {
@@ -272,7 +307,9 @@ fn weighted_sum<'a, const FUSED: bool, const W: usize>(
             }
         }
     }
-    out[first..first + W].copy_from_slice(&total([a, b, c, d]));
+    for (i, part) in [a, b, c, d].into_iter().enumerate() {
+        sums[i * dim + first..][..W].copy_from_slice(&part);
+    }
     W
 }
 
@@ -282,20 +319,46 @@ mod tests {
     use hone_model::testing::waves;
 
     use super::*;
+    use crate::kv_cache::{CacheType, Page};
+
+    const TYPES: [CacheType; 2] = [CacheType::F32, CacheType::I16];
+
+    /// Page `i` of a sequence, whose positions from `len` on are not written.
+    fn page(shape: CacheShape, i: usize, len: usize) -> Page {
+        let mut page = vec![0.0; shape.page_len()];
+        for layer in 0..shape.layers {
+            for head in 0..shape.heads {
+                for slot in 0..PAGE {
+                    let phase = (head + layer) as f32 + 0.3 * (i * PAGE + slot) as f32;
+                    let (mut key, mut value) = (waves(shape.dim, phase), waves(shape.dim, -phase));
+                    if i * PAGE + slot >= len {
+                        // What no token has written must not be read.
+                        key.fill(f32::NAN);
+                        value.fill(f32::NAN);
+                    }
+                    shape.write(&mut page, (layer, head, slot), &key, &value);
+                }
+            }
+        }
+        page.into()
+    }
 
     #[test]
     fn every_instruction_set_that_fuses_attends_to_the_same_bits() {
         // The weighted sums take 16, 8 or 2 dimensions at a time.
-        for dim in [16, 26, 44] {
-            let shape = CacheShape { layers: 2, heads: 2, dim };
-            let pages = [0.1, 0.2, 0.3].map(|phase| waves(shape.page_len(), phase).into());
+        for (dim, stored) in
+            [16, 26, 44].into_iter().flat_map(|dim| TYPES.map(|stored| (dim, stored)))
+        {
+            let shape = CacheShape { layers: 2, heads: 2, dim, stored };
+            let pages = [0, 1, 2].map(|i| page(shape, i, 39));
             let kv = KvView { pages: &pages, len: 39 };
             // Three query heads for each head of keys.
             let q = waves(6 * dim, 0.7);
             for (softcap, window) in [(None, None), (Some(2.0), None), (None, Some(21))] {
                 let options = AttentionOptions { scale: 0.2, softcap, window };
                 assert_same_bits_if_fused(|instructions| {
-                    let (mut out, mut scores) = (vec![0.0; q.len()], vec![0.0; scores_len(38, 3)]);
+                    let mut scratch = vec![0.0; token_scratch_len(38, 3, dim)];
+                    let mut out = vec![0.0; q.len()];
                     instructions.run(TokenAttention {
                         shape,
                         layer: 1,
@@ -304,7 +367,7 @@ mod tests {
                         heads: 0..2,
                         q: &q,
                         out: &mut out,
-                        scores: &mut scores,
+                        scratch: &mut scratch,
                     });
                     out
                 });
@@ -312,65 +375,88 @@ mod tests {
         }
     }
 
+    /// Tokens of a sequence, with the queries of all heads.
+    struct Tokens<'a> {
+        shape: CacheShape,
+        options: AttentionOptions,
+        pages: &'a [Page],
+        q: &'a [f32],
+        stride: usize,
+        width: usize,
+    }
+
+    impl Tokens<'_> {
+        /// Computes `count` tokens, of which the first sees `len` positions.
+        fn attend(&self, len: usize, count: usize) -> Vec<f32> {
+            let Self { shape, options, pages, q, stride, width } = *self;
+            let last = len + count - 1;
+            let group = width / shape.dim / shape.heads;
+            let mut scratch = vec![f32::NAN; scratch_len(last - 1, group, shape.dim)];
+            let mut out = vec![0.0; count * width];
+            let (scratch, to) = (&mut scratch[..], &mut out[..]);
+            let kv = KvView { pages, len: last };
+            SequenceAttention { shape, layer: 1, options, kv, q, stride, out: to, width, scratch }
+                .run();
+            out
+        }
+    }
+
     #[test]
     fn consecutive_tokens_have_the_bits_of_single_ones() {
-        for (dim, heads, group) in [(16, 2, 3), (64, 1, 1), (32, 2, 5), (26, 1, 2)] {
-            let shape = CacheShape { layers: 2, heads, dim };
+        let shapes = [(16, 2, 3), (64, 1, 1), (32, 2, 5), (26, 1, 2)];
+        for ((dim, heads, group), stored) in
+            shapes.into_iter().flat_map(|shape| TYPES.map(|stored| (shape, stored)))
+        {
+            let shape = CacheShape { layers: 2, heads, dim, stored };
             let (width, stride) = (heads * group * dim, heads * group * dim + 7);
             for (len, tokens) in [(1_usize, 1), (9, 9), (17, 3), (48, 30), (200, 21), (130, 8)] {
-                // What no token has written must not be read.
-                let pages: Vec<_> = (0..len.div_ceil(PAGE))
-                    .map(|i| {
-                        let mut page = waves(shape.page_len(), i as f32);
-                        for slot in (0..PAGE).filter(|slot| i * PAGE + slot >= len) {
-                            let unused = vec![f32::NAN; dim];
-                            (0..heads).for_each(|head| {
-                                shape.write(&mut page, (1, head, slot), &unused, &unused);
-                            });
-                        }
-                        page.into()
-                    })
-                    .collect();
+                let pages: Vec<_> = (0..len.div_ceil(PAGE)).map(|i| page(shape, i, len)).collect();
                 let kv = KvView { pages: &pages, len };
                 let q = waves(tokens * stride, 0.7);
                 for (softcap, window) in
                     [(None, None), (Some(2.0), None), (None, Some(21)), (None, Some(1))]
                 {
                     let options = AttentionOptions { scale: 0.2, softcap, window };
-                    let run = |first: usize, count: usize| {
-                        let mut scratch = vec![f32::NAN; scratch_len(len - 1, group, dim)];
-                        let mut out = vec![0.0; count * width];
-                        SequenceAttention {
-                            shape,
-                            layer: 1,
-                            options,
-                            kv: KvView { len: len - (tokens - first - count), ..kv },
-                            q: &q[first * stride..][..count * stride],
-                            stride,
-                            out: &mut out,
-                            width,
-                            scratch: &mut scratch,
-                        }
-                        .run();
-                        out
-                    };
-                    let single: Vec<f32> = (0..tokens).flat_map(|t| run(t, 1)).collect();
+                    let all = Tokens { shape, options, pages: &pages, q: &q, stride, width };
+                    let first = len - tokens + 1;
+                    let single: Vec<f32> = (0..tokens)
+                        .flat_map(|t| {
+                            Tokens { q: &q[t * stride..][..stride], ..all }.attend(first + t, 1)
+                        })
+                        .collect();
                     let last = &q[(tokens - 1) * stride..][..width];
                     let by_head = (0..heads).zip(last.chunks_exact(group * dim));
                     let by_head = by_head.flat_map(|(head, q)| {
-                        let mut scores = vec![f32::NAN; scratch_len(len - 1, group, dim)];
+                        let mut scratch = vec![f32::NAN; token_scratch_len(len - 1, group, dim)];
                         let mut out = vec![0.0; q.len()];
-                        let (heads, scores) = (head..head + 1, &mut scores[..]);
+                        let (heads, scratch) = (head..head + 1, &mut scratch[..]);
                         let (layer, to) = (1, &mut out[..]);
-                        TokenAttention { shape, layer, options, kv, heads, q, out: to, scores }
+                        TokenAttention { shape, layer, options, kv, heads, q, out: to, scratch }
                             .run();
                         out
                     });
                     assert_eq!(by_head.collect::<Vec<_>>(), single[(tokens - 1) * width..]);
                     assert!(single.iter().all(|x| x.is_finite()));
-                    assert_eq!(run(0, tokens), single, "{dim} {len} {tokens} {window:?}");
+                    let all = all.attend(first, tokens);
+                    assert_eq!(all, single, "{stored:?} {dim} {len} {tokens} {window:?}");
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_cache_of_integers_changes_little() {
+        let (dim, len) = (64, 200_usize);
+        let q = waves(3 * dim, 0.7);
+        let options = AttentionOptions { scale: 0.125, softcap: None, window: None };
+        let [exact, rounded] = TYPES.map(|stored| {
+            let shape = CacheShape { layers: 2, heads: 1, dim, stored };
+            let pages: Vec<_> = (0..len.div_ceil(PAGE)).map(|i| page(shape, i, len)).collect();
+            let (stride, width) = (3 * dim, 3 * dim);
+            Tokens { shape, options, pages: &pages, q: &q, stride, width }.attend(len, 1)
+        });
+        let greatest = exact.iter().fold(0.0, |greatest: f32, x| greatest.max(x.abs()));
+        let error = exact.iter().zip(&rounded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(error > 0.0 && error < 1e-4 * greatest, "{error} of {greatest}");
     }
 }

@@ -15,6 +15,7 @@ use pulp::x86::V4;
 
 use hone_model::spec::AttentionOptions;
 
+use super::PAGE_BLOCK;
 use super::scores::{PARTIAL_SUMS, exponentiate, scale_and_cap};
 use crate::kv_cache::{CacheShape, PAGE, Page};
 
@@ -27,14 +28,11 @@ const QUERIES: usize = 4;
 /// Dimensions of a vector.
 const LANES: usize = 16;
 
-/// Pages whose values stay in the first-level cache while all queries of a tile use them.
-const BLOCK: usize = 4;
-
 /// Values of scratch that a tile needs whose last token is at `position`, where `group` query heads of
 /// `dim` dimensions share a kv head.
 pub(super) fn scratch_len(position: usize, group: usize, dim: usize) -> usize {
     let width = (position / PAGE + 1) * PAGE;
-    TILE * group * (width + PARTIAL_SUMS * dim + 1)
+    TILE * group * (width + PARTIAL_SUMS * dim + 1) + PAGE_BLOCK * dim * PAGE
 }
 
 /// Whether the kernel computes heads of `dim` dimensions.
@@ -99,15 +97,17 @@ impl AttentionTile<'_> {
         let (dim, width) = (self.shape.dim, self.out.len() / tokens);
         let pages = self.visible(0).start / PAGE..self.len.div_ceil(PAGE);
         let (count, row) = (tokens * group, pages.len() * PAGE);
-        let within = self.shape.head(self.layer, head);
+        let (shape, layer) = (self.shape, self.layer);
         let query = |n: usize| n / group * stride + (head * group + n % group) * dim;
         let scratch = std::mem::take(&mut self.scratch);
         let (scores, rest) = scratch.split_at_mut(count * row);
         let (sums, rest) = rest.split_at_mut(count * PARTIAL_SUMS * dim);
-        let inverses = &mut rest[..count];
+        let (inverses, rest) = rest.split_at_mut(count);
+        let buffers = &mut rest[..PAGE_BLOCK * shape.part_len()];
 
         for (i, page) in pages.clone().enumerate() {
-            let keys = &self.pages[page][within.clone()][..dim * PAGE];
+            let (stored, _) = shape.read(&self.pages[page], layer, head);
+            let keys = stored.unscaled(&mut buffers[..shape.part_len()]);
             let mut n = 0;
             while n < count {
                 let many = n + QUERIES <= count;
@@ -125,6 +125,7 @@ impl AttentionTile<'_> {
             }
             for n in 0..count {
                 let Some(scores) = scores[n * row + i * PAGE..].first_chunk_mut() else { break };
+                stored.scale(scores);
                 scale_and_cap(scores, self.options);
                 let visible = self.slots(page, n / group);
                 scores[..visible.start].fill(f32::NEG_INFINITY);
@@ -141,14 +142,20 @@ impl AttentionTile<'_> {
         };
         let mut page = pages.start;
         while page < pages.end {
-            let whole = (page..pages.end.min(page + BLOCK)).take_while(|page| is_whole(*page));
+            let whole = (page..pages.end.min(page + PAGE_BLOCK)).take_while(|page| is_whole(*page));
             let whole = whole.count();
             let first = page - pages.start;
             let block = page..page + whole.max(1);
-            let values: [&[f32]; BLOCK] = std::array::from_fn(|i| {
-                let page = (block.start + i).min(block.end - 1);
-                &self.pages[page][within.clone()][dim * PAGE..]
-            });
+            let mut values: [&[f32]; PAGE_BLOCK] = [&[]; PAGE_BLOCK];
+            let places = values.iter_mut().zip(buffers.chunks_exact_mut(shape.part_len()));
+            for (i, (page, (values, buffer))) in block.clone().zip(places).enumerate() {
+                let (_, stored) = shape.read(&self.pages[page], layer, head);
+                for scores in scores.chunks_exact_mut(row) {
+                    let weights = scores[(first + i) * PAGE..].first_chunk_mut();
+                    weights.into_iter().for_each(|weights| stored.scale(weights));
+                }
+                *values = stored.unscaled(buffer);
+            }
             let used = &values[..block.len()];
             let mut n = 0;
             while n < count {

@@ -1,7 +1,7 @@
 //! Attention of all rows of a pass, divided between threads.
 
 use super::{Decoder, PassRows, Scratch};
-use crate::attention::{SequenceAttention, TokenAttention, scores_len, scratch_len};
+use crate::attention::{SequenceAttention, TokenAttention, scratch_len, token_scratch_len};
 use crate::hot_team::for_each_pair;
 use crate::kv_cache::BatchMember;
 
@@ -71,7 +71,7 @@ impl Decoder {
         let group = queries / shape.heads;
         let (width, heads) = (group * shape.dim, rows * shape.heads);
         let stride = (queries + 2 * shape.heads) * shape.dim;
-        let scores = scores_len(longest, group);
+        let scores = token_scratch_len(longest, group, shape.dim);
         scratch.reserve_scores(threads * scores);
         let options = self.weights.layers[layer].options;
         let part = heads.div_ceil(threads);
@@ -81,8 +81,8 @@ impl Decoder {
             for (i, out) in (i * part..).zip(out.chunks_exact_mut(width)) {
                 let (row, head) = (i / shape.heads, i % shape.heads);
                 let q = &qkv[row * stride + head * width..][..width];
-                let (kv, heads, scores) = (tokens.view(row), head..head + 1, &mut *scores);
-                TokenAttention { shape, layer, options, kv, heads, q, out, scores }.run();
+                let (kv, heads, scratch) = (tokens.view(row), head..head + 1, &mut *scores);
+                TokenAttention { shape, layer, options, kv, heads, q, out, scratch }.run();
             }
         });
     }

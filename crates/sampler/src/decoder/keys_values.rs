@@ -2,16 +2,14 @@
 
 use std::iter;
 
-use rayon::prelude::*;
-
 use hone_core::simd::dispatch;
 
 use super::Decoder;
-use super::pass_rows::{PassRows, PromptChunk};
+use super::pass_rows::PassRows;
 use super::rope::NormAndRotate;
 use crate::error::{Result, SamplerError};
-use crate::hot_team::{FirstError, for_each_pair};
-use crate::kv_cache::{BatchMember, CacheShape, PAGE, Page};
+use crate::hot_team::{FirstError, for_each_chunk, for_each_pair};
+use crate::kv_cache::{BatchMember, CacheShape, PAGE};
 
 /// Queries, keys and values of consecutive tokens in one page.
 struct PageRows<'a> {
@@ -44,7 +42,7 @@ impl Decoder {
             let sequence = member.sequence_mut();
             let position = sequence.position(0);
             let (page, _) = sequence.slot(0).ok_or(SamplerError::NoPage)?;
-            self.write_rows(layer, page, PageRows { position, qkv });
+            self.write_rows(layer, page, &mut PageRows { position, qkv });
             Ok(())
         };
         let part = members.len().div_ceil(threads).max(1);
@@ -58,46 +56,30 @@ impl Decoder {
             });
             error.into_result()?;
         }
+        let mut parts = Vec::new();
         for chunk in tokens.chunks.iter_mut() {
             let (prompt, others) = prompts.split_at_mut(chunk.tokens * width);
-            self.cache_chunk(chunk, layer, prompt, threads)?;
             prompts = others;
+            let start = chunk.sequence.position(0);
+            let pages = chunk.sequence.next_pages(chunk.tokens).ok_or(SamplerError::NoPage)?;
+            let first = (PAGE - start % PAGE).min(chunk.tokens);
+            let (first, rest) = prompt.split_at_mut(first * width);
+            let rows = iter::once(first).chain(rest.chunks_mut(PAGE * width));
+            for (i, (page, qkv)) in pages.iter_mut().zip(rows).enumerate() {
+                let page = page.values_mut().ok_or(SamplerError::NoPage)?;
+                let position = if i == 0 { start } else { (start / PAGE + i) * PAGE };
+                parts.push((page, PageRows { position, qkv }));
+            }
         }
+        let part = if threads > 1 { 1 } else { parts.len().max(1) };
+        for_each_chunk(&mut parts, part, |_, parts| {
+            parts.iter_mut().for_each(|(page, rows)| self.write_rows(layer, page, rows));
+        });
         Ok(())
     }
 
-    /// [`Self::cache_keys_and_values`] of a part of a prompt, page by page.
-    fn cache_chunk(
-        &self,
-        chunk: &mut PromptChunk<'_>,
-        layer: usize,
-        qkv: &mut [f32],
-        threads: usize,
-    ) -> Result<()> {
-        let width = self.qkv_width();
-        let start = chunk.sequence.position(0);
-        let pages = chunk.sequence.next_pages(chunk.tokens).ok_or(SamplerError::NoPage)?;
-        let first = (PAGE - start % PAGE).min(chunk.tokens);
-        let (head, rest) = qkv.split_at_mut(first * width);
-        let write = |(i, (page, qkv)): (usize, (&mut Page, &mut [f32]))| -> Result<()> {
-            let page = page.values_mut().ok_or(SamplerError::NoPage)?;
-            let position = if i == 0 { start } else { (start / PAGE + i) * PAGE };
-            self.write_rows(layer, page, PageRows { position, qkv });
-            Ok(())
-        };
-        let part = pages.len().div_ceil(threads).max(1);
-        if part >= pages.len() {
-            let rows = iter::once(head).chain(rest.chunks_mut(PAGE * width));
-            pages.iter_mut().zip(rows).enumerate().try_for_each(write)
-        } else {
-            let rows = rayon::iter::once(head).chain(rest.par_chunks_mut(PAGE * width));
-            let pages = pages.par_iter_mut().zip(rows).enumerate();
-            pages.with_min_len(part).try_for_each(write)
-        }
-    }
-
     /// Normalizes and rotates queries and keys of tokens in one page, and writes keys and values to it.
-    fn write_rows(&self, index: usize, page: &mut [f32], rows: PageRows<'_>) {
+    fn write_rows(&self, index: usize, page: &mut [f32], rows: &mut PageRows<'_>) {
         let (spec, width) = (&self.weights.spec, self.qkv_width());
         let CacheShape { heads, dim, .. } = self.shape;
         let (q_width, kv_width) = (spec.num_heads * dim, heads * dim);

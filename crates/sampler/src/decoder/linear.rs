@@ -59,16 +59,30 @@ impl<'a> LinearPass<'a> {
         group: &LinearGroup,
         out: &mut [f32],
         x: &[f32],
+        scratch: (&mut [f32], &mut RoundedColumns),
+    ) -> Result<()> {
+        self.forward_then(group, out, x, scratch, |_, _| ())
+    }
+
+    /// [`Self::forward`], which calls `then` with the first output of each part and the part, once it is computed,
+    /// on the same thread.
+    pub fn forward_then(
+        &self,
+        group: &LinearGroup,
+        out: &mut [f32],
+        x: &[f32],
         (lora, rounded): (&mut [f32], &mut RoundedColumns),
+        then: impl Fn(usize, &[f32]) + Sync,
     ) -> Result<()> {
         let Self { width, tokens, threads, .. } = *self;
         let columns = TokenColumns { values: &x[..group.inner * width], width, tokens };
         let lora = self.adapter_inner(group, columns, lora);
-        let x = rounded.round(group.rounding, columns, group.inner, threads);
+        let x =
+            rounded.round(group.rounding, columns, group.inner, (threads, self.min_work.elements));
         // All layers in one parallel loop, because each loop ends with a wait for the slowest thread.
         let split = (threads, self.min_work.weights);
-        par_outputs(out, (width, group.inner), split, |skip, out| {
-            let (mut part, mut lora) = (OutputPart { skip, out, width }, lora);
+        par_outputs(out, (width, group.inner), split, |skip, all| {
+            let (mut part, mut lora) = (OutputPart { skip, out: &mut *all, width }, lora);
             for linear in &group.linears {
                 let pairs = || self.pairs(linear.kind).map(|(_, pair)| pair);
                 let ranks: usize = pairs().map(|pair| pair.r).sum();
@@ -86,6 +100,7 @@ impl<'a> LinearPass<'a> {
                     add_matmul_serial(out, b, TokenColumns { values, width, tokens });
                 }
             }
+            then(skip, all);
             Ok::<(), SamplerError>(())
         })
     }

@@ -15,10 +15,10 @@ use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
 use crate::hot_team::{for_each_chunk, keep_pool_hot};
-use crate::kv_cache::{BatchMember, CacheShape, SequencePages};
-use crate::matmul::{COLUMN_BLOCK, TokenColumns, padded_width};
+use crate::kv_cache::{BatchMember, CacheShape, CacheType, SequencePages};
+use crate::matmul::{COLUMN_BLOCK, TokenColumns, outputs_of_part, padded_width, par_parts};
 use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
-use crate::transpose::{columns_to_rows, rows_to_columns};
+use crate::transpose::{SharedRows, rows_to_columns};
 use crate::weights::{AdapterWeights, BaseWeights};
 
 use linear::LinearPass;
@@ -27,14 +27,14 @@ use min_work::MinWork;
 use pass_rows::PassRows;
 pub(crate) use pass_rows::PromptChunk;
 use rope::RotaryTable;
-use scratch::HEAD_PART;
 pub use scratch::Scratch;
 
 /// Bytes of weights that stay in each core's own cache.
 const SMALL_WEIGHTS: usize = 8 << 20;
 
-/// Logits that stay in a core's own cache until they are transposed into rows.
-const HEAD_VALUES: usize = 1 << 16;
+/// Logits of a part that stay in a core's own cache until they are transposed into rows, if the part is of whole
+/// blocks of columns.
+const HEAD_VALUES: usize = 1 << 14;
 
 /// How a pass is computed.
 #[derive(Clone, Copy)]
@@ -75,8 +75,12 @@ impl Decoder {
     pub fn new(model: &Model) -> Result<Self> {
         let weights = BaseWeights::new(model)?;
         let spec = &weights.spec;
-        let shape =
-            CacheShape { layers: spec.num_layers, heads: spec.num_kv_heads, dim: spec.head_dim };
+        // Where products round activations to integers of 16 bits, so does the cache, which reads half of the
+        // bytes then.
+        let stored =
+            if weights.rounding().is_to_integers() { CacheType::I16 } else { CacheType::F32 };
+        let (layers, heads, dim) = (spec.num_layers, spec.num_kv_heads, spec.head_dim);
+        let shape = CacheShape { layers, heads, dim, stored };
         let rope = RotaryTable::new(spec.rope.frequencies(), spec.rope.attention_factor());
         let is_small = weights.bytes <= SMALL_WEIGHTS;
         let min_work = if is_small { MinWork::SLEEPING } else { MinWork::POLLING };
@@ -215,13 +219,15 @@ impl Decoder {
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[0], width);
             let outputs = layer.qkv.outputs;
             let qkv = &mut scratch.wide[..outputs * width];
-            linear.forward(
+            let row_values = SharedRows::new(&mut scratch.qkv[..rows * outputs], outputs);
+            linear.forward_then(
                 &layer.qkv,
                 qkv,
                 &scratch.normed,
                 (&mut scratch.lora, &mut scratch.rounded),
+                // SAFETY: parts are of different outputs.
+                |first, part| unsafe { row_values.write(first, part, width) },
             )?;
-            columns_to_rows(&mut scratch.qkv[..rows * outputs], (0, outputs), qkv, width);
             let qkv = &mut scratch.qkv[..rows * outputs];
             self.cache_keys_and_values(tokens, index, qkv, threads)?;
             self.attend(&*tokens, index, scratch, threads);
@@ -232,7 +238,7 @@ impl Decoder {
             self.add_to_residual(
                 scratch,
                 layer.output_norms.as_ref().map(|norms| &norms[0]),
-                width,
+                (width, threads),
             );
 
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[1], width);
@@ -260,7 +266,7 @@ impl Decoder {
             self.add_to_residual(
                 scratch,
                 layer.output_norms.as_ref().map(|norms| &norms[1]),
-                width,
+                (width, threads),
             );
         }
         self.norm(&mut scratch.normed, &scratch.residual, &self.weights.norm, width);
@@ -293,11 +299,21 @@ impl Decoder {
     }
 
     /// Adds `scratch.out`, or its norm if there is one, to the residual stream.
-    fn add_to_residual(&self, scratch: &mut Scratch, norm: Option<&Vec<f32>>, width: usize) {
+    fn add_to_residual(
+        &self,
+        scratch: &mut Scratch,
+        norm: Option<&Vec<f32>>,
+        (width, threads): (usize, usize),
+    ) {
         let len = self.weights.spec.hidden_size * width;
         let (residual, out) = (&mut scratch.residual[..len], &scratch.out[..len]);
         match norm {
-            None => dispatch(AddInPlace(residual, out)),
+            None => {
+                let split = (threads, self.min_work.elements);
+                par_elements(residual, split, |first, residual| {
+                    dispatch(AddInPlace(residual, &out[first..][..residual.len()]));
+                });
+            }
             Some(norm) => {
                 self.norm(&mut scratch.normed, out, norm, width);
                 dispatch(AddInPlace(residual, &scratch.normed[..len]));
@@ -311,20 +327,27 @@ impl Decoder {
         let width = scratch.narrow_normed(rows, all);
         let columns = TokenColumns { values: &scratch.normed, width, tokens: rows };
         let inner = self.weights.spec.hidden_size;
-        let x = scratch.rounded.round(self.weights.head_rounding, columns, inner, threads);
-        let logits = &mut scratch.logits[..rows * vocab];
-        // Larger parts for fewer tokens, because each part ends with a wait for the slowest thread.
-        let most = (HEAD_VALUES / width).max(HEAD_PART).min(scratch.wide.len() / width);
-        let part = most.max(COLUMN_BLOCK) / COLUMN_BLOCK * COLUMN_BLOCK;
-        for first in (0..vocab).step_by(part) {
-            let count = part.min(vocab - first);
+        let split = (threads, self.min_work.elements);
+        let x = scratch.rounded.round(self.weights.head_rounding, columns, inner, split);
+        let logits = SharedRows::new(&mut scratch.logits[..rows * vocab], vocab);
+        let most = (scratch.wide.len() / width).max(COLUMN_BLOCK) / COLUMN_BLOCK * COLUMN_BLOCK;
+        for first in (0..vocab).step_by(most) {
+            let count = most.min(vocab - first);
             let out = &mut scratch.wide[..count * width];
-            self.weights.head(out, first, x, (threads, self.min_work.weights))?;
-            if let Some(cap) = self.weights.spec.final_softcap {
-                let split = (threads, self.min_work.elements);
-                par_elements(out, split, |_, x| dispatch(Softcap { x, cap: cap as f32 }));
-            }
-            columns_to_rows(logits, (first, vocab), out, width);
+            let split = (threads, self.min_work.weights);
+            let part = outputs_of_part(count, (width, inner), split);
+            // Parts that stay in a core's own cache until they are transposed into rows.
+            let small = (HEAD_VALUES / width).next_multiple_of(COLUMN_BLOCK);
+            let part = if width < COLUMN_BLOCK { part } else { part.min(small) };
+            par_parts(out, (width, part), |start, out| {
+                self.weights.head(out, first + start, x)?;
+                if let Some(cap) = self.weights.spec.final_softcap {
+                    dispatch(Softcap { x: &mut *out, cap: cap as f32 });
+                }
+                // SAFETY: parts are of different tokens of the vocabulary.
+                unsafe { logits.write(first + start, out, width) };
+                Ok::<(), SamplerError>(())
+            })?;
         }
         Ok(())
     }

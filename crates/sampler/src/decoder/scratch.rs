@@ -107,6 +107,11 @@ impl Scratch {
         self.rows
     }
 
+    /// The maximum number of rows of a pass that have logits.
+    pub(crate) fn most_logits(&self) -> usize {
+        self.logits.len() / self.vocab.max(1)
+    }
+
     /// The logits `[vocab]` of a row of the last step.
     pub fn logits(&self, row: usize) -> &[f32] {
         &self.logits[row * self.vocab..][..self.vocab]

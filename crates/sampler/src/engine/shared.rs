@@ -173,6 +173,11 @@ impl EngineState {
         self.waiting.iter().any(|queue| !queue.is_empty())
     }
 
+    /// Whether the engine is open and no request waits.
+    pub fn is_idle(&self) -> bool {
+        !self.has_request() && !self.closed
+    }
+
     pub fn has_live_request(&self) -> bool {
         !self.waiting[Priority::Live as usize].is_empty()
     }

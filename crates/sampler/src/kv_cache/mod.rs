@@ -6,6 +6,11 @@
 //! `[layer][kv head][keys [dim, PAGE] | values [PAGE, dim]]`. Keys are transposed, so that the scores
 //! of 16 positions form one vector.
 //!
+//! Keys and values are floats of 32 bits, or, for quantized weights, integers of 16 bits: `[keys' scales [PAGE] |
+//! keys | values' scales [PAGE] | values]`. The products with quantized weights round their inputs to integers of 16
+//! bits too, so that the cache's rounding hardly adds to the difference from the trainer, and attention reads half
+//! of the bytes.
+//!
 //! The keys and values of a position depend only on the weights and on the tokens up to it, bit by bit.
 //! So it does not matter which sequence computed a page, in which batch, and whether by prefill or by
 //! decoding.
@@ -16,8 +21,8 @@ mod prefix_cache;
 mod sequence;
 mod slab;
 
-pub use page::CacheShape;
 pub(crate) use page::PAGE;
+pub use page::{CacheShape, CacheType};
 pub use pool::PagePool;
 pub use prefix_cache::WeightsId;
 pub(crate) use sequence::KvView;

@@ -6,6 +6,9 @@ use super::page::CacheShape;
 use super::prefix_cache::{CacheMatch, CachePlace, PrefixCache, WeightsId};
 use super::slab::{Page, PageAllocator};
 
+/// Values in the smallest page of a system's memory, 4 KiB.
+const SYSTEM_PAGE: usize = 1024;
+
 /// Allocates pages up to a limit and reuses freed ones. Holds the prefix cache.
 ///
 /// Invariant: `in_use + promised <= limit`, and `in_use + unused cached pages <= limit`. So a promised
@@ -15,6 +18,8 @@ pub struct PagePool {
     limit: usize,
     /// Pages that sequences use. A page that several use counts once.
     in_use: usize,
+    /// The maximum of `in_use` so far.
+    most_in_use: usize,
     /// Pages that sequences may still take.
     promised: usize,
     allocator: PageAllocator,
@@ -39,6 +44,7 @@ impl PagePool {
         Self {
             limit,
             in_use: 0,
+            most_in_use: 0,
             promised: 0,
             allocator: PageAllocator::new(shape.page_len(), limit),
             free: Vec::with_capacity(limit.min(1 << 16)),
@@ -98,6 +104,7 @@ impl PagePool {
         self.promised -= 1;
         let page = self.spare_page();
         self.in_use += 1;
+        self.most_in_use = self.most_in_use.max(self.in_use);
         page.unwrap_or_else(|| self.allocator.allocate())
     }
 
@@ -122,6 +129,23 @@ impl PagePool {
         let Some(values) = own.values_mut() else { return false };
         values.copy_from_slice(self.cache.page(found.node));
         self.cache.touch(found.node);
+        true
+    }
+
+    /// Allocates a page ahead of its use, and writes to it, so that the system does not have to find memory and
+    /// fill it with zeros while requests wait. Returns false, without any effect, if the limit is reached or as many
+    /// pages are free as were in use at once.
+    pub(crate) fn prepare_page(&mut self) -> bool {
+        let free = self.free.len();
+        let all = self.in_use + self.cache.unused() + free;
+        if free >= self.most_in_use || all >= self.limit {
+            return false;
+        }
+        let mut page = self.allocator.allocate();
+        if let Some(values) = page.values_mut() {
+            values.iter_mut().step_by(SYSTEM_PAGE).for_each(|value| *value = 0.0);
+        }
+        self.free.push(page);
         true
     }
 
@@ -192,6 +216,12 @@ impl PagePool {
     fn spare_page(&mut self) -> Option<Page> {
         let full = self.in_use + self.cache.unused() >= self.limit;
         self.free.pop().or_else(|| if full { self.cache.evict() } else { None })
+    }
+
+    /// Allocated pages.
+    #[cfg(test)]
+    pub(super) fn allocated(&self) -> usize {
+        self.in_use + self.cache.unused() + self.free.len()
     }
 
     /// Checks the invariants.

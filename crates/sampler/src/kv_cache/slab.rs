@@ -7,12 +7,11 @@ use std::sync::Arc;
 
 use hone_core::memory::prefer_huge_pages;
 
+use crate::prefetch::CACHE_LINE;
+
 /// Bytes of a slab, unless all pages take less. Allocators map so large a block separately, as zeros that take no
 /// memory until they are used.
 const SLAB_BYTES: usize = 64 << 20;
-
-/// Values of a cache line. Vectors of keys that begin with one are read faster.
-const CACHE_LINE: usize = 16;
 
 /// The values of a page, empty by default. Written only while it has one owner.
 #[derive(Clone, Debug, Default)]
@@ -120,6 +119,7 @@ impl PageAllocator {
             _ => (Arc::new(Slab::new(self.pages * self.page + CACHE_LINE)), 0),
         };
         self.last = Some((Arc::clone(&slab), at + 1));
+        // Vectors of keys that begin with a cache line are read faster.
         let start = slab.0.cast::<f32>();
         let aligned = start.align_offset(CACHE_LINE * size_of::<f32>());
         let skip = if aligned < CACHE_LINE { aligned } else { 0 };

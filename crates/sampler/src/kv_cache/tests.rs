@@ -3,9 +3,9 @@ use proptest::prelude::*;
 use hone_core::types::TokenId;
 
 use super::page::pages;
-use super::{CacheShape, PAGE, PagePool, SequencePages, WeightsId};
+use super::{CacheShape, CacheType, PAGE, PagePool, SequencePages, WeightsId};
 
-const SHAPE: CacheShape = CacheShape { layers: 1, heads: 1, dim: 1 };
+const SHAPE: CacheShape = CacheShape { layers: 1, heads: 1, dim: 1, stored: CacheType::F32 };
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
@@ -18,6 +18,8 @@ enum Action {
     Decode(usize, TokenId),
     End(usize),
     Keep(u64),
+    /// Prepares pages while nothing else happens.
+    Prepare,
 }
 
 fn action() -> impl Strategy<Value = Action> {
@@ -29,6 +31,7 @@ fn action() -> impl Strategy<Value = Action> {
         9 => (0..8_usize, 0..2 as TokenId).prop_map(|(which, token)| Action::Decode(which, token)),
         3 => (0..8_usize).prop_map(Action::End),
         1 => (0..3_u64).prop_map(Action::Keep),
+        1 => Just(Action::Prepare),
     ]
 }
 
@@ -135,6 +138,11 @@ proptest! {
                     running.swap_remove(which).sequence.free(&mut pool);
                 }
                 Action::Keep(weights) => pool.keep_only(vec![WeightsId(weights)]),
+                Action::Prepare => {
+                    // As many as were in use at once, within the limit.
+                    let prepared = (0..).take_while(|_| pool.prepare_page()).count();
+                    prop_assert!(prepared <= limit);
+                }
                 Action::End(_) => {}
             }
             pool.check();
@@ -249,4 +257,25 @@ fn unused_pages_are_evicted_by_age_under_pressure() {
     assert_eq!(pool.usage().cached, 5, "one page of the second is evicted for the third");
     assert_eq!(run(&mut pool, 1), 32);
     assert_eq!(run(&mut pool, 2), 16, "its first page is left");
+}
+
+#[test]
+fn prepared_pages_are_used_first() {
+    let mut pool = PagePool::new(SHAPE, 5);
+    assert!(!pool.prepare_page(), "no page was in use yet");
+    let start = |pool: &mut PagePool| {
+        let mut sequence = SequencePages::new(pool, WeightsId(0), &prompt(0, 20), 1).unwrap();
+        assert!(sequence.ensure_pages(pool, 20));
+        sequence
+    };
+    let sequence = start(&mut pool);
+    // Two more pages, because two were in use.
+    assert_eq!([(); 3].map(|()| pool.prepare_page()), [true, true, false]);
+    let prepared = pool.allocated();
+    let other = start(&mut pool);
+    assert_eq!((pool.allocated(), pool.usage().used), (prepared, 4));
+    // The limit allows one more.
+    assert_eq!([(); 2].map(|()| pool.prepare_page()), [true, false]);
+    [sequence, other].into_iter().for_each(|sequence| sequence.free(&mut pool));
+    pool.check();
 }

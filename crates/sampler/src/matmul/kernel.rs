@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use pulp::{Simd, WithSimd};
 
-use crate::prefetch::prefetch;
+use crate::prefetch::{CACHE_LINE, prefetch};
 
 /// The width of activations is a multiple of this, except for the kernels for a few tokens. It is a
 /// multiple of every vector length.
@@ -11,9 +11,6 @@ pub(crate) const COLUMN_BLOCK: usize = 16;
 
 /// Weights of a row that are converted to f32 at a time.
 const LINE: usize = 32;
-
-/// Values of f32 in a cache line.
-const CACHE_LINE: usize = 16;
 
 /// Weights `[out, inner]` in row-major order.
 #[derive(Clone, Copy)]

@@ -105,16 +105,42 @@ fn add_narrow<W: VectorWeight>(out: &mut [f32], w: WeightMatrix<'_, W>, x: Token
 pub(crate) fn par_outputs<E: Send>(
     out: &mut [f32],
     (width, inner): (usize, usize),
-    (threads, min_work): (usize, usize),
+    split: (usize, usize),
     f: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
 ) -> Result<(), E> {
-    let outputs = out.len() / width;
+    let part = outputs_of_part(out.len() / width, (width, inner), split);
+    par_parts(out, (width, part), f)
+}
+
+/// [`par_outputs`] in parts of `part` outputs, which threads take one after another.
+///
+/// # Errors
+/// The first error of `f`.
+pub(crate) fn par_parts<E: Send>(
+    out: &mut [f32],
+    (width, part): (usize, usize),
+    f: impl Fn(usize, &mut [f32]) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    if part >= out.len() / width {
+        return f(0, out);
+    }
+    let error = FirstError::new();
+    for_each_chunk(out, part * width, |i, out| error.keep(f(i * part, out)));
+    error.into_result()
+}
+
+/// The number of outputs of a part, if up to `threads` threads share `outputs`, each with at least `min_work`
+/// multiplications.
+pub(crate) fn outputs_of_part(
+    outputs: usize,
+    (width, inner): (usize, usize),
+    (threads, min_work): (usize, usize),
+) -> usize {
     let work = outputs * width.max(COLUMN_BLOCK) * inner;
     let threads = threads.min(work / min_work).max(1);
     if threads == 1 {
-        return f(0, out);
-    }
-    let part = if width < COLUMN_BLOCK {
+        outputs
+    } else if width < COLUMN_BLOCK {
         // A part takes microseconds, and its first rows arrive late.
         outputs.div_ceil(threads).next_multiple_of(NARROW_PART_OUTPUTS)
     } else if outputs < threads * 2 * PART_OUTPUTS {
@@ -123,10 +149,7 @@ pub(crate) fn par_outputs<E: Send>(
     } else {
         // Two parts per thread, because another process may delay one of the threads.
         outputs.div_ceil(threads * 2).next_multiple_of(PART_OUTPUTS)
-    };
-    let error = FirstError::new();
-    for_each_chunk(out, part * width, |i, out| error.keep(f(i * part, out)));
-    error.into_result()
+    }
 }
 
 #[cfg(test)]

@@ -108,6 +108,8 @@ pub struct BaseMemory {
     widened: usize,
     /// Bytes of the largest matrix that is packed at once for a product in bf16.
     packed: usize,
+    /// Whether a matrix is quantized.
+    is_quantized: bool,
 }
 
 impl BaseMemory {
@@ -121,11 +123,12 @@ impl BaseMemory {
         stored: impl Fn(&str) -> Result<S>,
     ) -> Result<Self> {
         let options = options.into();
-        let mut base = Self { bytes: 0, widened: 0, packed: 0 };
+        let mut base = Self { bytes: 0, widened: 0, packed: 0, is_quantized: false };
         for (name, shape) in spec.weight_shapes() {
             let count: usize = shape.iter().product();
             let held = options.in_memory(spec, &name, &shape, stored(&name)?.into());
             base.bytes += held.size(count);
+            base.is_quantized |= matches!(held, WeightType::Blocks(_));
             // The output layer, which may be the embedding, is widened or packed in pieces.
             let linear = name.starts_with("model.layers.");
             if held.is_widened() {

@@ -11,6 +11,7 @@ mod admit;
 mod pass;
 mod plan;
 mod sequence;
+mod shares;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -29,6 +30,7 @@ use crate::kv_cache::{PAGE, PagePool};
 use pass::{DecodingPass, PromptPart};
 use plan::{IterationPlan, oldest_shadow};
 use sequence::EngineSequence;
+use shares::LEAST_TOKENS;
 
 /// How often a pause checks whether clients are still served.
 const PAUSE_POLL: Duration = Duration::from_micros(500);
@@ -67,9 +69,9 @@ impl BatchScheduler {
     pub fn new(shared: Arc<EngineShared>, decoder: Decoder) -> Self {
         let (capacity, config) = (shared.capacity, &shared.config);
         let (spec, slots) = (decoder.spec(), config.slots.max(1));
-        let others = if decoder.is_small { config.threads.max(1) - 1 } else { 0 };
+        let others = if decoder.is_small { config.threads.max(1) - 1 } else { capacity.sharing };
         let first = Scratch::new(spec, capacity.batch_rows, slots);
-        let other = || Scratch::new(spec, capacity.split_rows, capacity.split_rows);
+        let other = || Scratch::new(spec, capacity.split_rows, capacity.split_logits);
         let scratch = std::iter::once(first).chain((0..others).map(|_| other())).collect();
         let pool = PagePool::new(decoder.shape(), capacity.pages);
         shared.metrics.engine_cache_capacity.set(metric_value(capacity.pages));
@@ -121,10 +123,11 @@ impl BatchScheduler {
         true
     }
 
-    /// Waits for a request. Returns false if the engine is closed.
+    /// Waits for a request, and prepares pages meanwhile. Returns false if the engine is closed.
     fn wait_for_request(&mut self) -> bool {
+        while self.shared.lock().is_idle() && self.pool.prepare_page() {}
         let mut state = self.shared.lock();
-        while !state.has_request() && !state.closed {
+        while state.is_idle() {
             state = self.shared.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         !state.closed
@@ -207,17 +210,33 @@ impl BatchScheduler {
         } else {
             (plan.tokens_with(self.rows_beside_parts(plan)), 1)
         };
+        // Each thread gets a part, if there are so many prompts and enough tokens.
+        let threads = self.scratch.len();
+        let prompts = self.prefilling.iter().filter(|s| s.is_live() || plan.shadow_prompts).count();
+        let shares = !self.decoder.is_small && prompts >= threads && left >= threads * LEAST_TOKENS;
+        let most = if shares { left.div_ceil(threads) } else { left };
         while left >= least {
             let taken = if self.pool.reuses() { &parts[..] } else { &[] };
             let next = plan.next_prompt(&self.prefilling, self.live_parts, taken);
             let Some(index) = next else { break };
-            let Some(part) = self.take_part(plan, index, left) else { continue };
+            let Some(part) = self.take_part(plan, index, left.min(most)) else { continue };
             let restricted = plan.busy && !part.sequence.is_live();
             left = if restricted { 0 } else { left - part.tokens };
             if !self.decoder.is_small {
                 parts.push(part);
             } else if !self.compute_part(part) {
                 break;
+            }
+        }
+        if shares && parts.len() < threads {
+            // The other prompts wait for pages of these.
+            for part in &mut parts {
+                let pages = &mut part.sequence.pages;
+                let more = left.min(pages.remaining() - part.tokens);
+                if pages.ensure_pages(&mut self.pool, part.tokens + more) {
+                    part.tokens += more;
+                    left -= more;
+                }
             }
         }
         parts

@@ -14,6 +14,8 @@ use crate::hot_team::for_each_chunk;
 use crate::matmul::COLUMN_BLOCK;
 use crate::weights::AdapterWeights;
 
+use super::shares::PassShares;
+
 /// A sequence, and the number of tokens of its prompt that the next pass computes.
 pub(super) struct PromptPart {
     pub sequence: EngineSequence,
@@ -58,30 +60,48 @@ impl DecodingPass<'_> {
         }
     }
 
-    /// [`Self::compute`], divided between threads if each has buffers.
+    /// [`Self::compute`] by threads that share its products, or that compute different sequences.
     fn compute_split(
         self,
         rows: &mut [&mut EngineSequence],
         prompts: &mut [PromptPart],
         scratch: &mut [Scratch],
     ) {
-        let blocks = rows.len().div_ceil(COLUMN_BLOCK);
-        let parts = self.threads.min(blocks).min(scratch.len());
-        if parts > 1 && prompts.is_empty() {
-            let size = blocks.div_ceil(parts) * COLUMN_BLOCK;
+        let alone = Self { threads: 1, ..self };
+        if self.decoder.is_small && prompts.is_empty() {
+            let blocks = rows.len().div_ceil(COLUMN_BLOCK);
+            let parts = self.threads.min(blocks).min(scratch.len()).max(1);
+            let size = (blocks.div_ceil(parts) * COLUMN_BLOCK).max(1);
             let parts = rows.par_chunks_mut(size).zip(scratch.par_iter_mut());
-            let pass = Self { threads: 1, ..self };
-            parts.for_each(|(rows, scratch)| pass.compute(rows, &mut [], scratch));
-        } else if let Some(scratch) = scratch.first_mut() {
-            self.compute(rows, prompts, scratch);
+            parts.for_each(|(rows, scratch)| alone.compute(rows, &mut [], scratch));
+            return;
         }
+        let mut prompts: Vec<_> = prompts.iter_mut().collect();
+        let threads = self.threads.min(scratch.len());
+        let tokens: Vec<usize> = prompts.iter().map(|part| part.tokens).collect();
+        let shares =
+            (!self.decoder.is_small).then(|| PassShares::new(threads, &tokens, rows.len()));
+        let Some(shares) = shares.flatten().filter(|shares| shares.fit(scratch)) else {
+            let Some(scratch) = scratch.first_mut() else { return };
+            return self.compute(rows, &mut prompts, scratch);
+        };
+        let mut work: Vec<_> = scratch.iter_mut().map(|s| (Vec::new(), Vec::new(), s)).collect();
+        for (row, share) in rows.iter_mut().zip(shares.rows) {
+            work[share].0.push(&mut **row);
+        }
+        for (part, share) in prompts.into_iter().zip(shares.parts) {
+            work[share].1.push(part);
+        }
+        for_each_chunk(&mut work[..threads], 1, |_, work| {
+            work.iter_mut().for_each(|(rows, parts, scratch)| alone.compute(rows, parts, scratch));
+        });
     }
 
     /// Decodes and samples one token of each row, and computes parts of prompts.
     fn compute(
         self,
         rows: &mut [&mut EngineSequence],
-        parts: &mut [PromptPart],
+        parts: &mut [&mut PromptPart],
         scratch: &mut Scratch,
     ) {
         let Self { decoder, shared, threads } = self;
@@ -96,10 +116,8 @@ impl DecodingPass<'_> {
             held.iter().map(|(adapter, rows)| RowAdapter { adapter, rows: rows.clone() }).collect();
         let settings = PassSettings { adapters: &adapters, threads, interrupt };
         let chunks = parts.iter_mut();
-        let chunks = chunks.map(|PromptPart { sequence, tokens, .. }| PromptChunk {
-            sequence: &mut sequence.pages,
-            tokens: *tokens,
-        });
+        let chunks = chunks
+            .map(|part| PromptChunk { sequence: &mut part.sequence.pages, tokens: part.tokens });
         let outcome = decoder.compute(rows, &mut chunks.collect::<Vec<_>>(), scratch, settings);
         match outcome {
             Ok(PassOutcome::Interrupted) => return,

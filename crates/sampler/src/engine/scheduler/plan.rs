@@ -12,8 +12,9 @@
 //!   does not show it.
 //!
 //! A pass computes parts of as many prompts as fit into its tokens, and its rows fill whole blocks of columns,
-//! because the kernels compute whole blocks. A prompt whose next page is that of a prompt in the same pass
-//! waits, and then takes the page from the prefix cache.
+//! because the kernels compute whole blocks. If there are as many prompts as threads, each thread gets a part to
+//! compute ([`PassShares`](super::shares::PassShares)). A prompt whose next page is that of a prompt in the same
+//! pass waits, and then takes the page from the prefix cache.
 //!
 //! Live prompts are computed by the fewest remaining tokens, so that a short prompt does not wait for a
 //! long one. Every fourth part is of the oldest prompt, so that a long one gets at least a quarter of
@@ -179,8 +180,8 @@ mod tests {
         let config = SamplerConfig { serves_clients: true, ..SamplerConfig::default() };
         let [idle, busy] =
             [false, true].map(|decodes| IterationPlan::of(&config, 1, false, true, decodes));
-        assert_eq!([idle.tokens_with(0), busy.tokens_with(1)], [128, 47]);
-        assert_eq!([15, 16, 17].map(|rows| busy.tokens_with(rows)), [33, 32, 47]);
+        assert_eq!([idle.tokens_with(0), busy.tokens_with(1)], [128, 79]);
+        assert_eq!([15, 16, 17].map(|rows| busy.tokens_with(rows)), [65, 64, 79]);
     }
 
     #[test]
@@ -206,7 +207,7 @@ mod tests {
         assert_eq!((idle.tokens, plan(1, false, true, false).tokens), (128, 128));
         let decoding = plan(20, false, false, true);
         assert!(decoding.busy && decoding.shadow_prompts && !decoding.shadow_page);
-        assert_eq!(decoding.tokens, 32);
+        assert_eq!(decoding.tokens, 64);
         assert!(!plan(1, true, false, true).shadow_prompts);
         assert!(!plan(1, false, true, true).shadow_prompts);
         let pages = (0..100).filter(|i| plan(*i, false, true, true).shadow_page).count();

@@ -1,6 +1,6 @@
 //! Activations as integers of 16 bits.
 
-use rayon::prelude::*;
+use std::mem::take;
 
 use hone_core::simd::dispatch;
 
@@ -9,7 +9,11 @@ use super::avx512::round_group as round_to_bytes;
 use super::layout::{BLOCK, BLOCK_WORDS, ColumnGroup, IntegerGroup, LANES, last_columns};
 use super::round::RoundToPairs;
 use super::support::IntegerInstructions;
+use crate::hot_team::for_each_chunk;
 use crate::matmul::TokenColumns;
+
+/// Parts of a rounding that threads share at a time.
+const PARTS: usize = 16;
 
 /// Activations `[inner, width]` rounded to integers, times a scale. [`BLOCK`] activations of a token share a
 /// scale, with which the greatest of them is 32512. So rounding changes an activation by at most about
@@ -48,9 +52,14 @@ impl IntegerColumns {
         Self { instructions, ..Self::default() }
     }
 
-    /// Rounds the columns of the tokens of `x`, on up to `threads` threads of the current pool. `inner` is
-    /// a multiple of [`BLOCK`].
-    pub fn round(&mut self, x: TokenColumns<'_>, inner: usize, threads: usize) -> &Self {
+    /// Rounds the columns of the tokens of `x`, on up to `threads` threads of the current pool, each with at
+    /// least `least` activations. `inner` is a multiple of [`BLOCK`].
+    pub fn round(
+        &mut self,
+        x: TokenColumns<'_>,
+        inner: usize,
+        (threads, least): (usize, usize),
+    ) -> &Self {
         assert!(inner.is_multiple_of(BLOCK) && x.values.len() >= inner * x.width);
         let blocks = inner / BLOCK;
         self.blocks = blocks;
@@ -61,35 +70,55 @@ impl IntegerColumns {
         self.scales.resize(all, 0.0);
         self.negative_sums.resize(all, 0);
         self.first_sums.resize(all, 0);
-        let instructions = self.instructions;
-        let round = |group: usize, words: &mut [u32], scales: &mut [f32], sums: [&mut [i32]; 2]| {
-            let (values, width) = (&x.values[group * LANES..], x.width);
-            let columns = scales.len() / blocks.max(1);
-            let [negative_sums, first_sums] = sums;
-            round_group(
-                instructions,
-                ColumnGroup { columns, values, width, words, scales, negative_sums, first_sums },
-            );
-        };
-        let part = (blocks * LANES).max(1);
-        let groups = self.whole + usize::from(self.last > 0);
-        if threads.min(groups) <= 1 {
-            let words = self.words.chunks_mut(part * BLOCK_WORDS);
-            let sums = self.negative_sums.chunks_mut(part).zip(self.first_sums.chunks_mut(part));
-            let parts = words.zip(self.scales.chunks_mut(part)).zip(sums).enumerate();
-            parts.for_each(|(i, ((words, scales), (sums, first)))| {
-                round(i, words, scales, [sums, first]);
-            });
+        let (instructions, groups) = (self.instructions, self.groups());
+        let threads = threads.min(all * BLOCK / least.max(1)).max(1);
+        let mut parts = self.parts(x, (2 * threads).div_ceil(groups.max(1)));
+        if threads == 1 {
+            parts.for_each(|part| round_group(instructions, part));
             return self;
         }
-        let words = self.words.par_chunks_mut(part * BLOCK_WORDS);
-        let sums = self.negative_sums.par_chunks_mut(part);
-        let sums = sums.zip(self.first_sums.par_chunks_mut(part));
-        let parts = words.zip(self.scales.par_chunks_mut(part)).zip(sums).enumerate();
-        parts.with_min_len((groups / threads).max(1)).for_each(
-            |(i, ((words, scales), (sums, first)))| round(i, words, scales, [sums, first]),
-        );
+        loop {
+            let mut some: [Option<ColumnGroup<'_>>; PARTS] = std::array::from_fn(|_| parts.next());
+            if some[0].is_none() {
+                break;
+            }
+            for_each_chunk(&mut some, 1, |_, part| {
+                let part = part.iter_mut().filter_map(Option::take);
+                part.for_each(|part| round_group(instructions, part));
+            });
+        }
+        drop(parts);
         self
+    }
+
+    /// The groups of columns to round, each divided into up to `count` ranges of its blocks.
+    fn parts<'a>(
+        &'a mut self,
+        x: TokenColumns<'a>,
+        count: usize,
+    ) -> impl Iterator<Item = ColumnGroup<'a>> {
+        let Self { whole, last, blocks, .. } = *self;
+        let step = blocks.div_ceil(count.max(1)).max(1);
+        let mut words = &mut self.words[..];
+        let (mut scales, mut sums) = (&mut self.scales[..], &mut self.negative_sums[..]);
+        let mut first_sums = &mut self.first_sums[..];
+        let groups = (0..self.whole + usize::from(self.last > 0))
+            .map(move |group| (group, if group < whole { LANES } else { last }));
+        let ranges = groups.flat_map(move |(group, columns)| {
+            (0..blocks).step_by(step).map(move |block| (group, columns, block))
+        });
+        ranges.map(move |(group, columns, block)| {
+            let count = columns * step.min(blocks - block);
+            ColumnGroup {
+                columns,
+                values: &x.values[block * BLOCK * x.width + group * LANES..],
+                width: x.width,
+                words: split_off(&mut words, count * BLOCK_WORDS),
+                scales: split_off(&mut scales, count),
+                negative_sums: split_off(&mut sums, count),
+                first_sums: split_off(&mut first_sums, count),
+            }
+        })
     }
 
     /// Bytes of `tokens` columns of `inner` activations.
@@ -130,6 +159,13 @@ impl IntegerColumns {
             first_sums: &self.first_sums[range],
         }
     }
+}
+
+/// Takes the first `count` values.
+fn split_off<'a, T>(values: &mut &'a mut [T], count: usize) -> &'a mut [T] {
+    let (first, rest) = take(values).split_at_mut(count);
+    *values = rest;
+    first
 }
 
 fn round_group(instructions: IntegerInstructions, group: ColumnGroup<'_>) {
@@ -176,7 +212,7 @@ mod tests {
     ) -> IntegerColumns {
         let mut rounded = IntegerColumns::with(instructions);
         let inner = values.len() / width;
-        rounded.round(TokenColumns { values, width, tokens }, inner, 2);
+        rounded.round(TokenColumns { values, width, tokens }, inner, (2, 1));
         rounded
     }
 

@@ -1,7 +1,7 @@
 //! Products of quantized weights with activations that are rounded to integers of 16 bits.
 //!
 //! Weights of 4 to 8 bits times integers are summed exactly, and the sum is multiplied by the scales of both:
-//! `y[o, c] += sum_b dot(w[o, b], q[b, c]) (scale[o, b] scale[b, c])`, one block after another with b
+//! `y[o, c] = bias[o] + sum_b dot(w[o, b], q[b, c]) (scale[o, b] scale[b, c])`, one block after another with b
 //! ascending. A block has as many weights as share a scale, but at most 32. Formats with offsets subtract
 //! `offset[o, b] sum(q[b, c]) scale[b, c]`. llama.cpp rounds activations to 8 bits; with 16, log-probabilities
 //! still agree with those of the trainer, which computes in f32: logits differ by about 1e-4 of the largest
@@ -36,19 +36,21 @@ use support::IntegerInstructions;
 // The rows of a vector are those of the groups in memory, and its columns those of activations.
 const _: () = assert!(layout::LANES == GROUP_ROWS && layout::LANES == COLUMN_BLOCK);
 
-/// Computes `out += w x` on the current thread, where `w` are the rows of a matrix from `first` on, as many
-/// as `out` `[outputs, width]` has.
+/// Computes `out = w x + bias` on the current thread, where `w` are the rows of a matrix from `first` on, as many
+/// as `out` `[outputs, width]` has. `bias` has a value for each row of the matrix; none is 0.
 ///
 /// # Panics
 /// If shapes disagree.
-pub(crate) fn add_product(
+pub(crate) fn product(
     out: &mut [f32],
     width: usize,
     (matrix, first): (&QuantizedMatrix, usize),
+    bias: Option<&[f32]>,
     x: &IntegerColumns,
 ) {
     let (w, (rows, _)) = (matrix.interleaved(), matrix.dims());
-    let product = Product { out, width, first, w, rows, x };
+    let mut product = Product { out, width, first, w, rows, bias, x };
+    product.fill_other_columns();
     match matrix.format() {
         BlockFormat::Q8_0 => run::<Q8_0>(product),
         BlockFormat::Q4_0 => run::<Q4_0>(product),

@@ -6,7 +6,7 @@ use super::columns::IntegerColumns;
 use super::formats::WeightFormat;
 use super::layout::LANES;
 
-/// The operands of `out += w x`.
+/// The operands of `out = w x + bias`.
 pub(super) struct Product<'a> {
     /// `[outputs, width]`
     pub out: &'a mut [f32],
@@ -17,6 +17,8 @@ pub(super) struct Product<'a> {
     pub w: &'a [u8],
     /// Rows of the whole matrix.
     pub rows: usize,
+    /// For each row of the whole matrix; none is 0.
+    pub bias: Option<&'a [f32]>,
     pub x: &'a IntegerColumns,
 }
 
@@ -43,6 +45,24 @@ impl Product<'_> {
         assert!(self.first + outputs <= self.rows && self.x.blocks().is_multiple_of(F::PARTS));
         assert!(self.w.len() == self.rows * self.row_bytes::<F>());
         assert!(self.x.all_columns() <= self.width);
+        assert!(self.bias.is_none_or(|bias| bias.len() == self.rows));
+    }
+
+    /// The bias of an output.
+    #[inline(always)]
+    pub fn bias(&self, output: usize) -> f32 {
+        self.bias.map_or(0.0, |bias| bias[self.first + output])
+    }
+
+    /// Writes the columns that no token has.
+    pub fn fill_other_columns(&mut self) {
+        let (columns, width) = (self.x.all_columns(), self.width);
+        if columns < width {
+            for output in 0..self.out.len() / width {
+                let bias = self.bias(output);
+                self.out[output * width..][columns..width].fill(bias);
+            }
+        }
     }
 
     /// Bytes of a row of weights.

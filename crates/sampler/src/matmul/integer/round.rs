@@ -3,14 +3,11 @@
 use hone_core::simd::SimdTask;
 
 use super::layout::{BLOCK, BLOCK_WORDS, ColumnGroup};
+use crate::simd_ops::{LEAST_MAGNITUDE, nearest};
 
 /// The greatest integer, 32512, with the bytes 127 and 0. As two signed bytes, those above 32639 would need an
 /// upper byte of 128.
 pub(super) const GREATEST: f32 = (127 << 8) as f32;
-
-/// If all activations of a block are smaller than this, they count as 0, because the reciprocal of their
-/// scale may not be finite.
-pub(super) const LEAST: f32 = 1e-30;
 
 /// Rounds the columns of a group.
 pub(super) struct RoundToPairs<'a>(pub ColumnGroup<'a>);
@@ -84,23 +81,13 @@ fn scales_and_factors<const C: usize>(rows: &[[f32; C]; BLOCK]) -> ([f32; C], [f
         let greatest = f32::from_bits(greatest[c]);
         // If a magnitude is infinite or NaN, so is the scale, and products with the block are infinite or
         // NaN.
-        if greatest < LEAST {
+        if greatest < LEAST_MAGNITUDE {
             (scales[c], factors[c]) = (0.0, 0.0);
         } else {
             (scales[c], factors[c]) = (greatest * (1.0 / GREATEST), GREATEST / greatest);
         }
     }
     (scales, factors)
-}
-
-/// The nearest integer to a number of at most 2^22, ties to even; the least integer for NaN, as the instruction
-/// of x86-64 returns.
-#[inline(always)]
-fn nearest(x: f32) -> i32 {
-    // 1.5 2^23: a sum with it has no bits after the point.
-    const POINT: f32 = 12_582_912.0;
-    let integer = (x + POINT).to_bits().wrapping_sub(POINT.to_bits()).cast_signed();
-    if x.is_nan() { i32::MIN } else { integer }
 }
 
 /// The lower 16 bits of two integers.

@@ -25,7 +25,12 @@ fn matrix(format: BlockFormat, (rows, columns): (usize, usize)) -> QuantizedMatr
     QuantizedMatrix::new(format, (rows, columns), blocks).unwrap()
 }
 
-/// The product of the rows from `first` on with `tokens` columns.
+/// The bias of an output.
+fn bias(output: usize) -> f32 {
+    0.5 + output as f32 / 4.0
+}
+
+/// The product of the rows from `first` on with `tokens` columns, and a bias.
 fn product(
     instructions: IntegerInstructions,
     matrix: &QuantizedMatrix,
@@ -33,9 +38,10 @@ fn product(
     x: TokenColumns<'_>,
 ) -> Vec<f32> {
     let mut integers = IntegerColumns::with(instructions);
-    integers.round(x, matrix.dims().1, 1);
-    let mut out = vec![0.5; outputs * x.width];
-    add_product(&mut out, x.width, (matrix, first), &integers);
+    integers.round(x, matrix.dims().1, (1, 1));
+    let mut out = vec![f32::NAN; outputs * x.width];
+    let bias: Vec<f32> = (0..matrix.dims().0).map(bias).collect();
+    super::product(&mut out, x.width, (matrix, first), Some(&bias), &integers);
     out
 }
 
@@ -63,8 +69,8 @@ fn products_are_those_of_the_dequantized_weights() {
                 let (o, c) = (i / tokens, i % tokens);
                 let terms =
                     (0..inner).map(|k| f64::from(w[o * inner + k]) * f64::from(x[k * tokens + c]));
-                let (sum, size) =
-                    terms.fold((0.5, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+                let (sum, size) = terms
+                    .fold((f64::from(bias(o)), 0.0), |(sum, size), x| (sum + x, size + x.abs()));
                 let error = (f64::from(*found) - sum).abs();
                 assert!(error < 2e-5 * size, "{format:?} {instructions:?} {o} {c}");
             }

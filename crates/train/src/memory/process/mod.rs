@@ -167,7 +167,7 @@ impl MemoryPlanner<'_> {
         let mut parts = self.held(&step);
         let mut add = |phase, part, bytes| parts.push(MemoryPart { part, phase, bytes });
         let (generation, staging) = (MemoryPhase::Generation, MemoryPhase::Staging);
-        let position = self.position_bytes();
+        let position = self.spec.cache_position_bytes(self.base.is_quantized);
         add(generation, "sampler cache", self.setup.cache_positions * position);
         let replicas = self.setup.replicas + self.setup.judge_replicas;
         add(generation, "conversations", replicas * self.conversation(tokens));
@@ -289,12 +289,6 @@ impl MemoryPlanner<'_> {
         TOKENIZER * self.setup.tokenizer_file
     }
 
-    /// Bytes of the keys and values of one position.
-    fn position_bytes(&self) -> usize {
-        let ModelSpec { num_layers, num_kv_heads, head_dim, .. } = self.spec;
-        2 * num_layers * num_kv_heads * head_dim * F32
-    }
-
     /// Copies of the model that a publication loads at once.
     fn staged_copies(&self) -> usize {
         let is_small = self.setup.weight_files <= SMALL;
@@ -308,7 +302,7 @@ impl MemoryPlanner<'_> {
         let tokens = tokens.min(self.context);
         let (hidden, inner, q, kv) = widths(self.spec);
         let mask = tokens * tokens * F32;
-        let cache = tokens.next_multiple_of(CACHE_BLOCK) * self.position_bytes();
+        let cache = tokens.next_multiple_of(CACHE_BLOCK) * self.spec.cache_position_bytes(false);
         // The residual stream, its norm and an output; and the larger of attention's values, before and
         // after the rotation, and the MLP's.
         let layer = (3 * hidden + (2 * (q + 2 * kv)).max(3 * inner)) * tokens * F32;

@@ -5,9 +5,9 @@ mod round;
 
 use std::arch::x86_64::{
     __m512, _MM_HINT_T1, _mm_prefetch, _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512,
-    _mm512_castsi512_ps, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_slli_epi32, _mm512_storeu_ps,
+    _mm512_cvtepi32_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_slli_epi32,
+    _mm512_storeu_epi32, _mm512_storeu_ps,
 };
 use std::ops::Range;
 
@@ -118,7 +118,7 @@ struct OutputTile<'a> {
 }
 
 impl OutputTile<'_> {
-    /// Adds the products to the outputs. The group has `C` columns.
+    /// Writes the products with the bias to the outputs. The group has `C` columns.
     ///
     /// # Safety
     /// As for [`run`]; the rows are within the matrix, and have as many blocks as the columns.
@@ -136,8 +136,13 @@ impl OutputTile<'_> {
                 self.sums::<F, C, U, false>()
             }
         };
+        let mut bias = [0.0; LANES];
+        if product.bias.is_some() {
+            let outputs = self.rows.lanes.clone().enumerate();
+            outputs.for_each(|(i, lane)| bias[lane] = product.bias(self.rows.at + i));
+        }
         let out = &mut product.out[self.rows.at * product.width + self.column..];
-        add(out, product.width, self.rows.lanes.clone(), &sums);
+        write(out, product.width, self.rows.lanes.clone(), &bias, &sums);
     }
 
     /// The products of a group of rows and a group of columns, `U` columns at a time. The sums of several
@@ -161,10 +166,13 @@ impl OutputTile<'_> {
             // SAFETY: the caller guarantees the blocks of the rows, and that the columns have as many. The
             // last pointers are at the ends of their memory. A prefetch accesses no memory, for any address.
             unsafe {
-                // The processor's own prefetching ends with each page of 4 KiB.
-                for line in (0..F::BYTES * blocks.rows).step_by(CACHE_LINE) {
-                    let ahead = blocks.first.wrapping_add(AHEAD + line);
-                    _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                // The processor's own prefetching ends with each page of 4 KiB. Later columns find the weights in a
+                // cache.
+                if self.column == 0 {
+                    for line in (0..F::BYTES * blocks.rows).step_by(CACHE_LINE) {
+                        let ahead = blocks.first.wrapping_add(AHEAD + line);
+                        _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                    }
                 }
                 let scales = F::scales(blocks);
                 for part in 0..F::PARTS {
@@ -272,35 +280,41 @@ unsafe fn add_split_part<F: IntegerFormat, const U: usize>(
     }
 }
 
-/// Adds the sums of some rows to `out`, whose first value is that of the first of these rows and the first
-/// column.
+/// Writes the sums of some rows and their biases to `out`, whose first value is that of the first of these rows
+/// and the first column.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn add<const C: usize>(out: &mut [f32], width: usize, lanes: Range<usize>, sums: &[__m512; C]) {
+fn write<const C: usize>(
+    out: &mut [f32],
+    width: usize,
+    lanes: Range<usize>,
+    bias: &[f32; LANES],
+    sums: &[__m512; C],
+) {
+    // SAFETY: the array has as many values as a vector.
+    let bias = unsafe { _mm512_loadu_ps(bias.as_ptr()) };
+    let sums = sums.map(|sum| _mm512_add_ps(bias, sum));
     if C == LANES {
         let mut columns = [_mm512_setzero_si512(); LANES];
         for (column, sum) in columns.iter_mut().zip(sums) {
-            *column = _mm512_castps_si512(*sum);
+            *column = _mm512_castps_si512(sum);
         }
         let rows = transpose_words(columns);
         for (out, row) in out.chunks_mut(width).zip(&rows[lanes]) {
             let out = &mut out[..LANES];
             // SAFETY: the slice has as many values as a vector.
-            unsafe {
-                let sum = _mm512_add_ps(_mm512_loadu_ps(out.as_ptr()), _mm512_castsi512_ps(*row));
-                _mm512_storeu_ps(out.as_mut_ptr(), sum);
-            }
+            unsafe { _mm512_storeu_epi32(out.as_mut_ptr().cast(), *row) };
         }
         return;
     }
     let mut columns = [[0.0_f32; LANES]; C];
     for (column, sum) in columns.iter_mut().zip(sums) {
         // SAFETY: the array has as many values as a vector.
-        unsafe { _mm512_storeu_ps(column.as_mut_ptr(), *sum) };
+        unsafe { _mm512_storeu_ps(column.as_mut_ptr(), sum) };
     }
     for (out, lane) in out.chunks_mut(width).zip(lanes) {
         for (out, column) in out.iter_mut().zip(&columns) {
-            *out += column[lane];
+            *out = column[lane];
         }
     }
 }

@@ -11,7 +11,8 @@ use std::arch::x86_64::{
 };
 
 use crate::matmul::integer::layout::{BLOCK, ColumnGroup, WORDS};
-use crate::matmul::integer::round::{GREATEST, LEAST};
+use crate::matmul::integer::round::GREATEST;
+use crate::simd_ops::LEAST_MAGNITUDE;
 
 /// Rounds the columns to bytes.
 ///
@@ -148,7 +149,7 @@ fn scale_and_factor(greatest: __m512i) -> (__m512, __m512) {
     // Not less than, which NaN is too. If a magnitude is infinite or NaN, so is the scale, and products with
     // the block are infinite or NaN.
     const NOT_LESS: i32 = std::arch::x86_64::_CMP_NLT_UQ;
-    let counts = _mm512_cmp_ps_mask::<NOT_LESS>(greatest, _mm512_set1_ps(LEAST));
+    let counts = _mm512_cmp_ps_mask::<NOT_LESS>(greatest, _mm512_set1_ps(LEAST_MAGNITUDE));
     let scale = _mm512_maskz_mul_ps(counts, greatest, _mm512_set1_ps(1.0 / GREATEST));
     let factor = _mm512_maskz_div_ps(counts, _mm512_set1_ps(GREATEST), greatest);
     (scale, factor)

@@ -41,6 +41,9 @@ pub(super) fn run<V: RowVectors, F: RowsFormat>(v: V, product: &mut Product<'_>)
         };
         for group in 0..x.groups() {
             let x = x.group(group);
+            let mut bias = [0.0; LANES];
+            let outputs = rows.lanes.clone().enumerate();
+            outputs.for_each(|(i, lane)| bias[lane] = product.bias(rows.at + i));
             let out = &mut product.out[rows.at * width + group * LANES..];
             let step = match x.columns {
                 6 => 3,
@@ -48,14 +51,14 @@ pub(super) fn run<V: RowVectors, F: RowsFormat>(v: V, product: &mut Product<'_>)
                 columns => columns.max(1),
             };
             for first in (0..x.columns).step_by(step) {
-                let tile = RowsTile { blocks, x, first, lanes: rows.lanes.clone() };
+                let tile = RowsTile { blocks, x, first, bias: &bias, lanes: rows.lanes.clone() };
                 let out = &mut out[first..];
                 match step {
-                    1 => tile.add::<V, F, 1, 1>(v, out, width),
-                    2 => tile.add::<V, F, 2, 2>(v, out, width),
-                    3 => tile.add::<V, F, 3, 3>(v, out, width),
-                    4 => tile.add::<V, F, 4, 4>(v, out, width),
-                    _ => tile.add::<V, F, LANES, 4>(v, out, width),
+                    1 => tile.write::<V, F, 1, 1>(v, out, width),
+                    2 => tile.write::<V, F, 2, 2>(v, out, width),
+                    3 => tile.write::<V, F, 3, 3>(v, out, width),
+                    4 => tile.write::<V, F, 4, 4>(v, out, width),
+                    _ => tile.write::<V, F, LANES, 4>(v, out, width),
                 }
             }
         }
@@ -86,24 +89,25 @@ struct RowsTile<'a> {
     x: IntegerGroup<'a>,
     /// The first column of the group.
     first: usize,
+    bias: &'a [f32; LANES],
     /// The rows that are computed.
     lanes: Range<usize>,
 }
 
 impl RowsTile<'_> {
-    /// Adds the products with `C` columns to `out`, whose first value is that of the first computed row and the
-    /// first column.
+    /// Writes the products with `C` columns and the bias to `out`, whose first value is that of the first computed
+    /// row and the first column.
     #[inline(always)]
-    fn add<V: RowVectors, F: RowsFormat, const C: usize, const U: usize>(
+    fn write<V: RowVectors, F: RowsFormat, const C: usize, const U: usize>(
         self,
         v: V,
         out: &mut [f32],
         width: usize,
     ) {
         let sums = self.sums::<V, F, C, U>(v);
-        for (out, lane) in out.chunks_mut(width).zip(self.lanes) {
+        for (out, lane) in out.chunks_mut(width).zip(self.lanes.clone()) {
             for (out, column) in out.iter_mut().zip(&sums) {
-                *out += column[lane];
+                *out = self.bias[lane] + column[lane];
             }
         }
     }
