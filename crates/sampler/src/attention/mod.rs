@@ -38,6 +38,8 @@ pub(crate) struct SequenceAttention<'a> {
     pub out: &'a mut [f32],
     /// `heads * dim`
     pub width: usize,
+    /// What the token sees that is computed next on this thread. Its first keys are fetched ahead of their use.
+    pub next: Option<KvView<'a>>,
     /// [`scratch_len`] values.
     pub scratch: &'a mut [f32],
 }
@@ -64,7 +66,7 @@ fn is_tiled(dim: usize) -> Option<pulp::x86::V4> {
 impl SequenceAttention<'_> {
     /// Computes all tokens.
     pub fn run(self) {
-        let Self { shape, layer, options, kv, q, stride, out, width, scratch } = self;
+        let Self { shape, layer, options, kv, q, stride, out, width, next, scratch } = self;
         let tokens = out.len() / width;
         #[cfg(target_arch = "x86_64")]
         if tokens > 1
@@ -96,9 +98,9 @@ impl SequenceAttention<'_> {
         }
         for (t, (q, out)) in q.chunks(stride).zip(out.chunks_exact_mut(width)).enumerate() {
             let kv = KvView { len: kv.len - (tokens - 1 - t), ..kv };
-            let (q, scratch) = (&q[..width], &mut *scratch);
-            TokenAttention { shape, layer, options, kv, heads: 0..shape.heads, q, out, scratch }
-                .run();
+            let (q, heads, scratch) = (&q[..width], 0..shape.heads, &mut *scratch);
+            let next = next.map(|kv| (kv, 0));
+            TokenAttention { shape, layer, options, kv, heads, q, out, next, scratch }.run();
         }
     }
 }
@@ -115,6 +117,8 @@ pub(crate) struct TokenAttention<'a> {
     pub q: &'a [f32],
     /// `[queries, dim]`
     pub out: &'a mut [f32],
+    /// What the token sees that is computed next on this thread, and its first head of keys.
+    pub next: Option<(KvView<'a>, usize)>,
     /// At least [`token_scratch_len`] values.
     pub scratch: &'a mut [f32],
 }
@@ -161,7 +165,7 @@ impl SimdTask for TokenAttention<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self { shape, layer, options, kv, heads: kv_heads, q, out, scratch } = self;
+        let Self { shape, layer, options, kv, heads: kv_heads, q, out, next, scratch } = self;
         let dim = shape.dim;
         let group = q.len() / dim / kv_heads.len();
         let visible = kv.visible(options.window);
@@ -170,6 +174,7 @@ impl SimdTask for TokenAttention<'_> {
         let (sums, buffers) = rest.split_at_mut(group * PARTIAL_SUMS * dim);
         let (buffers, inverses) = buffers.split_at_mut(PAGE_BLOCK * shape.part_len());
         let heads = q.chunks_exact(group * dim).zip(out.chunks_exact_mut(group * dim));
+        let last = kv_heads.end;
         for (head, (q, out)) in kv_heads.zip(heads) {
             let mut ahead = visible.clone().skip(PAGES_AHEAD);
             for (i, VisiblePage { page, from, to }) in visible.clone().enumerate() {
@@ -188,6 +193,13 @@ impl SimdTask for TokenAttention<'_> {
                     row[..from].fill(f32::NEG_INFINITY);
                     row[to..].fill(f32::NEG_INFINITY);
                     scores[g * width + i * PAGE..][..PAGE].copy_from_slice(&row);
+                }
+            }
+            // The next head's first keys have no page before them that fetches them.
+            let next = if head + 1 < last { Some((kv, head + 1)) } else { next };
+            if let Some((kv, head)) = next {
+                for page in kv.visible(options.window).take(PAGES_AHEAD) {
+                    shape.read(page.page, layer, head).0.prefetch();
                 }
             }
             for (weights, inverse) in scores.chunks_exact_mut(width).zip(inverses.iter_mut()) {
@@ -367,6 +379,7 @@ mod tests {
                         heads: 0..2,
                         q: &q,
                         out: &mut out,
+                        next: None,
                         scratch: &mut scratch,
                     });
                     out
@@ -395,8 +408,20 @@ mod tests {
             let mut out = vec![0.0; count * width];
             let (scratch, to) = (&mut scratch[..], &mut out[..]);
             let kv = KvView { pages, len: last };
-            SequenceAttention { shape, layer: 1, options, kv, q, stride, out: to, width, scratch }
-                .run();
+            let (layer, next) = (1, Some(kv));
+            SequenceAttention {
+                shape,
+                layer,
+                options,
+                kv,
+                q,
+                stride,
+                out: to,
+                width,
+                next,
+                scratch,
+            }
+            .run();
             out
         }
     }
@@ -428,12 +453,13 @@ mod tests {
                     let by_head = (0..heads).zip(last.chunks_exact(group * dim));
                     let by_head = by_head.flat_map(|(head, q)| {
                         let mut scratch = vec![f32::NAN; token_scratch_len(len - 1, group, dim)];
-                        let mut out = vec![0.0; q.len()];
+                        let mut to = vec![0.0; q.len()];
                         let (heads, scratch) = (head..head + 1, &mut scratch[..]);
-                        let (layer, to) = (1, &mut out[..]);
-                        TokenAttention { shape, layer, options, kv, heads, q, out: to, scratch }
+                        let (layer, out) = (1, &mut to[..]);
+                        let next = (head + 1 < shape.heads).then_some((kv, head + 1));
+                        TokenAttention { shape, layer, options, kv, heads, q, out, next, scratch }
                             .run();
-                        out
+                        to
                     });
                     assert_eq!(by_head.collect::<Vec<_>>(), single[(tokens - 1) * width..]);
                     assert!(single.iter().all(|x| x.is_finite()));

@@ -42,6 +42,7 @@ impl Decoder {
                     stride: qkv_width,
                     out,
                     width: q_width,
+                    next: (!after.is_empty()).then(|| tokens.view(row + run)),
                     scratch: &mut *scores,
                 }
                 .run();
@@ -82,7 +83,8 @@ impl Decoder {
                 let (row, head) = (i / shape.heads, i % shape.heads);
                 let q = &qkv[row * stride + head * width..][..width];
                 let (kv, heads, scratch) = (tokens.view(row), head..head + 1, &mut *scores);
-                TokenAttention { shape, layer, options, kv, heads, q, out, scratch }.run();
+                let next = (head + 1 < shape.heads).then_some((kv, head + 1));
+                TokenAttention { shape, layer, options, kv, heads, q, out, next, scratch }.run();
             }
         });
     }
