@@ -16,13 +16,10 @@ use hone_core::threads::pause_point;
 use hone_model::spec::AttentionOptions;
 
 use crate::kv_cache::{CacheShape, KvView, PAGE};
-use scores::{PARTIAL_SUMS, exponentiate, scale_and_cap};
+use scores::{PAGE_BLOCK, PARTIAL_SUMS, exponentiate, scale_and_cap};
 
 /// Pages by which keys are fetched ahead of their use. To compute one takes less time than to fetch it.
 const PAGES_AHEAD: usize = 3;
-
-/// Pages whose values stay in the first-level cache while several queries use them.
-const PAGE_BLOCK: usize = 4;
 
 /// All heads of consecutive tokens of one sequence.
 pub(crate) struct SequenceAttention<'a> {

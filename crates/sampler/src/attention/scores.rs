@@ -9,6 +9,9 @@ use crate::simd_ops::tanh;
 /// Independent partial sums, which hide the latency of multiply-add.
 pub(super) const PARTIAL_SUMS: usize = 4;
 
+/// Pages whose values stay in the first-level cache while several queries use them.
+pub(super) const PAGE_BLOCK: usize = 4;
+
 /// Applies the scale and the soft cap.
 #[inline(always)]
 pub(super) fn scale_and_cap(row: &mut [f32; PAGE], options: AttentionOptions) {

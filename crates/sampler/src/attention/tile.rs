@@ -15,8 +15,7 @@ use pulp::x86::V4;
 
 use hone_model::spec::AttentionOptions;
 
-use super::PAGE_BLOCK;
-use super::scores::{PARTIAL_SUMS, exponentiate, scale_and_cap};
+use super::scores::{PAGE_BLOCK, PARTIAL_SUMS, exponentiate, scale_and_cap};
 use crate::kv_cache::{CacheShape, PAGE, Page};
 
 /// Tokens of a tile. With more of them, their scores do not fit into the cache.
