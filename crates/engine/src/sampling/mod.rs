@@ -238,7 +238,7 @@ impl TokenSampler {
             mass = weigh(reported)?;
             permitted_mass = (mass.log - all).exp();
         }
-        let (id, _) = argmax(&self.logits)?;
+        let id = argmax(&self.logits)?;
         let logprob = log_probability(reported, id, mass);
         let top = if lists {
             self.list_candidates();
@@ -354,10 +354,9 @@ fn adjust(
     Ok(())
 }
 
-/// The token with the greatest logit, the lowest id among equals, and that logit.
-fn argmax(logits: &[f32]) -> Result<(TokenId, f32), SampleError> {
-    let max = greatest(logits)?;
-    Ok((position_of(logits, max).unwrap_or_default() as TokenId, max))
+/// The token with the greatest logit, the lowest id among equals.
+fn argmax(logits: &[f32]) -> Result<TokenId, SampleError> {
+    Ok(position_of(logits, greatest(logits)?).unwrap_or_default() as TokenId)
 }
 
 /// The greatest logit, which is finite.

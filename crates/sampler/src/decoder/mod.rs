@@ -338,16 +338,23 @@ impl Decoder {
             let part = outputs_of_part(count, (width, inner), split);
             // Parts that stay in a core's own cache until they are transposed into rows.
             let small = (HEAD_VALUES / width).next_multiple_of(COLUMN_BLOCK);
-            let part = if width < COLUMN_BLOCK { part } else { part.min(small) };
-            par_parts(out, (width, part), |start, out| {
+            let step = if width < COLUMN_BLOCK { part } else { part.min(small) };
+            let compute = |start: usize, out: &mut [f32]| -> Result<()> {
                 self.weights.head(out, first + start, x)?;
                 if let Some(cap) = self.weights.spec.final_softcap {
                     dispatch(Softcap { x: &mut *out, cap: cap as f32 });
                 }
                 // SAFETY: parts are of different tokens of the vocabulary.
                 unsafe { logits.write(first + start, out, width) };
-                Ok::<(), SamplerError>(())
-            })?;
+                Ok(())
+            };
+            if part >= count {
+                // One thread.
+                let mut steps = out.chunks_mut(step * width).enumerate();
+                steps.try_for_each(|(i, out)| compute(i * step, out))?;
+            } else {
+                par_parts(out, (width, step), compute)?;
+            }
         }
         Ok(())
     }
