@@ -19,8 +19,9 @@ pub const DONE: &str = "[DONE]";
 
 /// A comment, which clients ignore.
 const KEEP_ALIVE: &str = ": keep-alive\n\n";
-/// The largest number of updates that are sent together. Without a bound, all of an answer that was sampled before
-/// its client reads would be held as text, and no write would show that it is too slow.
+/// What is ready is sent after the update with which its parts reach this number; see [`parts_of`]. Without a bound,
+/// all of an answer that was sampled before its client reads would be held as text, and no write would show that it
+/// is too slow.
 const SENT_AT_ONCE: usize = 256;
 
 /// A response that sends whole events as they come, and a comment where none came for `keep_alive`, so that
@@ -91,7 +92,7 @@ async fn next_events(events: &mut impl RunEvents) -> (String, bool) {
                 Some(Err(error)) => end = Some(Err(error)),
                 None => end = Some(Ok(())),
             }
-            if end.is_none() && ready.count < SENT_AT_ONCE {
+            if end.is_none() && ready.parts < SENT_AT_ONCE {
                 next = events.run().next().now_or_never();
             }
         }
@@ -125,16 +126,17 @@ struct ReadyUpdates {
     /// Those of a choice become its events together, if `merges`.
     choices: Vec<Vec<ChoiceUpdate>>,
     merges: bool,
-    count: usize,
+    /// See [`parts_of`].
+    parts: usize,
 }
 
 impl ReadyUpdates {
     fn new(merges: bool) -> Self {
-        Self { choices: Vec::new(), merges, count: 0 }
+        Self { choices: Vec::new(), merges, parts: 0 }
     }
 
     fn add(&mut self, update: ChoiceUpdate) {
-        self.count += 1;
+        self.parts += parts_of(&update);
         let is_own = |own: &&mut Vec<ChoiceUpdate>| {
             own.first().is_some_and(|first| first.index == update.index)
         };
@@ -144,6 +146,12 @@ impl ReadyUpdates {
             None => self.choices.push(vec![update]),
         }
     }
+}
+
+/// The update itself and each log-probability, whose JSON takes up to about a hundred bytes each.
+fn parts_of(update: &ChoiceUpdate) -> usize {
+    let logprobs = update.tokens.iter().map(|token| 1 + token.top.len());
+    1 + logprobs.sum::<usize>()
 }
 
 fn some_events(text: String) -> Option<String> {

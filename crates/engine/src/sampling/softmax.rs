@@ -62,7 +62,13 @@ pub(super) fn sum_of_weights(logits: &[f32], max: f64, temperature: f64) -> f64 
 
 /// The weight of one token, with the bits of [`SoftmaxWeights::values`].
 pub(super) fn weight_of(logit: f32, max: f64, temperature: f64) -> f64 {
-    exp((f64::from(logit) - max) * (1.0 / temperature))
+    weight(logit, max, 1.0 / temperature)
+}
+
+/// The weight of a token; `inverse` is the reciprocal of the temperature.
+#[inline(always)]
+fn weight(logit: f32, max: f64, inverse: f64) -> f64 {
+    exp((f64::from(logit) - max) * inverse)
 }
 
 /// The greatest of logits without NaN; minus infinity if there are none.
@@ -115,7 +121,7 @@ impl SimdTask for SumTask<'_> {
         for logits in logits.chunks(BLOCK) {
             let mut values = [0.0; BLOCK];
             for (value, logit) in values.iter_mut().zip(logits) {
-                *value = exp((f64::from(*logit) - max) * inverse);
+                *value = weight(*logit, max, inverse);
             }
             total += sum_of_block(&values[..logits.len()]);
         }
@@ -152,7 +158,7 @@ impl SimdTask for WeighTask<'_> {
     fn run<const FUSED: bool>(self) {
         let Self { values, sums, logits, max, inverse } = self;
         for (value, logit) in values.iter_mut().zip(logits) {
-            *value = exp((f64::from(*logit) - max) * inverse);
+            *value = weight(*logit, max, inverse);
         }
         for (sum, values) in sums.iter_mut().zip(values.chunks(BLOCK)) {
             *sum = sum_of_block(values);

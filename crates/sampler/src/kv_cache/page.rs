@@ -12,10 +12,9 @@ use crate::simd_ops::RoundToIntegers;
 pub(crate) const PAGE: usize = 16;
 
 /// The type of the keys and values in a cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheType {
     /// Floats of 32 bits, as they were computed.
-    #[default]
     F32,
     /// Integers of 16 bits, with a scale for the key and one for the value of each position and head. The
     /// greatest of its values is 32767 times the scale, so a value changes by at most about 1 / 65534 of it.

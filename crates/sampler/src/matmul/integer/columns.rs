@@ -98,12 +98,12 @@ impl IntegerColumns {
         count: usize,
     ) -> impl Iterator<Item = ColumnGroup<'a>> {
         let Self { whole, last, blocks, .. } = *self;
+        let groups = 0..self.groups();
         let step = blocks.div_ceil(count.max(1)).max(1);
         let mut words = &mut self.words[..];
         let (mut scales, mut sums) = (&mut self.scales[..], &mut self.negative_sums[..]);
         let mut first_sums = &mut self.first_sums[..];
-        let groups = (0..self.whole + usize::from(self.last > 0))
-            .map(move |group| (group, if group < whole { LANES } else { last }));
+        let groups = groups.map(move |group| (group, if group < whole { LANES } else { last }));
         let ranges = groups.flat_map(move |(group, columns)| {
             (0..blocks).step_by(step).map(move |block| (group, columns, block))
         });

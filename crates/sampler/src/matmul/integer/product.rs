@@ -54,6 +54,17 @@ impl Product<'_> {
         self.bias.map_or(0.0, |bias| bias[self.first + output])
     }
 
+    /// The bias of each of some rows; 0 for those that are not computed.
+    #[inline(always)]
+    pub fn biases(&self, rows: &OutputRows) -> [f32; LANES] {
+        let mut biases = [0.0; LANES];
+        if let Some(bias) = self.bias {
+            let lanes = rows.lanes.clone();
+            biases[lanes.clone()].copy_from_slice(&bias[rows.start..][lanes]);
+        }
+        biases
+    }
+
     /// Writes the columns that no token has.
     pub fn fill_other_columns(&mut self) {
         let (columns, width) = (self.x.all_columns(), self.width);

@@ -88,9 +88,10 @@ pub(super) unsafe fn run<F: IntegerFormat>(mut product: Product<'_>) {
             rows: rows.rows,
             mask: (((1_u32 << rows.rows) - 1) & 0xffff) as u16,
         };
+        let bias = product.biases(&rows);
         for group in 0..product.x.groups() {
             let x = product.x.group(group);
-            let tile = OutputTile { blocks, rows: &rows, x, column: group * LANES };
+            let tile = OutputTile { blocks, rows: &rows, bias: &bias, x, column: group * LANES };
             // SAFETY: the check keeps all rows, blocks and columns within the operands.
             unsafe {
                 match x.columns {
@@ -112,6 +113,8 @@ pub(super) unsafe fn run<F: IntegerFormat>(mut product: Product<'_>) {
 struct OutputTile<'a> {
     blocks: RowBlocks,
     rows: &'a OutputRows,
+    /// The biases of the rows.
+    bias: &'a [f32; LANES],
     x: IntegerGroup<'a>,
     /// The first column.
     column: usize,
@@ -136,13 +139,8 @@ impl OutputTile<'_> {
                 self.sums::<F, C, U, false>()
             }
         };
-        let mut bias = [0.0; LANES];
-        if product.bias.is_some() {
-            let outputs = self.rows.lanes.clone().enumerate();
-            outputs.for_each(|(i, lane)| bias[lane] = product.bias(self.rows.at + i));
-        }
         let out = &mut product.out[self.rows.at * product.width + self.column..];
-        write(out, product.width, self.rows.lanes.clone(), &bias, &sums);
+        write(out, product.width, self.rows.lanes.clone(), self.bias, &sums);
     }
 
     /// The products of a group of rows and a group of columns, `U` columns at a time. The sums of several

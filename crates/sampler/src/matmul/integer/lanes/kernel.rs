@@ -39,11 +39,9 @@ pub(super) fn run<V: RowVectors, F: RowsFormat>(v: V, product: &mut Product<'_>)
             fill_rows::<F>(stored, rows.rows, &mut last_rows);
             last_rows.as_slice()
         };
+        let bias = product.biases(&rows);
         for group in 0..x.groups() {
             let x = x.group(group);
-            let mut bias = [0.0; LANES];
-            let outputs = rows.lanes.clone().enumerate();
-            outputs.for_each(|(i, lane)| bias[lane] = product.bias(rows.at + i));
             let out = &mut product.out[rows.at * width + group * LANES..];
             let step = match x.columns {
                 6 => 3,
