@@ -3,323 +3,89 @@
 //! Sums over positions run page by page. Pages are aligned to positions, so the order of a sum depends
 //! only on the token's position.
 
+mod operands;
 mod scores;
 #[cfg(target_arch = "x86_64")]
 mod tile;
+mod token;
 
-use std::ops::Range;
-
-use pulp::Arch;
-
-use hone_core::simd::{SimdTask, dispatch, mul_add};
+use hone_core::simd::dispatch;
 use hone_core::threads::pause_point;
-use hone_model::spec::AttentionOptions;
 
-use crate::kv_cache::{CacheShape, KvView, PAGE};
-use scores::{PAGE_BLOCK, PARTIAL_SUMS, exponentiate, scale_and_cap};
+pub(crate) use operands::SequenceAttention;
 
-/// Pages by which keys are fetched ahead of their use. To compute one takes less time than to fetch it.
-const PAGES_AHEAD: usize = 3;
-
-/// All heads of consecutive tokens of one sequence.
-pub(crate) struct SequenceAttention<'a> {
-    pub shape: CacheShape,
-    pub layer: usize,
-    pub options: AttentionOptions,
-    /// What the last token sees. Each token sees one position more than the one before.
-    pub kv: KvView<'a>,
-    /// The rotated queries: a row of `stride` values for each token, which begins with `[heads * dim]`.
-    pub q: &'a [f32],
-    pub stride: usize,
-    /// `[tokens, heads * dim]`
-    pub out: &'a mut [f32],
-    /// `heads * dim`
-    pub width: usize,
-    /// What the token sees that is computed next on this thread. Its first keys are fetched ahead of their use.
-    pub next: Option<KvView<'a>>,
-    /// [`scratch_len`] values.
-    pub scratch: &'a mut [f32],
-}
+use crate::kv_cache::{KvView, PAGE};
+use scores::{PAGE_BLOCK, PARTIAL_SUMS};
+use token::TokenAttention;
 
 /// Values of scratch for tokens up to `position`, where `group` query heads of `dim` dimensions share a kv
-/// head.
+/// head: scores, partial sums, the reciprocals of the weights' sums, and a block of pages.
 pub(crate) fn scratch_len(position: usize, group: usize, dim: usize) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if is_tiled(dim).is_some() {
-        return tile::scratch_len(position, group, dim);
-    }
-    token_scratch_len(position, group, dim)
+    let width = (position / PAGE + 1) * PAGE;
+    let queries = Kernel::new(dim).tokens() * group;
+    queries * (width + PARTIAL_SUMS * dim + 1) + PAGE_BLOCK * dim * PAGE
 }
 
-/// The proof that the processor can compute tiles of tokens, if heads of `dim` dimensions permit it.
-#[cfg(target_arch = "x86_64")]
-fn is_tiled(dim: usize) -> Option<pulp::x86::V4> {
-    match Arch::new() {
-        Arch::V4(token) if tile::is_supported(dim) => Some(token),
-        _ => None,
+/// How tokens are computed. Both kernels compute the same bits if the processor fuses multiply and add.
+#[derive(Clone, Copy)]
+enum Kernel {
+    /// Consecutive tokens together, with AVX-512, which the value proves.
+    #[cfg(target_arch = "x86_64")]
+    Tile(pulp::x86::V4),
+    /// One token at a time.
+    Token,
+}
+
+impl Kernel {
+    /// The kernel for heads of `dim` dimensions.
+    fn new(dim: usize) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if let pulp::Arch::V4(proof) = pulp::Arch::new()
+            && tile::is_supported(dim)
+        {
+            return Self::Tile(proof);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = dim;
+        Self::Token
+    }
+
+    /// Tokens that it computes together.
+    fn tokens(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Tile(_) => tile::TILE,
+            Self::Token => 1,
+        }
+    }
+
+    fn run(self, operands: SequenceAttention<'_>) {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Tile(proof) => operands.run_tile(proof),
+            Self::Token => dispatch(TokenAttention(operands)),
+        }
     }
 }
 
 impl SequenceAttention<'_> {
     /// Computes all tokens.
     pub fn run(self) {
-        let Self { shape, layer, options, kv, q, stride, out, width, next, scratch } = self;
-        let tokens = out.len() / width;
-        #[cfg(target_arch = "x86_64")]
-        if tokens > 1
-            && let Some(token) = is_tiled(shape.dim)
-        {
-            let tiles = q.chunks(tile::TILE * stride).zip(out.chunks_mut(tile::TILE * width));
-            let mut done = 0;
-            for (q, out) in tiles {
-                let count = out.len() / width;
-                done += count;
-                let (pages, len) = (kv.pages, kv.len - (tokens - done));
-                let scratch = &mut *scratch;
-                let tile = tile::AttentionTile {
-                    shape,
-                    layer,
-                    options,
-                    pages,
-                    len,
-                    tokens: count,
-                    q,
-                    stride,
-                    out,
-                    scratch,
-                };
-                tile.run(token);
-                pause_point();
-            }
-            return;
-        }
-        for (t, (q, out)) in q.chunks(stride).zip(out.chunks_exact_mut(width)).enumerate() {
-            let kv = KvView { len: kv.len - (tokens - 1 - t), ..kv };
-            let (q, heads, scratch) = (&q[..width], 0..shape.heads, &mut *scratch);
-            let next = next.map(|kv| (kv, 0));
-            TokenAttention { shape, layer, options, kv, heads, q, out, next, scratch }.run();
+        let kernel = Kernel::new(self.shape.dim);
+        self.run_with(kernel);
+    }
+
+    fn run_with(self, kernel: Kernel) {
+        let (mut rest, count) = (self.tokens(), kernel.tokens());
+        let Self { kv, q, stride, out, width, scratch, ref heads, .. } = self;
+        for (q, out) in q.chunks(count * stride).zip(out.chunks_mut(count * width)) {
+            rest -= out.len() / width;
+            let kv = KvView { len: kv.len - rest, ..kv };
+            let (heads, scratch) = (heads.clone(), &mut *scratch);
+            kernel.run(SequenceAttention { kv, q, out, heads, scratch, ..self });
+            pause_point();
         }
     }
-}
-
-/// Some heads of one token.
-pub(crate) struct TokenAttention<'a> {
-    pub shape: CacheShape,
-    pub layer: usize,
-    pub options: AttentionOptions,
-    pub kv: KvView<'a>,
-    /// The heads of keys and values.
-    pub heads: Range<usize>,
-    /// The rotated queries that use these heads, `[queries, dim]`.
-    pub q: &'a [f32],
-    /// `[queries, dim]`
-    pub out: &'a mut [f32],
-    /// What the token sees that is computed next on this thread, and its first head of keys.
-    pub next: Option<(KvView<'a>, usize)>,
-    /// At least [`token_scratch_len`] values.
-    pub scratch: &'a mut [f32],
-}
-
-impl TokenAttention<'_> {
-    /// Computes the heads.
-    pub fn run(self) {
-        dispatch(self);
-        pause_point();
-    }
-}
-
-/// Values of scratch for a token at `position`, where `group` query heads of `dim` dimensions share a kv head:
-/// scores, partial sums, a block of pages, and the reciprocals of the weights' sums.
-pub(crate) fn token_scratch_len(position: usize, group: usize, dim: usize) -> usize {
-    let width = (position / PAGE + 1) * PAGE;
-    group * (width + PARTIAL_SUMS * dim + 1) + PAGE_BLOCK * dim * PAGE
-}
-
-/// A page, or the values of a head in a page, that the query attends to in the slots `from..to`.
-#[derive(Clone, Copy, Default)]
-struct VisiblePage<'a> {
-    page: &'a [f32],
-    from: usize,
-    to: usize,
-}
-
-impl<'a> KvView<'a> {
-    /// The pages with a visible position, in order.
-    #[inline(always)]
-    fn visible(self, window: Option<usize>) -> impl Iterator<Item = VisiblePage<'a>> + Clone {
-        let len = self.len;
-        let first = window.map_or(0, |window| len.saturating_sub(window));
-        let first_page = first / PAGE;
-        let pages = &self.pages[first_page..len.div_ceil(PAGE)];
-        pages.iter().enumerate().map(move |(i, page)| {
-            let start = (first_page + i) * PAGE;
-            VisiblePage { page, from: first.saturating_sub(start), to: (len - start).min(PAGE) }
-        })
-    }
-}
-
-impl SimdTask for TokenAttention<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run<const FUSED: bool>(self) {
-        let Self { shape, layer, options, kv, heads: kv_heads, q, out, next, scratch } = self;
-        let dim = shape.dim;
-        let group = q.len() / dim / kv_heads.len();
-        let visible = kv.visible(options.window);
-        let width = visible.clone().count() * PAGE;
-        let (scores, rest) = scratch.split_at_mut(group * width);
-        let (sums, buffers) = rest.split_at_mut(group * PARTIAL_SUMS * dim);
-        let (buffers, inverses) = buffers.split_at_mut(PAGE_BLOCK * shape.part_len());
-        let heads = q.chunks_exact(group * dim).zip(out.chunks_exact_mut(group * dim));
-        let last = kv_heads.end;
-        for (head, (q, out)) in kv_heads.zip(heads) {
-            let mut ahead = visible.clone().skip(PAGES_AHEAD);
-            for (i, VisiblePage { page, from, to }) in visible.clone().enumerate() {
-                let (keys, values) = shape.read(page, layer, head);
-                // Pages are far apart, so the processor does not recognize the access pattern. Values are used
-                // after all keys.
-                values.prefetch();
-                if let Some(next) = ahead.next() {
-                    shape.read(next.page, layer, head).0.prefetch();
-                }
-                let unscaled = keys.unscaled(&mut buffers[..shape.part_len()]);
-                for (g, q) in q.chunks_exact(dim).enumerate() {
-                    let mut row = dot_products::<FUSED>(q, unscaled);
-                    keys.scale(&mut row);
-                    scale_and_cap(&mut row, options);
-                    row[..from].fill(f32::NEG_INFINITY);
-                    row[to..].fill(f32::NEG_INFINITY);
-                    scores[g * width + i * PAGE..][..PAGE].copy_from_slice(&row);
-                }
-            }
-            // The next head's first keys have no page before them that fetches them.
-            let next = if head + 1 < last { Some((kv, head + 1)) } else { next };
-            if let Some((kv, head)) = next {
-                for page in kv.visible(options.window).take(PAGES_AHEAD) {
-                    shape.read(page.page, layer, head).0.prefetch();
-                }
-            }
-            for (weights, inverse) in scores.chunks_exact_mut(width).zip(inverses.iter_mut()) {
-                *inverse = 1.0 / exponentiate(weights);
-            }
-            sums.fill(0.0);
-            let mut pages = visible.clone();
-            // Values stay in the first-level cache while all queries use them.
-            for first in (0..width).step_by(PAGE_BLOCK * PAGE) {
-                let mut block = [VisiblePage::default(); PAGE_BLOCK];
-                let slots = block.iter_mut().zip(buffers.chunks_exact_mut(shape.part_len()));
-                for (i, ((slot, buffer), page)) in slots.zip(pages.by_ref()).enumerate() {
-                    let (_, values) = shape.read(page.page, layer, head);
-                    for weights in scores.chunks_exact_mut(width) {
-                        let row = weights[first + i * PAGE..].first_chunk_mut();
-                        row.into_iter().for_each(|row| values.scale(row));
-                    }
-                    *slot = VisiblePage { page: values.unscaled(buffer), ..page };
-                }
-                let rows =
-                    scores.chunks_exact(width).zip(sums.chunks_exact_mut(PARTIAL_SUMS * dim));
-                for (weights, sums) in rows {
-                    add_weighted::<FUSED>(sums, &weights[first..], &block);
-                }
-            }
-            let sums = sums.chunks_exact(PARTIAL_SUMS * dim).zip(&*inverses);
-            for (out, (sums, inverse)) in out.chunks_exact_mut(dim).zip(sums) {
-                let (left, right) = sums.split_at(2 * dim);
-                let pairs = |sums: &[f32], i: usize| sums[i] + sums[dim + i];
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out = (pairs(left, i) + pairs(right, i)) * inverse;
-                }
-            }
-        }
-    }
-}
-
-/// `sums += factor * values`
-#[inline(always)]
-fn add<const FUSED: bool, const W: usize>(sums: &mut [f32; W], factor: f32, values: &[f32]) {
-    // With a constant length, the sums stay in a register.
-    let Some(values) = values.first_chunk::<W>() else { return };
-    for (sum, value) in sums.iter_mut().zip(values) {
-        *sum = mul_add::<FUSED>(factor, *value, *sum);
-    }
-}
-
-/// The sum of the partial sums.
-#[inline(always)]
-fn total<const W: usize>([a, b, c, d]: [[f32; W]; PARTIAL_SUMS]) -> [f32; W] {
-    std::array::from_fn(|i| (a[i] + b[i]) + (c[i] + d[i]))
-}
-
-/// The dot products of a query and the keys `[dim, PAGE]` of a page.
-#[inline(always)]
-fn dot_products<const FUSED: bool>(q: &[f32], keys: &[f32]) -> [f32; PAGE] {
-    // Not a loop over the partial sums: those would be stored in memory.
-    let [mut a, mut b, mut c, mut d] = [[0.0_f32; PAGE]; PARTIAL_SUMS];
-    let mut q = q.chunks_exact(PARTIAL_SUMS);
-    let mut keys = keys.chunks_exact(PARTIAL_SUMS * PAGE);
-    for (q, keys) in q.by_ref().zip(keys.by_ref()) {
-        add::<FUSED, PAGE>(&mut a, q[0], keys);
-        add::<FUSED, PAGE>(&mut b, q[1], &keys[PAGE..]);
-        add::<FUSED, PAGE>(&mut c, q[2], &keys[2 * PAGE..]);
-        add::<FUSED, PAGE>(&mut d, q[3], &keys[3 * PAGE..]);
-    }
-    let rest = q.remainder().iter().zip(keys.remainder().chunks_exact(PAGE));
-    for (sums, (q, keys)) in [&mut a, &mut b, &mut c].into_iter().zip(rest) {
-        add::<FUSED, PAGE>(sums, *q, keys);
-    }
-    total([a, b, c, d])
-}
-
-/// Adds the values of a block of pages, times the weights, to the partial sums `[PARTIAL_SUMS, dim]`.
-#[inline(always)]
-fn add_weighted<const FUSED: bool>(sums: &mut [f32], weights: &[f32], block: &[VisiblePage<'_>]) {
-    let (dim, mut first) = (sums.len() / PARTIAL_SUMS, 0);
-    while first < dim {
-        first += match dim - first {
-            16.. => add_dimensions::<FUSED, 16>(sums, first, weights, block),
-            8.. => add_dimensions::<FUSED, 8>(sums, first, weights, block),
-            _ => add_dimensions::<FUSED, 2>(sums, first, weights, block),
-        };
-    }
-}
-
-/// [`add_weighted`] for the `W` dimensions from `first` on. Returns `W`.
-#[inline(always)]
-fn add_dimensions<const FUSED: bool, const W: usize>(
-    sums: &mut [f32],
-    first: usize,
-    weights: &[f32],
-    block: &[VisiblePage<'_>],
-) -> usize {
-    let dim = sums.len() / PARTIAL_SUMS;
-    let [mut a, mut b, mut c, mut d] = [[0.0_f32; W]; PARTIAL_SUMS];
-    for (i, part) in [&mut a, &mut b, &mut c, &mut d].into_iter().enumerate() {
-        part.copy_from_slice(&sums[i * dim + first..][..W]);
-    }
-    for (page, weights) in block.iter().zip(weights.chunks_exact(PAGE)) {
-        let value = |slot: usize| &page.page[slot * dim + first..];
-        // Unused slots may contain NaN or infinity, and 0 times these is not 0.
-        let first_slot = page.from / PARTIAL_SUMS * PARTIAL_SUMS;
-        for slot in (first_slot..page.to).step_by(PARTIAL_SUMS) {
-            let visible = |i: usize| slot + i >= page.from && slot + i < page.to;
-            if visible(0) {
-                add::<FUSED, W>(&mut a, weights[slot], value(slot));
-            }
-            if visible(1) {
-                add::<FUSED, W>(&mut b, weights[slot + 1], value(slot + 1));
-            }
-            if visible(2) {
-                add::<FUSED, W>(&mut c, weights[slot + 2], value(slot + 2));
-            }
-            if visible(3) {
-                add::<FUSED, W>(&mut d, weights[slot + 3], value(slot + 3));
-            }
-        }
-    }
-    for (i, part) in [a, b, c, d].into_iter().enumerate() {
-        sums[i * dim + first..][..W].copy_from_slice(&part);
-    }
-    W
 }
 
 #[cfg(test)]
@@ -328,7 +94,8 @@ mod tests {
     use hone_model::testing::waves;
 
     use super::*;
-    use crate::kv_cache::{CacheType, Page};
+    use crate::kv_cache::{CacheShape, CacheType, Page};
+    use hone_model::spec::AttentionOptions;
 
     const TYPES: [CacheType; 2] = [CacheType::F32, CacheType::I16];
 
@@ -366,65 +133,70 @@ mod tests {
             for (softcap, window) in [(None, None), (Some(2.0), None), (None, Some(21))] {
                 let options = AttentionOptions { scale: 0.2, softcap, window };
                 assert_same_bits_if_fused(|instructions| {
-                    let mut scratch = vec![0.0; token_scratch_len(38, 3, dim)];
+                    let mut scratch = vec![0.0; scratch_len(38, 3, dim)];
                     let mut out = vec![0.0; q.len()];
-                    instructions.run(TokenAttention {
+                    instructions.run(TokenAttention(SequenceAttention {
                         shape,
                         layer: 1,
                         options,
-                        kv,
                         heads: 0..2,
+                        kv,
                         q: &q,
+                        stride: q.len(),
                         out: &mut out,
+                        width: q.len(),
                         next: None,
                         scratch: &mut scratch,
-                    });
+                    }));
                     out
                 });
             }
         }
     }
 
-    /// Tokens of a sequence, with the queries of all heads.
+    /// Consecutive tokens of a sequence, of which the last sees `len` positions.
+    #[derive(Clone, Copy)]
     struct Tokens<'a> {
         shape: CacheShape,
         options: AttentionOptions,
         pages: &'a [Page],
+        len: usize,
+        /// A row of `stride` values for each token.
         q: &'a [f32],
         stride: usize,
+        /// Values of a row that are queries of `heads`.
         width: usize,
+        /// The first of the heads of keys, and the one after the last.
+        heads: [usize; 2],
     }
 
     impl Tokens<'_> {
-        /// Computes `count` tokens, of which the first sees `len` positions.
-        fn attend(&self, len: usize, count: usize) -> Vec<f32> {
-            let Self { shape, options, pages, q, stride, width } = *self;
-            let last = len + count - 1;
-            let group = width / shape.dim / shape.heads;
-            let mut scratch = vec![f32::NAN; scratch_len(last - 1, group, shape.dim)];
-            let mut out = vec![0.0; count * width];
-            let (scratch, to) = (&mut scratch[..], &mut out[..]);
-            let kv = KvView { pages, len: last };
-            let (layer, next) = (1, Some(kv));
+        fn attend(self, kernel: Kernel) -> Vec<f32> {
+            let Self { shape, options, pages, len, q, stride, width, heads: [first, end] } = self;
+            let group = width / shape.dim / (end - first);
+            let mut scratch = vec![f32::NAN; scratch_len(len - 1, group, shape.dim)];
+            let mut out = vec![0.0; q.len() / stride * width];
+            let kv = KvView { pages, len };
             SequenceAttention {
                 shape,
-                layer,
+                layer: 1,
                 options,
+                heads: first..end,
                 kv,
                 q,
                 stride,
-                out: to,
+                out: &mut out,
                 width,
-                next,
-                scratch,
+                next: Some((kv, 0)),
+                scratch: &mut scratch,
             }
-            .run();
+            .run_with(kernel);
             out
         }
     }
 
     #[test]
-    fn consecutive_tokens_have_the_bits_of_single_ones() {
+    fn both_kernels_compute_the_same_bits_in_one_run_token_by_token_and_head_by_head() {
         let shapes = [(16, 2, 3), (64, 1, 1), (32, 2, 5), (26, 1, 2)];
         for ((dim, heads, group), stored) in
             shapes.into_iter().flat_map(|shape| TYPES.map(|stored| (shape, stored)))
@@ -433,35 +205,32 @@ mod tests {
             let (width, stride) = (heads * group * dim, heads * group * dim + 7);
             for (len, tokens) in [(1_usize, 1), (9, 9), (17, 3), (48, 30), (200, 21), (130, 8)] {
                 let pages: Vec<_> = (0..len.div_ceil(PAGE)).map(|i| page(shape, i, len)).collect();
-                let kv = KvView { pages: &pages, len };
                 let q = waves(tokens * stride, 0.7);
                 for (softcap, window) in
                     [(None, None), (Some(2.0), None), (None, Some(21)), (None, Some(1))]
                 {
                     let options = AttentionOptions { scale: 0.2, softcap, window };
-                    let all = Tokens { shape, options, pages: &pages, q: &q, stride, width };
-                    let first = len - tokens + 1;
-                    let single: Vec<f32> = (0..tokens)
-                        .flat_map(|t| {
-                            Tokens { q: &q[t * stride..][..stride], ..all }.attend(first + t, 1)
-                        })
-                        .collect();
-                    let last = &q[(tokens - 1) * stride..][..width];
-                    let by_head = (0..heads).zip(last.chunks_exact(group * dim));
-                    let by_head = by_head.flat_map(|(head, q)| {
-                        let mut scratch = vec![f32::NAN; token_scratch_len(len - 1, group, dim)];
-                        let mut to = vec![0.0; q.len()];
-                        let (heads, scratch) = (head..head + 1, &mut scratch[..]);
-                        let (layer, out) = (1, &mut to[..]);
-                        let next = (head + 1 < shape.heads).then_some((kv, head + 1));
-                        TokenAttention { shape, layer, options, kv, heads, q, out, next, scratch }
-                            .run();
-                        to
-                    });
-                    assert_eq!(by_head.collect::<Vec<_>>(), single[(tokens - 1) * width..]);
-                    assert!(single.iter().all(|x| x.is_finite()));
-                    let all = all.attend(first, tokens);
-                    assert_eq!(all, single, "{stored:?} {dim} {len} {tokens} {window:?}");
+                    let (pages, q, heads) = (&pages[..], &q[..], [0, heads]);
+                    let all = Tokens { shape, options, pages, len, q, stride, width, heads };
+                    let expected = all.attend(Kernel::Token);
+                    assert!(expected.iter().all(|x| x.is_finite()));
+                    let case = format!("{stored:?} {dim} {len} {tokens} {softcap:?} {window:?}");
+                    let kernel = Kernel::new(dim);
+                    assert_eq!(all.attend(kernel), expected, "{case}");
+                    for (t, expected) in expected.chunks(width).enumerate() {
+                        let (len, q) = (len - (tokens - 1 - t), &q[t * stride..][..stride]);
+                        let token = Tokens { len, q, ..all };
+                        assert_eq!(token.attend(kernel), expected, "{case}: token {t}");
+                        for head in 0..shape.heads {
+                            let (width, heads) = (group * dim, [head, head + 1]);
+                            let q = &q[head * width..][..width];
+                            let one = Tokens { q, stride: width, width, heads, ..token };
+                            for kernel in [kernel, Kernel::Token] {
+                                let expected = &expected[head * width..][..width];
+                                assert_eq!(one.attend(kernel), expected, "{case}: head {head}");
+                            }
+                        }
+                    }
                 }
             }
         }
@@ -475,8 +244,9 @@ mod tests {
         let [exact, rounded] = TYPES.map(|stored| {
             let shape = CacheShape { layers: 2, heads: 1, dim, stored };
             let pages: Vec<_> = (0..len.div_ceil(PAGE)).map(|i| page(shape, i, len)).collect();
-            let (stride, width) = (3 * dim, 3 * dim);
-            Tokens { shape, options, pages: &pages, q: &q, stride, width }.attend(len, 1)
+            let (pages, q, stride, width) = (&pages[..], &q[..], 3 * dim, 3 * dim);
+            let heads = [0, 1];
+            Tokens { shape, options, pages, len, q, stride, width, heads }.attend(Kernel::new(dim))
         });
         let greatest = exact.iter().fold(0.0, |greatest: f32, x| greatest.max(x.abs()));
         let error = exact.iter().zip(&rounded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

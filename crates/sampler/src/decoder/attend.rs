@@ -1,7 +1,7 @@
 //! Attention of all rows of a pass, divided between threads.
 
 use super::{Decoder, PassRows, Scratch};
-use crate::attention::{SequenceAttention, TokenAttention, scratch_len, token_scratch_len};
+use crate::attention::{SequenceAttention, scratch_len};
 use crate::hot_team::for_each_pair;
 use crate::kv_cache::BatchMember;
 
@@ -37,12 +37,13 @@ impl Decoder {
                     shape,
                     layer,
                     options,
+                    heads: 0..shape.heads,
                     kv: tokens.view(row + run - 1),
                     q: &qkv[row * qkv_width..(row + run) * qkv_width],
                     stride: qkv_width,
                     out,
                     width: q_width,
-                    next: (!after.is_empty()).then(|| tokens.view(row + run)),
+                    next: (!after.is_empty()).then(|| (tokens.view(row + run), 0)),
                     scratch: &mut *scores,
                 }
                 .run();
@@ -72,7 +73,7 @@ impl Decoder {
         let group = queries / shape.heads;
         let (width, heads) = (group * shape.dim, rows * shape.heads);
         let stride = (queries + 2 * shape.heads) * shape.dim;
-        let scores = token_scratch_len(longest, group, shape.dim);
+        let scores = scratch_len(longest, group, shape.dim);
         scratch.reserve_scores(threads * scores);
         let options = self.weights.layers[layer].options;
         let part = heads.div_ceil(threads);
@@ -82,9 +83,21 @@ impl Decoder {
             for (i, out) in (i * part..).zip(out.chunks_exact_mut(width)) {
                 let (row, head) = (i / shape.heads, i % shape.heads);
                 let q = &qkv[row * stride + head * width..][..width];
-                let (kv, heads, scratch) = (tokens.view(row), head..head + 1, &mut *scores);
-                let next = (head + 1 < shape.heads).then_some((kv, head + 1));
-                TokenAttention { shape, layer, options, kv, heads, q, out, next, scratch }.run();
+                let kv = tokens.view(row);
+                SequenceAttention {
+                    shape,
+                    layer,
+                    options,
+                    heads: head..head + 1,
+                    kv,
+                    q,
+                    stride: width,
+                    out,
+                    width,
+                    next: (head + 1 < shape.heads).then_some((kv, head + 1)),
+                    scratch: &mut *scores,
+                }
+                .run();
             }
         });
     }

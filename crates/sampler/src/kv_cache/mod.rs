@@ -27,6 +27,7 @@ pub use pool::PagePool;
 pub use prefix_cache::WeightsId;
 pub(crate) use sequence::KvView;
 pub use sequence::{BatchMember, SequencePages};
+#[cfg(test)]
 pub(crate) use slab::Page;
 
 #[cfg(test)]

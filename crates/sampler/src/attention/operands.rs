@@ -1,0 +1,86 @@
+//! What attention reads and writes, and the pages that a token sees.
+
+use std::ops::Range;
+
+use hone_model::spec::AttentionOptions;
+
+use crate::kv_cache::{CacheShape, KvView, PAGE};
+
+/// Pages by which keys are fetched ahead of their use. To compute one takes less time than to fetch it.
+pub(super) const PAGES_AHEAD: usize = 3;
+
+/// Some heads of consecutive tokens of one sequence.
+pub(crate) struct SequenceAttention<'a> {
+    pub shape: CacheShape,
+    pub layer: usize,
+    pub options: AttentionOptions,
+    /// The heads of keys and values.
+    pub heads: Range<usize>,
+    /// What the last token sees. Each token sees one position more than the one before.
+    pub kv: KvView<'a>,
+    /// The rotated queries: a row of `stride` values for each token, which begins with the queries that use
+    /// these heads, `[queries, dim]`.
+    pub q: &'a [f32],
+    pub stride: usize,
+    /// `[tokens, queries * dim]`
+    pub out: &'a mut [f32],
+    /// `queries * dim`
+    pub width: usize,
+    /// What the token sees that is computed next on this thread, and its first head of keys. Its first keys
+    /// are fetched ahead of their use.
+    pub next: Option<(KvView<'a>, usize)>,
+    /// Values that the computation overwrites, as many as [`super::scratch_len`].
+    pub scratch: &'a mut [f32],
+}
+
+impl SequenceAttention<'_> {
+    /// The number of tokens.
+    #[inline(always)]
+    pub(super) fn tokens(&self) -> usize {
+        self.out.len() / self.width
+    }
+
+    /// Queries of a token that share a head of keys.
+    #[inline(always)]
+    pub(super) fn group(&self) -> usize {
+        self.width / self.shape.dim / self.heads.len()
+    }
+}
+
+/// A page, or the values of a head in a page, that the query attends to in the slots `from..to`.
+#[derive(Clone, Copy, Default)]
+pub(super) struct VisiblePage<'a> {
+    pub page: &'a [f32],
+    pub from: usize,
+    pub to: usize,
+}
+
+impl<'a> KvView<'a> {
+    /// The pages with a visible position, in order.
+    #[inline(always)]
+    pub(super) fn visible(
+        self,
+        window: Option<usize>,
+    ) -> impl Iterator<Item = VisiblePage<'a>> + Clone {
+        let len = self.len;
+        let first = window.map_or(0, |window| len.saturating_sub(window));
+        let first_page = first / PAGE;
+        let pages = &self.pages[first_page..len.div_ceil(PAGE)];
+        pages.iter().enumerate().map(move |(i, page)| {
+            let start = (first_page + i) * PAGE;
+            VisiblePage { page, from: first.saturating_sub(start), to: (len - start).min(PAGE) }
+        })
+    }
+    /// Starts to load the keys of head `head` that are used first: no page before them does it.
+    #[inline(always)]
+    pub(super) fn prefetch_first_keys(
+        self,
+        shape: CacheShape,
+        (layer, head): (usize, usize),
+        window: Option<usize>,
+    ) {
+        for page in self.visible(window).take(PAGES_AHEAD) {
+            shape.read(page.page, layer, head).0.prefetch();
+        }
+    }
+}
