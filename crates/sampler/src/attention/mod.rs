@@ -19,7 +19,8 @@ use scores::{PAGE_BLOCK, PARTIAL_SUMS};
 use token::TokenAttention;
 
 /// Values of scratch for tokens up to `position`, where `group` query heads of `dim` dimensions share a kv
-/// head: scores, partial sums, the reciprocals of the weights' sums, and a block of pages.
+/// head: for all tokens that are computed together their scores, partial sums, and the reciprocals of the weights'
+/// sums; and a block of pages.
 pub(crate) fn scratch_len(position: usize, group: usize, dim: usize) -> usize {
     let width = (position / PAGE + 1) * PAGE;
     let queries = Kernel::new(dim).tokens() * group;
@@ -91,11 +92,11 @@ impl SequenceAttention<'_> {
 #[cfg(test)]
 mod tests {
     use hone_core::testing::assert_same_bits_if_fused;
+    use hone_model::spec::AttentionOptions;
     use hone_model::testing::waves;
 
     use super::*;
     use crate::kv_cache::{CacheShape, CacheType, Page};
-    use hone_model::spec::AttentionOptions;
 
     const TYPES: [CacheType; 2] = [CacheType::F32, CacheType::I16];
 
