@@ -180,7 +180,8 @@ impl<T> ChunkPointer<T> {
     }
 }
 
-/// Calls `f` with the index of each chunk of `values` and the chunk, on the threads of the pool.
+/// Calls `f` with the index of each chunk of `values` and the chunk, on the threads of the pool. A single chunk is
+/// computed on this thread.
 ///
 /// # Panics
 /// If `chunk` is 0, or if `f` panics.
@@ -189,6 +190,9 @@ pub(crate) fn for_each_chunk<T: Send>(
     chunk: usize,
     f: impl Fn(usize, &mut [T]) + Sync,
 ) {
+    if (1..=chunk).contains(&values.len()) {
+        return f(0, values);
+    }
     let (len, all) = (values.len(), ChunkPointer(values.as_mut_ptr()));
     let body = |i: usize| {
         // SAFETY: the values are borrowed until the end of the loop, and each part is computed once.

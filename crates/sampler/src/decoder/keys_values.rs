@@ -71,14 +71,10 @@ impl Decoder {
                 parts.push((page, PageRows { position, qkv }));
             }
         }
-        let write_all = |_: usize, parts: &mut [(&mut [f32], PageRows<'_>)]| {
+        let part = if threads > 1 { 1 } else { parts.len().max(1) };
+        for_each_chunk(&mut parts, part, |_, parts| {
             parts.iter_mut().for_each(|(page, rows)| self.write_rows(layer, page, rows));
-        };
-        if threads > 1 {
-            for_each_chunk(&mut parts, 1, write_all);
-        } else {
-            write_all(0, &mut parts);
-        }
+        });
         Ok(())
     }
 
