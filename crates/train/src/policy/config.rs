@@ -66,7 +66,7 @@ impl Default for PolicyConfig {
             hold_seconds: 0,
             max_rejections: 3,
             parity_tolerance: 1e-3,
-            parity_tolerance_half: 2e-2,
+            parity_tolerance_half: 5e-2,
             probe_tokens: 16,
             gate: GateConfig::default(),
             canary: CanaryConfig::default(),
