@@ -46,16 +46,12 @@ impl Decoder {
             Ok(())
         };
         let part = members.len().div_ceil(threads).max(1);
-        if part >= members.len() {
-            members.iter_mut().zip(decoded.chunks_exact_mut(width)).try_for_each(write)?;
-        } else {
-            let error = FirstError::new();
-            for_each_pair((members, part), (decoded, part * width), |_, members, rows| {
-                let mut rows = members.iter_mut().zip(rows.chunks_exact_mut(width));
-                error.keep(rows.try_for_each(write));
-            });
-            error.into_result()?;
-        }
+        let error = FirstError::new();
+        for_each_pair((members, part), (decoded, part * width), |_, members, rows| {
+            let mut rows = members.iter_mut().zip(rows.chunks_exact_mut(width));
+            error.keep(rows.try_for_each(write));
+        });
+        error.into_result()?;
         let mut parts = Vec::new();
         for chunk in tokens.chunks.iter_mut() {
             let (prompt, others) = prompts.split_at_mut(chunk.tokens * width);

@@ -50,14 +50,10 @@ impl Bf16Columns {
         let rows = (inner / 2).div_ceil(threads.max(1)).max(PART_VALUES / (2 * width).max(1));
         let part = (rows * width).max(1);
         let values = &values[..inner * width];
-        if part >= self.words.len() {
-            dispatch(RoundPairs { words: &mut self.words, values, width });
-        } else {
-            for_each_chunk(&mut self.words, part, |i, words| {
-                let values = &values[2 * i * part..][..2 * words.len()];
-                dispatch(RoundPairs { words, values, width });
-            });
-        }
+        for_each_chunk(&mut self.words, part, |i, words| {
+            let values = &values[2 * i * part..][..2 * words.len()];
+            dispatch(RoundPairs { words, values, width });
+        });
         self
     }
 
