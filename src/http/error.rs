@@ -124,8 +124,17 @@ impl ApiError {
 
     /// 400 for a field whose prompt does not fit into the model's context.
     pub(super) fn too_long(param: &str, prompt: usize, context: usize) -> Self {
-        let message = EngineError::PromptTooLong { prompt, context }.to_string();
+        Self::too_large(param, EngineError::PromptTooLong { prompt, context }.to_string())
+    }
+
+    /// 400 for a field that is too large to be tokenized.
+    pub(super) fn too_large(param: &str, message: String) -> Self {
         Self::field(param, message).code(ErrorCode::ContextLengthExceeded)
+    }
+
+    /// The error with the status 422, for a body that is valid in itself.
+    pub(super) fn unprocessable(self) -> Self {
+        Self { status: StatusCode::UNPROCESSABLE_ENTITY, ..self }
     }
 
     /// 400 for a body that is not a JSON object.
@@ -230,8 +239,9 @@ impl ApiError {
         let message = format!(
             "idempotency_key is {key:?}: it was used for another target or another content"
         );
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, ErrorCode::IdempotencyKeyReused, message)
-            .param("idempotency_key")
+        Self::field("idempotency_key", message)
+            .code(ErrorCode::IdempotencyKeyReused)
+            .unprocessable()
     }
 
     /// 500. The message contains no internal detail; the log does.

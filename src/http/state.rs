@@ -65,7 +65,7 @@ pub struct AppState {
     pub config: Arc<ServerConfig>,
     /// Turns of conversations that may still be queued for the ledger.
     pub recent_turns: RecentTurns,
-    /// Places of long texts of `/tokenize` and `/detokenize`.
+    /// Places of long texts that are tokenized.
     pub tokenizing: TokenizerPlaces,
     /// API keys. They may be replaced while the server runs.
     pub keys: Arc<KeyRing>,

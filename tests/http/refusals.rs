@@ -84,10 +84,10 @@ async fn values_out_of_range_are_refused() {
     max_completion_tokens is -5: it must be a whole number from 1 to 4294967295 | max_completion_tokens | invalid_value
     max_tokens is 5: it must be absent, or equal to max_completion_tokens (6) | max_tokens | invalid_value
     seed is 1.5: it must be a whole number of 64 bits | seed | invalid_value
-    stop is "": it must be a string or a list of up to 4 strings, none empty | stop | invalid_value
-    stop is a list: it must be a string or a list of up to 4 strings, none empty | stop | invalid_value
-    stop is a list: it must be a string or a list of up to 4 strings, none empty | stop | invalid_value
-    stop is 5: it must be a string or a list of up to 4 strings, none empty | stop | invalid_value
+    stop is "": it must be a string or a list of up to 4 strings of 1 to 256 characters | stop | invalid_value
+    stop is a list: it must be a string or a list of up to 4 strings of 1 to 256 characters | stop | invalid_value
+    stop is a list: it must be a string or a list of up to 4 strings of 1 to 256 characters | stop | invalid_value
+    stop is 5: it must be a string or a list of up to 4 strings of 1 to 256 characters | stop | invalid_value
     logprobs is 5: it must be true or false | logprobs | invalid_value
     top_logprobs is 21: it must be a whole number from 0 to 20 | top_logprobs | invalid_value
     top_logprobs is 2: it must be absent unless logprobs is true | top_logprobs | invalid_value

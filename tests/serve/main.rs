@@ -15,6 +15,7 @@ use hone_engine::EngineBackend;
 
 mod abuse;
 mod backend;
+mod bounds;
 mod constraints;
 mod daemon;
 mod http;

@@ -81,6 +81,11 @@ pub enum Op {
 }
 
 impl Op {
+    /// Whether a client posted it.
+    pub(crate) fn is_feedback(&self) -> bool {
+        self.table() == "feedback"
+    }
+
     /// The policy version that the operation records.
     pub(crate) fn policy(&self) -> Option<&PolicyRecord> {
         match self {

@@ -102,8 +102,9 @@ pub async fn begin(
     let permit = admit(&state, &caller, &wanted)?;
     let format = tool_format(&state);
     let grammar = compile(&state.engine, conversation.grammar.as_ref()).await?;
+    let session = session_of(&metadata);
     let ChatPrompt { ids: prompt_ids, continues } =
-        chat_prompt(&state, &caller, &messages, &chat, session_of(&metadata)).await?;
+        chat_prompt(&state, &caller, fields.messages, &messages, &chat, session).await?;
     let longest = state.engine.info().context;
     if prompt_ids.len() >= longest {
         return Err(ApiError::too_long(fields.messages, prompt_ids.len(), longest));

@@ -15,6 +15,10 @@ pub(in crate::http) const MAX_CHOICES: i64 = 8;
 pub(super) const METADATA: (usize, usize, usize) = (16, 64, 512);
 /// OpenAI's limit of stop strings.
 pub(super) const MAX_STOP: usize = 4;
+/// Characters of a stop string. It is recorded with the request and compared at each token.
+const MAX_STOP_CHARS: usize = 256;
+/// Entries of `logit_bias`, which is recorded with the request and with each choice.
+pub(super) const MAX_BIASES: usize = 1024;
 /// OpenAI's limit of `top_logprobs`.
 pub(in crate::http) const MAX_TOP_LOGPROBS: i64 = 20;
 /// Most stop tokens of a request.
@@ -145,6 +149,7 @@ fn penalty_schema() -> Value {
 fn bias_schema() -> Value {
     json!({
         "type": "object",
+        "maxProperties": MAX_BIASES,
         "propertyNames": {"pattern": "^[0-9]{1,10}$"},
         "additionalProperties": {"type": ["number", "null"], "minimum": -100, "maximum": 100},
     })
@@ -156,8 +161,25 @@ pub(in crate::http) fn seed_schema() -> Value {
 }
 
 fn stop_schema() -> Value {
-    let text = json!({"type": "string", "minLength": 1});
+    let text = stop_text_schema();
     json!({"anyOf": [text, {"type": "array", "items": text, "maxItems": MAX_STOP}]})
+}
+
+/// The schema of one stop string.
+pub(in crate::http) fn stop_text_schema() -> Value {
+    json!({"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS})
+}
+
+/// What a list of up to `most` stop strings must be, for error messages.
+pub(in crate::http) fn stop_form(most: usize) -> String {
+    format!("a list of up to {most} strings of 1 to {MAX_STOP_CHARS} characters")
+}
+
+/// The stop strings in a list of up to `most`; `None` if it is no such list.
+pub(in crate::http) fn stop_texts(list: &[Value], most: usize) -> Option<Vec<String>> {
+    let is_valid = |text: &&str| (1..=MAX_STOP_CHARS).contains(&text.chars().count());
+    let text = |value: &Value| value.as_str().filter(is_valid).map(str::to_owned);
+    list.iter().map(text).collect::<Option<Vec<_>>>().filter(|texts| texts.len() <= most)
 }
 
 fn stop_tokens_schema() -> Value {

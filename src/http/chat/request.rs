@@ -10,7 +10,9 @@ use hone_core::types::{ChatOptions, ClientEndpoint, SamplingParams, TokenId};
 
 use super::constraint::RequestedGrammar;
 use super::conversation::{ConversationRequest, FieldNames};
-use super::fields::{FIELDS, MAX_STOP, MAX_STOP_TOKENS, METADATA};
+use super::fields::{
+    FIELDS, MAX_BIASES, MAX_STOP, MAX_STOP_TOKENS, METADATA, stop_form, stop_texts,
+};
 use super::{constraint, messages, tools};
 use crate::http::body::{Fields, invalid};
 use crate::http::error::ApiError;
@@ -158,6 +160,10 @@ pub(in crate::http) fn to_u32(value: Option<i64>) -> Option<u32> {
 
 fn logit_bias(fields: &Fields<'_>, vocab: usize) -> Result<BTreeMap<TokenId, f32>, ApiError> {
     let Some(map) = fields.object("logit_bias")? else { return Ok(BTreeMap::new()) };
+    if map.len() > MAX_BIASES {
+        let message = format!("logit_bias has {} entries: it may have {MAX_BIASES}", map.len());
+        return Err(ApiError::field("logit_bias", message));
+    }
     let inner = Fields::at("logit_bias", fields.get("logit_bias").unwrap_or(&Value::Null))?;
     let mut biases = BTreeMap::new();
     for name in map.keys() {
@@ -175,13 +181,10 @@ fn logit_bias(fields: &Fields<'_>, vocab: usize) -> Result<BTreeMap<TokenId, f32
 }
 
 pub(in crate::http) fn stop(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let allowed = format!("a string or a list of up to {MAX_STOP} strings, none empty");
-    let convert = |value: &Value| {
-        let texts: Option<Vec<String>> = match value {
-            Value::Array(list) => list.iter().map(|v| v.as_str().map(str::to_owned)).collect(),
-            other => other.as_str().map(|text| vec![text.to_owned()]),
-        };
-        texts.filter(|texts| texts.len() <= MAX_STOP && !texts.iter().any(String::is_empty))
+    let allowed = format!("a string or {}", stop_form(MAX_STOP));
+    let convert = |value: &Value| match value {
+        Value::Array(list) => stop_texts(list, MAX_STOP),
+        text => stop_texts(std::slice::from_ref(text), MAX_STOP),
     };
     Ok(fields.read("stop", allowed, convert)?.unwrap_or_default())
 }

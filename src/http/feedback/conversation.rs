@@ -3,23 +3,36 @@
 //! A turn with one completion is credited. Of several choices, those are credited with which a later
 //! request of the session continued ([`Continuation`]); the others were not part of the conversation.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use schemars::JsonSchema;
 use serde::Serialize;
+use tokio::sync::Mutex;
 
 use hone_core::types::{Continuation, Interaction, InteractionId, Sample, SampleOrigin};
 use hone_store::{FeedbackOutcome, Op, Store, StoreError};
 
 use super::posted::PostedFeedback;
 use super::rating;
-use super::recording::{Refusal, commit, prospect, reused};
+use super::recording::{Refusal, after_commit, commit, prospect, reused};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
 
 /// Largest number of turns of a conversation that one post can judge.
 const MAX_TURNS: usize = 1000;
+/// Turns that the pieces of one request can judge together. Each turn is a row of the ledger.
+const MAX_CREDITED: usize = 10_000;
+/// A turn counts once more for so many bytes of its comment, which each row has.
+const COMMENT_BYTES: usize = 512;
+
+/// The conversations that the pieces of one request judge. Each is read once.
+#[derive(Default)]
+pub(super) struct Sessions {
+    read: Mutex<BTreeMap<String, Arc<[CreditedTurn]>>>,
+    credited: AtomicUsize,
+}
 
 /// The response to feedback on a conversation.
 #[derive(Serialize, JsonSchema)]
@@ -39,38 +52,39 @@ pub(in crate::http) struct SessionFeedback {
     reason: Option<String>,
 }
 
-/// A turn of a conversation, with the completion that is credited.
+/// A turn of a conversation, with the completion that is credited, without their texts and tokens.
+#[derive(Clone)]
 struct CreditedTurn {
     interaction: Interaction,
     sample: Sample,
 }
 
 pub(super) async fn record(
-    state: &AppState,
+    state: &Arc<AppState>,
     posted: &PostedFeedback<'_>,
     name: &str,
     session: &str,
+    sessions: &Sessions,
 ) -> Result<(&'static str, SessionFeedback), Refusal> {
     let refuse = |reason: &str| {
         let message = format!("session_id is {session:?}: {reason}");
         Err(Refusal::Invalid(ApiError::field("session_id", message)))
     };
-    // The last turn may still be queued for the ledger.
-    state.store.flush().await?;
-    let (key, of) = (posted.caller.key_id.clone(), session.to_owned());
-    let requests = state.read_ledger(move |store| requests_of(store, key.as_deref(), &of)).await;
-    let requests = requests.map_err(Refusal::Failed)?;
-    if requests.is_empty() {
-        return Err(Refusal::Unknown(ApiError::no_such_session(session)));
-    }
-    if requests.len() > MAX_TURNS {
+    let turns = sessions.turns(state, posted.caller.key_id.as_deref(), session).await?;
+    let Some(turns) = turns else {
         return refuse(&format!(
             "it has more than {MAX_TURNS} turns, so judge each by completion_id"
         ));
+    };
+    let rows = turns.len() * (1 + posted.comment.map_or(0, str::len) / COMMENT_BYTES);
+    if sessions.credited.fetch_add(rows, Ordering::Relaxed) + rows > MAX_CREDITED {
+        return refuse(&format!(
+            "the request judges more than {MAX_CREDITED} turns, of which one counts once more for each \
+             {COMMENT_BYTES} bytes of its comment: post the others in further requests"
+        ));
     }
-    let turns = credited(requests);
     let mut entries = Vec::with_capacity(turns.len());
-    for CreditedTurn { interaction, sample } in &turns {
+    for CreditedTurn { interaction, sample } in turns.iter() {
         let route = state.routes.get(&interaction.route).map(Arc::as_ref);
         let entry = posted.entry(state, route, name, interaction, sample.choice);
         entries.push(entry.map_err(Refusal::Invalid)?);
@@ -88,12 +102,17 @@ pub(super) async fn record(
         _ => return Err(Refusal::Unknown(ApiError::no_such_session(session))),
     };
     tracing::debug!(session, name, turns = count, status, "feedback on a conversation");
-    if let (Some(entry), Some(turn), "recorded") = (last, turns.last(), status) {
-        // One opinion counts once. A session meets one version throughout a canary.
-        let route = state.routes.get(&turn.interaction.route).map(Arc::as_ref);
-        rating::rate(state, route, &entry, turn.sample.id);
-    }
-    let reason = untrained_turns(state, posted, name, &turns);
+    let raters: Vec<_> = turns.iter().map(|turn| posted.rater(&turn.interaction)).collect();
+    let part = name.to_owned();
+    let reason = after_commit(state, move |state| {
+        if let (Some(entry), Some(turn), "recorded") = (last, turns.last(), status) {
+            // One opinion counts once. A session meets one version throughout a canary.
+            let route = state.routes.get(&turn.interaction.route).map(Arc::as_ref);
+            rating::rate(state, route, &entry, turn.sample.id);
+        }
+        untrained_turns(state, &part, turns.iter().zip(&raters))
+    });
+    let reason = reason.await?;
     let answer = SessionFeedback {
         object: "feedback",
         status,
@@ -106,6 +125,35 @@ pub(super) async fn record(
     Ok((status, answer))
 }
 
+impl Sessions {
+    /// The credited turns of a session; `None` if it has too many.
+    async fn turns(
+        &self,
+        state: &AppState,
+        key: Option<&str>,
+        session: &str,
+    ) -> Result<Option<Arc<[CreditedTurn]>>, Refusal> {
+        let mut read = self.read.lock().await;
+        if let Some(known) = read.get(session) {
+            return Ok(Some(Arc::clone(known)));
+        }
+        // The last turn may still be queued for the ledger.
+        state.store.flush().await?;
+        let (key, of) = (key.map(str::to_owned), session.to_owned());
+        let requests = state.read_ledger(move |store| requests_of(store, key.as_deref(), &of));
+        let requests = requests.await.map_err(Refusal::Failed)?;
+        if requests.is_empty() {
+            return Err(Refusal::Unknown(ApiError::no_such_session(session)));
+        }
+        if requests.len() > MAX_TURNS {
+            return Ok(None);
+        }
+        let turns: Arc<[CreditedTurn]> = credited(requests).into();
+        read.insert(session.to_owned(), Arc::clone(&turns));
+        Ok(Some(turns))
+    }
+}
+
 /// The requests of a session with their served completions, in order; one more than [`MAX_TURNS`] if
 /// there are too many.
 fn requests_of(
@@ -116,9 +164,19 @@ fn requests_of(
     let mut requests = Vec::new();
     for id in store.turns_of(key, session, MAX_TURNS + 1)? {
         let Some(interaction) = store.interaction(id)? else { continue };
-        let mut served = store.samples_of(id)?;
-        served.retain(|sample| sample.origin == SampleOrigin::Served);
-        requests.push((interaction, served));
+        let interaction =
+            Interaction { messages: Vec::new(), prompt_ids: Vec::new(), ..interaction };
+        let served = store.samples_of(id)?.into_iter();
+        let served = served.filter(|sample| sample.origin == SampleOrigin::Served);
+        let without_tokens = |sample| Sample {
+            ids: Vec::new(),
+            logprobs: Vec::new(),
+            kept: Vec::new(),
+            forced: Vec::new(),
+            text: String::new(),
+            ..sample
+        };
+        requests.push((interaction, served.map(without_tokens).collect()));
     }
     Ok(requests)
 }
@@ -147,15 +205,13 @@ fn continued_choice(from: &Continuation) -> Option<(InteractionId, u32)> {
 }
 
 /// Why the last turn of a conversation is not trained on; `None` if any turn is.
-fn untrained_turns(
+fn untrained_turns<'a>(
     state: &AppState,
-    posted: &PostedFeedback<'_>,
     name: &str,
-    turns: &[CreditedTurn],
+    turns: impl Iterator<Item = (&'a CreditedTurn, &'a Option<String>)>,
 ) -> Option<String> {
     let mut last = None;
-    for CreditedTurn { interaction, sample } in turns {
-        let rater = posted.rater(interaction);
+    for (CreditedTurn { interaction, sample }, rater) in turns {
         last = Some(prospect(state, name, rater.as_deref(), interaction, sample)?);
     }
     last

@@ -8,16 +8,17 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use hone_core::types::{Interaction, InteractionId, Sample};
-use hone_store::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, Op};
+use hone_core::types::{Interaction, InteractionId, Sample, TokenId};
+use hone_store::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, Op, StoreError};
 
 use super::posted::PostedFeedback;
 use super::prospect::is_quarantined;
 use super::rating;
 use super::recording::{
-    Refusal, check_rater, commit, find_choice, find_interaction, prospect, reused,
+    Refusal, after_commit, check_rater, commit, find_choice, find_interaction, prospect, reused,
 };
 use crate::http::error::ApiError;
+use crate::http::generate::prompt::{TextSize, check_size, encode_apart};
 use crate::http::state::AppState;
 
 /// The response to a correction.
@@ -54,7 +55,7 @@ struct RatingProspect {
 
 /// Records a correction of one choice, with its rating if there is one.
 pub(super) async fn record(
-    state: &AppState,
+    state: &Arc<AppState>,
     posted: &PostedFeedback<'_>,
     text: &str,
     id: InteractionId,
@@ -72,10 +73,10 @@ pub(super) async fn record(
         );
         return Err(Refusal::Invalid(ApiError::field("completion_id", message)));
     }
-    let ids = state.engine.codec().answer(text).map_err(|error| Refusal::Failed(error.into()))?;
+    let ids = tokenize(state, text, &interaction).await?;
     let ids = ids.ok_or_else(|| Refusal::Invalid(posted.special_token()))?;
-    let route = state.routes.get(&interaction.route).map(Arc::as_ref);
-    let entry = |name| posted.entry(state, route, name, &interaction, choice);
+    let route = state.routes.get(&interaction.route).cloned();
+    let entry = |name| posted.entry(state, route.as_deref(), name, &interaction, choice);
     let rating = posted.name.map(entry).transpose().map_err(Refusal::Invalid)?;
     let unused = unused(state, &interaction, &sample, text, ids.len()).map(str::to_owned);
     let rater = posted.rater(&interaction);
@@ -98,34 +99,63 @@ pub(super) async fn record(
         _ => return Err(posted.unknown()),
     };
     tracing::debug!(completion_id, status, unused, "a correction");
-    if let Some(rating) = &rating
-        && status == "recorded"
-    {
-        rating::rate(state, route, rating, sample.id);
-    }
-    let reason = match unused {
-        None if !state.learning.enabled => Some("disabled".to_owned()),
-        None if is_quarantined(state, rater.as_deref())? => Some("quarantined".to_owned()),
-        other => other,
-    };
-    let rating_prospect = |rating: FeedbackEntry| {
-        let by = rating.key_id.as_deref();
-        let reason = prospect(state, &rating.name, by, &interaction, &sample);
-        let weight = route.and_then(|route| route.weight(&rating.name));
-        RatingProspect { name: rating.name, weight, trained: reason.is_none(), reason }
-    };
+    let (policy_version, weight) = (sample.version.0, state.learning.correction_weight);
+    let prospects = after_commit(state, move |state| {
+        let reason = match unused {
+            None if !state.learning.enabled => Some("disabled".to_owned()),
+            None if is_quarantined(state, rater.as_deref())? => Some("quarantined".to_owned()),
+            other => other,
+        };
+        let rating_prospect = |rating: FeedbackEntry| {
+            if status == "recorded" {
+                rating::rate(state, route.as_deref(), &rating, sample.id);
+            }
+            let by = rating.key_id.as_deref();
+            let reason = prospect(state, &rating.name, by, &interaction, &sample);
+            let weight = route.as_ref().and_then(|route| route.weight(&rating.name));
+            RatingProspect { name: rating.name, weight, trained: reason.is_none(), reason }
+        };
+        Ok::<_, StoreError>((reason, rating.map(rating_prospect)))
+    });
+    let (reason, rating) = prospects.await??;
     let answer = CorrectionFeedback {
         object: "feedback",
         status,
         completion_id,
         choice,
-        policy_version: sample.version.0,
-        weight: state.learning.correction_weight,
+        policy_version,
+        weight,
         trained: reason.is_none(),
         reason,
-        rating: rating.map(rating_prospect),
+        rating,
     };
     Ok((status, answer))
+}
+
+/// The tokens of a corrected text; `None` if it contains a special token. A text that is longer than the context
+/// of its prompt is refused: nothing could learn from it.
+async fn tokenize(
+    state: &AppState,
+    text: &str,
+    interaction: &Interaction,
+) -> Result<Option<Vec<TokenId>>, Refusal> {
+    let refuse = |error: ApiError| Refusal::Invalid(error.unprocessable());
+    check_size(state, "correction", TextSize::Bytes(text.len())).map_err(refuse)?;
+    let own = text.to_owned();
+    let ids =
+        encode_apart(state, move |codec| codec.answer(&own)).await.map_err(Refusal::Failed)?;
+    let (prompt, context) = (interaction.prompt_ids.len(), state.engine.info().context);
+    match ids.as_ref().map(Vec::len) {
+        Some(tokens) if prompt + tokens > context => {
+            let message = format!(
+                "correction has {tokens} tokens: it may have {}, because its prompt has {prompt} and the \
+                 model's context is {context}",
+                context.saturating_sub(prompt)
+            );
+            Err(refuse(ApiError::too_large("correction", message)))
+        }
+        _ => Ok(ids),
+    }
 }
 
 /// Why a corrected text of `tokens` tokens is never trained on; `None` if it waits for the trainer.

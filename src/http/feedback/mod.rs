@@ -30,11 +30,13 @@ use hone_core::types::{Interaction, InteractionId, SampleId};
 use hone_reward::Route;
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
-use self::conversation::SessionFeedback;
+use self::conversation::{SessionFeedback, Sessions};
 use self::correction::CorrectionFeedback;
 use self::pair::PairFeedback;
 use self::posted::{PostedFeedback, Target};
-use self::recording::{Refusal, check_rater, commit, find_interaction, prospect, reused};
+use self::recording::{
+    Refusal, after_commit, check_rater, commit, find_interaction, prospect, reused,
+};
 use super::auth::Caller;
 use super::error::ApiError;
 use super::state::AppState;
@@ -76,10 +78,12 @@ pub(super) struct CompletionFeedback {
 }
 
 /// Records one piece of feedback.
+/// `sessions` are those of the request.
 async fn record(
-    state: &AppState,
+    state: &Arc<AppState>,
     body: &Map<String, Value>,
     caller: Caller,
+    sessions: &Sessions,
 ) -> Result<FeedbackResponse, ApiError> {
     let recorded = if pair::is_pair(body) {
         let recorded = pair::record(state, body, &caller).await;
@@ -95,7 +99,8 @@ async fn record(
                     completion(state, &posted, name, id, choice).await
                 }
                 (Target::Session(session), _, Some(name)) => {
-                    let recorded = conversation::record(state, &posted, name, session).await;
+                    let recorded =
+                        conversation::record(state, &posted, name, session, sessions).await;
                     recorded.map(|(status, answer)| (status, FeedbackResponse::Session(answer)))
                 }
                 (_, _, None) => Err(Refusal::Invalid(posted.missing_name())),
@@ -116,7 +121,7 @@ async fn record(
 type Recorded = Result<(&'static str, FeedbackResponse), Refusal>;
 
 async fn completion(
-    state: &AppState,
+    state: &Arc<AppState>,
     posted: &PostedFeedback<'_>,
     name: &str,
     id: InteractionId,
@@ -126,8 +131,9 @@ async fn completion(
     let interaction = interaction.ok_or_else(|| posted.unknown())?;
     check_rater(&posted.caller, &interaction)?;
     let completion_id = interaction.completion_id();
-    let route = state.routes.get(&interaction.route).map(Arc::as_ref);
-    let entry = posted.entry(state, route, name, &interaction, choice).map_err(Refusal::Invalid)?;
+    let route = state.routes.get(&interaction.route).cloned();
+    let entry = posted.entry(state, route.as_deref(), name, &interaction, choice);
+    let entry = entry.map_err(Refusal::Invalid)?;
     let (status, sample) = match commit(state, Op::Feedback(Box::new(entry.clone()))).await? {
         FeedbackOutcome::Recorded(sample) => ("recorded", sample),
         FeedbackOutcome::Duplicate(sample) => ("duplicate", sample),
@@ -139,11 +145,13 @@ async fn completion(
         _ => return Err(posted.unknown()),
     };
     tracing::debug!(completion_id, name = entry.name, value = entry.value, status, "feedback");
-    if status == "recorded" {
-        rating::rate(state, route, &entry, sample);
-    }
-    let response = response(state, route, status, &interaction, &entry, sample);
-    Ok((status, FeedbackResponse::Completion(response)))
+    let response = after_commit(state, move |state| {
+        if status == "recorded" {
+            rating::rate(state, route.as_deref(), &entry, sample);
+        }
+        response(state, route.as_deref(), status, &interaction, &entry, sample)
+    });
+    Ok((status, FeedbackResponse::Completion(response.await?)))
 }
 
 /// Committed feedback is acknowledged even if its sample cannot be read back.

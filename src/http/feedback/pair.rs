@@ -19,7 +19,7 @@ use super::posted::{
     id_schema, rater,
 };
 use super::recording::{
-    Refusal, check_rater, commit, find_choice, find_interaction, prospect, reused,
+    Refusal, after_commit, check_rater, commit, find_choice, find_interaction, prospect, reused,
     unknown_completion,
 };
 use crate::http::auth::Caller;
@@ -74,7 +74,7 @@ pub(super) fn is_pair(body: &Map<String, Value>) -> bool {
 
 /// Records a preference.
 pub(super) async fn record(
-    state: &AppState,
+    state: &Arc<AppState>,
     body: &Map<String, Value>,
     caller: &Caller,
 ) -> Result<(&'static str, PairFeedback), Refusal> {
@@ -111,18 +111,25 @@ pub(super) async fn record(
         FeedbackOutcome::Reused => return Err(reused(key)),
         _ => return Err(Refusal::Failed(ApiError::internal())),
     };
-    let reason = [&chosen, &rejected]
-        .into_iter()
-        .find_map(|one| prospect(state, name, by.as_deref(), &one.interaction, &one.sample));
     tracing::debug!(name, status, "a preference");
+    let ids = [&chosen, &rejected].map(|one| one.interaction.completion_id());
+    let ([chosen_id, rejected_id], name) = (ids, name.to_owned());
+    let (chosen_choice, rejected_choice) = (chosen.choice, rejected.choice);
+    let part = name.clone();
+    let reason = after_commit(state, move |state| {
+        [&chosen, &rejected]
+            .into_iter()
+            .find_map(|one| prospect(state, &part, by.as_deref(), &one.interaction, &one.sample))
+    });
+    let reason = reason.await?;
     let answer = PairFeedback {
         object: "feedback",
         status,
-        chosen: chosen.interaction.completion_id(),
-        rejected: rejected.interaction.completion_id(),
-        chosen_choice: chosen.choice,
-        rejected_choice: rejected.choice,
-        name: name.to_owned(),
+        chosen: chosen_id,
+        rejected: rejected_id,
+        chosen_choice,
+        rejected_choice,
+        name,
         trained: reason.is_none(),
         reason,
     };

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use futures::future::join_all;
+use futures::stream::{self, StreamExt as _};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::conversation::Sessions;
 use super::{FeedbackResponse, record};
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields, JsonValue, List, invalid, object_schema};
@@ -21,6 +22,8 @@ use crate::http::state::AppState;
 
 /// Largest number of pieces in a list.
 const MAX_LIST: usize = 1000;
+/// Pieces of a list that are recorded at once. They share commits, and hold what they read from the ledger.
+const AT_ONCE: usize = 128;
 /// The field of a list in an object.
 const LIST: &str = "feedback";
 /// The fields of an object with a list.
@@ -56,7 +59,9 @@ pub async fn create(
             fields.list(LIST)?.ok_or_else(|| fields.missing(LIST, "a list"))?
         }
         Value::Object(map) => {
-            return Ok(Json(record(&state, map, caller).await?).into_response());
+            return Ok(
+                Json(record(&state, map, caller, &Sessions::default()).await?).into_response()
+            );
         }
         _ => {
             return Err(ApiError::body("the body must be a JSON object or a list of such objects"));
@@ -70,13 +75,23 @@ pub async fn create(
     // Completions that were just served are visible after this, so that the pieces wait for nothing but
     // their own commit, which they share.
     state.store.flush().await?;
-    let all = list.iter().enumerate().map(|(at, piece)| one(&state, &caller, at, piece));
-    Ok(Json(List::new(join_all(all).await.into_iter())).into_response())
+    let sessions = Sessions::default();
+    let pieces = list.iter().enumerate();
+    let all = pieces.map(|(at, piece)| one(&state, &caller, &sessions, at, piece));
+    let all: Vec<_> = all.collect();
+    let answers: Vec<_> = stream::iter(all).buffered(AT_ONCE).collect().await;
+    Ok(Json(List::new(answers.into_iter())).into_response())
 }
 
-async fn one(state: &AppState, caller: &Caller, at: usize, piece: &Value) -> ListedResponse {
+async fn one(
+    state: &Arc<AppState>,
+    caller: &Caller,
+    sessions: &Sessions,
+    at: usize,
+    piece: &Value,
+) -> ListedResponse {
     let result = match piece {
-        Value::Object(map) => record(state, map, caller.clone()).await,
+        Value::Object(map) => record(state, map, caller.clone(), sessions).await,
         other => Err(invalid(&format!("{LIST}[{at}]"), other, "an object")),
     };
     match result {

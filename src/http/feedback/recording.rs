@@ -1,5 +1,7 @@
 //! Steps that every kind of feedback shares: lookup, commit, and whether it will be trained on.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use hone_core::types::{Interaction, InteractionId, Sample, SampleOrigin};
@@ -87,12 +89,13 @@ pub(super) async fn find_choice(
 ) -> Result<Sample, Refusal> {
     let is_named =
         |sample: &Sample| sample.origin == SampleOrigin::Served && sample.choice == choice;
+    let look_up = || state.read_ledger(move |store| store.samples_of(id));
     let found = |samples: Vec<Sample>| samples.into_iter().find(is_named);
-    let mut sample = found(state.store.samples_of(id)?);
+    let mut sample = found(look_up().await.map_err(Refusal::Failed)?);
     if sample.is_none() {
         // Another choice of the completion may still be queued for the ledger.
         state.store.flush().await?;
-        sample = found(state.store.samples_of(id)?);
+        sample = found(look_up().await.map_err(Refusal::Failed)?);
     }
     sample.ok_or_else(|| {
         let message = format!("{name} is {choice}: the completion has no such choice");
@@ -109,7 +112,16 @@ pub(super) async fn commit(state: &AppState, op: Op) -> Result<FeedbackOutcome, 
     })
 }
 
-/// Why recorded feedback is not trained on. Committed feedback is acknowledged even if the ledger
+/// Does what follows a commit on a thread that may wait for the disk.
+pub(super) async fn after_commit<T: Send + 'static>(
+    state: &Arc<AppState>,
+    work: impl FnOnce(&AppState) -> T + Send + 'static,
+) -> Result<T, Refusal> {
+    let own = Arc::clone(state);
+    state.read_ledger(move |_| Ok(work(&own))).await.map_err(Refusal::Failed)
+}
+
+/// Why recorded feedback is not trained on. Reads the ledger, see [`after_commit`]. Committed feedback is acknowledged even if the ledger
 /// cannot be read.
 pub(super) fn prospect(
     state: &AppState,

@@ -19,7 +19,7 @@ use hone_core::types::{
 use hone_engine::Codec;
 use hone_store::{Op, Store, StoreError};
 
-use super::prompt::{encode, size, tokenize, tool_format};
+use super::prompt::{TextSize, encode, size, tokenize, tool_format};
 use super::recent_turns::{RecentTurns, TurnDigest};
 use crate::http::auth::Caller;
 use crate::http::chat::answer::{WholeMessage, recorded, recorded_form};
@@ -38,17 +38,18 @@ pub struct ChatPrompt {
     pub continues: Option<Continuation>,
 }
 
-/// The prompt of a conversation with the generation prompt. It begins with the recorded tokens of the last
-/// completion among the messages, if there is one.
+/// The prompt of a conversation, which the request has in `field`, with the generation prompt. It begins with
+/// the recorded tokens of the last completion among the messages, if there is one.
 pub async fn chat_prompt(
     state: &AppState,
     caller: &Caller,
+    field: &str,
     messages: &[Message],
     options: &ChatOptions,
     session: Option<&str>,
 ) -> Result<ChatPrompt, ApiError> {
     if !messages.iter().any(|message| message.role == Role::Assistant) {
-        let ids = tokenize(state, messages, options, true).await?;
+        let ids = tokenize(state, field, messages, options, true).await?;
         return Ok(ChatPrompt { ids, continues: None });
     }
     let history = Arc::new(History::of(caller.key_id.as_deref(), messages));
@@ -75,11 +76,11 @@ pub async fn chat_prompt(
             outcome = "options";
         } else {
             let known = [&was.prompt_ids[..], &turn.sample.ids].concat();
-            let (size, format) = (size(messages, options), tool_format(state));
+            let (size, format) = (TextSize::Bytes(size(messages, options)), tool_format(state));
             let (messages, options) = (messages.to_vec(), options.clone());
             let work =
                 move |codec: &Codec| codec.continued_chat(&known, &messages, &options, format);
-            let prompt = encode(state, size, work).await?;
+            let prompt = encode(state, field, size, work).await?;
             match prompt.kept {
                 Err(reason) => outcome = reason.as_str(),
                 Ok(kept) => {
@@ -93,7 +94,7 @@ pub async fn chat_prompt(
     state.metrics.http_continued_prompts.with_label_values(&[outcome]).inc();
     let ids = match ids {
         Some(ids) => ids,
-        None => tokenize(state, messages, options, true).await?,
+        None => tokenize(state, field, messages, options, true).await?,
     };
     let from = turn.map(|turn| (turn.interaction, turn.sample.choice));
     let is_edited = edited.is_some();

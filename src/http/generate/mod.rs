@@ -3,8 +3,8 @@
 //! `admit` checks limits before any work. `prompt` makes a prompt's tokens and its record, and decides whether it is kept;
 //! `continuation` lets a conversation go on from recorded tokens. `run` samples the
 //! choices (each a `choice`, `reading` its tokens in time) and records them; `types` has what it takes and returns. `sse` sends events,
-//! `models` has the names of the served model, `tokenize` encodes and decodes texts, of which `tokenizer_places`
-//! bounds the long ones.
+//! `models` has the names of the served model, `tokenize` encodes and decodes texts, and `tokenizer_places` bounds
+//! how many long ones are computed at once, for every endpoint.
 //! `text` is the endpoint of text completions.
 //!
 //! Each choice is a separate generation of exactly one policy version. The choices of one request

@@ -10,37 +10,61 @@ use hone_core::types::{
 };
 use hone_engine::{Codec, EngineError, ToolFormat};
 
-use super::tokenizer_places::INLINE_BYTES;
 use crate::http::auth::Caller;
 use crate::http::body::invalid;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
+
+/// Bytes of texts, or ids of a list, that a request may have for each token of the model's context. A usual text
+/// has about four bytes a token, so four times the context can be counted.
+const SIZE_PER_TOKEN: usize = 16;
+/// What a request may have whatever the context is.
+const LEAST_SIZE: usize = 64 << 10;
+/// Bytes of texts that are tokenized on the thread of the request: this takes about a millisecond.
+const INLINE_SIZE: usize = 1 << 10;
+/// Bytes that count for each message and each call beside their texts. A chat template marks them with several
+/// tokens.
+const MARKS: usize = 16;
+
+/// What a request gives to the tokenizer.
+#[derive(Clone, Copy)]
+pub enum TextSize {
+    /// Bytes of texts.
+    Bytes(usize),
+    /// Token ids.
+    Ids(usize),
+}
 
 /// How the model writes calls of functions.
 pub fn tool_format(state: &AppState) -> ToolFormat {
     state.config.tool_format.or(state.engine.codec().tool_format())
 }
 
-/// The tokens of a conversation; `generate` adds the generation prompt.
+/// The tokens of a conversation, which the request has in `field`; `generate` adds the generation prompt.
 pub async fn tokenize(
     state: &AppState,
+    field: &str,
     messages: &[Message],
     options: &ChatOptions,
     generate: bool,
 ) -> Result<Vec<TokenId>, ApiError> {
     let size = size(messages, options);
     let (messages, options, format) = (messages.to_vec(), options.clone(), tool_format(state));
-    encode(state, size, move |codec| codec.chat(&messages, &options, format, generate)).await
+    let work = move |codec: &Codec| codec.chat(&messages, &options, format, generate);
+    encode(state, field, TextSize::Bytes(size), work).await
 }
 
-/// The length in bytes of what a chat template may write: texts, names, reasoning, calls, functions and
-/// variables.
+/// The length in bytes of what a chat template may write: texts, names, reasoning, calls, ids, functions,
+/// variables and the marks of messages.
 pub fn size(messages: &[Message], options: &ChatOptions) -> usize {
     let length = |text: &Option<String>| text.as_ref().map_or(0, String::len);
     let said = messages.iter().map(|message| {
-        let calls = message.tool_calls.iter().map(|call| call.name.len() + call.arguments.len());
-        message.content.len()
+        let calls = message.tool_calls.iter();
+        let calls = calls.map(|c| MARKS + c.id.len() + c.name.len() + c.arguments.len());
+        MARKS
+            + message.content.len()
             + length(&message.name)
+            + length(&message.tool_call_id)
             + length(&message.reasoning)
             + calls.sum::<usize>()
     });
@@ -53,19 +77,44 @@ pub fn size(messages: &[Message], options: &ChatOptions) -> usize {
     said.sum::<usize>() + functions.sum::<usize>() + variables.sum::<usize>()
 }
 
-/// Runs `work`, whose texts have `size` bytes together, where it delays no other request.
+/// Runs `work` on texts of this size, which the request has in `field`, where it delays no other request.
+/// Every text of a client that becomes tokens passes here or [`encode_apart`].
 pub async fn encode<T: Send + 'static>(
     state: &AppState,
-    size: usize,
+    field: &str,
+    size: TextSize,
     work: impl FnOnce(&Codec) -> Result<T, EngineError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let codec = state.engine.codec();
-    if size <= INLINE_BYTES {
-        return Ok(work(codec)?);
+    check_size(state, field, size)?;
+    match size {
+        TextSize::Bytes(..=INLINE_SIZE) | TextSize::Ids(..=INLINE_SIZE) => {
+            Ok(work(state.engine.codec())?)
+        }
+        _ => encode_apart(state, work).await,
     }
-    let codec = codec.clone();
-    let done = tokio::task::spawn_blocking(move || work(&codec)).await;
+}
+
+/// [`encode`] for texts that were measured before, however short they are: a list may have many of them.
+pub async fn encode_apart<T: Send + 'static>(
+    state: &AppState,
+    work: impl FnOnce(&Codec) -> Result<T, EngineError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let codec = state.engine.codec().clone();
+    let done = state.tokenizing.run(move || work(&codec)).await;
     Ok(done.map_err(|error| ApiError::logged("the tokenizer panicked", &error))??)
+}
+
+/// Refuses a field that has much more than a usual prompt of the model can have, before any work on it.
+pub fn check_size(state: &AppState, field: &str, size: TextSize) -> Result<(), ApiError> {
+    let most = state.engine.info().context.saturating_mul(SIZE_PER_TOKEN).max(LEAST_SIZE);
+    let (size, unit) = match size {
+        TextSize::Bytes(size) => (size, "bytes"),
+        TextSize::Ids(size) => (size, "ids"),
+    };
+    if size <= most {
+        return Ok(());
+    }
+    Err(ApiError::too_large(field, format!("{field} has {size} {unit}: it may have {most}")))
 }
 
 /// The token ids in a list at `path` of a body, each below `vocab`.

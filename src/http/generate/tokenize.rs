@@ -1,8 +1,5 @@
 //! `POST /tokenize` and `POST /detokenize`, as in vLLM: texts to token ids and back, without sampling.
 //! Nothing is recorded.
-//!
-//! No engine slot bounds these requests, and a tokenizer needs about 70 bytes of memory for each byte of a
-//! text. So a text has a maximum length, and few long ones are computed at once.
 
 use std::sync::Arc;
 
@@ -17,18 +14,12 @@ use hone_engine::Codec;
 
 use super::models;
 use super::prompt;
-use super::prompt::{encode, token_ids};
+use super::prompt::{TextSize, encode, encode_apart, token_ids};
 use crate::http::body::{Field, FieldTable, Fields, JsonObject};
 use crate::http::chat::fields::{model_schema, token_schema};
 use crate::http::chat::{messages, tools};
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
-
-/// Bytes of a text, or tokens of a list, that a request may have for each token of the model's context. A
-/// usual text has about four bytes a token, so four times the context can be counted.
-const SIZE_PER_TOKEN: usize = 16;
-/// What a request may have whatever the context is.
-const LEAST_SIZE: usize = 64 << 10;
 
 /// The fields of `/tokenize`.
 pub(in crate::http) const FIELDS: FieldTable = &[&[
@@ -79,7 +70,7 @@ pub async fn tokenize(
     let framed = fields.boolean("add_special_tokens")?;
     let generate = fields.boolean("add_generation_prompt")?;
     let spells = fields.boolean("return_token_strs")?.unwrap_or(false);
-    let (tokens, _place) = match (fields.text("prompt")?, fields.get("messages")) {
+    let tokens = match (fields.text("prompt")?, fields.get("messages")) {
         (Some(_), Some(_)) => return Err(fields.invalid("messages", "absent beside prompt")),
         (None, None) => {
             return Err(fields.missing("prompt", "a text; or messages must be given"));
@@ -88,11 +79,10 @@ pub async fn tokenize(
             return Err(fields.invalid("add_generation_prompt", "absent beside prompt"));
         }
         (Some(text), None) => {
-            check_size(&state, "prompt", text.len(), "bytes")?;
-            let place = state.tokenizing.wait(text.len()).await;
-            let (text, size, framed) = (text.to_owned(), text.len(), framed.unwrap_or(true));
+            let (text, framed) = (text.to_owned(), framed.unwrap_or(true));
+            let size = TextSize::Bytes(text.len());
             let work = move |codec: &Codec| codec.encode_text(&text, framed);
-            (encode(&state, size, work).await?, place)
+            encode(&state, "prompt", size, work).await?
         }
         (None, Some(_)) if framed == Some(true) => {
             let allowed = "false beside messages: the chat template writes the special tokens";
@@ -100,11 +90,8 @@ pub async fn tokenize(
         }
         (None, Some(_)) => {
             let (messages, options) = (messages::read(&fields)?, tools::read(&fields)?);
-            let size = prompt::size(&messages, &options);
-            check_size(&state, "messages", size, "bytes")?;
-            let place = state.tokenizing.wait(size).await;
             let generate = generate.unwrap_or(true);
-            (prompt::tokenize(&state, &messages, &options, generate).await?, place)
+            prompt::tokenize(&state, "messages", &messages, &options, generate).await?
         }
     };
     let token_strs = if spells { Some(spelled(&state, tokens.clone()).await?) } else { None };
@@ -118,11 +105,10 @@ pub async fn tokenize(
 
 /// The tokens as the vocabulary spells them.
 async fn spelled(state: &AppState, ids: Vec<TokenId>) -> Result<Vec<String>, ApiError> {
-    let size = ids.len();
     let spell = move |codec: &Codec| {
         Ok(ids.iter().map(|id| codec.token(*id).unwrap_or_default()).collect())
     };
-    encode(state, size, spell).await
+    encode_apart(state, spell).await
 }
 
 /// `POST /detokenize`
@@ -133,22 +119,10 @@ pub async fn detokenize(
     let fields = Fields::of(&body, DETOKENIZE_FIELDS)?;
     check_model(&state, &fields)?;
     let list = fields.list("tokens")?.ok_or_else(|| fields.missing("tokens", "a list of ids"))?;
-    check_size(&state, "tokens", list.len(), "ids")?;
-    let _place = state.tokenizing.wait(list.len()).await;
     let ids = token_ids("tokens", list, state.engine.info().vocab)?;
-    let prompt = encode(&state, ids.len(), move |codec| Ok(codec.decode_all(&ids))).await?;
+    let size = TextSize::Ids(ids.len());
+    let prompt = encode(&state, "tokens", size, move |codec| Ok(codec.decode_all(&ids))).await?;
     Ok(Json(DetokenizedText { prompt }))
-}
-
-/// Refuses a field that has much more than a usual prompt of the model can have.
-fn check_size(state: &AppState, field: &str, size: usize, unit: &str) -> Result<(), ApiError> {
-    let context = state.engine.info().context;
-    let most = context.saturating_mul(SIZE_PER_TOKEN).max(LEAST_SIZE);
-    if size <= most {
-        return Ok(());
-    }
-    let message = format!("{field} has {size} {unit}: it may have {most}");
-    Err(ApiError::field(field, message))
 }
 
 /// Checks the model's name, if one is given.

@@ -1,25 +1,40 @@
-//! Bounds how many long texts of `/tokenize` and `/detokenize` are computed at once.
+//! Bounds how many long texts are tokenized at once.
+//!
+//! No engine slot bounds this work, and a tokenizer needs about 70 bytes of memory for each byte of a text.
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use std::sync::Arc;
 
-/// Texts longer than this are tokenized on a blocking thread.
-pub(super) const INLINE_BYTES: usize = 16 << 10;
-/// Long texts that are computed at once.
+use tokio::sync::Semaphore;
+use tokio::task::{JoinError, spawn_blocking};
+
+/// Long texts that are tokenized at once.
 const PLACES: usize = 4;
 
 /// The places of long texts.
-pub struct TokenizerPlaces(Semaphore);
+pub struct TokenizerPlaces(Arc<Semaphore>);
 
 impl Default for TokenizerPlaces {
     fn default() -> Self {
-        Self(Semaphore::new(PLACES))
+        Self(Arc::new(Semaphore::new(PLACES)))
     }
 }
 
 impl TokenizerPlaces {
-    /// Waits for a place, if what is computed has more than [`INLINE_BYTES`] bytes or tokens.
-    pub(super) async fn wait(&self, size: usize) -> Option<SemaphorePermit<'_>> {
+    /// Waits for a place and runs `work` on a blocking thread.
+    ///
+    /// # Errors
+    /// If `work` panicked.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
         // The semaphore is never closed.
-        if size > INLINE_BYTES { self.0.acquire().await.ok() } else { None }
+        let place = Arc::clone(&self.0).acquire_owned().await;
+        // The work cannot be interrupted, so it keeps its place if the client leaves.
+        let work = move || {
+            let _place = place;
+            work()
+        };
+        spawn_blocking(work).await
     }
 }

@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 
 use super::tools::EFFORTS;
 use crate::http::body::{Field, FieldTable};
-use crate::http::chat::fields::{MAX_TOKENS, metadata_schema, model_schema, seed_schema};
+use crate::http::chat::fields::{
+    MAX_TOKENS, metadata_schema, model_schema, seed_schema, stop_text_schema,
+};
 use crate::http::chat::tools::{MAX_TOOLS, name_schema};
 
 /// Most stop sequences of a request.
@@ -215,5 +217,5 @@ fn output_schema() -> Value {
 }
 
 fn stop_schema() -> Value {
-    json!({"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP})
+    json!({"type": "array", "items": stop_text_schema(), "maxItems": MAX_STOP})
 }

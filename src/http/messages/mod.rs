@@ -67,6 +67,6 @@ pub(super) async fn count_tokens(
 ) -> Result<Json<TokenCount>, ApiError> {
     let MessagesPrompt { model, messages, chat, .. } = request::read_prompt(&body)?;
     models::check(&state, &model)?;
-    let ids = tokenize(&state, &messages, &chat, true).await?;
+    let ids = tokenize(&state, "messages", &messages, &chat, true).await?;
     Ok(Json(TokenCount { input_tokens: ids.len() }))
 }

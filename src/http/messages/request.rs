@@ -11,6 +11,7 @@ use super::{tools, turns};
 use crate::http::body::{Fields, invalid};
 use crate::http::chat::constraint::RequestedGrammar;
 use crate::http::chat::conversation::{ConversationRequest, FieldNames};
+use crate::http::chat::fields::{stop_form, stop_texts};
 use crate::http::chat::request::{self, params};
 use crate::http::chat::tools::refuse_others;
 use crate::http::error::ApiError;
@@ -110,13 +111,8 @@ fn output_format(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiErr
 }
 
 fn stop_sequences(fields: &Fields<'_>) -> Result<Vec<String>, ApiError> {
-    let allowed = format!("a list of up to {MAX_STOP} strings, none empty");
-    let convert = |value: &Value| {
-        let texts = value.as_array()?.iter().map(|text| text.as_str().map(str::to_owned));
-        let texts = texts.collect::<Option<Vec<String>>>()?;
-        (texts.len() <= MAX_STOP && !texts.iter().any(String::is_empty)).then_some(texts)
-    };
-    Ok(fields.read("stop_sequences", allowed, convert)?.unwrap_or_default())
+    let convert = |value: &Value| stop_texts(value.as_array()?, MAX_STOP);
+    Ok(fields.read("stop_sequences", stop_form(MAX_STOP), convert)?.unwrap_or_default())
 }
 
 /// The end user, and the other entries of `metadata`, which are those of a chat request.

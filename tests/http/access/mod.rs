@@ -9,3 +9,4 @@ mod names;
 mod probes;
 mod raters;
 mod tls;
+mod work;

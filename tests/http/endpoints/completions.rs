@@ -306,7 +306,7 @@ async fn malformed_requests_are_refused() {
     logprobs is true: it must be a whole number from 0 to 20 | logprobs | invalid_value
     max_tokens is 0: it must be a whole number from 1 to 4294967295 | max_tokens | invalid_value
     temperature is 3: it must be a number from 0 to 2 | temperature | invalid_value
-    stop is "": it must be a string or a list of up to 4 strings, none empty | stop | invalid_value
+    stop is "": it must be a string or a list of up to 4 strings of 1 to 256 characters | stop | invalid_value
     store is 1: it must be true or false | store | invalid_value
     stream_options is an object: it must be absent unless stream is true | stream_options | invalid_value
     messages is not a known field | messages | unsupported_parameter

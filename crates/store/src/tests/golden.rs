@@ -112,7 +112,7 @@ fn write_the_fixture() {
         for (n, op) in contents_of_schema_3().iter().enumerate() {
             tables.apply(op, reward_id(100 + n as u64))?;
         }
-        Ok(())
+        tables.combine_ratings()
     })
     .unwrap();
     drop(database);

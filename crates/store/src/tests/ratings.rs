@@ -1,5 +1,7 @@
 //! Ratings are counted when they arrive and when their outcome is final.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 use crate::{FeedbackOutcome, MERGED, QUARANTINED, QuarantinedKey, maintain};
 
@@ -253,4 +255,43 @@ fn a_group_that_was_trained_on_before_its_merger_keeps_its_members() {
     let [other] = &store.ready_groups(9).unwrap()[..] else { panic!() };
     assert_eq!((other.id, &other.members[..]), (group_id(2), &[sample_id(20)][..]));
     check(dir.path(), store, &metrics, 2, &[("trained", 1)]);
+}
+
+/// How often ratings were combined, and how many of them.
+static COMBINED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+#[test]
+fn many_posts_on_one_completion_are_combined_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, metrics) = ledger(dir.path());
+    let counting = |ratings: &[Rating]| {
+        COMBINED[0].fetch_add(1, Ordering::Relaxed);
+        COMBINED[1].fetch_add(ratings.len(), Ordering::Relaxed);
+        mean(ratings)
+    };
+    let by = |rater: u64, value| {
+        let key_id = Some(format!("key.{rater:05}"));
+        feedback(FeedbackEntry { key_id, join: counting, ..thumbs(1, value, rater) })
+    };
+    // The work for each post does not grow with the number of raters: 100 as well as 6,000.
+    let mut raters = 0;
+    for more in [100, 5_900] {
+        let before = COMBINED.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let posts = (raters..raters + more).map(|rater| by(rater, (rater % 2) as f64)).collect();
+        store.commit_blocking(posts).unwrap();
+        raters += more;
+        let after = COMBINED.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let expected = [before[0] + 1, before[1] + raters as usize];
+        assert_eq!(after, expected, "one commit reads each rating once");
+    }
+    let value = || {
+        let rewards = store.rewards_of(sample_id(10)).unwrap();
+        rewards.into_iter().find(|reward| reward.name == "thumbs").unwrap().value
+    };
+    assert_eq!(value(), Some(0.5));
+    // A write that needs the combined value sees it within the commit.
+    let ops = vec![by(1, 0.0), ready(1, 1, &[10], &["thumbs"]), by(3, 0.0)];
+    store.commit_blocking(ops).unwrap();
+    assert_eq!(value(), Some(2_998.0 / 6_000.0));
+    check(dir.path(), store, &metrics, 6_002, &[("replaced", 6_001)]);
 }

@@ -189,6 +189,7 @@ impl Writer {
                 }
                 answers.push(Committed { feedback });
             }
+            tables.combine_ratings()?;
             let ready = tables.ready_count()?;
             Ok(Transaction { answers, counts: tables.counts, ready })
         })

@@ -16,12 +16,13 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 
 use hone_core::types::{ChatOptions, ClientEndpoint, Interaction, Message, Role, TokenId};
+use hone_engine::Codec;
 
 use self::head::TextHead;
 use self::request::{TextPrompt, TextRequest};
 use self::wire::{TextChoice, TextLogprobs};
 use super::admit::{WantedTokens, admit};
-use super::prompt::{PromptContext, encode};
+use super::prompt::{PromptContext, TextSize, encode};
 use super::run::RequestRun;
 use super::types::{FinishedChoice, SamplingRequest};
 use super::{models, with_version};
@@ -94,14 +95,14 @@ async fn tokenize(
 ) -> Result<(String, Vec<TokenId>), ApiError> {
     match prompt {
         TextPrompt::Text(text) => {
-            encode(state, text.len(), move |codec| {
-                let ids = codec.encode_text(&text, framed)?;
-                Ok((text, ids))
-            })
-            .await
+            let size = TextSize::Bytes(text.len());
+            let work = move |codec: &Codec| Ok((codec.encode_text(&text, framed)?, text));
+            let (ids, text) = encode(state, "prompt", size, work).await?;
+            Ok((text, ids))
         }
         TextPrompt::Tokens(ids) => {
-            encode(state, ids.len(), move |codec| Ok((codec.decode_all(&ids), ids))).await
+            let size = TextSize::Ids(ids.len());
+            encode(state, "prompt", size, move |codec| Ok((codec.decode_all(&ids), ids))).await
         }
     }
 }

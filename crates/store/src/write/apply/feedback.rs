@@ -1,11 +1,14 @@
 //! Applies feedback: records each post, combines the raters' newest ratings, and marks the combined
 //! value as waiting for a group.
+//!
+//! The ratings of a part are combined once for all posts of a transaction, because combining them reads those of
+//! every rater: a list of many posts on one completion would otherwise take quadratic time.
 
 use redb::ReadableTable;
 use uuid::Uuid;
 
 use hone_core::types::{
-    GroupState, InteractionId, Reward, RewardId, RewardSource, SampleId, key_of_rater,
+    GroupState, InteractionId, Rating, Reward, RewardId, RewardSource, SampleId, key_of_rater,
 };
 
 use super::tables::LedgerTables;
@@ -13,6 +16,18 @@ use crate::error::StoreError;
 use crate::format::codec::encode;
 use crate::op::{FeedbackEntry, FeedbackOutcome};
 use crate::reader;
+
+/// Posts for one part of a completion whose value is not combined yet.
+pub(super) struct PendingRating {
+    /// The completion's prompt.
+    interaction: InteractionId,
+    /// The last post.
+    last: Reward,
+    /// The last post's rule.
+    join: fn(&[Rating]) -> Option<f64>,
+    /// Number of posts with a value.
+    values: usize,
+}
 
 impl LedgerTables<'_> {
     /// Records one piece of feedback, unless its idempotency key is known.
@@ -218,11 +233,40 @@ impl LedgerTables<'_> {
             let rater = (sample.0.as_bytes(), entry.name.as_str(), entry.key_id.as_deref());
             self.ratings.insert(rater, id.0.as_bytes())?;
         }
-        let ratings = reader::ratings(&self.ratings, &self.feedback, sample, &entry.name)?;
-        let (past, in_ready_group) = self.groups_with(entry.interaction, sample, &entry.name)?;
+        self.counts.received += 1;
+        let mut values = 1;
+        if entry.value.is_none() {
+            self.count_rating("comment");
+            values = 0;
+        }
+        let key = (sample, entry.name.clone());
+        values += self.pending.get(&key).map_or(0, |earlier| earlier.values);
+        let (interaction, join) = (entry.interaction, entry.join);
+        self.pending.insert(key, PendingRating { interaction, last: posted, join, values });
+        Ok(())
+    }
+
+    /// Combines the ratings of every part that was posted for. Each operation that reads their values needs this
+    /// first, and so does the end of the transaction.
+    pub(crate) fn combine_ratings(&mut self) -> Result<(), StoreError> {
+        for ((sample, part), pending) in std::mem::take(&mut self.pending) {
+            self.combine(sample, &part, pending)?;
+        }
+        Ok(())
+    }
+
+    fn combine(
+        &mut self,
+        sample: SampleId,
+        part: &str,
+        pending: PendingRating,
+    ) -> Result<(), StoreError> {
+        let PendingRating { interaction, last, join, values } = pending;
+        let ratings = reader::ratings(&self.ratings, &self.feedback, sample, part)?;
+        let (past, in_ready_group) = self.groups_with(interaction, sample, part)?;
         // The trainer uses the combined value; the table `feedback` keeps what each rater posted.
-        let reward = Reward { value: (entry.join)(&ratings), ..posted };
-        let waited = self.waits(sample, &entry.name, in_ready_group)?;
+        let reward = Reward { value: join(&ratings), ..last };
+        let waited = self.waits(sample, part, in_ready_group)?;
         let previous = self.put_reward(&reward)?;
         let changed = previous.is_none_or(|p| p.value != reward.value);
         // Either no group contains it, or it changed after every such group was trained on or
@@ -232,15 +276,13 @@ impl LedgerTables<'_> {
             self.ungrouped
                 .insert((reward.created, sample.0.as_bytes(), reward.name.as_str()), ())?;
         }
-        self.counts.received += 1;
-        if waited {
+        // Of several posts, the last one counts.
+        for _ in 0..values.saturating_sub(1) + usize::from(waited) {
             self.count_rating("replaced");
         }
-        if entry.value.is_none() {
-            self.count_rating("comment");
-        } else if reward.value.is_none() {
+        if values > 0 && reward.value.is_none() {
             self.count_rating("tied");
-        } else if !needs_group && !in_ready_group {
+        } else if values > 0 && !needs_group && !in_ready_group {
             self.count_rating("repeated");
         }
         Ok(())

@@ -33,6 +33,9 @@ impl LedgerTables<'_> {
         op: &Op,
         feedback_id: RewardId,
     ) -> Result<Option<FeedbackOutcome>, StoreError> {
+        if !op.is_feedback() {
+            self.combine_ratings()?;
+        }
         match op {
             Op::Interaction(row) => self.add_interaction(row)?,
             Op::Sample(row) => self.add_sample(row)?,

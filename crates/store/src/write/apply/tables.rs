@@ -6,6 +6,7 @@ use redb::{ReadableTableMetadata, Table, WriteTransaction};
 
 use hone_core::types::{Group, GroupState, Interaction, InteractionId, Reward, SampleId};
 
+use super::feedback::PendingRating;
 use crate::error::StoreError;
 use crate::format::codec::encode;
 use crate::format::schema::{self, Bytes, Id, IdPair};
@@ -53,6 +54,8 @@ pub(crate) struct LedgerTables<'t> {
     pub(super) turns: Table<'t, IdPair, Option<u32>>,
     pub(super) turns_of: Table<'t, IdPair, ()>,
     pub(super) erased: Table<'t, &'static Id, u64>,
+    /// Ratings that are recorded and not combined yet, by completion and part.
+    pub(super) pending: BTreeMap<(SampleId, String), PendingRating>,
     /// Effects so far.
     pub(crate) counts: AppliedCounts,
 }
@@ -83,6 +86,7 @@ impl<'t> LedgerTables<'t> {
             turns: tx.open_table(schema::TURNS)?,
             turns_of: tx.open_table(schema::TURNS_OF)?,
             erased: tx.open_table(schema::ERASED)?,
+            pending: BTreeMap::new(),
             counts: AppliedCounts::default(),
         })
     }

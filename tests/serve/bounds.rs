@@ -1,0 +1,41 @@
+//! Requests that would cost gigabytes or stop the server are refused at small cost.
+
+use futures::future::join_all;
+use serde_json::json;
+
+use hone_engine::EngineBackend;
+
+use crate::daemon::Daemon;
+
+/// Memory that 16 refused requests of 1 MB may need: their bodies, and few copies of them.
+const MOST_BYTES: u64 = 200 << 20;
+
+async fn bytes(daemon: &Daemon, name: &str) -> u64 {
+    let metrics = daemon.metrics().await;
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap().parse::<f64>().unwrap() as u64
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_of_a_megabyte_are_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = "[rollout]\nenabled = false\n[train]\nenabled = false\n[log]\nlevel = \"error\"\n";
+    let daemon = Daemon::start(EngineBackend::Native, dir.path(), config, &[]);
+    let before = bytes(&daemon, "hone_memory_resident_bytes").await;
+    let text = "lorem ipsum dolor sit amet, ".repeat(35_000);
+    let messages = json!([{"role": "user", "content": text}]);
+    for (path, body) in [
+        ("/v1/chat/completions", json!({"model": "default", "messages": messages})),
+        ("/v1/completions", json!({"model": "default", "prompt": text})),
+        ("/v1/responses", json!({"model": "default", "input": text})),
+        ("/v1/messages", json!({"model": "default", "messages": messages, "max_tokens": 9})),
+        ("/v1/messages/count_tokens", json!({"model": "default", "messages": messages})),
+    ] {
+        let answers = join_all((0..16).map(|_| daemon.post(path, &body))).await;
+        for (status, answer) in answers {
+            assert_eq!(status, 400, "{path}: {answer}");
+        }
+    }
+    let grown = bytes(&daemon, "hone_memory_resident_peak_bytes").await.saturating_sub(before);
+    assert!(grown < MOST_BYTES, "{grown} bytes more");
+}
