@@ -9,12 +9,14 @@ use hone_core::metrics::Metrics;
 use hone_core::threads::set_background;
 use hone_core::types::{Message, Role};
 use hone_dataset::Curriculum;
-use hone_engine::{Engine, Publisher};
+use hone_engine::{Engine, ModelDir, Publisher};
+use hone_model::ModelSpec;
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_rollout::Rollout;
 use hone_store::Store;
 use hone_train::policy::{Policies, PolicySetup};
+use hone_train::config::PeakRate;
 use hone_train::{Learner, TrainHandle, TrainSetup, TrainWorker};
 
 use super::background::Background;
@@ -147,7 +149,7 @@ impl Core {
             config: config.train.clone(),
             policy: config.policy.clone(),
             step_limit,
-            peak_rates: peak_rates(config)?,
+            peak_rates: peak_rates(config, &model)?,
             max_completion_tokens: config.rollout.max_tokens as usize,
             model,
             longest_sample,
@@ -206,9 +208,16 @@ impl Core {
 }
 
 /// The first step and the peak learning rate of each stage of the dataset.
-fn peak_rates(config: &Config) -> anyhow::Result<Vec<(u64, f64)>> {
+fn peak_rates(config: &Config, model: &ModelDir) -> anyhow::Result<Vec<(u64, f64)>> {
+    if !config.train.enabled {
+        return Ok(Vec::new());
+    }
+    let parameters = ModelSpec::from_config(&model.config)?.parameters();
+    let rate = config.train.learning_rate.of(parameters);
+    if config.train.learning_rate == PeakRate::Auto {
+        tracing::info!(rate, parameters, "train.learning_rate is \"auto\"");
+    }
     let stages = config.dataset_in_use().map(|dataset| dataset.stages).unwrap_or_default();
     let curriculum = Curriculum::new(&stages)?;
-    let rate = config.train.learning_rate;
     Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.resolve(rate))).collect())
 }

@@ -13,6 +13,8 @@ use tokio::task::JoinHandle;
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 use hone_engine::Engine;
+use hone_reward::kinds::RewardKind;
+use hone_reward::routes::{RewardConfig, RouteConfig};
 use hone_store::Store;
 use hone_train::policy::Promotion;
 
@@ -99,9 +101,29 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         .run(config.clone()),
     );
     let data = config.data.dir.display();
+    report_deciders(&config, keys.raters());
     tracing::info!(%addr, model = %core.engine.info().name, %data, "ready");
     let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
     Ok(Service { addr, stop, server, monitor, core, keys, tls, grace })
+}
+
+/// Says if the ratings of one API key can decide about versions. Operators may expect more than one opinion.
+fn report_deciders(config: &Config, keys: usize) {
+    let policy = &config.policy;
+    let takes_any_share = |part: &RewardConfig| match &part.kind {
+        RewardKind::Feedback(params) => keys < 2 || params.max_key_share >= 1.0,
+        _ => false,
+    };
+    let ratings_decide =
+        policy.promotion == Promotion::Canary || policy.rollback.rating_drop > 0.0;
+    let mut parts = config.routes.0.iter().flat_map(RouteConfig::parts);
+    if config.train.enabled && ratings_decide && parts.any(|part| takes_any_share(&part)) {
+        tracing::warn!(
+            keys,
+            "the ratings of any API key decide about versions while no other key rates: see \
+             max_key_share in docs/safety.md"
+        );
+    }
 }
 
 /// The share of live prompts to hold out: none if no exam uses them.

@@ -238,6 +238,10 @@ pub struct DemoArgs {
     /// With a canary, reward wrong sums after some promotions, to show a rollback
     #[arg(long)]
     pub sabotage: bool,
+    /// Ask and rate a server that runs, such as http://localhost:8080, instead of starting one
+    #[arg(long, value_name = "URL", conflicts_with_all = ["rewards", "backend", "sampler",
+          "promotion", "sabotage", "data", "keep_serving"])]
+    pub server: Option<String>,
     /// Data directory, which is kept [default: a temporary one]
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
@@ -252,10 +256,16 @@ pub struct DemoArgs {
 impl From<DemoArgs> for DemoOptions {
     fn from(args: DemoArgs) -> Self {
         let DemoArgs { steps, seed, rewards, backend, sampler, promotion, sabotage, .. } = args;
-        let DemoArgs { data, keep_serving, report, .. } = args;
+        let DemoArgs { server, data, keep_serving, report, .. } = args;
+        // Of a server of others, the users know only what they rated, and that it may check its versions.
+        let (rewards, promotion) = match server {
+            Some(_) => (RewardsMode::Feedback, Promotion::Gate),
+            None => (rewards, promotion),
+        };
         Self {
             steps,
             seed,
+            server,
             data,
             keep_serving,
             report,

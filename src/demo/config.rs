@@ -10,8 +10,8 @@ use hone_reward::feedback::FeedbackType;
 use hone_reward::kinds::{FeedbackParams, FormatStrict, NumericMatch, RewardKind};
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_rollout::RolloutConfig;
-use hone_train::config::{TrainConfig, WarningConfig};
-use hone_train::policy::{CanaryConfig, GateConfig, PolicyConfig, Promotion};
+use hone_train::config::{PeakRate, TrainConfig, WarningConfig};
+use hone_train::policy::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion};
 
 use super::options::RewardsMode;
 use super::task::{MAX_TOKENS, REWARD_MAX, THUMBS};
@@ -27,6 +27,9 @@ pub const TASK_SABOTAGED: &str = "sabotaged";
 pub const SAMPLES_PER_STEP: usize = 64;
 /// Samples of a prompt.
 pub const GROUP_SIZE: usize = 8;
+
+/// As in configs/examples, the rate that was measured for a model of this size.
+pub const LEARNING_RATE: f64 = 2e-3;
 
 /// Requests that the demo sends at once to the native engine, which computes them in one batch.
 const BATCHED_REQUESTS: usize = 16;
@@ -99,8 +102,9 @@ pub fn promote(config: &mut Config, promotion: Promotion) {
         canary: CanaryConfig {
             shares: vec![0.1, 0.25, 0.5],
             stage_ratings: 10,
-            margin: 0.05,
-            max_ratings: 240,
+            // The table in docs/safety.md: nine of ten canaries are decided by then.
+            margin: 0.1,
+            max_ratings: 1500,
             ..usual.canary.clone()
         },
         ..usual.clone()
@@ -120,6 +124,8 @@ pub fn sabotage(config: &mut Config) {
     };
     config.routes.0.insert(0, route);
     config.policy.gate = GateConfig { holdout_share: 0.0, ..config.policy.gate.clone() };
+    // Nothing without evidence.
+    config.policy.canary.on_limit = CanaryLimit::RollBack;
 }
 
 /// The configuration with which `hone serve` continues after a demo.
@@ -136,8 +142,8 @@ fn train(steps: u64, seed: u64) -> TrainConfig {
         seed,
         max_steps: steps,
         samples_per_step: SAMPLES_PER_STEP,
-        // As in configs/examples: the rate and warm-up for models of this size. All else is the default.
-        learning_rate: 2e-3,
+        // All else is the default.
+        learning_rate: PeakRate::Fixed(LEARNING_RATE),
         warmup_steps: Some(2),
         ..TrainConfig::default()
     }

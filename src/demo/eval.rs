@@ -89,8 +89,8 @@ impl DemoEvaluation {
     }
 }
 
-/// Asks every question greedily and sampled, `parallel` requests at a time. `progress` receives the
-/// number of answers.
+/// Asks every question greedily and sampled, `parallel` requests at a time. With `store` the server may
+/// record the answers. `progress` receives the number of answers.
 ///
 /// # Errors
 /// The first failure, if no question is answered. Every failure is counted in `tally`.
@@ -98,6 +98,7 @@ pub async fn measure(
     client: &Client,
     questions: &[Question],
     parallel: usize,
+    store: bool,
     tally: &Arc<SharedTally>,
     mut progress: impl FnMut(usize),
 ) -> Result<DemoEvaluation, ClientError> {
@@ -109,7 +110,7 @@ pub async fn measure(
         .collect();
     for (index, (question, decoding)) in asked.iter().enumerate() {
         let (client, permits, tally) = (client.clone(), Arc::clone(&permits), Arc::clone(tally));
-        let request = request(index, question, *decoding);
+        let request = UserRequest { store, ..request(index, question, *decoding) };
         tasks.spawn(async move {
             // The semaphore is never closed.
             let _permit = permits.acquire().await;
@@ -152,6 +153,7 @@ fn request(index: usize, question: &Question, decoding: Decoding) -> UserRequest
         temperature: if decoding == Decoding::Greedy { 0.0 } else { 1.0 },
         seed: FIRST_SEED + index as u64,
         max_tokens: MAX_TOKENS,
+        store: true,
     }
 }
 

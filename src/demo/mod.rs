@@ -22,11 +22,14 @@ pub mod users;
 pub mod versions;
 
 use std::io::{IsTerminal as _, Write};
+use std::path::PathBuf;
 use std::pin::pin;
 
+use client::Client;
 use dir::DemoDir;
 use progress::DemoProgress;
 use report::{Findings, NextSteps};
+use versions::VersionHistory;
 
 use crate::config::Config;
 
@@ -40,8 +43,8 @@ pub use report::DemoReport;
 pub struct DemoOutcome {
     /// The measurements.
     pub report: DemoReport,
-    /// Whether the held-out reward rose beyond its interval and, after a sabotage, a version was rolled
-    /// back. If not, `hone demo` exits with 1.
+    /// Whether the held-out reward rose beyond its interval and, after a sabotage, ratings withdrew a
+    /// sabotaged version and none was promoted. If not, `hone demo` exits with 1.
     pub improved: bool,
 }
 
@@ -56,6 +59,9 @@ pub async fn run(
     out: &mut dyn Write,
 ) -> Result<DemoOutcome, DemoError> {
     options.check()?;
+    if let Some(url) = &options.server {
+        return visit(&options, url, out).await;
+    }
     let dir = DemoDir::open(options.data.as_deref())?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut config = config::build(options.rewards, options.steps, options.seed, &dir.path, cores);
@@ -76,7 +82,8 @@ pub async fn run(
     };
     let result = tokio::select! {
         findings = session::run(&options, &config, daemon.url(), &mut progress) => {
-            findings.and_then(|found| present(&options, &dir, daemon.url(), &found, out))
+            let kept = (!dir.is_temporary).then(|| dir.path.clone());
+            findings.and_then(|found| present(&options, kept, daemon.url(), &found, out))
         }
         () = &mut interrupt => Err(DemoError::Interrupted),
     };
@@ -92,17 +99,39 @@ pub async fn run(
     Ok(outcome)
 }
 
+/// Lets the users ask and rate a server that runs, which continues afterwards.
+async fn visit(
+    options: &DemoOptions,
+    url: &str,
+    out: &mut dyn Write,
+) -> Result<DemoOutcome, DemoError> {
+    let mut progress = DemoProgress::new(std::io::stderr().is_terminal());
+    let config = Config::default();
+    let result = tokio::select! {
+        findings = session::run(options, &config, url, &mut progress) => {
+            findings.and_then(|found| present(options, None, url, &found, out))
+        }
+        () = interrupted() => Err(DemoError::Interrupted),
+    };
+    progress.clear();
+    // Also after a failure, because evaluations pause the trainer.
+    let resumed = Client::new(url)?.resume().await;
+    let outcome = result?;
+    resumed?;
+    Ok(outcome)
+}
+
 /// Writes the report as text, and as JSON to the file of `--report`.
 fn present(
     options: &DemoOptions,
-    dir: &DemoDir,
+    kept: Option<PathBuf>,
     url: &str,
     findings: &Findings,
     out: &mut dyn Write,
 ) -> Result<DemoOutcome, DemoError> {
     let next = NextSteps {
-        kept: (!dir.is_temporary).then(|| dir.path.clone()),
-        serving: options.keep_serving.then(|| url.to_owned()),
+        kept,
+        serving: (options.keep_serving || options.server.is_some()).then(|| url.to_owned()),
     };
     write!(out, "\n{}", findings.render(&next))?;
     out.flush()?;
@@ -110,8 +139,8 @@ fn present(
         report::write_json(&findings.report, file)?;
     }
     let report = findings.report.clone();
-    let rolled_back = report.versions.as_ref().map_or(0, |versions| versions.rolled_back);
-    let improved = report.improved() && (!options.sabotage || rolled_back > 0);
+    let caught = report.versions.as_ref().is_some_and(VersionHistory::caught_sabotage);
+    let improved = report.improved() && (!options.sabotage || caught);
     Ok(DemoOutcome { report, improved })
 }
 

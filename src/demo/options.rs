@@ -45,6 +45,9 @@ pub struct DemoOptions {
     pub steps: u64,
     /// Seed of the users' questions and of the trainer.
     pub seed: u64,
+    /// URL of a server that runs already, whose users the demo's users are. It has its own configuration, and
+    /// steps count from its present one.
+    pub server: Option<String>,
     /// A new or empty directory that keeps the data; a temporary one if absent.
     pub data: Option<PathBuf>,
     /// Whether to serve after the report until Ctrl-C.
@@ -68,6 +71,7 @@ impl Default for DemoOptions {
         Self {
             steps: DEFAULT_STEPS,
             seed: 1,
+            server: None,
             data: None,
             keep_serving: false,
             report: None,
@@ -90,6 +94,11 @@ impl DemoOptions {
         let refuse = |reason: &str| Err(DemoError::Options(reason.to_owned()));
         if self.steps == 0 {
             return refuse("--steps is 0; it must be at least 1");
+        }
+        if let Some(url) = self.server.as_ref().filter(|url| !url.starts_with("http://")) {
+            return Err(DemoError::Options(format!(
+                "--server is {url:?}: it must begin with http://, such as http://localhost:8080"
+            )));
         }
         let is_canary = self.promotion == Promotion::Canary;
         if is_canary && !self.rewards.has_thumbs() {
@@ -134,6 +143,9 @@ mod tests {
         assert!(with(0, None).unwrap_err().to_string().contains("--steps is 0"));
         assert!(with(1, Some(parent.path().to_owned())).is_err());
         assert!(with(1, Some(parent.path().join("no/report.json"))).is_err());
+        let server = Some("localhost:8080".to_owned());
+        let error = DemoOptions { server, ..DemoOptions::default() }.check().unwrap_err();
+        assert!(error.to_string().contains("it must begin with http://"), "{error}");
     }
 
     #[test]

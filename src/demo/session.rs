@@ -38,8 +38,10 @@ const SETTLE: Duration = Duration::from_secs(30);
 /// Longest wait for the daemon to be ready.
 const READY: Duration = Duration::from_secs(60);
 
-/// Promoted versions before a sabotage, so that there is something to lose.
-const PROMOTED_BEFORE_SABOTAGE: usize = 4;
+/// Versions before a sabotage, so that there is something to lose.
+const GOOD_BEFORE_SABOTAGE: usize = 4;
+/// Users of a server that runs already.
+const VISITORS: usize = 8;
 /// Polls of the versions in a row that must find the trainer at rest before the phase ends, because a
 /// publication begins shortly after the last step.
 const POLLS_AT_REST: u32 = 2;
@@ -55,6 +57,8 @@ struct Session<'a> {
     /// Answers that the engine computes in parallel.
     parallel: usize,
     questions: Vec<Question>,
+    /// The server's step at the beginning.
+    first_step: u64,
 }
 
 /// How the learning phase ended.
@@ -71,7 +75,6 @@ struct LearningOutcome {
 #[derive(Default)]
 struct FollowedVersions {
     history: VersionHistory,
-    sabotaged: bool,
     /// Polls in a row without a version that is being checked.
     polls_at_rest: u32,
 }
@@ -83,14 +86,19 @@ pub(super) async fn run(
     url: &str,
     progress: &mut DemoProgress,
 ) -> Result<Findings, DemoError> {
+    let client = Client::new(url)?;
+    client.wait_ready(READY).await?;
     let session = Session {
         options,
-        client: Client::new(url)?,
+        first_step: client.trainer().await?.step,
+        client,
         tally: Arc::default(),
-        parallel: parallel_requests(&config.engine),
+        parallel: match options.server {
+            Some(_) => VISITORS,
+            None => parallel_requests(&config.engine),
+        },
         questions: eval::held_out(eval::QUESTIONS),
     };
-    session.client.wait_ready(READY).await?;
     // The first evaluation measures the base model.
     session.client.pause().await?;
     let engines = match config.engine.backend {
@@ -98,7 +106,10 @@ pub(super) async fn run(
         EngineBackend::Native => "native engine".to_owned(),
     };
     let dir = config.data.dir.display();
-    progress.done("serving", &format!("{url} · {engines} · data in {dir}"));
+    match options.server {
+        Some(_) => progress.done("visiting", url),
+        None => progress.done("serving", &format!("{url} · {engines} · data in {dir}")),
+    }
 
     let measuring = Instant::now();
     let before = session.evaluate("before", progress).await?;
@@ -128,8 +139,16 @@ impl Session<'_> {
         progress.begin(&format!("{label}: {total} held-out answers"));
         let answered = |n| progress.message(&format!("{label}: {n} of {total} held-out answers"));
         let evaluation =
-            eval::measure(&self.client, &self.questions, self.parallel, &self.tally, answered)
-                .await?;
+            eval::measure(
+                &self.client,
+                &self.questions,
+                self.parallel,
+                // Another server may have no route without rewards for them.
+                self.options.server.is_none(),
+                &self.tally,
+                answered,
+            )
+            .await?;
         let [greedy, sampled] = [Decoding::Greedy, Decoding::Sampled]
             .map(|decoding| evaluation.reward(QuestionKind::Asked, decoding));
         let max = task::REWARD_MAX;
@@ -231,7 +250,8 @@ impl Session<'_> {
         followed: Option<&mut FollowedVersions>,
         progress: &DemoProgress,
     ) -> Result<(TrainerStatus, Option<Scrape>), DemoError> {
-        let status = self.client.trainer().await?;
+        let mut status = self.client.trainer().await?;
+        status.step = status.step.saturating_sub(self.first_step);
         if !due {
             return Ok((status, None));
         }
@@ -249,14 +269,15 @@ impl Session<'_> {
     ) -> Result<(), DemoError> {
         for decision in followed.history.observe(&self.client.policies().await?) {
             let good = decision.decision == DecisionKind::Promoted;
-            let text = format!("version {} · {}", decision.version, decision.detail);
-            progress.event(good, decision.label(), &text);
+            progress.event(good, decision.label(), &decision.text());
         }
-        let history = &followed.history;
+        let history = &mut followed.history;
         followed.polls_at_rest = if history.is_pending { 0 } else { followed.polls_at_rest + 1 };
-        let begins = self.options.sabotage && history.promoted >= PROMOTED_BEFORE_SABOTAGE;
-        if begins && !followed.sabotaged {
-            followed.sabotaged = true;
+        // During the canary of the last good version, so that sabotaged groups wait for the next one.
+        let good = history.promoted + usize::from(history.is_pending);
+        let begins = self.options.sabotage && good >= GOOD_BEFORE_SABOTAGE;
+        if begins && history.sabotaged_from.is_none() {
+            history.sabotaged_from = Some(history.newest + 1);
             // Users need a moment to ask the first sabotaged questions.
             followed.polls_at_rest = 0;
             progress.event(false, "sabotage", "from now on the grader rewards wrong sums");
@@ -310,7 +331,8 @@ impl Session<'_> {
             ttft_busy_p50_ms: busy.p50,
             ttft_busy_p99_ms: busy.p99,
             feedback_to_policy_p50_seconds: scrape.quantile("hone_feedback_to_policy_seconds", 0.5),
-            peak_rss_mib: peak_rss_mib(),
+            // The server is another process then.
+            peak_rss_mib: peak_rss_mib().filter(|_| self.options.server.is_none()),
             seed: self.options.seed,
             rewards: self.options.rewards,
             backend: self.options.backend,
@@ -332,7 +354,7 @@ fn trainer_load(status: &TrainerStatus, followed: Option<&FollowedVersions>) -> 
         trainer_busy: status.busy(),
         waiting: status.queued_prompts + status.in_flight_groups + status.ready_groups,
         canary: followed.is_some_and(|followed| followed.history.is_pending),
-        sabotaged: followed.is_some_and(|followed| followed.sabotaged),
+        sabotaged: followed.is_some_and(|f| f.history.sabotaged_from.is_some()),
     }
 }
 

@@ -124,6 +124,7 @@ impl User {
             temperature: 1.0,
             seed: self.random.random::<u32>().into(),
             max_tokens: MAX_TOKENS,
+            store: true,
         };
         self.tally.add_request();
         let busy_before = self.load.borrow().trainer_busy;

@@ -27,6 +27,8 @@ pub struct VersionDecision {
     pub decision: DecisionKind,
     /// The last check in words, or the reason of a version that is not served.
     pub detail: String,
+    /// Whether it was trained on the rewards of a sabotaged grader.
+    pub sabotaged: bool,
 }
 
 impl VersionDecision {
@@ -44,7 +46,14 @@ impl VersionDecision {
             DecisionKind::Promoted => last,
             DecisionKind::Rejected | DecisionKind::RolledBack => record.reason.clone().or(last),
         };
-        Some(Self { version: record.version.0, decision, detail: detail.unwrap_or_default() })
+        let detail = detail.unwrap_or_default();
+        Some(Self { version: record.version.0, decision, detail, sabotaged: false })
+    }
+
+    /// Its line on the terminal, after the label.
+    pub fn text(&self) -> String {
+        let kind = if self.sabotaged { "sabotaged version" } else { "version" };
+        format!("{kind} {} · {}", self.version, self.detail)
     }
 
     /// The label of its line on the terminal.
@@ -66,6 +75,8 @@ pub struct VersionHistory {
     pub rejected: usize,
     /// Versions that were withdrawn.
     pub rolled_back: usize,
+    /// The first version that was trained on sabotaged rewards.
+    pub sabotaged_from: Option<u64>,
     /// Every decision in its order. A version that was promoted may be rolled back later.
     pub decisions: Vec<VersionDecision>,
     /// The last decision on each version.
@@ -74,15 +85,20 @@ pub struct VersionHistory {
     /// Whether a version is being checked.
     #[serde(skip)]
     pub is_pending: bool,
+    /// The newest version.
+    #[serde(skip)]
+    pub newest: u64,
 }
 
 impl VersionHistory {
     /// Reads the current records and returns the decisions since the last call.
     pub fn observe(&mut self, records: &[PolicyRecord]) -> Vec<VersionDecision> {
         let pending = [PolicyState::Candidate, PolicyState::Canary];
+        self.newest = records.iter().map(|record| record.version.0).max().unwrap_or_default();
         self.is_pending = records.iter().any(|record| pending.contains(&record.state));
         let mut new = Vec::new();
-        for decision in records.iter().filter_map(VersionDecision::of) {
+        for mut decision in records.iter().filter_map(VersionDecision::of) {
+            decision.sabotaged = self.sabotaged_from.is_some_and(|from| decision.version >= from);
             if self.known.insert(decision.version, decision.decision) == Some(decision.decision) {
                 continue;
             }
@@ -95,6 +111,14 @@ impl VersionHistory {
         }
         self.decisions.extend(new.iter().cloned());
         new
+    }
+
+    /// Whether users' ratings withdrew a sabotaged version as worse, and none was promoted.
+    pub fn caught_sabotage(&self) -> bool {
+        let mut sabotaged = self.decisions.iter().filter(|decision| decision.sabotaged);
+        let is_promoted = |decision: &VersionDecision| decision.decision == DecisionKind::Promoted;
+        !sabotaged.clone().any(is_promoted)
+            && sabotaged.any(|decision| decision.detail.starts_with("canary/ratings: worse"))
     }
 }
 
@@ -154,5 +178,21 @@ mod tests {
         // A rule withdraws the version that was served.
         let new = history.observe(&[record(1, PolicyState::RolledBack, Some("reward fell"))]);
         assert_eq!((new[0].label(), history.rolled_back), ("rolled back", 2));
+    }
+
+    #[test]
+    fn a_sabotage_is_caught_by_ratings_that_are_worse() {
+        let caught = |decisions: &[(u64, PolicyState, Option<&str>)]| {
+            let mut history = VersionHistory { sabotaged_from: Some(5), ..Default::default() };
+            let records: Vec<_> = decisions.iter().map(|(v, s, r)| record(*v, *s, *r)).collect();
+            history.observe(&records);
+            history.caught_sabotage()
+        };
+        let (promoted, back) = (PolicyState::Retired, PolicyState::RolledBack);
+        let worse = Some("canary/ratings: worse: mean difference -0.4");
+        let undecided = Some("canary/ratings: undecided at the limit");
+        assert!(caught(&[(4, promoted, None), (5, back, worse)]));
+        assert!(!caught(&[(4, back, worse), (5, back, undecided)]));
+        assert!(!caught(&[(5, back, worse), (6, promoted, None)]));
     }
 }

@@ -7,3 +7,4 @@ mod embedded_model;
 mod over_http;
 mod real;
 mod safety;
+mod visitors;

@@ -282,11 +282,14 @@ async fn a_sabotaged_canary_is_rolled_back() {
         sabotage,
         ..options(RewardsMode::Both)
     };
-    let (outcome, text, inner) = demo(Failure::None, canary(true)).await;
+    // The fake daemon promotes every step, and the sabotage begins after four.
+    let options = DemoOptions { steps: 4, ..canary(true) };
+    let (outcome, text, inner) = demo(Failure::None, options).await;
     let outcome = outcome.unwrap();
     let versions = outcome.report.versions.unwrap();
-    assert_eq!((versions.promoted, versions.rejected, versions.rolled_back), (5, 0, 1));
-    assert!(outcome.improved && text.contains("version 6 · canary/ratings: worse"), "{text}");
+    assert_eq!((versions.promoted, versions.rejected, versions.rolled_back), (4, 0, 1));
+    assert_eq!(versions.sabotaged_from, Some(5));
+    assert!(outcome.improved && text.contains("version 5 · canary/ratings: worse"), "{text}");
     assert!(inner.questions.iter().any(|(_, metadata)| metadata["task"] == "addition"));
 
     let (outcome, text, inner) = demo(Failure::None, canary(false)).await;

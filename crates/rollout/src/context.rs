@@ -1,13 +1,13 @@
 //! The state that the tasks share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, watch};
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{SampleId, UnixMillis, now_ms};
+use hone_core::types::{GroupId, GroupState, SampleId, UnixMillis, now_ms};
 use hone_dataset::PromptId;
 use hone_engine::Engine;
 use hone_reward::Routes;
@@ -32,6 +32,8 @@ pub(super) struct RolloutContext {
     pub grouping: tokio::sync::Mutex<()>,
     /// Groups between their first shadow and their commit.
     pub in_flight: AtomicUsize,
+    /// Graded groups that may still wait for the trainer, oldest first, with their number of members.
+    pub waiting: Mutex<VecDeque<(GroupId, usize)>>,
     /// Total rewards of the dataset's groups, for its next draw to consume.
     pub prompt_rewards: Mutex<Vec<(PromptId, Vec<Option<f64>>)>>,
     pub progress: Mutex<RolloutProgress>,
@@ -84,30 +86,59 @@ impl RolloutContext {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether another group may start: the groups that wait for the trainer, with those in flight,
-    /// have fewer samples than `max_ready_groups` full groups.
+    /// Samples that may wait for the trainer: those of `max_ready_groups` full groups. A limit of groups
+    /// could be full of incomplete ones, with too few samples for an optimizer step, and trainer and rollout
+    /// would wait for each other.
+    fn most_waiting(&self) -> usize {
+        self.config.max_ready_groups.saturating_mul(self.config.group_size.max(1))
+    }
+
+    /// Whether another group may start: the graded groups that wait for the trainer, with those in flight,
+    /// have fewer samples than [`Self::most_waiting`]. Groups of ratings alone do not count. There can be any
+    /// number of them, and graded routes must learn beside them.
     ///
-    /// Groups of one from feedback alone must not count as full groups. They could fill the limit
-    /// with too few samples for an optimizer step, and trainer and rollout would wait for each
-    /// other.
+    /// While a canary runs the trainer takes no group, and the newest ones displace the oldest
+    /// ([`Self::displace`]), so only those in flight count: graders continue to show what the policy does, and
+    /// training continues with the freshest samples.
     pub fn can_start_group(&self) -> bool {
-        let max_groups = self.config.max_ready_groups;
-        let in_flight = self.in_flight.load(Ordering::Acquire);
-        if *self.store.watch_ready().borrow() + in_flight < max_groups {
+        let most = self.most_waiting();
+        let in_flight = self.in_flight.load(Ordering::Acquire) * self.config.group_size.max(1);
+        if in_flight >= most {
+            return false;
+        }
+        if self.store.lineage().canary().is_some() {
             return true;
         }
-        let size = self.config.group_size.max(1);
-        let max_samples = max_groups.saturating_mul(size);
-        match self.store.ready_groups(max_samples) {
-            Ok(groups) => {
-                let ready: usize = groups.iter().map(|group| group.members.len()).sum();
-                ready + in_flight * size < max_samples
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot count the groups that wait for the trainer");
-                false
+        let mut waiting = self.waiting();
+        if samples_in(&waiting) + in_flight >= most {
+            waiting.retain(|(id, _)| self.is_waiting(*id));
+        }
+        samples_in(&waiting) + in_flight < most
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<(GroupId, usize)>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a group still waits for the trainer. One that cannot be read is taken for one that does.
+    fn is_waiting(&self, id: GroupId) -> bool {
+        let group = self.store.group(id);
+        group.is_ok_and(|group| group.is_none_or(|group| group.state == GroupState::Ready))
+    }
+
+    /// Adds a committed group to those that wait. During a canary, returns the oldest ones beyond the limit,
+    /// which the caller must drop.
+    pub fn displace(&self, id: GroupId, members: usize) -> Vec<GroupId> {
+        let mut waiting = self.waiting();
+        waiting.push_back((id, members));
+        let mut displaced = Vec::new();
+        if self.store.lineage().canary().is_some() && samples_in(&waiting) > self.most_waiting() {
+            waiting.retain(|(id, _)| self.is_waiting(*id));
+            while samples_in(&waiting) > self.most_waiting() {
+                displaced.extend(waiting.pop_front().map(|(id, _)| id));
             }
         }
+        displaced
     }
 
     /// Waits for [`crate::Rollout::stop`].
@@ -119,4 +150,8 @@ impl RolloutContext {
     pub fn is_stopping(&self) -> bool {
         *self.stop.borrow()
     }
+}
+
+fn samples_in(waiting: &VecDeque<(GroupId, usize)>) -> usize {
+    waiting.iter().map(|(_, members)| members).sum()
 }

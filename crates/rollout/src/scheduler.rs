@@ -112,12 +112,10 @@ impl GroupScheduler {
         let in_flight = GroupInFlight::new(&self.context, &job);
         let (active, lineage) =
             (self.context.engine.active_version(), self.context.store.lineage());
-        // A canary is a child of the active version.
-        let is_canary = |version| lineage.age(version, active) == Some(1);
-        let is_recent = |version| {
-            lineage.age(active, version).is_some_and(|age| age <= MAX_SERVED_LAG)
-                || is_canary(version)
-        };
+        // A canary's answer is left out too: its withdrawal would make the whole group useless. Users' ratings
+        // of it have groups of their own.
+        let is_recent =
+            |version| lineage.age(active, version).is_some_and(|age| age <= MAX_SERVED_LAG);
         let served = job.served.len();
         job.served.retain(|sample| is_recent(sample.version));
         self.context.count_left_out("version", served - job.served.len());

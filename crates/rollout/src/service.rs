@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{FinishReason, Interaction, Sample};
+use hone_core::types::{FinishReason, Group, Interaction, Sample};
 use hone_dataset::DatasetConfig;
 use hone_engine::Engine;
 use hone_reward::Routes;
@@ -64,6 +64,12 @@ impl Rollout {
                 DatasetPrompts::load(dataset, &config.dataset_route, &routes, state_file)
             })
             .transpose()?;
+        let is_graded = |group: &Group| {
+            let route = routes.get(&group.route).filter(|_| !group.is_correction());
+            route.is_some_and(|route| group.parts.iter().any(|part| !route.takes_feedback(part)))
+        };
+        let waiting = store.ready_groups(usize::MAX)?.into_iter().filter(is_graded);
+        let waiting = waiting.map(|group| (group.id, group.members.len())).collect();
         let context = Arc::new(RolloutContext {
             queue: PromptQueue::new(config.queue),
             config: config.clone(),
@@ -74,6 +80,7 @@ impl Rollout {
             reserved: Mutex::default(),
             grouping: tokio::sync::Mutex::default(),
             in_flight: AtomicUsize::new(0),
+            waiting: Mutex::new(waiting),
             prompt_rewards: Mutex::default(),
             progress: Mutex::default(),
             wake_scheduler: Notify::new(),

@@ -11,7 +11,7 @@ use hone_model::adapter::LoraConfig;
 use hone_reward::Routes;
 use hone_reward::routes::RouteList;
 
-use crate::config::TrainConfig;
+use crate::config::{PeakRate, TrainConfig};
 use crate::data::packing::TrainSample;
 use crate::learning::learner::Learner;
 
@@ -20,7 +20,7 @@ pub(crate) use hone_model::testing::{tiny_model, tiny_spec};
 /// Settings that train all seven linear layers with rank 2 and have a KL term.
 pub(crate) fn tiny_config() -> TrainConfig {
     TrainConfig {
-        learning_rate: 1e-2,
+        learning_rate: PeakRate::Fixed(1e-2),
         warmup_steps: Some(0),
         beta: 0.1,
         micro_batch: 64,

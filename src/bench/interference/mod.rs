@@ -243,6 +243,7 @@ async fn ask_until(client: &Client, seed: u64, pause_ms: f64, until: Instant) ->
             temperature: 1.0,
             seed: rng.random::<u32>().into(),
             max_tokens: MAX_TOKENS,
+            store: true,
         };
         seen.requests += 1;
         match client.ask(&request).await {

@@ -11,7 +11,7 @@ use hone_model::weights::Quantize;
 use hone_reward::kinds::{Length, LengthUnit, RewardKind};
 use hone_reward::routes::RewardConfig;
 use hone_rollout::{RolloutConfig, SamplerKind};
-use hone_train::config::{ScheduleKind, TrainConfig};
+use hone_train::config::{PeakRate, ScheduleKind, TrainConfig};
 
 use crate::config::{Config, LogConfig};
 use crate::demo::RewardsMode;
@@ -99,7 +99,7 @@ pub(super) fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Resul
         train: TrainConfig {
             max_steps: 0,
             total_steps: 0,
-            learning_rate: 1e-7,
+            learning_rate: PeakRate::Fixed(1e-7),
             min_learning_rate: 0.0,
             schedule: ScheduleKind::Constant,
             ..demo.train.clone()

@@ -7,9 +7,10 @@ use serde::Serialize;
 
 use hone_reward::kinds::{FormatStrict, Length, LengthUnit, NumericMatch, RewardKind};
 use hone_reward::routes::RewardConfig;
-use hone_train::config::TrainConfig;
+use hone_train::config::{PeakRate, TrainConfig};
 
 use super::crowd::RatingHabits;
+use crate::demo::config::LEARNING_RATE;
 
 /// A scenario of `hone bench safety`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
@@ -103,9 +104,9 @@ impl SafetyScenario {
     /// Changes the trainer's settings.
     pub(super) fn set_train(self, train: &mut TrainConfig) {
         match self {
-            Self::HighRate => train.learning_rate *= 100.0,
+            Self::HighRate => scale_rate(train, 100.0),
             Self::KlExplosion => {
-                train.learning_rate *= 10.0;
+                scale_rate(train, 10.0);
                 (train.beta, train.max_grad_norm) = (0.0, 0.0);
                 train.num_iterations = 4;
             }
@@ -114,16 +115,16 @@ impl SafetyScenario {
             Self::LateFeedback => {
                 train.samples_per_step = 32;
                 // The policy has moved on when a rating arrives, the more so with large steps.
-                train.learning_rate *= 0.5;
+                scale_rate(train, 0.5);
             }
             // All steps of a candidate use samples of its parent, which is farther away with large steps.
-            Self::Honest => train.learning_rate *= 0.5,
+            Self::Honest => scale_rate(train, 0.5),
             Self::SparseThumbs => {
                 // With fewer, each step follows the noise of a few thumbs.
                 train.samples_per_step = 16;
                 // A canary that large steps made much worse serves thousands of requests before enough of
                 // them are rated.
-                train.learning_rate *= 0.5;
+                scale_rate(train, 0.5);
             }
             _ => {}
         }
@@ -156,6 +157,11 @@ impl SafetyScenario {
             _ => 8,
         }
     }
+}
+
+/// Sets a multiple of the demo's learning rate.
+fn scale_rate(train: &mut TrainConfig, factor: f64) {
+    train.learning_rate = PeakRate::Fixed(factor * LEARNING_RATE);
 }
 
 /// By default, a late rating arrives after the answers of one of this many parts of the usual requests.

@@ -120,5 +120,6 @@ fn request(task: &str, visit: &UserVisit) -> UserRequest {
         temperature: 1.0,
         seed: visit.seed,
         max_tokens: MAX_TOKENS,
+        store: true,
     }
 }

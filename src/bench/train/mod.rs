@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use hone_core::memory;
 use hone_model::kernels::compute::Compute;
-use hone_train::config::{Recompute, TrainConfig};
+use hone_train::config::{PeakRate, Recompute, TrainConfig};
 use hone_train::{Learner, MemoryPlan, StepTiming};
 
 use super::machine::{Peak, Seconds};
@@ -148,7 +148,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
         recompute: options.recompute,
         compute: options.compute,
         threads,
-        learning_rate: 1e-5,
+        learning_rate: PeakRate::Fixed(1e-5),
         warmup_steps: Some(0),
         // The whole step in one pass.
         micro_batch: usize::MAX,

@@ -1,7 +1,7 @@
 //! The configurations in `configs/examples/guides` are valid and have the values that the guides recommend.
 
 use hone_model::adapter::LinearKind;
-use hone_train::config::{OptimizerKind, Recompute, ScheduleKind};
+use hone_train::config::{OptimizerKind, PeakRate, Recompute, ScheduleKind};
 
 use crate::config::{Config, load_from, validate};
 
@@ -30,7 +30,7 @@ fn memory_optimized_configuration() {
     let config = shipped("memory-optimized.toml");
     common(&config);
     let (train, rollout) = (&config.train, &config.rollout);
-    assert_eq!(train.learning_rate, 5e-6);
+    assert_eq!(train.learning_rate, PeakRate::Fixed(5e-6));
     assert_eq!((train.adam_beta1, train.adam_beta2, train.weight_decay), (0.9, 0.99, 0.1));
     assert_eq!((train.schedule, train.max_grad_norm), (ScheduleKind::Cosine, 0.1));
     assert_eq!((train.optimizer, train.recompute), (OptimizerKind::AdamW8bit, Recompute::Always));
@@ -44,7 +44,7 @@ fn high_performance_configuration() {
     let config = shipped("high-performance.toml");
     common(&config);
     let (train, rollout) = (&config.train, &config.rollout);
-    assert_eq!(train.learning_rate, 1e-5);
+    assert_eq!(train.learning_rate, PeakRate::Fixed(1e-5));
     assert_eq!((rollout.group_size, rollout.max_tokens), (16, 1024));
     assert_eq!(config.dataset.max_prompt_tokens, 512);
     assert_eq!(train.micro_batch, 4 * rollout.group_size);

@@ -66,6 +66,8 @@ pub struct UserRequest {
     pub seed: u64,
     /// Token limit.
     pub max_tokens: u32,
+    /// Whether the server may record the completion.
+    pub store: bool,
 }
 
 /// The fields of `GET /admin/train` that the demo needs.
@@ -157,6 +159,7 @@ impl Client {
             "seed": request.seed,
             "max_tokens": request.max_tokens,
             "temperature": request.temperature,
+            "store": request.store,
             "stream": true,
         });
         let sent = Instant::now();

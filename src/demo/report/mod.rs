@@ -291,8 +291,7 @@ impl Findings {
                 format!("{promoted} promoted · {rejected} rejected · {rolled_back} rolled back"),
             );
             for decision in decisions.iter().filter(|d| d.decision != DecisionKind::Promoted) {
-                let text = format!("version {} · {}", decision.version, decision.detail);
-                fact(decision.label(), shortened(&text));
+                fact(decision.label(), shortened(&decision.text()));
             }
         }
         if let Some(seconds) = report.seconds_to_nine_tenths {

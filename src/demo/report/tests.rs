@@ -180,6 +180,7 @@ fn decisions_about_versions_are_reported() {
         version,
         decision,
         detail: detail.to_owned(),
+        sabotaged: false,
     };
     findings.report.versions = Some(VersionHistory {
         promoted: 1,

@@ -62,6 +62,12 @@ impl KeyRing {
         Ok(count)
     }
 
+    /// Number of keys that may rate.
+    pub fn raters(&self) -> usize {
+        let keys = self.current();
+        keys.0.iter().filter(|(_, key)| key.has_one_of(&[KeyScope::Chat, KeyScope::Feedback])).count()
+    }
+
     pub(super) fn current(&self) -> Arc<KeySet> {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }

@@ -7,6 +7,7 @@ mod prospects;
 use serde_json::{Value, json};
 
 use hone_core::types::{InteractionId, PolicyVersion, RewardSource};
+use hone_store::{Op, QuarantinedKey};
 
 use crate::server::{Server, ask};
 
@@ -225,6 +226,53 @@ async fn a_canary_gets_keys_ends_and_scaled_ratings() {
     let ratings = server.policies.ratings.lock().unwrap().clone();
     let found: Vec<_> = ratings.iter().map(|r| (r.part.as_str(), r.value)).collect();
     assert_eq!(found, [("stars", 0.75), ("complaint", 0.0)]);
+}
+
+/// The default route, without any configuration.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_default_routes_thumbs_are_evidence_of_a_canary() {
+    let server = Server::with(|s| s.routes = hone::config::parse("").unwrap().routes).await;
+    for value in [json!(1), json!(0), json!(true), json!(false)] {
+        let body = json!({"completion_id": completion(&server).await, "name": "thumbs", "value": value});
+        let (status, answer) = server.post("/v1/feedback", &body).await;
+        assert_eq!(status, 200, "{answer}");
+    }
+    let ratings = server.policies.ratings.lock().unwrap().clone();
+    let found: Vec<_> = ratings.iter().map(|r| (r.value, r.key.clone(), r.keys)).collect();
+    assert_eq!(found, [1.0, 0.0, 1.0, 0.0].map(|value| (value, None, 0)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn evidence_names_the_key_whatever_its_end_user_and_a_quarantined_key_gives_none() {
+    let keys = "[server]\nclient_keys = [\"a\", \"b\"]\nadmin_keys = [\"root\"]\n\
+        [[route]]\nname = \"chat\"\n[[route.reward]]\nname = \"thumbs\"\nkind = \"feedback\"\n\
+        type = \"boolean\"\nmax_key_share = 0.2";
+    let config = hone::config::parse(keys).unwrap();
+    let server = Server::with(|s| {
+        s.routes = config.routes;
+        s.server.client_keys = config.server.client_keys;
+        s.server.admin_keys = config.server.admin_keys;
+    })
+    .await;
+    let rate = async |key: &str, user: &str| {
+        let asked: Value = server.chat_as(key, &ask(json!({}))).await.json().await.unwrap();
+        let body = json!({"completion_id": asked["id"], "name": "thumbs", "value": true, "end_user": user});
+        let request = server.client.post(server.url("/v1/feedback")).bearer_auth(key).json(&body);
+        assert_eq!(request.send().await.unwrap().status(), 200);
+    };
+    for (key, user) in [("a", "one"), ("a", "two"), ("b", "one")] {
+        rate(key, user).await;
+    }
+    let ratings = server.policies.ratings.lock().unwrap().clone();
+    assert!(ratings.iter().all(|r| (r.keys, r.max_key_share) == (2, 0.2)), "{ratings:?}");
+    let [first, second, other] = &ratings[..] else { panic!("{ratings:?}") };
+    assert!(first.key.is_some() && first.key == second.key && first.key != other.key);
+    let key_id = first.key.clone().unwrap();
+    let row = QuarantinedKey { key_id, reason: "{}".to_owned(), since: 1 };
+    server.store.commit(vec![Op::Quarantine(row)]).await.unwrap();
+    rate("a", "three").await;
+    rate("b", "three").await;
+    assert_eq!(server.policies.ratings.lock().unwrap().len(), 4);
 }
 
 async fn turn(server: &Server, session: &str, more: Value) -> InteractionId {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::ids::PolicyVersion;
-use super::records::PolicyRecord;
+use super::records::{PolicyRecord, PolicyState};
 
-/// The parent of each policy version.
+/// The parent of each policy version, and the canary.
 ///
 /// Version numbers grow with time, so they do not order versions after a rollback: if version 10 is
 /// activated again after version 30, its next child is version 31, of which 11 to 30 are no
@@ -13,14 +13,25 @@ use super::records::PolicyRecord;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lineage {
     parents: BTreeMap<PolicyVersion, PolicyVersion>,
+    canary: Option<PolicyVersion>,
 }
 
 impl Lineage {
-    /// Adds a version. A parent that is not older than its child is ignored.
+    /// Adds a version, or its new state. A parent that is not older than its child is ignored.
     pub fn add(&mut self, record: &PolicyRecord) {
+        if record.state == PolicyState::Canary {
+            self.canary = Some(record.version);
+        } else if self.canary == Some(record.version) {
+            self.canary = None;
+        }
         if let Some(parent) = record.parent.filter(|parent| *parent < record.version) {
             self.parents.insert(record.version, parent);
         }
+    }
+
+    /// The version that a share of the traffic gets until it is promoted or withdrawn.
+    pub fn canary(&self) -> Option<PolicyVersion> {
+        self.canary
     }
 
     /// The number of steps from `head` to its ancestor `version` along the parents; 0 if they are
@@ -75,6 +86,17 @@ mod tests {
     fn a_damaged_parent_ends_the_chain() {
         let lineage: Lineage = [&policy(1, 2), &policy(2, 2)].into_iter().collect();
         assert_eq!(lineage.chain(PolicyVersion(2)).count(), 1);
+    }
+
+    #[test]
+    fn the_canary_is_known_until_its_state_changes() {
+        let record = |version, state| PolicyRecord { state, ..policy(version, 0) };
+        let mut lineage: Lineage = [&record(1, PolicyState::Canary)].into_iter().collect();
+        assert_eq!(lineage.canary(), Some(PolicyVersion(1)));
+        lineage.add(&record(2, PolicyState::Rejected));
+        assert_eq!(lineage.canary(), Some(PolicyVersion(1)));
+        lineage.add(&record(1, PolicyState::RolledBack));
+        assert_eq!(lineage.canary(), None);
     }
 
     proptest! {

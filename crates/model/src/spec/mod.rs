@@ -247,6 +247,11 @@ impl ModelSpec {
         name == if tied { "model.embed_tokens.weight" } else { "lm_head.weight" }
     }
 
+    /// Number of parameters.
+    pub fn parameters(&self) -> usize {
+        self.weight_shapes().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+    }
+
     /// Hugging Face name and shape of every weight.
     pub fn weight_shapes(&self) -> Vec<(String, Vec<usize>)> {
         let embedding = vec![self.vocab_size, self.hidden_size];

@@ -16,6 +16,9 @@ use hone_store::{Op, StoreError};
 use crate::context::RolloutContext;
 use crate::queue::PromptJob;
 
+/// Reason of a group that a newer one displaced while a canary runs.
+const DISPLACED: &str = "displaced";
+
 /// Values of the graders: `(part, values by member)`.
 type Grades = Vec<(String, Vec<Option<f64>>)>;
 /// Feedback that no group uses yet, by served member.
@@ -124,6 +127,7 @@ async fn commit(
     let feedback = ungrouped_feedback(context, job)?;
     let group = build_group(&job.interaction, &job.route, members, grades, &feedback);
     let ready = group.state == GroupState::Ready;
+    let (id, kept) = (group.id, group.members.len());
     let mut ops = Vec::new();
     if job.interaction.source == PromptSource::Dataset {
         ops.push(Op::Interaction(Box::new((*job.interaction).clone())));
@@ -147,6 +151,11 @@ async fn commit(
         };
         context.metrics.rollout_groups.with_label_values(&[source]).inc();
         context.progress().ready += 1;
+        for displaced in context.displace(id, kept) {
+            let state = GroupState::Dropped(DISPLACED.to_owned());
+            context.store.commit(vec![Op::GroupState(displaced, state)]).await?;
+            context.metrics.train.dropped_groups.with_label_values(&[DISPLACED]).inc();
+        }
     } else {
         context.count_skipped("unscored");
         count_unscored(context, job);

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hone_core::types::{PromptSource, SampleOrigin, SamplingParams};
+use hone_core::testing::policy;
+use hone_core::types::{
+    GroupState, PolicyRecord, PolicyState, PolicyVersion, PromptSource, SampleOrigin, SamplingParams,
+};
 use hone_dataset::StageConfig;
 use hone_engine::{Engine, GenerateRequest, Priority};
 use hone_store::Op;
@@ -90,12 +93,13 @@ async fn sampling_pauses_at_the_backlog_limit_then_takes_the_newest() {
 }
 
 #[tokio::test]
-async fn groups_of_one_do_not_stop_sampling() {
-    // A step needs eight samples. With three the trainer would wait for rollout forever.
+async fn groups_of_ratings_do_not_stop_sampling() {
+    // A step needs eight samples. With three the trainer would wait for rollout forever; and with more
+    // ratings than the limit has samples, graded routes must learn too.
     let mut world = World::new();
     world.config.max_ready_groups = 2;
     let rollout = world.start();
-    for count in 1..=3 {
+    for count in 1..=9 {
         let (asked, _) = world.serve("users", 1).await;
         world.feedback(asked.id, 0, "thumbs", 1.0).await;
         world.until(|| world.formed("feedback") == count).await;
@@ -103,6 +107,57 @@ async fn groups_of_one_do_not_stop_sampling() {
     let (asked, samples) = world.serve("graded", 1).await;
     rollout.submit(asked.clone(), samples);
     world.groups(asked.id, 1).await;
+    rollout.stop().await;
+}
+
+/// Changes the state of version 1, a child of the base.
+async fn set_canary(world: &World, state: PolicyState) {
+    let record = PolicyRecord { state, ..policy(1, 0) };
+    world.store.commit(vec![Op::Policy(Box::new(record))]).await.unwrap();
+}
+
+#[tokio::test]
+async fn graders_go_on_during_a_canary_and_the_newest_groups_stay() {
+    let mut world = World::new();
+    world.config.max_ready_groups = 2;
+    let mut rollout = world.start();
+    let mut asked = Vec::new();
+    for count in 1..=6 {
+        if count == 3 {
+            set_canary(&world, PolicyState::Canary).await;
+            // A restart knows which groups wait.
+            rollout.stop().await;
+            rollout = world.start();
+        }
+        let (prompt, mut samples) = world.serve("graded", 1).await;
+        samples[0].version = PolicyVersion(u64::from(count > 3));
+        rollout.submit(prompt.clone(), samples.clone());
+        let group = world.groups(prompt.id, 1).await.remove(0);
+        // All members are of the active version, whose samples remain useful whatever becomes of the canary.
+        assert_eq!(group.oldest_version, PolicyVersion::BASE);
+        assert_eq!(group.members.contains(&samples[0].id), count <= 3, "{count}");
+        for member in &group.members {
+            assert_eq!(world.store.sample(*member).unwrap().unwrap().version, PolicyVersion::BASE);
+        }
+        asked.push(prompt.id);
+    }
+    world.until(|| *world.store.watch_ready().borrow() == 2).await;
+    let states: Vec<_> =
+        asked.iter().map(|id| world.store.groups_of(*id).unwrap().remove(0).state).collect();
+    let displaced = GroupState::Dropped("displaced".to_owned());
+    assert_eq!(states[..4], vec![displaced; 4]);
+    assert_eq!(states[4..], [GroupState::Ready, GroupState::Ready]);
+    let dropped = world.metrics.train.dropped_groups.with_label_values(&["displaced"]).get();
+    assert_eq!((dropped, world.skipped("backlog")), (4, 0));
+
+    // After the canary the limit applies again.
+    set_canary(&world, PolicyState::Active).await;
+    let (prompt, samples) = world.serve("graded", 1).await;
+    rollout.submit(prompt.clone(), samples);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(world.store.groups_of(prompt.id).unwrap().is_empty());
+    world.train().await;
+    world.groups(prompt.id, 1).await;
     rollout.stop().await;
 }
 

@@ -27,7 +27,8 @@ impl TrainConfig {
         )?;
         between("train.micro_batch", self.micro_batch, 1, 1 << 16)?;
         between("train.num_iterations", self.num_iterations, 1, 64)?;
-        above("train.learning_rate", self.learning_rate, 0.0)?;
+        let rate = self.learning_rate.fixed();
+        rate.map_or(Ok(()), |rate| above("train.learning_rate", rate, 0.0))?;
         optimizer(self)?;
         below("train.adam_beta1", self.adam_beta1, 0.0, 1.0)?;
         below("train.adam_beta2", self.adam_beta2, 0.0, 1.0)?;
@@ -182,7 +183,9 @@ fn correction(c: &TrainConfig) -> Checked {
 
 fn optimizer(c: &TrainConfig) -> Checked {
     // The default of the warm-up follows the other keys.
-    let (peak, low, warmup) = (c.learning_rate, c.min_learning_rate, c.warmup_steps.unwrap_or(0));
+    // The lowest automatic rate is not known before the model; the schedule never ends above its peak.
+    let peak = c.learning_rate.fixed().unwrap_or(f64::INFINITY);
+    let (low, warmup) = (c.min_learning_rate, c.warmup_steps.unwrap_or(0));
     below("train.warmup_ratio", c.warmup_ratio, 0.0, 1.0)?;
     let allowed = format!("0 where train.warmup_ratio ({}) is set", c.warmup_ratio);
     ensure(c.warmup_ratio <= 0.0 || warmup == 0, "train.warmup_steps", warmup, allowed)?;

@@ -3,6 +3,7 @@
 mod check;
 mod objective;
 mod optimizer;
+mod peak_rate;
 mod replay;
 mod timetable;
 mod train;
@@ -13,6 +14,7 @@ pub use objective::{
     KlEstimator, LossKind, RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
 };
 pub use optimizer::{OptimizerKind, Recompute, ScheduleKind};
+pub use peak_rate::PeakRate;
 pub use replay::ReplayConfig;
 pub(crate) use timetable::day;
 pub use timetable::{DailyWindow, TrainWhen};

@@ -11,6 +11,7 @@ use super::objective::{
     RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
 };
 use super::optimizer::{OptimizerKind, Recompute, ScheduleKind};
+use super::peak_rate::PeakRate;
 use super::replay::ReplayConfig;
 use super::timetable::TrainWhen;
 
@@ -43,8 +44,8 @@ pub struct TrainConfig {
     pub compute: Compute,
     /// Optimizer updates per step, all on the same samples.
     pub num_iterations: usize,
-    /// Peak learning rate.
-    pub learning_rate: f64,
+    /// Peak learning rate: a number, or `"auto"` for one that follows the model's size.
+    pub learning_rate: PeakRate,
     /// How the learning rate changes after warm-up.
     pub schedule: ScheduleKind,
     /// Steps over which the learning rate rises linearly to its peak; `None` is the default of
@@ -189,7 +190,7 @@ impl Default for TrainConfig {
             base_dtype: BaseDtype::default(),
             compute: Compute::default(),
             num_iterations: 1,
-            learning_rate: 2e-5,
+            learning_rate: PeakRate::Auto,
             schedule: ScheduleKind::Constant,
             warmup_steps: None,
             warmup_ratio: 0.0,

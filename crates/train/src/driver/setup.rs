@@ -55,10 +55,11 @@ pub struct TrainSetup {
 }
 
 impl TrainSetup {
-    /// The peak learning rate of the schedule at `step`, counted from 1.
-    pub(super) fn peak_rate(&self, step: u64) -> f64 {
+    /// The peak learning rate of the schedule at `step`, counted from 1, for a model with so many parameters.
+    pub(super) fn peak_rate(&self, step: u64, parameters: usize) -> f64 {
         let stage = self.peak_rates.iter().rev().find(|(first, _)| *first <= step);
-        stage.map_or(self.config.learning_rate, |(_, rate)| *rate)
+        let usual = || self.config.learning_rate.of(parameters);
+        stage.map_or_else(usual, |(_, rate)| *rate)
     }
 }
 

@@ -79,14 +79,14 @@ impl Reference {
 mod tests {
     use serde_json::Value;
 
-    use crate::config::{KlConfig, TrainConfig};
+    use crate::config::{KlConfig, PeakRate, TrainConfig};
     use crate::learning::learner::Learner;
     use crate::testing::{random_samples, tiny_config, tiny_learner};
 
     fn config(sync_steps: u64, sync_mixup: f64) -> TrainConfig {
         TrainConfig {
             beta: 0.1,
-            learning_rate: 0.05,
+            learning_rate: PeakRate::Fixed(0.05),
             kl: KlConfig { sync_steps, sync_mixup, ..KlConfig::default() },
             ..tiny_config()
         }

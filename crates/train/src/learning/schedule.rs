@@ -16,7 +16,8 @@ use crate::config::{ScheduleKind, TrainConfig};
 /// - inverse_sqrt: `peak / sqrt((done + t - warmup) / t)`, with `t` the configured warm-up steps, or
 ///   10 000 without any
 pub(crate) fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
-    let peak = config.learning_rate;
+    // The learner has resolved an automatic rate.
+    let peak = config.learning_rate.fixed().unwrap_or_default();
     // The peak of a curriculum stage may be below the configured minimum.
     let low = config.min_learning_rate.min(peak);
     let warmup = config.warmup();
@@ -58,10 +59,11 @@ pub(crate) fn restart_factor(config: &TrainConfig, remaining: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::PeakRate;
 
     fn rates(schedule: ScheduleKind, warmup_steps: u64, total_steps: u64) -> Vec<f64> {
         let config = TrainConfig {
-            learning_rate: 2.0,
+            learning_rate: PeakRate::Fixed(2.0),
             schedule,
             warmup_steps: Some(warmup_steps),
             total_steps,
@@ -130,7 +132,7 @@ mod tests {
         assert_eq!(warmup(40, 0.5), 20);
         // The scale of this schedule is a choice of the user, not a consequence of the default.
         let config = TrainConfig { schedule: ScheduleKind::InverseSqrt, ..TrainConfig::default() };
-        assert!(learning_rate(&config, 1000) > 0.9 * config.learning_rate);
+        assert!(learning_rate(&config, 1000) > 0.9 * 2.0);
     }
 
     #[test]
@@ -150,7 +152,7 @@ mod tests {
     fn a_peak_below_the_minimum_rate_lowers_the_minimum() {
         let config = TrainConfig {
             schedule: ScheduleKind::Cosine,
-            learning_rate: 1e-6,
+            learning_rate: PeakRate::Fixed(1e-6),
             min_learning_rate: 1e-5,
             ..TrainConfig::default()
         };

@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use hone_core::types::PolicyVersion;
 
-use super::canary::{CanaryVerdict, SequentialTest, VersionRating};
+use super::canary::{CanaryVerdict, KeyShares, SequentialTest, VersionRating};
 use super::config::RollbackConfig;
 
 /// Failed requests below which they may be a coincidence.
@@ -52,6 +52,8 @@ impl ServedRecord {
 struct GuardState {
     active: PolicyVersion,
     own: ServedRecord,
+    /// The ratings of each API key, and which of them count.
+    shares: KeyShares<SequentialTest>,
     /// The last version before the active one with enough ratings or requests.
     reference: ServedRecord,
     test: SequentialTest,
@@ -74,6 +76,7 @@ impl ActiveGuard {
         let state = GuardState {
             active: PolicyVersion::BASE,
             own: ServedRecord::default(),
+            shares: KeyShares::default(),
             reference: ServedRecord::default(),
             test: SequentialTest::only_worse(config.alpha),
             finding: None,
@@ -92,18 +95,28 @@ impl ActiveGuard {
         if rating.version != active || self.config.rating_drop <= 0.0 {
             return;
         }
-        let key = (rating.route.clone(), rating.part.clone());
-        let mean = state.own.ratings.entry(key.clone()).or_default();
-        mean.count += 1;
-        mean.sum += rating.value;
-        let reference = state.reference.ratings.get(&key).copied().unwrap_or_default();
-        if reference.count < self.config.min_ratings {
-            return;
+        let observation = |state: &GuardState, rating: &VersionRating| {
+            state.observation(&self.config, rating)
+        };
+        let own = observation(&state, rating);
+        let counting = state.shares.add(
+            rating,
+            || SequentialTest::only_worse(self.config.alpha),
+            |test| own.into_iter().for_each(|value| test.observe(value)),
+        );
+        for rating in &counting {
+            let key = (rating.route.clone(), rating.part.clone());
+            let mean = state.own.ratings.entry(key).or_default();
+            mean.count += 1;
+            mean.sum += rating.value;
+            if let Some(value) = observation(&state, rating) {
+                state.test.observe(value);
+            }
         }
-        let before = reference.lower_bound(self.config.alpha);
-        // Half of it, so that it is between -1 and 1.
-        state.test.observe((rating.value - before + self.config.rating_drop) / 2.0);
-        if state.test.verdict() == CanaryVerdict::Worse && state.finding.is_none() {
+        // Against the ratings of all other keys, it would be the finding of one key.
+        let others = state.shares.of_the_others(SequentialTest::evidence_worse);
+        if state.test.verdict() == CanaryVerdict::Worse && others >= 0.0 && state.finding.is_none()
+        {
             let change = 2.0 * state.test.mean().unwrap_or_default() - self.config.rating_drop;
             state.finding = Some(format!(
                 "the ratings changed by {change:+.3} of their range, more than \
@@ -154,6 +167,16 @@ impl ActiveGuard {
 }
 
 impl GuardState {
+    /// How much better a rating is than the reference permits, halved so that it is between -1 and 1; `None`
+    /// without enough ratings to compare with.
+    fn observation(&self, config: &RollbackConfig, rating: &VersionRating) -> Option<f64> {
+        let key = (rating.route.clone(), rating.part.clone());
+        let reference = self.reference.ratings.get(&key)?;
+        let before = reference.lower_bound(config.alpha);
+        (reference.count >= config.min_ratings)
+            .then(|| (rating.value - before + config.rating_drop) / 2.0)
+    }
+
     /// Begins with a new active version. The one before becomes the reference if enough is known of it.
     fn follow(&mut self, active: PolicyVersion, config: &RollbackConfig) {
         if self.active == active {
@@ -164,6 +187,7 @@ impl GuardState {
             self.reference = own;
         }
         self.active = active;
+        self.shares = KeyShares::default();
         self.test = SequentialTest::only_worse(config.alpha);
         self.finding = None;
     }
@@ -184,6 +208,10 @@ mod tests {
     }
 
     fn rate(guard: &ActiveGuard, version: u64, value: f64, count: u64) {
+        rate_by(guard, None, version, value, count);
+    }
+
+    fn rate_by(guard: &ActiveGuard, key: Option<&str>, version: u64, value: f64, count: u64) {
         for _ in 0..count {
             let version = PolicyVersion(version);
             let rating = VersionRating {
@@ -193,6 +221,9 @@ mod tests {
                 route: "chat".to_owned(),
                 part: "thumbs".to_owned(),
                 value,
+                key: key.map(str::to_owned),
+                max_key_share: 1.0,
+                keys: 2,
             };
             guard.rate(version, &rating);
         }
@@ -219,6 +250,19 @@ mod tests {
         rate(&uncertain, 1, 0.9, 30);
         rate(&uncertain, 2, 0.5, 500);
         assert_eq!(found(&uncertain), None);
+    }
+
+    #[test]
+    fn one_key_does_not_roll_back_against_another() {
+        let guard = guard();
+        rate_by(&guard, Some("b"), 1, 1.0, 400);
+        for _ in 0..40 {
+            rate_by(&guard, Some("b"), 2, 1.0, 1);
+            rate_by(&guard, Some("a"), 2, 0.0, 10);
+        }
+        assert_eq!(found(&guard), None);
+        rate_by(&guard, Some("b"), 2, 0.0, 100);
+        assert!(found(&guard).is_some(), "now both keys find it worse");
     }
 
     #[test]

@@ -144,7 +144,7 @@ impl Policies {
             if self.publisher.begin_canary().await? {
                 record.state = PolicyState::Canary;
                 self.save(record).await?;
-                let check = self.canary.run(record.version, self.active()).await;
+                let check = self.canary.run(record.version, self.active(), record.created).await;
                 record.checks.push(check);
             } else {
                 record.checks.push(PolicyCheck {

@@ -264,7 +264,8 @@ impl Trainer<'_> {
         &mut self,
         prepared: &mut PreparedBatch,
     ) -> Result<Result<StepStats, SkippedBatch>, TrainFailure> {
-        let peak = self.setup.peak_rate(self.learner.step_count() + 1);
+        let parameters = self.learner.spec().parameters();
+        let peak = self.setup.peak_rate(self.learner.step_count() + 1, parameters);
         self.learner.set_peak_rate(peak * self.progress.rate_factor());
         // Unpublished weights have no version; `u64::MAX` matches no sample.
         let version = self.progress.current_version().map_or(u64::MAX, |v| v.0);

@@ -26,7 +26,7 @@ use super::optimizer::{AdamW, AdamWConfig};
 use super::reference::Reference;
 use super::snapshot::Snapshot;
 use super::step_timing::StepTiming;
-use crate::config::{OptimizerKind, TrainConfig};
+use crate::config::{OptimizerKind, PeakRate, TrainConfig};
 use crate::error::{LearnError, Result};
 
 pub use super::step_stats::StepStats;
@@ -101,6 +101,7 @@ impl Learner {
         let (spec, dtype, device) = (model.spec(), model.dtype(), model.device());
         let mut config = config.clone();
         config.lora = weights::with_fused_modules(spec, &config.lora);
+        config.learning_rate = PeakRate::Fixed(config.learning_rate.of(spec.parameters()));
         let (lora, reference) = if config.lora.init_adapter.as_os_str().is_empty() {
             (LoraWeights::fresh(spec, &config.lora, &mut rng, dtype, device)?, None)
         } else {
@@ -153,7 +154,7 @@ impl Learner {
     /// Sets the peak of the learning-rate schedule, which may differ between the stages of a
     /// curriculum.
     pub fn set_peak_rate(&mut self, rate: f64) {
-        self.config.learning_rate = rate;
+        self.config.learning_rate = PeakRate::Fixed(rate);
     }
 
     /// Sets the tokens of the longest shard that the memory permits, which lets the completions of a

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyCheck, PolicyVersion, SampleId, UnixMillis, now_ms};
 
+use super::key_shares::KeyShares;
 use super::rating::VersionRating;
 use super::sequential::{CanaryVerdict, PairedArms, SequentialTest};
 use crate::policy::config::{CanaryConfig, CanaryLimit};
@@ -28,64 +29,96 @@ impl ArmCounts {
     }
 }
 
+/// A test of the pairs of some ratings.
+struct VersionComparison {
+    /// Pairs of ratings by stage, route and part. The two versions' shares of the traffic are constant within
+    /// a stage only: just after a change, quick ratings would come with the new shares and slow ones with the
+    /// old, and the test would take a difference in speed for one in quality.
+    arms: BTreeMap<(usize, String, String), PairedArms>,
+    test: SequentialTest,
+}
+
+impl VersionComparison {
+    fn new(config: &CanaryConfig) -> Self {
+        Self { arms: BTreeMap::new(), test: SequentialTest::new(config.alpha, config.margin) }
+    }
+
+    fn observe(&mut self, stage: usize, is_canary: bool, rating: &VersionRating) {
+        let key = (stage, rating.route.clone(), rating.part.clone());
+        let arms = self.arms.entry(key).or_default();
+        let push = if is_canary { PairedArms::push_canary } else { PairedArms::push_control };
+        if let Some(difference) = push(arms, rating.value) {
+            self.test.observe(difference);
+        }
+    }
+}
+
 /// What is known about a canary so far.
 pub(super) struct CanaryEvidence {
     pub version: PolicyVersion,
     control: PolicyVersion,
-    /// Index of the current share.
-    stage: usize,
-    /// Pairs of ratings by route and part.
-    arms: BTreeMap<(String, String), PairedArms>,
-    test: SequentialTest,
+    /// When each stage began, in the time of records. The last one is the current stage.
+    stages: Vec<UnixMillis>,
+    /// The ratings of each key, and which of them count.
+    shares: KeyShares<VersionComparison>,
+    /// The ratings that count.
+    all: VersionComparison,
     rated: HashSet<SampleId>,
     canary_counts: ArmCounts,
     control_counts: ArmCounts,
     started: Instant,
-    /// The same in the time of records.
-    began: UnixMillis,
+    /// How long the canary ran in earlier processes. Otherwise restarts would postpone its limit for ever.
+    before: Duration,
 }
 
 impl CanaryEvidence {
-    pub fn new(config: &CanaryConfig, version: PolicyVersion, control: PolicyVersion) -> Self {
+    /// Nothing is known yet. `created` is when the version was.
+    pub fn new(
+        config: &CanaryConfig,
+        version: PolicyVersion,
+        control: PolicyVersion,
+        created: UnixMillis,
+    ) -> Self {
         Self {
             version,
             control,
-            stage: 0,
-            arms: BTreeMap::new(),
-            test: SequentialTest::new(config.alpha, config.margin),
+            stages: vec![now_ms()],
+            shares: KeyShares::default(),
+            all: VersionComparison::new(config),
             rated: HashSet::new(),
             canary_counts: ArmCounts::default(),
             control_counts: ArmCounts::default(),
             started: Instant::now(),
-            began: now_ms(),
+            before: Duration::from_millis(now_ms().saturating_sub(created)),
         }
     }
 
     /// The current share of the traffic.
     pub fn share(&self, config: &CanaryConfig) -> f64 {
-        config.shares.get(self.stage).or(config.shares.last()).copied().unwrap_or_default()
+        let share = config.shares.get(self.stages.len() - 1).or(config.shares.last());
+        share.copied().unwrap_or_default()
     }
 
     /// Ratings of other versions, of completions from before the canary, and later ratings of a completion
     /// do not count.
-    pub fn rate(&mut self, rating: &VersionRating) {
-        let is_canary = rating.version == self.version;
-        if !is_canary && (rating.version != self.control || rating.sampled < self.began) {
+    pub fn rate(&mut self, config: &CanaryConfig, rating: &VersionRating) {
+        let is_canary = |rated: &VersionRating| rated.version == self.version;
+        if !is_canary(rating) && rating.version != self.control {
             return;
         }
-        if !self.rated.insert(rating.sample) {
+        let stage_of = |sampled| self.stages.partition_point(|begin| *begin <= sampled);
+        if stage_of(rating.sampled) == 0 || !self.rated.insert(rating.sample) {
             return;
         }
-        let arms = self.arms.entry((rating.route.clone(), rating.part.clone())).or_default();
-        let difference = if is_canary {
-            self.canary_counts.ratings += 1;
-            arms.push_canary(rating.value)
-        } else {
-            self.control_counts.ratings += 1;
-            arms.push_control(rating.value)
-        };
-        if let Some(difference) = difference {
-            self.test.observe(difference);
+        let new = || VersionComparison::new(config);
+        let counting = self.shares.add(rating, new, |own| {
+            own.observe(stage_of(rating.sampled), is_canary(rating), rating);
+        });
+        for rating in &counting {
+            self.all.observe(stage_of(rating.sampled), is_canary(rating), rating);
+            let counts =
+                if is_canary(rating) { &mut self.canary_counts } else { &mut self.control_counts };
+            counts.ratings += 1;
         }
     }
 
@@ -115,13 +148,17 @@ impl CanaryEvidence {
             return Some(self.check("canary/errors", false, Some(config.max_error_rise), detail));
         }
         let ratings = self.canary_counts.ratings + self.control_counts.ratings;
-        match self.test.verdict() {
-            CanaryVerdict::NotWorse => Some(self.by_ratings(config, true, "not worse")),
-            CanaryVerdict::Worse => Some(self.by_ratings(config, false, "worse")),
-            CanaryVerdict::Continue => {
+        match self.all.test.verdict() {
+            CanaryVerdict::NotWorse if self.others_lean() <= 0.0 => {
+                Some(self.by_ratings(config, true, "not worse"))
+            }
+            CanaryVerdict::Worse if self.others_lean() >= 0.0 => {
+                Some(self.by_ratings(config, false, "worse"))
+            }
+            _ => {
                 let time = Duration::from_secs(config.max_seconds);
                 let is_over = config.max_ratings > 0 && ratings >= config.max_ratings;
-                if is_over || self.started.elapsed() >= time {
+                if is_over || self.before + self.started.elapsed() >= time {
                     return Some(self.at_limit(config));
                 }
                 self.next_share(config);
@@ -130,40 +167,54 @@ impl CanaryEvidence {
         }
     }
 
+    /// Above 0 if the ratings of all keys but the busiest one rather show that the canary is worse, below 0
+    /// if they rather show the contrary. A verdict against them would be that of one key.
+    fn others_lean(&self) -> f64 {
+        let lean = |test: &SequentialTest| test.evidence_worse() - test.evidence_not_worse();
+        self.shares.of_the_others(|own| lean(&own.test))
+    }
+
     /// Raises the share once it has its ratings, unless they rather show that the canary is worse.
     fn next_share(&mut self, config: &CanaryConfig) {
-        let stages = u64::try_from(self.stage + 1).unwrap_or(u64::MAX);
+        let stages = u64::try_from(self.stages.len()).unwrap_or(u64::MAX);
         let has_ratings = self.canary_counts.ratings >= config.stage_ratings.saturating_mul(stages);
-        let looks_worse = self.test.evidence_worse() > 0.0;
-        if has_ratings && !looks_worse && self.stage + 1 < config.shares.len() {
-            self.stage += 1;
+        let looks_worse = self.all.test.evidence_worse() > 0.0;
+        if has_ratings && !looks_worse && self.stages.len() < config.shares.len() {
+            self.stages.push(now_ms());
             let share = self.share(config);
             tracing::info!(version = %self.version, share, "the canary gets a larger share");
         }
     }
 
     fn at_limit(&self, config: &CanaryConfig) -> PolicyCheck {
-        let estimate = self.test.mean();
+        let estimate = self.all.test.mean();
         let promote = match config.on_limit {
             CanaryLimit::Promote => true,
             CanaryLimit::RollBack => false,
-            CanaryLimit::Estimate => estimate.is_some_and(|mean| mean >= -config.margin),
+            CanaryLimit::Estimate => {
+                self.others_lean() <= 0.0 && estimate.is_some_and(|mean| mean >= -config.margin)
+            }
         };
         self.by_ratings(config, promote, "undecided at the limit")
     }
 
     fn by_ratings(&self, config: &CanaryConfig, passed: bool, finding: &str) -> PolicyCheck {
-        let mean = self.test.mean().map_or_else(|| "unknown".to_owned(), |m| format!("{m:+.3}"));
+        let mean = self.all.test.mean().map_or_else(|| "unknown".to_owned(), |m| format!("{m:+.3}"));
         let detail = format!(
             "{finding}: mean difference {mean} of the range, {} ratings of the canary and {} of the \
-             active version",
-            self.canary_counts.ratings, self.control_counts.ratings
+             active version, by {}",
+            self.canary_counts.ratings,
+            self.control_counts.ratings,
+            match self.shares.raters() {
+                1 => "one API key".to_owned(),
+                raters => format!("{raters} API keys"),
+            }
         );
         self.check("canary/ratings", passed, Some(-config.margin), detail)
     }
 
     fn check(&self, name: &str, passed: bool, bound: Option<f64>, detail: String) -> PolicyCheck {
-        PolicyCheck { name: name.to_owned(), passed, value: self.test.mean(), bound, detail }
+        PolicyCheck { name: name.to_owned(), passed, value: self.all.test.mean(), bound, detail }
     }
 
     /// Exports the state of the test.
@@ -174,7 +225,7 @@ impl CanaryEvidence {
             gauge.set(i64::try_from(counts.ratings).unwrap_or(i64::MAX));
         }
         for (finding, evidence) in
-            [("not_worse", self.test.evidence_not_worse()), ("worse", self.test.evidence_worse())]
+            [("not_worse", self.all.test.evidence_not_worse()), ("worse", self.all.test.evidence_worse())]
         {
             metrics.policy_canary_evidence.with_label_values(&[finding]).set(evidence);
         }
@@ -190,7 +241,7 @@ mod tests {
     }
 
     fn evidence(config: &CanaryConfig) -> CanaryEvidence {
-        CanaryEvidence::new(config, PolicyVersion(2), PolicyVersion(1))
+        CanaryEvidence::new(config, PolicyVersion(2), PolicyVersion(1), now_ms())
     }
 
     fn rating(version: u64, value: f64) -> VersionRating {
@@ -201,6 +252,9 @@ mod tests {
             route: "chat".to_owned(),
             part: "thumbs".to_owned(),
             value,
+            key: None,
+            max_key_share: 1.0,
+            keys: 0,
         }
     }
 
@@ -209,8 +263,8 @@ mod tests {
         let mut evidence = evidence(config);
         for n in 0..100_000 {
             let (canary, active) = values(n);
-            evidence.rate(&rating(1, active));
-            evidence.rate(&rating(2, canary));
+            evidence.rate(config, &rating(1, active));
+            evidence.rate(config, &rating(2, canary));
             if let Some(check) = evidence.decide(config) {
                 return (check, 2 * n + 2);
             }
@@ -234,8 +288,8 @@ mod tests {
         let mut evidence = evidence(&config);
         assert_eq!(evidence.share(&config), 0.05);
         for _ in 0..5 {
-            evidence.rate(&rating(1, 1.0));
-            evidence.rate(&rating(2, 1.0));
+            evidence.rate(&config, &rating(1, 1.0));
+            evidence.rate(&config, &rating(2, 1.0));
         }
         assert!(evidence.decide(&config).is_none());
         assert_eq!(evidence.share(&config), 0.25);
@@ -244,9 +298,102 @@ mod tests {
         let other_part = VersionRating { part: "stars".to_owned(), ..twice.clone() };
         let early = VersionRating { sampled: 0, ..rating(1, 0.0) };
         for rating in [&twice, &twice, &other_part, &rating(7, 0.0), &early] {
-            evidence.rate(rating);
+            evidence.rate(&config, rating);
         }
         assert_eq!((evidence.canary_counts.ratings, evidence.control_counts.ratings), (6, 5));
+    }
+
+    /// Key `a` rates both versions `ratings` times, the canary 0 and the active version 1 or the reverse;
+    /// after each five of its ratings key `b` rates each version 1 once, if it rates at all.
+    fn attack(max_key_share: f64, keys: usize, canary: f64, second: bool) -> Option<PolicyCheck> {
+        let config = CanaryConfig { max_seconds: 1 << 20, ..config() };
+        let mut evidence = evidence(&config);
+        for n in 0..400 {
+            let rated = |version, value, key: &str| VersionRating {
+                key: Some(key.to_owned()),
+                max_key_share,
+                keys,
+                ..rating(version, value)
+            };
+            evidence.rate(&config, &rated(2, canary, "a"));
+            evidence.rate(&config, &rated(1, 1.0 - canary, "a"));
+            if second && n % 5 == 0 {
+                let [of_canary, of_active] = if canary > 0.5 { [0.0, 1.0] } else { [1.0, 1.0] };
+                evidence.rate(&config, &rated(2, of_canary, "b"));
+                evidence.rate(&config, &rated(1, of_active, "b"));
+            }
+            if let Some(check) = evidence.decide(&config) {
+                return Some(check);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn one_key_does_not_decide_against_another() {
+        for canary in [0.0, 1.0] {
+            for share in [0.2, 1.0] {
+                assert!(attack(share, 2, canary, true).is_none(), "{share} {canary}");
+            }
+            assert!(attack(0.2, 2, canary, false).is_none(), "its share is a half at most");
+            // No other key may rate, or none does and the part permits any share.
+            for (share, keys) in [(0.2, 1), (0.2, 0), (1.0, 2)] {
+                let check = attack(share, keys, canary, false).unwrap();
+                assert_eq!(check.passed, canary > 0.5, "{check:?}");
+                assert!(check.detail.ends_with("by one API key"), "{check:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn several_keys_that_agree_decide() {
+        let config = config();
+        for (canary, passed) in [(0.0, false), (1.0, true)] {
+            let mut evidence = evidence(&config);
+            let decided = (0..200).find_map(|n: u32| {
+                for (version, value) in [(1, 1.0), (2, canary)] {
+                    let key = Some((n % 3).to_string());
+                    let rating = VersionRating {
+                        key,
+                        max_key_share: 0.4,
+                        keys: 3,
+                        ..rating(version, value)
+                    };
+                    evidence.rate(&config, &rating);
+                }
+                evidence.decide(&config)
+            });
+            let check = decided.unwrap();
+            assert_eq!(check.passed, passed, "{check:?}");
+            assert!(check.detail.ends_with("by 3 API keys"), "{check:?}");
+        }
+    }
+
+    /// Of two equal versions, thumbs down arrive at once and thumbs up later, so that just after a change of
+    /// the share the arms of what arrives depend on its value.
+    #[test]
+    fn a_new_share_does_not_mix_with_the_ratings_of_the_one_before() {
+        let config = config();
+        let mut evidence = evidence(&config);
+        evidence.stages = vec![100, 200];
+        let at = |version, value, sampled| VersionRating { sampled, ..rating(version, value) };
+        for rating in [at(1, 0.0, 250), at(2, 1.0, 150), at(2, 1.0, 99), at(1, 1.0, 99)] {
+            evidence.rate(&config, &rating);
+        }
+        assert_eq!(evidence.all.test.mean(), None, "no pair of the same stage");
+        evidence.rate(&config, &at(2, 1.0, 260));
+        assert_eq!(evidence.all.test.mean(), Some(1.0));
+        assert_eq!((evidence.canary_counts.ratings, evidence.control_counts.ratings), (2, 1));
+    }
+
+    #[test]
+    fn the_time_of_earlier_processes_counts() {
+        let config = CanaryConfig { max_seconds: 60, ..config() };
+        let old = now_ms() - 61_000;
+        let versions = (PolicyVersion(2), PolicyVersion(1));
+        let mut resumed = CanaryEvidence::new(&config, versions.0, versions.1, old);
+        assert!(resumed.decide(&config).is_some());
+        assert!(evidence(&config).decide(&config).is_none());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! between equally large groups decides with the fewest ratings.
 
 mod evidence;
+mod key_shares;
 mod rating;
 mod sequential;
 
@@ -17,12 +18,13 @@ use tokio::sync::Notify;
 
 use hone_core::digest::Digest;
 use hone_core::metrics::Metrics;
-use hone_core::types::{PolicyCheck, PolicyVersion};
+use hone_core::types::{PolicyCheck, PolicyVersion, UnixMillis};
 
 use super::config::CanaryConfig;
 use evidence::CanaryEvidence;
 
 pub use rating::VersionRating;
+pub(super) use key_shares::KeyShares;
 pub(super) use sequential::{CanaryVerdict, SequentialTest};
 
 /// How often a canary without new ratings looks at its time limit.
@@ -45,10 +47,15 @@ impl Canary {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves a share of the traffic until the decision.
-    pub async fn run(&self, version: PolicyVersion, control: PolicyVersion) -> PolicyCheck {
+    /// Serves a share of the traffic until the decision. `created` is when the version was.
+    pub async fn run(
+        &self,
+        version: PolicyVersion,
+        control: PolicyVersion,
+        created: UnixMillis,
+    ) -> PolicyCheck {
         tracing::info!(%version, %control, "canary begins");
-        *self.running() = Some(CanaryEvidence::new(&self.config, version, control));
+        *self.running() = Some(CanaryEvidence::new(&self.config, version, control, created));
         loop {
             let decision = self.running().as_mut().and_then(|evidence| {
                 let decision = evidence.decide(&self.config);
@@ -93,7 +100,7 @@ impl Canary {
     /// Adds a client's rating to the evidence of a canary in progress.
     pub fn rate(&self, rating: &VersionRating) {
         if let Some(evidence) = self.running().as_mut() {
-            evidence.rate(rating);
+            evidence.rate(&self.config, rating);
         }
         self.changed.notify_one();
     }

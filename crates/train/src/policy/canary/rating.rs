@@ -17,4 +17,10 @@ pub struct VersionRating {
     pub part: String,
     /// The rating from 0, the worst value of the part's range, to 1, the best.
     pub value: f64,
+    /// The id of the API key that rated, whatever end user it named; `None` without a key.
+    pub key: Option<String>,
+    /// Largest share of the evidence that one key may contribute (`max_key_share` of the part).
+    pub max_key_share: f64,
+    /// Number of API keys that may rate.
+    pub keys: usize,
 }

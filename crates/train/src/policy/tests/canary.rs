@@ -53,6 +53,9 @@ fn rate(policies: &Policies, version: PolicyVersion, value: f64) {
         route: "chat".to_owned(),
         part: "thumbs".to_owned(),
         value,
+        key: None,
+        max_key_share: 1.0,
+        keys: 0,
     });
 }
 

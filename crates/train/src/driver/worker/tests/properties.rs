@@ -126,6 +126,9 @@ impl<'a> Process<'a> {
                     route: "route".to_owned(),
                     part: "thumbs".to_owned(),
                     value,
+                    key: None,
+                    max_key_share: 1.0,
+                    keys: 0,
                 });
             }
             if n % 20 == 0 {

@@ -23,7 +23,7 @@ use hone_reward::kinds::{FeedbackParams, RewardKind};
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_store::{Op, Store, StoreConfig};
 
-use crate::config::TrainConfig;
+use crate::config::{PeakRate, TrainConfig};
 use crate::learning::snapshot::Snapshot;
 use crate::policy::{Policies, PolicyConfig, PolicySetup};
 use crate::testing::tiny_model;
@@ -201,7 +201,7 @@ impl World {
             max_staleness: 2,
             feedback_max_staleness: 2,
             max_sampler_difference: 0.0,
-            learning_rate: 0.01,
+            learning_rate: PeakRate::Fixed(0.01),
             warmup_steps: Some(0),
             threads: 1,
             lora: LoraConfig { r: 2, ..LoraConfig::default() },

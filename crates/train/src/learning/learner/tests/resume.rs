@@ -8,7 +8,7 @@ use hone_model::adapter::LoraConfig;
 use hone_model::testing::values;
 
 use super::batch;
-use crate::config::{OptimizerKind, TrainConfig};
+use crate::config::{OptimizerKind, PeakRate, TrainConfig};
 use crate::data::packing::TrainSample;
 use crate::learning::checkpoint::step_dir;
 use crate::learning::learner::Learner;
@@ -124,7 +124,7 @@ fn samples_of_a_served_average_are_off_policy_and_not_refused() {
     let config = TrainConfig {
         ema_decay: 0.9,
         max_sampler_difference: 1e-4,
-        learning_rate: 0.05,
+        learning_rate: PeakRate::Fixed(0.05),
         ..tiny_config()
     };
     let mut learner = tiny_learner(&config);
@@ -171,7 +171,7 @@ fn a_failing_iteration_undoes_the_earlier_ones() {
     let config = TrainConfig {
         num_iterations: 3,
         ema_decay: 0.9,
-        learning_rate: 1e25,
+        learning_rate: PeakRate::Fixed(1e25),
         max_grad_norm: 0.0,
         ..tiny_config()
     };
