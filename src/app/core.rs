@@ -15,8 +15,8 @@ use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_rollout::Rollout;
 use hone_store::Store;
-use hone_train::policy::{Policies, PolicySetup};
 use hone_train::config::PeakRate;
+use hone_train::policy::{Policies, PolicySetup};
 use hone_train::{Learner, TrainHandle, TrainSetup, TrainWorker};
 
 use super::background::Background;

@@ -114,8 +114,7 @@ fn report_deciders(config: &Config, keys: usize) {
         RewardKind::Feedback(params) => keys < 2 || params.max_key_share >= 1.0,
         _ => false,
     };
-    let ratings_decide =
-        policy.promotion == Promotion::Canary || policy.rollback.rating_drop > 0.0;
+    let ratings_decide = policy.promotion == Promotion::Canary || policy.rollback.rating_drop > 0.0;
     let mut parts = config.routes.0.iter().flat_map(RouteConfig::parts);
     if config.train.enabled && ratings_decide && parts.any(|part| takes_any_share(&part)) {
         tracing::warn!(

@@ -235,7 +235,7 @@ pub struct DemoArgs {
     /// What a version must pass before all users get it
     #[arg(long, value_name = "MODE", default_value = "direct", value_parser = promotion())]
     pub promotion: Promotion,
-    /// With a canary, reward wrong sums after some promotions, to show a rollback
+    /// With a canary, reward wrong sums after some promotions, to show that users notice it
     #[arg(long)]
     pub sabotage: bool,
     /// Ask and rate a server that runs, such as http://localhost:8080, instead of starting one

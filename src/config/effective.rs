@@ -57,7 +57,7 @@ mod tests {
     const TEXT: &str = "[server]\nclient_keys = ['sesame', 'open']\nadmin_keys = ['admin']\n\
         [[server.keys]]\nname = 'web'\nkey = 'swordfish'\nscopes = ['chat']\nexpires = 2999-12-31\n\
         [dataset]\npath = 'a.jsonl'\nfew_shot = [{ user = '1+1', assistant = '2' }]\n\
-        [train]\nlearning_rate = 2e-5\nbeta = 0.5\n[train.lora]\nrank_pattern = { q_proj = 4 }\n\
+        [train]\nlearning_rate = 'auto'\nbeta = 0.5\n[train.lora]\nrank_pattern = { q_proj = 4 }\n\
         [[route]]\nname = 'default'\n[[route.reward]]\nname = 'judged'\nkind = 'judge'\n\
         base_url = 'http://127.0.0.1:1'\nmodel = 'm'\napi_key_env = 'JUDGE_KEY'\nrubric = 'helpfulness'\n";
 

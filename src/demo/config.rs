@@ -31,6 +31,9 @@ pub const GROUP_SIZE: usize = 8;
 /// As in configs/examples, the rate that was measured for a model of this size.
 pub const LEARNING_RATE: f64 = 2e-3;
 
+/// Weight of thumbs that hardly count in training, but as evidence.
+const LIGHT_THUMBS: f64 = 0.02;
+
 /// Requests that the demo sends at once to the native engine, which computes them in one batch.
 const BATCHED_REQUESTS: usize = 16;
 
@@ -111,21 +114,40 @@ pub fn promote(config: &mut Config, promotion: Promotion) {
     };
 }
 
-/// Adds a route whose grader rewards wrong sums. The exam would notice it, as the graders of other prompts
+/// Adds a route whose graders reward wrong sums without the form. The exam would notice it, as the graders of other prompts
 /// are right, so there is none: only the users' thumbs remain.
 pub fn sabotage(config: &mut Config) {
     let answer = RewardKind::NumericMatch(NumericMatch::default());
+    let format = RewardKind::FormatStrict(FormatStrict::default());
+    // Graders decide what is trained and users which version they get: with more weight, the thumbs of the
+    // canaries before would correct what the graders do.
+    for part in config.routes.0.iter_mut().flat_map(|route| &mut route.rewards) {
+        if part.name == THUMBS {
+            part.weight = LIGHT_THUMBS;
+        }
+    }
     let route = RouteConfig {
         name: TASK_SABOTAGED.to_owned(),
         metadata: tagged(TASK_SABOTAGED),
-        // Thumbs that hardly count in training, but in the canary.
-        rewards: vec![RewardConfig::new("answer", -1.0, answer), thumbs(0.05)],
+        rewards: vec![
+            RewardConfig::new("answer", -1.0, answer),
+            RewardConfig::new("format", -1.0, format),
+            thumbs(LIGHT_THUMBS),
+        ],
         ..RouteConfig::default()
     };
     config.routes.0.insert(0, route);
     config.policy.gate = GateConfig { holdout_share: 0.0, ..config.policy.gate.clone() };
-    // Nothing without evidence.
-    config.policy.canary.on_limit = CanaryLimit::RollBack;
+    // Enough steps for users to notice what the graders do. Dozens of versions take part in ten seeds, so the
+    // evidence must be stronger than for one; without it no version is promoted.
+    config.policy.publish_every = 8;
+    config.policy.canary = CanaryConfig {
+        margin: 0.05,
+        alpha: 0.01,
+        max_ratings: 3000,
+        on_limit: CanaryLimit::RollBack,
+        ..config.policy.canary.clone()
+    };
 }
 
 /// The configuration with which `hone serve` continues after a demo.
@@ -251,7 +273,7 @@ mod tests {
         let route = &config.routes.0[0];
         assert_eq!(route.metadata["task"], TASK_SABOTAGED);
         let weights: Vec<_> = route.rewards.iter().map(|p| (p.name.as_str(), p.weight)).collect();
-        assert_eq!(weights, [("answer", -1.0), (THUMBS, 0.05)]);
+        assert_eq!(weights, [("answer", -1.0), ("format", -1.0), (THUMBS, LIGHT_THUMBS)]);
         assert_eq!(config.policy.gate.holdout_share, 0.0);
     }
 

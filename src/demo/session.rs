@@ -39,7 +39,7 @@ const SETTLE: Duration = Duration::from_secs(30);
 const READY: Duration = Duration::from_secs(60);
 
 /// Versions before a sabotage, so that there is something to lose.
-const GOOD_BEFORE_SABOTAGE: usize = 4;
+const GOOD_BEFORE_SABOTAGE: usize = 3;
 /// Users of a server that runs already.
 const VISITORS: usize = 8;
 /// Polls of the versions in a row that must find the trainer at rest before the phase ends, because a
@@ -138,17 +138,16 @@ impl Session<'_> {
         let total = 2 * self.questions.len();
         progress.begin(&format!("{label}: {total} held-out answers"));
         let answered = |n| progress.message(&format!("{label}: {n} of {total} held-out answers"));
-        let evaluation =
-            eval::measure(
-                &self.client,
-                &self.questions,
-                self.parallel,
-                // Another server may have no route without rewards for them.
-                self.options.server.is_none(),
-                &self.tally,
-                answered,
-            )
-            .await?;
+        let evaluation = eval::measure(
+            &self.client,
+            &self.questions,
+            self.parallel,
+            // Another server may have no route without rewards for them.
+            self.options.server.is_none(),
+            &self.tally,
+            answered,
+        )
+        .await?;
         let [greedy, sampled] = [Decoding::Greedy, Decoding::Sampled]
             .map(|decoding| evaluation.reward(QuestionKind::Asked, decoding));
         let max = task::REWARD_MAX;
@@ -280,7 +279,11 @@ impl Session<'_> {
             history.sabotaged_from = Some(history.newest + 1);
             // Users need a moment to ask the first sabotaged questions.
             followed.polls_at_rest = 0;
-            progress.event(false, "sabotage", "from now on the grader rewards wrong sums");
+            progress.event(
+                false,
+                "sabotage",
+                "from now on the graders reward wrong sums without the form",
+            );
         }
         Ok(())
     }

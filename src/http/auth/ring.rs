@@ -65,7 +65,10 @@ impl KeyRing {
     /// Number of keys that may rate.
     pub fn raters(&self) -> usize {
         let keys = self.current();
-        keys.0.iter().filter(|(_, key)| key.has_one_of(&[KeyScope::Chat, KeyScope::Feedback])).count()
+        keys.0
+            .iter()
+            .filter(|(_, key)| key.has_one_of(&[KeyScope::Chat, KeyScope::Feedback]))
+            .count()
     }
 
     pub(super) fn current(&self) -> Arc<KeySet> {

@@ -54,7 +54,10 @@ fn memory_optimized_configuration_of_the_guides() {
     let (config, imported) = converted("py", MEMORY);
     let (train, rollout) = (&config.train, &config.rollout);
     assert_eq!(config.data.dir.to_str(), Some("outputs/run"));
-    assert_eq!((train.learning_rate, train.warmup_ratio, train.epochs), (PeakRate::Fixed(5e-6), 0.1, 1.0));
+    assert_eq!(
+        (train.learning_rate, train.warmup_ratio, train.epochs),
+        (PeakRate::Fixed(5e-6), 0.1, 1.0)
+    );
     assert_eq!((train.adam_beta1, train.adam_beta2, train.weight_decay), (0.9, 0.99, 0.1));
     assert_eq!((train.schedule, train.optimizer), (ScheduleKind::Cosine, OptimizerKind::AdamW8bit));
     // 1 x 4 is no multiple of 8, so the guide counts prompts.
@@ -88,7 +91,10 @@ fn high_performance_configuration_of_the_guides() {
     let (train, rollout) = (&config.train, &config.rollout);
     assert_eq!((rollout.group_size, rollout.max_tokens), (16, 1024));
     assert_eq!((train.micro_batch, train.samples_per_step), (4, 128));
-    assert_eq!((train.schedule, train.learning_rate), (ScheduleKind::Linear, PeakRate::Fixed(1e-5)));
+    assert_eq!(
+        (train.schedule, train.learning_rate),
+        (ScheduleKind::Linear, PeakRate::Fixed(1e-5))
+    );
     let vllm = imported.notes.iter().find(|note| note.starts_with("use_vllm")).unwrap();
     assert!(vllm.contains("rollout.sampler"), "{vllm}");
 }
@@ -156,7 +162,10 @@ fn a_file_of_trls_command_line() {
         let train = &config.train;
         assert_eq!(config.model.path, "Qwen/Qwen2-0.5B");
         assert_eq!(config.dataset.path.to_str(), Some("hf://trl-lib/math"));
-        assert_eq!((train.lora.r, train.lora.alpha, train.learning_rate), (32, 64.0, PeakRate::Fixed(5e-6)));
+        assert_eq!(
+            (train.lora.r, train.lora.alpha, train.learning_rate),
+            (32, 64.0, PeakRate::Fixed(5e-6))
+        );
         assert_eq!((train.loss, train.advantage_scale), (LossKind::DrGrpo, AdvantageScale::None));
         assert_eq!((train.warmup_ratio, train.warmup_steps), (0.1, None));
         assert_eq!(train.recompute, Recompute::Always);

@@ -68,11 +68,11 @@ async fn nothing_unlimited_is_recorded_by_one_request() {
         ("messages", json!({"chat_template_kwargs": {long.as_str(): 1}})),
         ("messages", json!({"tools": [tool]})),
         ("messages", json!({"messages": [{"role": "user", "content": "Hi", "name": long}]})),
-        ("messages", json!({"messages": [user, {"role": "assistant", "tool_calls": [call]}, user]})),
         (
             "messages",
-            json!({"messages": [{"role": "tool", "content": "a", "tool_call_id": long}]}),
+            json!({"messages": [user, {"role": "assistant", "tool_calls": [call]}, user]}),
         ),
+        ("messages", json!({"messages": [{"role": "tool", "content": "a", "tool_call_id": long}]})),
         ("messages", json!({"messages": vec![user.clone(); 9_000]})),
         ("logit_bias", json!({"logit_bias": biases})),
         ("metadata.a", json!({"metadata": {"a": long}})),
@@ -105,7 +105,8 @@ async fn a_correction_beyond_the_context_is_refused() {
     server.store.flush().await.unwrap();
     assert_eq!(server.store.stats().unwrap().samples, before.samples.max(1));
     // Many short ones do not occupy the workers, and each is recorded.
-    let piece = |n: usize| json!({"completion_id": id, "correction": format!("{n}{}", "x".repeat(99))});
+    let piece =
+        |n: usize| json!({"completion_id": id, "correction": format!("{n}{}", "x".repeat(99))});
     let list: Vec<Value> = (0..200).map(piece).collect();
     let (status, answer) = server.post("/v1/feedback", &json!(list)).await;
     assert_eq!(status, 200, "{answer}");

@@ -233,7 +233,8 @@ async fn a_canary_gets_keys_ends_and_scaled_ratings() {
 async fn the_default_routes_thumbs_are_evidence_of_a_canary() {
     let server = Server::with(|s| s.routes = hone::config::parse("").unwrap().routes).await;
     for value in [json!(1), json!(0), json!(true), json!(false)] {
-        let body = json!({"completion_id": completion(&server).await, "name": "thumbs", "value": value});
+        let body =
+            json!({"completion_id": completion(&server).await, "name": "thumbs", "value": value});
         let (status, answer) = server.post("/v1/feedback", &body).await;
         assert_eq!(status, 200, "{answer}");
     }

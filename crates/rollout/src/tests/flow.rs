@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use hone_core::testing::policy;
 use hone_core::types::{
-    GroupState, PolicyRecord, PolicyState, PolicyVersion, PromptSource, SampleOrigin, SamplingParams,
+    GroupState, PolicyRecord, PolicyState, PolicyVersion, PromptSource, SampleOrigin,
+    SamplingParams,
 };
 use hone_dataset::StageConfig;
 use hone_engine::{Engine, GenerateRequest, Priority};

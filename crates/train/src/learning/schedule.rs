@@ -131,7 +131,11 @@ mod tests {
         assert_eq!([0, 5, 40, 100, 1000].map(|steps| warmup(steps, 0.0)), [10, 0, 4, 10, 10]);
         assert_eq!(warmup(40, 0.5), 20);
         // The scale of this schedule is a choice of the user, not a consequence of the default.
-        let config = TrainConfig { schedule: ScheduleKind::InverseSqrt, ..TrainConfig::default() };
+        let config = TrainConfig {
+            schedule: ScheduleKind::InverseSqrt,
+            learning_rate: PeakRate::Fixed(2.0),
+            ..TrainConfig::default()
+        };
         assert!(learning_rate(&config, 1000) > 0.9 * 2.0);
     }
 

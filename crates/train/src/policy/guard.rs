@@ -95,9 +95,8 @@ impl ActiveGuard {
         if rating.version != active || self.config.rating_drop <= 0.0 {
             return;
         }
-        let observation = |state: &GuardState, rating: &VersionRating| {
-            state.observation(&self.config, rating)
-        };
+        let observation =
+            |state: &GuardState, rating: &VersionRating| state.observation(&self.config, rating);
         let own = observation(&state, rating);
         let counting = state.shares.add(
             rating,

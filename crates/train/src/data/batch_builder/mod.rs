@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use prometheus::IntCounterVec;
 
 use hone_core::types::{
-    FinishReason, GroupId, GroupState, Sample, SampleId, TokenSpan, UnixMillis,
+    FinishReason, Group, GroupId, GroupState, Sample, SampleId, TokenSpan, UnixMillis,
 };
 use hone_reward::Routes;
 use hone_store::{Op, Store, StoreError};
@@ -24,6 +24,9 @@ use staleness::ABANDONED;
 pub(crate) use group::{BatchGroup, GroupMember};
 pub(crate) use load::load;
 pub(crate) use staleness::{STALE, StalenessLimits, VersionAges};
+
+/// Ready groups among which graded ones are looked for.
+const LOOKAHEAD: usize = 4096;
 
 /// The groups of one optimizer step.
 #[derive(Debug, Default)]
@@ -177,7 +180,7 @@ pub(crate) fn full_logprobs(sample: &Sample) -> Vec<f32> {
     sample.logprobs.iter().zip(kept).map(|(logprob, mass)| logprob + mass.ln()).collect()
 }
 
-/// Takes ready groups, oldest first, until they have `max_samples` members; the last group may
+/// Takes ready groups, oldest first and graded ones for half of the batch before others, until they have `max_samples` members; the last group may
 /// exceed that number, and so may further turns of the batch's conversations among the next groups, so that
 /// a conversation is trained on as a whole. `None` if fewer than `min_samples` trainable samples are ready.
 ///
@@ -199,14 +202,15 @@ pub(crate) fn build_batch(
     let (mut ready, mut drops) = (Vec::new(), Vec::new());
     let dropped = |id, reason: &str| (id, reason.to_owned());
     let mut members = 0;
-    // A group that is not dropped has at least one trainable member, so `max_samples` groups are
-    // enough in the end. As many again may be turns of the same conversations.
     let too_old = |version, is_rated| match ages.of(version) {
         None => Some(ABANDONED),
         Some(age) if age > limits.of(is_rated) => Some(STALE),
         Some(_) => None,
     };
-    for group in store.ready_groups(max_samples.max(1).saturating_mul(2))? {
+    // A group that is not dropped has at least one trainable member, so `max_samples` groups are
+    // enough in the end. As many again may be turns of the same conversations.
+    let most = max_samples.max(1).saturating_mul(2);
+    for group in store.ready_groups(most.max(LOOKAHEAD))? {
         if group.is_correction() {
             members += 1;
             ready.push(group);
@@ -224,6 +228,8 @@ pub(crate) fn build_batch(
             }
         }
     }
+    let mut ready = graded_first(ready, routes, max_samples / 2);
+    ready.truncate(most);
     let quarantined = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
     let (mut groups, mut corrections, mut samples) = (Vec::new(), Vec::new(), 0);
     let mut turns = BatchTurns::default();
@@ -270,6 +276,19 @@ pub(crate) fn build_batch(
         drop_groups(store, drops, dropped_groups)?;
     }
     Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups, corrections }))
+}
+
+/// Puts the oldest graded groups with `members` members before all others. After the backlog of ratings that a
+/// canary leaves, they would be too old.
+fn graded_first(ready: Vec<Group>, routes: &Routes, members: usize) -> Vec<Group> {
+    let mut taken = 0;
+    let (mut first, rest): (Vec<_>, Vec<_>) = ready.into_iter().partition(|group| {
+        let is_first = taken < members && !group.is_correction() && !is_rated(routes, group);
+        taken += if is_first { group.members.len() } else { 0 };
+        is_first
+    });
+    first.extend(rest);
+    first
 }
 
 /// Takes the members that are too old out of a group, unless all are.

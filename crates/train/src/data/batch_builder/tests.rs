@@ -199,6 +199,11 @@ fn a_batch_takes_the_oldest_groups_until_it_has_enough_samples() {
     assert_eq!(build(6, 3), None);
     assert_eq!(build(6, 6), Some(vec![oldest, middle, newest]));
     assert_eq!(build(7, 9), None);
+    // Graded groups have half of the batch although these ratings are older.
+    let older: Vec<GroupId> = (0..40).map(|_| rated(&store, &[("alice", 4.0)])).collect();
+    let found = build(1, 4).unwrap();
+    assert_eq!((found[0], found.len()), (oldest, 3));
+    assert!(found[1..].iter().all(|id| older.contains(id)));
 }
 
 #[test]
@@ -321,15 +326,15 @@ fn late_ratings_have_their_own_limit() {
     let grades = graded(&store, 10, &[(2, Some(1.0)), (3, Some(0.0))], |_| {});
     let fresh = graded(&store, 11, &[(3, Some(1.0))], |_| {});
     let batch = build_batch(&store, &routes, &ages, limits, 1, 8, &counter()).unwrap().unwrap();
-    assert_eq!(batch.group_ids(), [late, fresh]);
+    assert_eq!(batch.group_ids(), [fresh, late], "graded groups come first");
     let state = store.group(grades).unwrap().unwrap().state;
     assert_eq!(state, GroupState::Dropped("stale".to_owned()));
     let values = vec![vec![Some(1.0)], vec![Some(1.0)]];
     let advantages = Advantages { values, ..Advantages::default() };
     let samples = batch.train_samples(&advantages);
-    assert_eq!(samples.iter().map(|s| s.late).collect::<Vec<_>>(), [true, false]);
-    // The trainer finds that the policy has moved too far away from the first sample.
-    let (ops, left) = batch.without(&advantages, &[0]);
+    assert_eq!(samples.iter().map(|s| s.late).collect::<Vec<_>>(), [false, true]);
+    // The trainer finds that the policy has moved too far away from the late sample.
+    let (ops, left) = batch.without(&advantages, &[1]);
     assert_eq!(left, [fresh]);
     store.commit_blocking(ops).unwrap();
     let state = store.group(late).unwrap().unwrap().state;

@@ -199,7 +199,8 @@ impl CanaryEvidence {
     }
 
     fn by_ratings(&self, config: &CanaryConfig, passed: bool, finding: &str) -> PolicyCheck {
-        let mean = self.all.test.mean().map_or_else(|| "unknown".to_owned(), |m| format!("{m:+.3}"));
+        let mean =
+            self.all.test.mean().map_or_else(|| "unknown".to_owned(), |m| format!("{m:+.3}"));
         let detail = format!(
             "{finding}: mean difference {mean} of the range, {} ratings of the canary and {} of the \
              active version, by {}",
@@ -224,9 +225,10 @@ impl CanaryEvidence {
             let gauge = metrics.policy_canary_ratings.with_label_values(&[version]);
             gauge.set(i64::try_from(counts.ratings).unwrap_or(i64::MAX));
         }
-        for (finding, evidence) in
-            [("not_worse", self.all.test.evidence_not_worse()), ("worse", self.all.test.evidence_worse())]
-        {
+        for (finding, evidence) in [
+            ("not_worse", self.all.test.evidence_not_worse()),
+            ("worse", self.all.test.evidence_worse()),
+        ] {
             metrics.policy_canary_evidence.with_label_values(&[finding]).set(evidence);
         }
     }

@@ -23,8 +23,8 @@ use hone_core::types::{PolicyCheck, PolicyVersion, UnixMillis};
 use super::config::CanaryConfig;
 use evidence::CanaryEvidence;
 
-pub use rating::VersionRating;
 pub(super) use key_shares::KeyShares;
+pub use rating::VersionRating;
 pub(super) use sequential::{CanaryVerdict, SequentialTest};
 
 /// How often a canary without new ratings looks at its time limit.

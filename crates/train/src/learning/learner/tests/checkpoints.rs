@@ -95,7 +95,10 @@ fn new_moments_are_warmed_up_and_restored_ones_are_not() {
     let mut learner = tiny_learner(&config);
     let rates = |learner: &mut Learner, steps: u64| -> Vec<f64> {
         let rate = |seed| learner.step(&batch(seed), 9, 16).unwrap().metrics["learning_rate"];
-        (0..steps).map(rate).map(|rate| (rate / config.learning_rate.of(0) * 1e9).round() / 1e9).collect()
+        (0..steps)
+            .map(rate)
+            .map(|rate| (rate / config.learning_rate.of(0) * 1e9).round() / 1e9)
+            .collect()
     };
     // Before the first step the schedule's warm-up is the only one.
     learner.reset_to(None).unwrap();
