@@ -56,7 +56,7 @@ async fn a_repeated_idempotency_key_is_a_duplicate() {
     assert_eq!((status, &answer["status"]), (200, &json!("duplicate")));
     let other_id = completion(&server).await;
     for (name, changed) in [
-        ("value", json!(-1)),
+        ("value", json!(0)),
         ("name", json!("stars")),
         ("comment", json!("wrong")),
         ("end_user", json!("bob")),
@@ -105,12 +105,8 @@ async fn malformed_feedback_is_refused() {
         ("name", Value::Null, "name is missing"),
         ("name", json!(""), "name is \"\""),
         ("name", json!("x".repeat(65)), "it must be at most 64 characters long"),
-        (
-            "value",
-            json!("good"),
-            "value is \"good\": \"thumbs\" takes a finite number or a boolean",
-        ),
-        ("value", Value::Null, "value is absent: \"thumbs\" takes a finite number or a boolean"),
+        ("value", json!("good"), "value is \"good\": \"thumbs\" takes a number from 0 to 1"),
+        ("value", Value::Null, "value is absent: \"thumbs\" takes a number from 0 to 1"),
         ("value", json!([1]), "value is [1]"),
         ("choice", json!(-1), "choice is -1: it must be a whole number from 0 to"),
         ("choice", json!(0.5), "choice is 0.5"),

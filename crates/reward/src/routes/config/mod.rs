@@ -54,14 +54,15 @@ impl RouteConfig {
 }
 
 /// Routes in order. The default is one route that matches every request and learns from the
-/// feedback `thumbs`.
+/// feedback `thumbs`, from 0 to 1. Without bounds it would be no evidence of a canary.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RouteList(pub Vec<RouteConfig>);
 
 impl Default for RouteList {
     fn default() -> Self {
-        let thumbs = RewardKind::Feedback(FeedbackParams::default());
+        let range = Some([0.0, 1.0]);
+        let thumbs = RewardKind::Feedback(FeedbackParams { range, ..FeedbackParams::default() });
         Self(vec![RouteConfig {
             name: "default".to_owned(),
             rewards: vec![RewardConfig::new("thumbs", 1.0, thumbs)],
