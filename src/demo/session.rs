@@ -227,7 +227,12 @@ impl Session<'_> {
                 return Err(DemoError::Trainer(reason));
             }
             let is_last = status.step >= steps || status.state == "finished";
-            let cut_short = if is_last && is_at_rest(&status, followed.as_ref()) {
+            // Another server's trainer goes on after the steps that were asked for.
+            let is_at_rest = match (&self.options.server, &followed) {
+                (Some(_), Some(followed)) => followed.polls_at_rest >= POLLS_AT_REST,
+                _ => is_at_rest(&status, followed.as_ref()),
+            };
+            let cut_short = if is_last && is_at_rest {
                 None
             } else if status.state == "paused" && status.hold.is_some() {
                 status.hold
@@ -237,6 +242,10 @@ impl Session<'_> {
             } else {
                 continue;
             };
+            if let Some(followed) = &mut followed {
+                // The decision that ended the phase may be newer than the last poll.
+                self.follow(followed, progress).await?;
+            }
             let versions = followed.map(|followed| followed.history);
             return Ok(LearningOutcome { step: status.step, cut_short, nearly, versions });
         }

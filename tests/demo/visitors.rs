@@ -79,7 +79,7 @@ async fn the_example_with_feedback_alone_learns() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_example_with_a_canary_decides_and_graders_go_on() {
     let config = include_str!("../../configs/examples/canary.toml");
-    let (report, _, metrics) = visited(config, 10).await;
+    let (report, _, metrics) = visited(config, 11).await;
     let decisions = decisions(&report);
     let by_ratings = |detail: &&String| detail.starts_with("canary/ratings: ");
     assert!(decisions.iter().filter(by_ratings).count() >= 2, "{decisions:?}");
