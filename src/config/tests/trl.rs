@@ -28,7 +28,7 @@ fn names_of_trl_are_answered_with_a_key() {
     assert_snapshot!(error("[train]\nmax_prompt_length = 256"), @"train.max_prompt_length is not a key: Hone's key for max_prompt_length is dataset.max_prompt_tokens");
     assert_snapshot!(error("[train]\nkl_coeff = 0.1"), @"train.kl_coeff is not a key: Hone's key for kl_coeff is train.beta");
     assert_snapshot!(error("[train.lora]\nlora_alpha = 32"), @"train.lora.lora_alpha is not a key: Hone's key for lora_alpha is train.lora.alpha");
-    assert_snapshot!(error("[model]\nload_in_4bit = true"), @"model.load_in_4bit is not a key: Hone has no key for load_in_4bit: a quantized base is refused");
+    assert_snapshot!(error("[model]\nload_in_4bit = true"), @"model.load_in_4bit is not a key: Hone's key for load_in_4bit is model.quantize");
     let part = "[[route]]\nname = 'a'\n[[route.reward]]\nname = 'x'\nkind = 'exact_match'\n";
     assert_snapshot!(error(&format!("{part}reward_weights = 1")), @"route[0].reward[0].reward_weights is not a key: Hone's key for TRL's reward_weights is route.reward.weight");
 }
