@@ -11,11 +11,14 @@ use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
+use hone_core::text::shortened;
 use hone_engine::{EngineError, SampleError};
 use hone_store::StoreError;
 use hone_train::TrainError;
 use hone_train::policy::PolicyError;
 
+/// Most characters of a message.
+const LONGEST_MESSAGE: usize = 4096;
 /// Largest `Retry-After` in seconds.
 const LONGEST_RETRY: u64 = 300;
 
@@ -82,7 +85,8 @@ struct Body<'a> {
 
 impl ApiError {
     fn new(status: StatusCode, code: ErrorCode, message: impl Into<String>) -> Self {
-        let message = message.into();
+        // A message may show a value of any length.
+        let message = shortened(&message.into(), LONGEST_MESSAGE).into_owned();
         Self { status, message, param: None, code, retry_after: None, limit: None }
     }
 
@@ -226,6 +230,13 @@ impl ApiError {
     /// 409.
     fn conflict(message: String) -> Self {
         Self::new(StatusCode::CONFLICT, ErrorCode::Conflict, message)
+    }
+
+    /// 413.
+    pub(super) fn large_body() -> Self {
+        let message =
+            "the body is larger than server.max_body_bytes, or server.graders.max_bytes, allows";
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorCode::BodyTooLarge, message)
     }
 
     /// 415.
@@ -378,8 +389,7 @@ impl From<BytesRejection> for ApiError {
     fn from(rejection: BytesRejection) -> Self {
         match rejection {
             BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => {
-                let message = "the body is larger than server.max_body_bytes allows";
-                Self::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorCode::BodyTooLarge, message)
+                Self::large_body()
             }
             _ => Self::body("the body could not be read"),
         }

@@ -9,14 +9,15 @@ use axum::routing::post;
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-use hone::config::GraderLimits;
+use hone::config::{GraderLimits, KeyScope};
 use hone_core::metrics::Metrics;
 use hone_reward::grader::{Backends, ModelClient, ModelFailure, ModelReply, ModelRequest};
+use hone_reward::routes::{RouteConfig, RouteList};
 use hone_reward::sandbox::{Setup as SandboxSetup, testing};
 use hone_reward::tools::GradersConfig;
-use hone_reward::{GraderEndpoint, LazySandbox, Tools};
+use hone_reward::{GraderEndpoint, LazySandbox, Routes, Tools};
 
-use crate::server::{Server, eventually};
+use crate::server::{Server, eventually, key, within_a_minute};
 
 async fn post_json(server: &Server, path: &str, body: &Value) -> (u16, Value) {
     let url = format!("http://{}/v1/fine_tuning/alpha/graders/{path}", server.addr);
@@ -116,7 +117,11 @@ async fn model_graders_use_the_configured_endpoint() {
     let config = GradersConfig { base_url, retries: 0, ..GradersConfig::default() };
     let endpoint = GraderEndpoint::new(&config, &Metrics::new().unwrap()).unwrap();
     let tools = Tools { endpoint, ..Tools::default() };
-    let server = Server::with(|setup| setup.graders = tools.backends()).await;
+    let server = Server::with(|setup| {
+        setup.graders = tools.backends();
+        setup.server.graders.models = vec!["judge".to_owned()];
+    })
+    .await;
     let grader = json!({
         "type": "score_model", "name": "nice", "model": "judge", "range": [0, 1],
         "input": [{"role": "user", "content": "Rate: {{ sample.output_text }}"}],
@@ -135,6 +140,8 @@ async fn model_graders_use_the_configured_endpoint() {
     assert_eq!(body["messages"], json!([{"role": "user", "content": "Rate: hello"}]));
     assert_eq!((&body["temperature"], &body["seed"]), (&json!(0.5), &json!(3)));
     assert_eq!(body["response_format"]["type"], "json_schema");
+    let limit = body.get("max_tokens").or(body.get("max_completion_tokens"));
+    assert_eq!(limit, Some(&json!(4096)), "the operator's limit: {body}");
     assert!(body.get("top_p").is_none(), "an unset parameter is left to the endpoint: {body}");
 
     service.abort();
@@ -146,7 +153,11 @@ async fn model_graders_use_the_configured_endpoint() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_without_an_endpoint_is_an_error_of_the_grade() {
-    let server = Server::with(|setup| setup.graders = Tools::default().backends()).await;
+    let server = Server::with(|setup| {
+        setup.graders = Tools::default().backends();
+        setup.server.graders.models = vec!["*".to_owned()];
+    })
+    .await;
     for (model, message) in [("gpt-4o", "graders.base_url"), ("self", "no model is served")] {
         let grader = json!({
             "type": "label_model", "name": "l", "model": model, "labels": ["a", "b"],
@@ -167,7 +178,11 @@ async fn the_first_python_grader_starts_the_sandbox() {
         return;
     }
     let tools = Tools { python: Some(Arc::new(LazySandbox::new(setup))), ..Tools::default() };
-    let server = Server::with(|setup| setup.graders = tools.backends()).await;
+    let server = Server::with(|setup| {
+        setup.graders = tools.backends();
+        setup.server.graders.python = true;
+    })
+    .await;
     let source = "def grade(sample, item):\n    return len(sample['output_text']) / item['most']\n";
     let grader = json!({"type": "python", "name": "length", "source": source});
     let graded = run(&server, grader, json!({"most": 8}), "abcd").await;
@@ -211,7 +226,8 @@ async fn graders_are_limited() {
     let server = Server::with(|s| {
         s.graders = Backends { model: Some(model.clone()), code: None };
         let models = vec!["judge".to_owned(), "self".to_owned()];
-        s.server.graders = GraderLimits { models, max_bytes: 4096, concurrency: 1, queue: 1 };
+        let limits = GraderLimits { models, concurrency: 1, queue: 1, ..GraderLimits::default() };
+        s.server.graders = GraderLimits { max_bytes: 4096, ..limits };
     })
     .await;
     for path in ["run", "validate"] {
@@ -245,4 +261,104 @@ async fn graders_are_limited() {
     first.abort();
     eventually("the next one asks", || model.0.lock().unwrap().len() == 2).await;
     held.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn graders_that_cost_something_need_a_permission() {
+    let grader = json!({
+        "type": "score_model", "name": "s", "model": "judge", "range": [0, 1],
+        "input": [{"role": "user", "content": "Rate: {{ sample.output_text }}"}],
+    });
+    let route = |grader: &Value| {
+        let text = grader.to_string();
+        let part = format!("[[reward]]\nname = 'judged'\nkind = 'grader'\ngrader = '{text}'\n");
+        toml::from_str::<RouteConfig>(&format!("name = 'default'\n{part}")).unwrap()
+    };
+    let model = Arc::new(StuckModel::default());
+    // The default: no Python, and the models that routes name.
+    let by_default = Server::with(|s| {
+        s.graders = Backends { model: Some(model.clone()), code: None };
+        s.server.graders.max_tokens = 100;
+    })
+    .await;
+    let mut named = grader.clone();
+    named["model"] = json!("gpt-expensive-99");
+    let source = "def grade(sample, item):\n    return 1\n";
+    let python = json!({"type": "python", "name": "p", "source": source});
+    let hidden = json!({
+        "type": "multi", "name": "m", "calculate_output": "p", "graders": {"p": python.clone()},
+    });
+    let mut long = grader.clone();
+    long["sampling_params"] = json!({"max_completions_tokens": 101});
+    for (refused, reason) in [
+        (&named, "(server.graders.models)"),
+        (&grader, "must be listed (server.graders.models)"),
+        (&python, "server.graders.python"),
+        (&hidden, "server.graders.python"),
+    ] {
+        for path in ["run", "validate"] {
+            let body = match path {
+                "run" => json!({"grader": refused, "model_sample": "x"}),
+                _ => json!({"grader": refused}),
+            };
+            let (status, answer) = post_json(&by_default, path, &body).await;
+            let message = answer["error"]["message"].as_str().unwrap();
+            assert!(status == 400 && message.contains(reason), "{answer}");
+        }
+    }
+    assert!(model.0.lock().unwrap().is_empty(), "no model was asked");
+    let listed = Server::with(|s| {
+        s.graders = Backends { model: Some(model.clone()), code: None };
+        s.server.graders.max_tokens = 100;
+        s.server.graders.models = vec!["judge".to_owned()];
+    })
+    .await;
+    let (status, answer) = post_json(&listed, "validate", &json!({"grader": long})).await;
+    assert!(status == 400 && answer.to_string().contains("server.graders.max_tokens"), "{answer}");
+    let (status, answer) = post_json(&listed, "validate", &json!({"grader": grader})).await;
+    assert_eq!(status, 200, "{answer}");
+    // A route that asks a model permits it. Building the route needs an endpoint.
+    let config =
+        GradersConfig { base_url: "http://127.0.0.1:9/v1".to_owned(), ..GradersConfig::default() };
+    let endpoint = GraderEndpoint::new(&config, &Metrics::new().unwrap()).unwrap();
+    let tools = Tools { endpoint, ..Tools::default() };
+    let routes = Routes::with(&RouteList(vec![route(&grader)]), &tools).unwrap();
+    assert_eq!(routes.models().into_iter().collect::<Vec<_>>(), ["judge"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_key_leaves_places_to_others() {
+    let model = Arc::new(StuckModel::default());
+    let server = Server::with(|s| {
+        s.graders = Backends { model: Some(model.clone()), code: None };
+        s.server.graders.models = vec!["judge".to_owned()];
+        s.server.keys = vec![key("a", &[KeyScope::Graders]), key("b", &[KeyScope::Graders])];
+    })
+    .await;
+    let url = server.url("/v1/fine_tuning/alpha/graders/run");
+    let body = json!({"grader": judged("judge"), "item": {"answer": "7"}, "model_sample": "7"});
+    let send = || tokio::spawn(server.client.post(&url).bearer_auth("a").json(&body).send());
+    // As many as the queue has places for all.
+    let held: Vec<_> = (0..36).map(|_| send()).collect();
+    let refused = || server.metrics.http_limited.with_label_values(&["graders"]).get() == 18;
+    eventually("half of them are refused", refused).await;
+    eventually("all but one of the running places are taken", || {
+        model.0.lock().unwrap().len() == 3
+    })
+    .await;
+    // The other key waits for nothing.
+    let body = json!({"grader": check(), "item": {"answer": "7"}, "model_sample": "7"});
+    for _ in 0..10 {
+        let answer = server.client.post(&url).bearer_auth("b").json(&body).send().await.unwrap();
+        assert_eq!(answer.status(), 200);
+    }
+    held.iter().for_each(tokio::task::JoinHandle::abort);
+    let free = async {
+        while server.client.post(&url).bearer_auth("a").json(&body).send().await.unwrap().status()
+            != 200
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(25)).await;
+        }
+    };
+    within_a_minute("places become free again", free).await;
 }

@@ -1,7 +1,10 @@
 //! Requests that would cost gigabytes or stop the server are refused at small cost.
 
+use std::time::{Duration, Instant};
+
 use futures::future::join_all;
 use serde_json::json;
+use tokio::net::TcpStream;
 
 use hone_engine::EngineBackend;
 
@@ -16,11 +19,41 @@ async fn bytes(daemon: &Daemon, name: &str) -> u64 {
     line.unwrap().parse::<f64>().unwrap() as u64
 }
 
+/// A daemon without training.
+const CONFIG: &str =
+    "[rollout]\nenabled = false\n[train]\nenabled = false\n[log]\nlevel = \"error\"\n";
+
+/// Opens connections that send nothing.
+async fn silent(daemon: &Daemon, count: usize) -> Vec<TcpStream> {
+    let address = daemon.url.trim_start_matches("http://");
+    let mut open = Vec::new();
+    for _ in 0..count {
+        open.push(TcpStream::connect(address).await.unwrap());
+    }
+    open
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_connections_beyond_the_descriptors_do_not_stop_probes() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start_within(256, dir.path(), CONFIG);
+    // The model is loaded, and its files are closed.
+    daemon.ask("What is 1 + 1?", 1).await;
+    for _ in 0..3 {
+        let held = silent(&daemon, 300).await;
+        let began = Instant::now();
+        assert_eq!(daemon.get("/livez").await["status"], "ok");
+        // Without closing idle connections, this takes until their heads are overdue: 10 s.
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+        daemon.ask("What is 1 + 1?", 1).await;
+        drop(held);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_of_a_megabyte_are_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    let config = "[rollout]\nenabled = false\n[train]\nenabled = false\n[log]\nlevel = \"error\"\n";
-    let daemon = Daemon::start(EngineBackend::Native, dir.path(), config, &[]);
+    let daemon = Daemon::start(EngineBackend::Native, dir.path(), CONFIG, &[]);
     let before = bytes(&daemon, "hone_memory_resident_bytes").await;
     let text = "lorem ipsum dolor sit amet, ".repeat(35_000);
     let messages = json!([{"role": "user", "content": text}]);

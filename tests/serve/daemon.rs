@@ -53,9 +53,31 @@ impl Daemon {
         environment: &[(&str, &str)],
         log: Stdio,
     ) -> Self {
+        let command = Command::new(env!("CARGO_BIN_EXE_hone"));
+        Self::launch(command, backend, data, config, args, environment, log)
+    }
+
+    /// [`Self::start`] with at most so many files and sockets open, and no right to have more.
+    pub fn start_within(open: u32, data: &Path, config: &str) -> Self {
+        let script = format!("ulimit -n {open} && exec \"$0\" \"$@\"");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_hone")]);
+        let (backend, log) = (EngineBackend::Native, Stdio::inherit());
+        Self::launch(command, backend, data, config, &[], &[], log)
+    }
+
+    fn launch(
+        mut command: Command,
+        backend: EngineBackend,
+        data: &Path,
+        config: &str,
+        args: &[&str],
+        environment: &[(&str, &str)],
+        log: Stdio,
+    ) -> Self {
         let file = data.join("hone.toml");
         std::fs::write(&file, config).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_hone"))
+        let mut child = command
             .args(["serve", "--bind", "127.0.0.1:0", "--config"])
             .arg(&file)
             .arg("--data")

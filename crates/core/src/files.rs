@@ -25,6 +25,22 @@ pub fn at(path: &Path) -> impl FnOnce(io::Error) -> FileError + '_ {
     move |source| FileError { path: path.to_owned(), source }
 }
 
+/// Raises the number of files and sockets that this process may have open to the most that the system permits it, and
+/// returns the number; `None` if there is no limit.
+pub fn raise_open_limit() -> Option<u64> {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        let raised = Rlimit { current: limit.maximum, ..limit };
+        // Some systems refuse an unlimited number.
+        let is_raised = setrlimit(Resource::Nofile, raised).is_ok();
+        if is_raised { limit.maximum } else { limit.current }
+    }
+    #[cfg(not(unix))]
+    None
+}
+
 /// The bytes that this process can still write to the file system of `path`.
 ///
 /// # Errors

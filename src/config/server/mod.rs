@@ -71,8 +71,14 @@ pub struct ServerConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GraderLimits {
-    /// Models that graders may ask; empty for every model.
+    /// Models that graders may ask: `*` is every one, and empty those that graders of routes ask.
+    ///
+    /// Their requests are sent with the operator's key (`graders.api_key_env`).
     pub models: Vec<String>,
+    /// Largest number of tokens of a model's answer.
+    pub max_tokens: u32,
+    /// Whether Python graders may run.
+    pub python: bool,
     /// Largest request in bytes.
     pub max_bytes: usize,
     /// Graders that run at once.
@@ -83,7 +89,14 @@ pub struct GraderLimits {
 
 impl Default for GraderLimits {
     fn default() -> Self {
-        Self { models: Vec::new(), max_bytes: 256 << 10, concurrency: 4, queue: 32 }
+        Self {
+            models: Vec::new(),
+            max_tokens: 4096,
+            python: false,
+            max_bytes: 256 << 10,
+            concurrency: 4,
+            queue: 32,
+        }
     }
 }
 
@@ -92,6 +105,7 @@ impl GraderLimits {
         if !self.models.is_empty() {
             texts("server.graders.models", &self.models, 1000)?;
         }
+        between("server.graders.max_tokens", self.max_tokens, 1, 1 << 20)?;
         between("server.graders.max_bytes", self.max_bytes, 1024, 1 << 30)?;
         between("server.graders.concurrency", self.concurrency, 1, 1024)?;
         between("server.graders.queue", self.queue, 0, 1 << 20)

@@ -2,7 +2,8 @@
 //!
 //! Requests and tokens have a bucket each, which holds the allowance of a minute and fills evenly. Tokens
 //! are reserved when a completion begins, by an estimate, and settled when it has ended. Its bucket may
-//! fall below zero, so that the rate is exact in the long run whatever the estimate was.
+//! fall below zero, so that the rate is exact in the long run whatever the estimate was. A request for completions
+//! counts from its head on, so that a key cannot have more of them than it may by sending their bodies slowly.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ pub(in crate::http) struct KeyLimiter {
 struct LimiterState {
     requests: MinuteBucket,
     tokens: MinuteBucket,
-    /// Completions that wait or run.
+    /// Requests for completions that arrive, wait or run.
     running: u32,
 }
 
@@ -39,10 +40,14 @@ struct MinuteBucket {
     updated: Instant,
 }
 
+/// One of the requests for completions that a key may have at once, until it is dropped.
+#[derive(Debug)]
+pub(in crate::http) struct KeySlot(Arc<KeyLimiter>);
+
 /// The right of one request to sample completions. Dropping it settles what it used.
 #[derive(Debug)]
 pub(in crate::http) struct KeyPermit {
-    limiter: Arc<KeyLimiter>,
+    slot: Arc<KeySlot>,
     reserved: f64,
     /// Tokens of the prompt and the completions so far.
     pub(in crate::http) used: usize,
@@ -119,12 +124,8 @@ impl KeyLimiter {
         Err(ApiError::limited("requests_per_minute", message, wait))
     }
 
-    /// Begins a request for completions that takes about `tokens` tokens.
-    pub(in crate::http) fn begin(
-        self: &Arc<Self>,
-        tokens: u64,
-        now: Instant,
-    ) -> Result<KeyPermit, ApiError> {
+    /// Counts a request for completions.
+    pub(super) fn enter(self: &Arc<Self>) -> Result<Arc<KeySlot>, ApiError> {
         let mut state = self.lock();
         let (name, most) = (&self.name, self.limits.concurrency);
         if most > 0 && state.running >= most {
@@ -132,15 +133,8 @@ impl KeyLimiter {
                 format!("the key {name:?} may have {most} requests for completions at once");
             return Err(ApiError::limited("concurrency", message, Duration::ZERO));
         }
-        let reserved = state.tokens.take(tokens as f64, now).map_err(|wait| {
-            let most = self.limits.tokens_per_minute;
-            let message = format!(
-                "the key {name:?} may use {most} tokens a minute; this request may take {tokens}"
-            );
-            ApiError::limited("tokens_per_minute", message, wait)
-        })?;
         state.running += 1;
-        Ok(KeyPermit { limiter: Arc::clone(self), reserved, used: 0 })
+        Ok(Arc::new(KeySlot(Arc::clone(self))))
     }
 
     /// Adds OpenAI's headers with the limits, what is left of them, and the time until they will be whole
@@ -187,10 +181,35 @@ fn insert(headers: &mut HeaderMap, name: &str, value: String) {
     }
 }
 
+impl KeySlot {
+    /// Begins to sample, which takes about `tokens` tokens.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        tokens: u64,
+        now: Instant,
+    ) -> Result<KeyPermit, ApiError> {
+        let limiter = &self.0;
+        let reserved = limiter.lock().tokens.take(tokens as f64, now).map_err(|wait| {
+            let (name, most) = (&limiter.name, limiter.limits.tokens_per_minute);
+            let message = format!(
+                "the key {name:?} may use {most} tokens a minute; this request may take {tokens}"
+            );
+            ApiError::limited("tokens_per_minute", message, wait)
+        })?;
+        Ok(KeyPermit { slot: Arc::clone(self), reserved, used: 0 })
+    }
+}
+
+impl Drop for KeySlot {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.running = state.running.saturating_sub(1);
+    }
+}
+
 impl Drop for KeyPermit {
     fn drop(&mut self) {
-        let mut state = self.limiter.lock();
-        state.running = state.running.saturating_sub(1);
+        let mut state = self.slot.0.lock();
         let tokens = &mut state.tokens;
         tokens.level = (tokens.level + self.reserved - self.used as f64).min(tokens.limit);
     }
@@ -225,6 +244,10 @@ mod tests {
         let limits =
             KeyLimits { requests_per_minute: requests, tokens_per_minute: tokens, concurrency };
         KeyLimiter::new("web", limits)
+    }
+
+    fn begin(limiter: &Arc<KeyLimiter>, tokens: u64, now: Instant) -> Result<KeyPermit, ApiError> {
+        limiter.enter()?.begin(tokens, now)
     }
 
     /// The seconds after which a refused request may be sent again.
@@ -269,11 +292,11 @@ mod tests {
     #[test]
     fn tokens_are_reserved_and_settled() {
         let (limiter, start) = (limiter(0, 600, 0), Instant::now());
-        let mut first = limiter.begin(400, start).unwrap();
-        assert_eq!(retry(limiter.begin(300, start)).as_deref(), Some("10"));
+        let mut first = begin(&limiter, 400, start).unwrap();
+        assert_eq!(retry(begin(&limiter, 300, start)).as_deref(), Some("10"));
         first.used = 100;
         drop(first);
-        let mut second = limiter.begin(500, start).unwrap();
+        let mut second = begin(&limiter, 500, start).unwrap();
         // It takes more than it reserved, so the bucket is in debt.
         second.used = 700;
         drop(second);
@@ -281,10 +304,10 @@ mod tests {
             headers(&limiter, start),
             ["limit-tokens=600", "remaining-tokens=0", "reset-tokens=1m20s"]
         );
-        assert_eq!(retry(limiter.begin(1, start)).as_deref(), Some("21"));
+        assert_eq!(retry(begin(&limiter, 1, start)).as_deref(), Some("21"));
         // A request larger than the bucket waits until it is full.
         let rested = start + Duration::from_secs(80);
-        let huge = limiter.begin(1_000_000, rested).unwrap();
+        let huge = begin(&limiter, 1_000_000, rested).unwrap();
         drop(huge);
         assert_eq!(headers(&limiter, rested)[1], "remaining-tokens=600");
     }
@@ -292,18 +315,18 @@ mod tests {
     #[test]
     fn completions_at_once_are_limited() {
         let (limiter, now) = (limiter(0, 0, 2), Instant::now());
-        let first = limiter.begin(10, now).unwrap();
-        let _second = limiter.begin(10, now).unwrap();
-        assert_eq!(retry(limiter.begin(10, now)).as_deref(), Some("1"));
+        let first = begin(&limiter, 10, now).unwrap();
+        let _second = begin(&limiter, 10, now).unwrap();
+        assert_eq!(retry(begin(&limiter, 10, now)).as_deref(), Some("1"));
         drop(first);
-        assert!(limiter.begin(10, now).is_ok());
+        assert!(begin(&limiter, 10, now).is_ok());
         assert!(headers(&limiter, now).is_empty());
     }
 
     #[test]
     fn without_limits_nothing_is_refused() {
         let (limiter, now) = (limiter(0, 0, 0), Instant::now());
-        let permits: Vec<_> = (0..100).map(|_| limiter.begin(u64::MAX, now).unwrap()).collect();
+        let permits: Vec<_> = (0..100).map(|_| begin(&limiter, u64::MAX, now).unwrap()).collect();
         assert!((0..100).all(|_| limiter.count_request(now).is_ok()));
         drop(permits);
         assert!(headers(&limiter, now).is_empty());

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
-use axum::http::{HeaderMap, Uri, Version, header};
+use axum::http::{HeaderMap, Method, Uri, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
@@ -28,6 +28,7 @@ use super::error::ApiError;
 use crate::config::{KeyScope, ServerConfig, hash_key};
 
 use host::HostRule;
+use limits::KeySlot;
 
 pub(super) use cors::{CorsRule, share};
 pub(super) use limits::KeyPermit;
@@ -38,6 +39,10 @@ pub use ring::KeyRing;
 /// measurements, but no text, key or id. To hide those too, bind Hone to a private address. The OpenAPI
 /// document is the same for every server.
 const PUBLIC: [&str; 4] = ["/livez", "/readyz", "/metrics", "/openapi.json"];
+
+/// Routes that sample completions.
+const SAMPLING: [&str; 4] =
+    ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"];
 
 /// Headers that only proxies and browsers set: such a caller is not a program on this machine.
 const FOREIGN: [&str; 8] = [
@@ -66,13 +71,15 @@ pub(super) struct Caller {
     pub(super) key_id: Option<String>,
     /// The key; `None` if no key was required.
     pub(super) key: Option<Arc<ApiKey>>,
+    /// The request, if it is for completions, among those that the key may have at once.
+    slot: Option<Arc<KeySlot>>,
 }
 
 impl Caller {
     /// Begins a request for completions that takes about `tokens` tokens; `None` without a key.
     pub(super) fn begin(&self, tokens: u64) -> Result<Option<KeyPermit>, ApiError> {
-        let begin = |key: &Arc<ApiKey>| key.limiter.begin(tokens, Instant::now());
-        self.key.as_ref().map(begin).transpose()
+        let begin = |slot: &Arc<KeySlot>| slot.begin(tokens, Instant::now());
+        self.slot.as_ref().map(begin).transpose()
     }
 
     /// The key among which waiting requests take turns.
@@ -113,7 +120,8 @@ pub(super) async fn authenticate(
         headers: request.headers(),
         peer: extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip()),
     };
-    let caller = match authenticator.check(&access(path), &head, now_ms()) {
+    let samples = request.method() == Method::POST && SAMPLING.contains(&path);
+    let mut caller = match authenticator.check(&access(path), &head, now_ms()) {
         Ok(caller) => caller,
         Err(error) => return error.into_response(),
     };
@@ -121,8 +129,11 @@ pub(super) async fn authenticate(
         request.extensions_mut().insert(caller);
         return next.run(request).await;
     };
-    let mut response = match key.limiter.count_request(Instant::now()) {
-        Ok(()) => {
+    let counted = key.limiter.count_request(Instant::now());
+    let entered = counted.and_then(|()| samples.then(|| key.limiter.enter()).transpose());
+    let mut response = match entered {
+        Ok(slot) => {
+            caller.slot = slot;
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
@@ -246,7 +257,7 @@ fn identify(
             "the key {name:?} lacks the scope {needed}: it has {held}"
         )));
     }
-    Ok(Caller { key_id: Some(key.id.clone()), key: Some(Arc::clone(key)) })
+    Ok(Caller { key_id: Some(key.id.clone()), key: Some(Arc::clone(key)), slot: None })
 }
 
 /// Whether a program on this machine sent a request, rather than a proxy or a browser.

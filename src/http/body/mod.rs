@@ -13,9 +13,11 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request, State};
 use axum::http::header;
 use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -74,6 +76,21 @@ impl<S: Send + Sync> FromRequest<S> for JsonValue {
         }
         Ok(Self(value))
     }
+}
+
+/// Refuses a body that declares more than `most` bytes before it is read, so that a client that sends
+/// `Expect: 100-continue` does not send it. A body that declares nothing is limited by `DefaultBodyLimit`.
+pub(super) async fn check_length(
+    State(most): State<usize>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let declared = request.headers().get(header::CONTENT_LENGTH);
+    let declared = declared.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if declared.is_some_and(|bytes| bytes > most as u64) {
+        return ApiError::large_body().into_response();
+    }
+    next.run(request).await
 }
 
 /// Whether objects and lists are nested more than `levels` deep.

@@ -9,9 +9,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::types::{
-    ClientEndpoint, Interaction, Message, ResponseOptions, Role, Sample, SampleOrigin, now_ms,
+    ClientEndpoint, Interaction, Message, ResponseOptions, Role, Sample, SampleOrigin,
 };
-use hone_store::Op;
 
 use super::items::OutputItem;
 use super::output::ResponseOutput;
@@ -115,8 +114,7 @@ pub(in crate::http) async fn delete(
     PathText(id): PathText,
 ) -> Result<Json<DeletedResponse>, ApiError> {
     let RecordedResponse { interaction, .. } = find(&state, &caller, "id", &id).await?;
-    state.store.commit(vec![Op::Erase(interaction.id, now_ms())]).await?;
-    tracing::info!(id, "a response was erased");
+    stored::erase(&state, &interaction).await?;
     Ok(Json(DeletedResponse { id, object: "response", deleted: true }))
 }
 

@@ -20,6 +20,7 @@ use hone_core::metrics::Metrics;
 
 use self::document::ApiDocument;
 use self::route::ApiRoute;
+use super::body::check_length;
 use super::error::ApiError;
 use super::operator::health;
 use super::state::AppState;
@@ -31,7 +32,7 @@ pub fn router(state: AppState) -> Router {
     let authenticator = auth::Authenticator::new(&state.config, Arc::clone(&state.keys));
     let authenticator = Arc::new(authenticator);
     let cors = auth::CorsRule::new(&state.config.cors_origins);
-    let limit = DefaultBodyLimit::max(state.config.max_body_bytes);
+    let most = state.config.max_body_bytes;
     let routes = table::routes(&state.config);
     let document = ApiDocument::new(&routes);
     let add = |router: Router<_>, route: ApiRoute| router.route(route.path, route.handler);
@@ -41,7 +42,7 @@ pub fn router(state: AppState) -> Router {
         .layer(Extension(document))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(limit)
+        .layer((DefaultBodyLimit::max(most), from_fn_with_state(most, check_length)))
         .layer(from_fn_with_state(authenticator, auth::authenticate))
         .layer(from_fn_with_state(cors, auth::share))
         .layer(CatchPanicLayer::custom(panicked))

@@ -2,6 +2,7 @@
 
 use axum::Extension;
 use axum::extract::DefaultBodyLimit;
+use axum::middleware::from_fn_with_state;
 use serde_json::{Value, json};
 
 use hone_core::types::PolicyRecord;
@@ -11,7 +12,7 @@ use hone_train::TrainStatus;
 use super::document;
 use super::route::ApiRoute;
 use crate::config::ServerConfig;
-use crate::http::body::List;
+use crate::http::body::{List, check_length};
 use crate::http::chat::stored::wire::{
     DeletedCompletion, ListPage, StoredCompletion, StoredMessage,
 };
@@ -46,6 +47,7 @@ pub(super) fn routes(config: &ServerConfig) -> Vec<ApiRoute> {
         ("Trainer", trainer()),
         ("Policy versions", policies()),
         ("Quarantine", quarantine()),
+        ("Erasure", erasure()),
         ("Probes and metrics", probes()),
         ("OpenAPI document", openapi()),
     ];
@@ -208,7 +210,8 @@ fn feedback() -> Vec<ApiRoute> {
 /// The routes of graders, with limits of their own.
 fn graders(config: &ServerConfig) -> Vec<ApiRoute> {
     let queue = GraderQueue::new(&config.graders);
-    let limit = DefaultBodyLimit::max(config.graders.max_bytes.min(config.max_body_bytes));
+    let most = config.graders.max_bytes.min(config.max_body_bytes);
+    let limit = (DefaultBodyLimit::max(most), from_fn_with_state(most, check_length));
     let grader = json!({
         "type": "string_check", "name": "equal", "operation": "eq",
         "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}",
@@ -227,7 +230,7 @@ fn graders(config: &ServerConfig) -> Vec<ApiRoute> {
             .answers::<ValidGrader>(),
     ];
     let limited = routes.into_iter().map(|route| ApiRoute {
-        handler: route.handler.layer((Extension(queue.clone()), limit)),
+        handler: route.handler.layer((Extension(queue.clone()), limit.clone())),
         ..route
     });
     limited.collect()
@@ -287,6 +290,13 @@ fn quarantine() -> Vec<ApiRoute> {
             .named("releaseKey", "End a quarantine")
             .answers::<ReleasedKey>(),
     ]
+}
+
+fn erasure() -> Vec<ApiRoute> {
+    let route = ApiRoute::delete("/admin/completions/{id}", stored::delete_any)
+        .named("eraseCompletion", "Erase a recorded completion of any key")
+        .answers::<DeletedCompletion>();
+    vec![route]
 }
 
 fn probes() -> Vec<ApiRoute> {

@@ -11,8 +11,13 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
+use hyper::body::Incoming;
 use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Notify;
+
+/// How long a client may take to send a head or a body before its connection may be closed for another one.
+const GRACE: Duration = Duration::from_millis(100);
 
 /// How long a connection may wait for its client.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +54,14 @@ impl Overdue {
 
 /// What one connection does.
 #[derive(Clone, Debug)]
-pub(super) struct Activity(Arc<Mutex<ActivityState>>);
+pub(super) struct Activity(Arc<ActivityCell>);
+
+#[derive(Debug)]
+struct ActivityCell {
+    state: Mutex<ActivityState>,
+    /// Asks the connection to end.
+    asked: Notify,
+}
 
 #[derive(Debug)]
 struct ActivityState {
@@ -57,7 +69,13 @@ struct ActivityState {
     requests: usize,
     /// Whether the head of a request is expected, rather than that a client may send another request.
     in_head: bool,
-    /// Since when the connection waits for a request.
+    /// Whether the body of a request is arriving.
+    in_body: bool,
+    /// Whether the connection has a reserved place.
+    is_reserved: bool,
+    /// Whether the connection was asked to end.
+    is_asked: bool,
+    /// Since when the connection waits for a request, or for the body of the last one.
     since: Instant,
     /// Since when the client reads nothing.
     blocked: Option<Instant>,
@@ -66,6 +84,20 @@ struct ActivityState {
 /// A request until the end of its response.
 #[derive(Debug)]
 pub(super) struct ActiveRequest(Activity);
+
+/// The body of a request, whose arrival is reported.
+pub(super) struct ArrivingBody {
+    body: Incoming,
+    activity: Activity,
+}
+
+/// What a connection waits for, and how long: the greatest is closed first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Idleness {
+    Body(Duration),
+    Head(Duration),
+    Idle(Duration),
+}
 
 /// A response whose request is active until its end.
 pub(super) struct ActiveBody {
@@ -80,14 +112,22 @@ pub(super) struct WatchedStream<S> {
 }
 
 impl Activity {
-    pub fn new() -> Self {
-        let state =
-            ActivityState { requests: 0, in_head: true, since: Instant::now(), blocked: None };
-        Self(Arc::new(Mutex::new(state)))
+    /// A connection that has sent nothing yet, on a reserved place or an ordinary one.
+    pub fn new(is_reserved: bool) -> Self {
+        let state = ActivityState {
+            requests: 0,
+            in_head: true,
+            in_body: false,
+            is_reserved,
+            is_asked: false,
+            since: Instant::now(),
+            blocked: None,
+        };
+        Self(Arc::new(ActivityCell { state: Mutex::new(state), asked: Notify::new() }))
     }
 
     fn lock(&self) -> MutexGuard<'_, ActivityState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A request begins.
@@ -95,14 +135,63 @@ impl Activity {
         let mut state = self.lock();
         state.requests += 1;
         state.in_head = false;
+        state.since = Instant::now();
         drop(state);
         ActiveRequest(self.clone())
     }
 
-    /// Whether the client may send another request and has not begun to.
-    pub fn is_idle(&self) -> bool {
+    /// The body of a request that has begun.
+    pub fn receive(&self, body: Incoming) -> ArrivingBody {
+        self.lock().in_body = !hyper::body::Body::is_end_stream(&body);
+        ArrivingBody { body, activity: self.clone() }
+    }
+
+    /// The connection has an ordinary place now. Its client could not be served before.
+    pub fn leave_reserved(&self) {
+        let mut state = self.lock();
+        if state.is_reserved {
+            state.is_reserved = false;
+            state.since = Instant::now();
+        }
+    }
+
+    /// Whether the connection has a reserved place.
+    pub fn is_reserved(&self) -> bool {
+        self.lock().is_reserved
+    }
+
+    /// What the connection waits for; `None` if it was asked to end, or must not be: it is answering, or its client
+    /// has had too little time.
+    pub fn idleness(&self) -> Option<Idleness> {
         let state = self.lock();
-        state.requests == 0 && !state.in_head
+        let waited = state.since.elapsed();
+        let idleness = match (state.requests, state.in_head) {
+            (0, false) => Idleness::Idle(waited),
+            (0, true) if waited >= GRACE => Idleness::Head(waited),
+            (1.., _) if state.in_body && waited >= GRACE => Idleness::Body(waited),
+            _ => return None,
+        };
+        (!state.is_asked).then_some(idleness)
+    }
+
+    /// Asks the connection to end.
+    pub fn ask(&self) {
+        self.lock().is_asked = true;
+        self.0.asked.notify_one();
+    }
+
+    /// Waits until the connection is asked to end while it waits for its client. Returns whether it waits for
+    /// another request.
+    pub async fn asked(&self) -> bool {
+        loop {
+            self.0.asked.notified().await;
+            let mut state = self.lock();
+            if state.requests == 0 || state.in_body {
+                return state.requests == 0 && !state.in_head;
+            }
+            // A request came in between.
+            state.is_asked = false;
+        }
     }
 
     /// Why the connection should be closed now; `None` if it should not.
@@ -142,6 +231,36 @@ impl Drop for ActiveRequest {
         let mut state = self.0.lock();
         state.requests = state.requests.saturating_sub(1);
         state.since = Instant::now();
+    }
+}
+
+impl Drop for ArrivingBody {
+    fn drop(&mut self) {
+        self.activity.lock().in_body = false;
+    }
+}
+
+impl hyper::body::Body for ArrivingBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
+            self.activity.lock().in_body = false;
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -241,13 +360,17 @@ mod tests {
         Patience { head, idle, write }
     }
 
+    fn is_idle(activity: &Activity) -> bool {
+        matches!(activity.idleness(), Some(Idleness::Idle(_)))
+    }
+
     #[test]
     fn each_state_of_a_connection_has_its_own_patience() {
-        let (none, activity) = (Duration::ZERO, Activity::new());
+        let (none, activity) = (Duration::ZERO, Activity::new(false));
         // A new connection has to send a request.
         assert_eq!(activity.overdue(&patience(none, LONG, LONG)), Some(Overdue::Head));
         assert_eq!(activity.overdue(&patience(LONG, none, none)), None);
-        assert!(!activity.is_idle());
+        assert!(!is_idle(&activity));
         // While a request is answered, only the client's reading counts.
         let request = activity.begin();
         let second = activity.begin();
@@ -258,11 +381,11 @@ mod tests {
         assert_eq!(activity.overdue(&patience(none, none, none)), None);
         drop((request, second));
         // The next request may take longer, until it begins.
-        assert!(activity.is_idle());
+        assert!(is_idle(&activity));
         assert_eq!(activity.overdue(&patience(LONG, none, LONG)), Some(Overdue::Idle));
         assert_eq!(activity.overdue(&patience(none, LONG, LONG)), None);
         activity.received();
-        assert!(!activity.is_idle());
+        assert!(!is_idle(&activity));
         assert_eq!(activity.overdue(&patience(none, LONG, LONG)), Some(Overdue::Head));
     }
 
@@ -271,7 +394,7 @@ mod tests {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
         let (client, server) = tokio::io::duplex(8);
-        let (activity, mut client) = (Activity::new(), client);
+        let (activity, mut client) = (Activity::new(false), client);
         let mut watched = WatchedStream::new(server, activity.clone());
         let request = activity.begin();
         let writes = tokio::spawn(async move {

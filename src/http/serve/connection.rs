@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, timeout};
 
 use hone_core::metrics::Metrics;
 
-use super::activity::{ActiveBody, Activity, Overdue, Patience, WatchedStream};
+use super::activity::{ActiveBody, Activity, ArrivingBody, Overdue, Patience, WatchedStream};
 use super::places::{ConnectionPlace, Places};
 use super::startup::Startup;
 
@@ -30,6 +30,8 @@ const PROBES: [&str; 3] = ["/livez", "/readyz", "/metrics"];
 const RESERVED_HEAD: Duration = Duration::from_secs(1);
 /// The reason of a connection that is closed because its TLS handshake failed or took too long.
 const HANDSHAKE: &str = "handshake";
+/// The reason of a connection that is closed for another one.
+const CROWDED: &str = "crowded";
 
 /// What all connections share.
 pub(super) struct Connections {
@@ -55,16 +57,19 @@ impl Connections {
         mut shutdown: watch::Receiver<bool>,
     ) {
         let _open = OpenConnection::new(&self.startup.metrics);
+        let activity = Activity::new(place.is_reserved());
+        let _listed = self.places.list(&activity);
         let Some(acceptor) = self.startup.tls.acceptor() else {
-            return self.serve_requests(stream, peer, place, shutdown).await;
+            return self.serve_requests(stream, peer, place, activity, shutdown).await;
         };
         let limit = self.longest_head(place.is_reserved());
         let secured = tokio::select! {
             secured = timeout(limit, acceptor.accept(stream)) => secured,
+            _ = activity.asked() => return self.count_closed(peer, CROWDED),
             _ = shutdown.changed() => return,
         };
         match secured {
-            Ok(Ok(stream)) => self.serve_requests(stream, peer, place, shutdown).await,
+            Ok(Ok(stream)) => self.serve_requests(stream, peer, place, activity, shutdown).await,
             Ok(Err(error)) => {
                 tracing::debug!(%peer, %error, "a TLS handshake failed");
                 self.count_closed(peer, HANDSHAKE);
@@ -80,18 +85,19 @@ impl Connections {
         stream: S,
         peer: SocketAddr,
         place: ConnectionPlace,
+        activity: Activity,
         mut shutdown: watch::Receiver<bool>,
     ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let activity = Activity::new();
         // Requests of a connection are answered in turn, so none waits for the lock.
         let place = Mutex::new(place);
         let service = service_fn(|mut request: Request<Incoming>| {
             request.extensions_mut().insert(ConnectInfo(peer));
-            let (active, place) = (activity.begin(), &place);
+            let (active, place, activity) = (activity.begin(), &place, &activity);
+            let request = request.map(|body| activity.receive(body));
             async move {
-                let response = self.answer(request, &mut *place.lock().await).await?;
+                let response = self.answer(request, &mut *place.lock().await, activity).await?;
                 Ok::<_, Infallible>(response.map(|body| ActiveBody::new(body, active)))
             }
         });
@@ -111,7 +117,7 @@ impl Connections {
                     }
                     return;
                 }
-                _ = ticks.tick() => match activity.overdue(&self.patience_at(&place)) {
+                _ = ticks.tick() => match activity.overdue(&self.patience_at(&activity)) {
                     None => {}
                     Some(reason) => {
                         self.count_closed(peer, reason.as_str());
@@ -127,11 +133,15 @@ impl Connections {
                     is_ending = true;
                     connection.as_mut().graceful_shutdown();
                 }
-                () = self.places.crowded(), if !is_ending => if activity.is_idle() {
-                    self.count_closed(peer, "crowded");
+                is_idle = activity.asked(), if !is_ending => {
+                    self.count_closed(peer, CROWDED);
+                    // A request that arrives at this moment is not lost with an idle connection.
+                    if !is_idle {
+                        return;
+                    }
                     is_ending = true;
                     connection.as_mut().graceful_shutdown();
-                },
+                }
             }
         }
     }
@@ -139,10 +149,14 @@ impl Connections {
     /// Answers a request. On a reserved place only a probe is answered, and the connection ends.
     async fn answer(
         &self,
-        request: Request<Incoming>,
+        request: Request<ArrivingBody>,
         place: &mut ConnectionPlace,
+        activity: &Activity,
     ) -> Result<Response, Infallible> {
         let is_open = PROBES.contains(&request.uri().path()) || self.places.open(place).await;
+        if !place.is_reserved() {
+            activity.leave_reserved();
+        }
         let app = if is_open { self.startup.app() } else { self.startup.crowded() };
         let mut response = app.call(request).await?;
         if place.is_reserved() {
@@ -153,10 +167,8 @@ impl Connections {
 
     /// How long a connection may wait for its client. One on a reserved place has to send its request at
     /// once.
-    fn patience_at(&self, place: &Mutex<ConnectionPlace>) -> Patience {
-        // While a request is answered, the time for a head does not matter.
-        let is_reserved = place.try_lock().is_ok_and(|place| place.is_reserved());
-        Patience { head: self.longest_head(is_reserved), ..self.patience }
+    fn patience_at(&self, activity: &Activity) -> Patience {
+        Patience { head: self.longest_head(activity.is_reserved()), ..self.patience }
     }
 
     /// How long a client may take to send the head of a request.

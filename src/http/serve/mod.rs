@@ -2,7 +2,8 @@
 //!
 //! A connection ends if its client does not send the head of a request, a further request, or does not
 //! read the response, each for too long ([`activity`]). A generation whose client does not read is then
-//! cancelled and recorded, as if the client had disconnected. [`places`] bounds their number.
+//! cancelled and recorded, as if the client had disconnected. [`places`] bounds their number, and the number of
+//! files and sockets that the process may have open bounds [`places`].
 
 mod activity;
 mod connection;
@@ -22,6 +23,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use hone_core::files::raise_open_limit;
 use hone_core::metrics::Metrics;
 
 use crate::config::ConnectionsConfig;
@@ -33,6 +35,9 @@ use places::Places;
 pub use startup::Startup;
 pub use tls::Tls;
 
+/// Of the files and sockets that the process may have open, connections leave a quarter to the ledger, models,
+/// judges and the sandbox, but at most this many.
+const MOST_OTHERS: u64 = 512;
 /// Interval at which shutdown polls the number of requests in flight.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Consecutive polls without a request after which shutdown stops waiting for open connections.
@@ -52,7 +57,7 @@ pub async fn serve(
     let (ready, metrics) = (startup.ready.clone(), startup.metrics.clone());
     let grace = Duration::from_secs(startup.config.shutdown_grace_seconds);
     let limits = startup.config.connections;
-    let places = Places::new(limits.max);
+    let places = Places::new(possible(limits.max));
     let connections = Connections { startup, patience: patience(limits), places };
     let (began, begins) = oneshot::channel();
     let shutdown = async move {
@@ -66,6 +71,22 @@ pub async fn serve(
         () = drained(begins, grace, &metrics) => {}
     }
     Ok(())
+}
+
+/// The number of connections that the system permits, up to `wanted`. A connection without a descriptor could not
+/// be accepted, not even for a probe.
+fn possible(wanted: usize) -> usize {
+    let Some(open) = raise_open_limit() else { return wanted };
+    let most = open.saturating_sub((open / 4).min(MOST_OTHERS) + places::RESERVED as u64).max(1);
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    if wanted > most {
+        tracing::warn!(
+            most,
+            "server.connections.max is {wanted}: it is reduced, because the process may have only {open} \
+             files and sockets open (RLIMIT_NOFILE)"
+        );
+    }
+    wanted.min(most)
 }
 
 fn patience(limits: ConnectionsConfig) -> Patience {

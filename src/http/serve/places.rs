@@ -3,21 +3,26 @@
 //! Without the latter a server whose clients occupy every place would not answer its liveness check, and
 //! would be restarted because it is busy. A connection that has one answers one probe and ends. Another
 //! request gets an ordinary place if one becomes free soon, and is refused otherwise.
+//!
+//! For a client that waits, the connection is closed that waits longest for its own client: one without a request,
+//! else one without a whole head, else one without a whole body.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::futures::Notified;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use super::activity::Activity;
+
 /// Places beyond `server.connections.max`.
-const RESERVED: usize = 32;
+pub(super) const RESERVED: usize = 32;
 /// Requests on reserved places that wait for an ordinary one. Probes have the others.
 const WAITING: usize = RESERVED / 2;
 /// How long such a request waits.
 const WAIT: Duration = Duration::from_secs(1);
-/// Interval at which idle connections are asked to end.
+/// Interval at which further connections are asked to end.
 const ASK_INTERVAL: Duration = Duration::from_millis(25);
 
 /// The places of all connections.
@@ -25,8 +30,27 @@ pub(super) struct Places {
     ordinary: Arc<Semaphore>,
     reserved: Arc<Semaphore>,
     waiting: Semaphore,
-    /// Asks idle connections to end, because all places are taken.
-    crowded: Notify,
+    open: Mutex<OpenConnections>,
+}
+
+/// The connections that may be asked to end, by number.
+#[derive(Default)]
+struct OpenConnections {
+    last: u64,
+    activities: BTreeMap<u64, Activity>,
+}
+
+/// A connection among those that may be asked to end.
+pub(super) struct ListedConnection<'a> {
+    places: &'a Places,
+    number: u64,
+}
+
+impl Drop for ListedConnection<'_> {
+    fn drop(&mut self) {
+        let mut open = self.places.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.activities.remove(&self.number);
+    }
 }
 
 /// The place of one connection. Dropping it frees the place.
@@ -50,25 +74,39 @@ impl Places {
             ordinary: Arc::new(Semaphore::new(most)),
             reserved: Arc::new(Semaphore::new(RESERVED)),
             waiting: Semaphore::new(WAITING),
-            crowded: Notify::new(),
+            open: Mutex::default(),
         }
     }
 
-    /// A place for a new connection. It waits if even the reserved ones are taken.
+    /// Lists a connection among those that may be asked to end, until what is returned is dropped.
+    pub fn list(&self, activity: &Activity) -> ListedConnection<'_> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.last += 1;
+        let number = open.last;
+        open.activities.insert(number, activity.clone());
+        ListedConnection { places: self, number }
+    }
+
+    /// A place for a new connection. If even the reserved ones are taken, connections are asked to end until there
+    /// is one.
     pub async fn take(&self) -> ConnectionPlace {
-        tokio::select! {
-            biased;
-            permit = self.ordinary.clone().acquire_owned() => {
-                ConnectionPlace { _permit: permit.ok(), is_reserved: false }
-            }
-            permit = self.reserved.clone().acquire_owned() => {
-                ConnectionPlace { _permit: permit.ok(), is_reserved: true }
+        let mut asks = tokio::time::interval(ASK_INTERVAL);
+        loop {
+            tokio::select! {
+                biased;
+                permit = self.ordinary.clone().acquire_owned() => {
+                    return ConnectionPlace { _permit: permit.ok(), is_reserved: false };
+                }
+                permit = self.reserved.clone().acquire_owned() => {
+                    return ConnectionPlace { _permit: permit.ok(), is_reserved: true };
+                }
+                _ = asks.tick() => self.ask_idlest(true),
             }
         }
     }
 
-    /// Exchanges a reserved place for an ordinary one, if one becomes free soon. Idle connections are asked
-    /// to end. Returns whether the place is an ordinary one now.
+    /// Exchanges a reserved place for an ordinary one, if one becomes free soon. Connections are asked to end
+    /// for it. Returns whether the place is an ordinary one now.
     pub async fn open(&self, place: &mut ConnectionPlace) -> bool {
         if !place.is_reserved {
             return true;
@@ -80,18 +118,24 @@ impl Places {
         !place.is_reserved
     }
 
-    /// Completes when idle connections are asked to end.
-    pub fn crowded(&self) -> Notified<'_> {
-        self.crowded.notified()
+    /// Asks the connection to end that waits longest for its client, on an ordinary place or also on a reserved one.
+    fn ask_idlest(&self, also_reserved: bool) {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let may_end = |activity: &&Activity| also_reserved || !activity.is_reserved();
+        let waiting = open.activities.values().filter(may_end);
+        let waiting = waiting.filter_map(|activity| Some((activity.idleness()?, activity)));
+        if let Some((_, idlest)) = waiting.max_by_key(|(idleness, _)| *idleness) {
+            idlest.ask();
+        }
     }
 
-    /// Asks idle connections to end until there is a place.
+    /// Asks connections to end until there is a place.
     async fn freed(&self) -> Option<OwnedSemaphorePermit> {
         let mut asks = tokio::time::interval(ASK_INTERVAL);
         loop {
             tokio::select! {
                 place = self.ordinary.clone().acquire_owned() => return place.ok(),
-                _ = asks.tick() => self.crowded.notify_waiters(),
+                _ = asks.tick() => self.ask_idlest(false),
             }
         }
     }

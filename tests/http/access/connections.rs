@@ -1,15 +1,16 @@
 //! Limits of connections, early headers and comments of streams, and the limit of `max_tokens`.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use hone::config::{KeyConfig, KeyScope};
 use hone_engine::Engine;
 
-use crate::server::{Server, ask, eventually, within_a_minute};
+use crate::server::{Server, ask, eventually, key, within_a_minute};
 
 /// Connects and sends `text`.
 pub async fn connect(server: &Server, text: &str) -> TcpStream {
@@ -146,6 +147,95 @@ async fn a_full_table_of_connections_answers_probes() {
     ended(&mut silent).await;
     assert_eq!(closed(&server, "head").await, Some(1.0));
     drop(busy);
+}
+
+/// A request whose body never arrives as a whole.
+fn half(key: &str) -> String {
+    format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n\
+         content-type: application/json\r\ncontent-length: 100\r\n\r\n{{"
+    )
+}
+
+fn models(key: &str) -> String {
+    MODELS.replace("\r\n\r\n", &format!("\r\nauthorization: Bearer {key}\r\n\r\n"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_heads_and_bodies_make_place_for_another_client() {
+    let slow_head = "GET /v1/models HTTP/1.1\r\nhost: local".to_owned();
+    for text in [half("slow"), slow_head, String::new()] {
+        let server = Server::with(|s| {
+            s.server.connections.max = 4;
+            s.server.keys = vec![key("slow", &[KeyScope::Chat]), key("other", &[KeyScope::Chat])];
+        })
+        .await;
+        // They take every place, those that are reserved for probes too, and many more wait.
+        let mut slow = Vec::new();
+        for _ in 0..80 {
+            slow.push(connect(&server, &text).await);
+        }
+        let began = Instant::now();
+        loop {
+            let mut other = connect(&server, &models("other")).await;
+            let answer = read_until(&mut other, "\r\n\r\n").await;
+            if answer.starts_with("HTTP/1.1 200") {
+                break;
+            }
+            assert!(answer.starts_with("HTTP/1.1 503"), "{text:?}: {answer}");
+        }
+        let mut probe = connect(&server, PROBE).await;
+        read_until(&mut probe, "\"ok\"}").await;
+        assert!(began.elapsed() < Duration::from_secs(5), "{text:?}: {:?}", began.elapsed());
+        assert!(closed(&server, "crowded").await.is_some_and(|count| count > 1.0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_has_its_requests_from_their_heads_on() {
+    let server = Server::with(|s| {
+        let limited = KeyConfig { concurrency: 2, ..key("slow", &[KeyScope::Chat]) };
+        s.server.keys = vec![limited, key("other", &[KeyScope::Chat])];
+    })
+    .await;
+    let held = [connect(&server, &half("slow")).await, connect(&server, &half("slow")).await];
+    let mut refused = connect(&server, &half("slow")).await;
+    while !read_until(&mut refused, "\r\n\r\n").await.starts_with("HTTP/1.1 429") {
+        // The others may not have arrived yet.
+        refused = connect(&server, &half("slow")).await;
+    }
+    assert_eq!(server.chat_as("other", &ask(json!({}))).await.status(), 200);
+    // Requests that are not for completions do not count.
+    let listed = server.client.get(server.url("/v1/models")).bearer_auth("slow").send().await;
+    assert_eq!(listed.unwrap().status(), 200);
+    drop((held, refused));
+    let free = async {
+        while server.chat_as("slow", &ask(json!({}))).await.status() != 200 {
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+    };
+    within_a_minute("the key's requests have ended", free).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_is_too_long_is_refused_by_its_head() {
+    let server = Server::new().await;
+    for (path, length) in [
+        ("/v1/chat/completions", 99_999_999_999_u64),
+        ("/v1/feedback", (1 << 20) + 1),
+        ("/v1/fine_tuning/alpha/graders/run", (256 << 10) + 1),
+        ("/nowhere", 99_999_999_999),
+    ] {
+        for expect in ["", "expect: 100-continue\r\n"] {
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                 content-length: {length}\r\n{expect}\r\n"
+            );
+            let mut stream = connect(&server, &head).await;
+            let answer = read_until(&mut stream, "body_too_large").await;
+            assert!(answer.starts_with("HTTP/1.1 413"), "{path}: {answer}");
+        }
+    }
 }
 
 /// One slot, and streams whose headers are sent at once.

@@ -234,6 +234,32 @@ async fn only_the_asking_key_sees_a_completion() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_operator_erases_a_completion_of_any_key() {
+    let server = Server::with(|setup| {
+        setup.server.client_keys = vec!["alice".to_owned()];
+        setup.server.admin_keys = vec!["root".to_owned()];
+    })
+    .await;
+    let id = chat(&server, "alice", json!({"user": "ann"})).await;
+    let feedback = json!({"completion_id": id, "name": "thumbs", "value": 1});
+    let posted = send(&server, "alice", Method::POST, "/v1/feedback", Some(&feedback)).await;
+    assert_eq!(posted.0, 200);
+    let path = format!("/admin/completions/{id}");
+    assert_eq!(send(&server, "alice", Method::DELETE, &path, None).await.0, 403);
+    let (status, answer) = send(&server, "root", Method::DELETE, &path, None).await;
+    let expected = json!({"object": "chat.completion.deleted", "id": id, "deleted": true});
+    assert_eq!((status, answer), (200, expected));
+    let stats = server.store.stats().unwrap();
+    assert_eq!((stats.interactions, stats.samples, stats.feedback, stats.rewards), (0, 0, 0, 0));
+    for id in [id.as_str(), "chatcmpl-x"] {
+        let path = format!("/admin/completions/{id}");
+        let (status, answer) = send(&server, "root", Method::DELETE, &path, None).await;
+        let code = &answer["error"]["code"];
+        assert_eq!((status, code), (404, &json!("completion_not_found")), "{answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn malformed_queries_are_refused() {
     let server = server().await;
     let mut lines = Vec::new();

@@ -87,6 +87,30 @@ impl Grader {
         self.kinds().into_iter().filter_map(asked).collect()
     }
 
+    /// Limits the tokens of each answer of a model, also where the grader sets no limit.
+    ///
+    /// # Errors
+    /// A limit of the grader that is greater than `most`.
+    pub fn limit_tokens(&mut self, most: u32) -> Result<(), u32> {
+        let kinds = match &mut self.spec.kind {
+            GraderKind::Multi { parts, .. } => {
+                parts.iter_mut().map(|part| &mut part.kind).collect()
+            }
+            kind => vec![kind],
+        };
+        for kind in kinds {
+            if let GraderKind::ScoreModel { prompt, .. } | GraderKind::LabelModel { prompt, .. } =
+                kind
+            {
+                let limit = prompt.sampling.max_tokens.get_or_insert(most);
+                if *limit > most {
+                    return Err(*limit);
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn any(&self, wanted: impl Fn(&GraderKind) -> bool) -> bool {
         self.kinds().into_iter().any(wanted)
     }

@@ -131,6 +131,10 @@ impl<K: AnyKind> Kind for Ensemble<K> {
     fn needs_self_judge(&self) -> bool {
         self.of.iter().any(|member| member.kind.needs_self_judge())
     }
+
+    fn grader_models(&self) -> Vec<String> {
+        self.of.iter().flat_map(|member| member.kind.grader_models()).collect()
+    }
 }
 
 struct EnsembleFn {

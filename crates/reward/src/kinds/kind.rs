@@ -80,6 +80,11 @@ pub trait Kind: Documented {
     fn needs_self_judge(&self) -> bool {
         false
     }
+
+    /// The models that OpenAI graders ask.
+    fn grader_models(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// A part's function; `None` for feedback, whose values clients post.

@@ -67,6 +67,8 @@ pub struct RewardPart {
     pub kind: &'static str,
     /// The metadata keys of which it needs at least one; empty if it needs no metadata.
     pub reads: Vec<String>,
+    /// The models that an OpenAI grader asks.
+    pub models: Vec<String>,
     /// Whether scoring may depend on a process or a service, so that a missing value may be
     /// temporary.
     pub calls_out: bool,
@@ -212,6 +214,12 @@ impl Routes {
         })
     }
 
+    /// The models that OpenAI graders of the routes ask.
+    pub fn models(&self) -> BTreeSet<&str> {
+        let parts = self.iter().flat_map(|route| &route.parts);
+        parts.flat_map(|part| &part.models).map(String::as_str).collect()
+    }
+
     /// All routes, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Route>> {
         self.list.iter().map(|(_, route)| route)
@@ -257,6 +265,7 @@ fn build_part(config: &RewardConfig, route: &str, tools: &Tools) -> Result<Rewar
         feedback,
         kind: config.kind.name(),
         reads: config.kind.reads().into_iter().map(str::to_owned).collect(),
+        models: config.kind.grader_models(),
         calls_out: may_call_out(&config.kind),
     })
 }

@@ -205,6 +205,7 @@ async fn a_broken_grader_loses_its_own_values_only() {
         feedback: None,
         kind: "test",
         reads: Vec::new(),
+        models: Vec::new(),
         calls_out: false,
     };
     let route = Route {

@@ -114,11 +114,26 @@ pub async fn delete(
     Extension(caller): Extension<Caller>,
     PathText(id): PathText,
 ) -> Result<Json<DeletedCompletion>, ApiError> {
-    let interaction = find(&state, &caller, "id", &id).await?;
+    erase(&state, &find(&state, &caller, "id", &id).await?).await.map(Json)
+}
+
+/// `DELETE /admin/completions/{id}`: as [`delete`], for a completion of any key.
+pub async fn delete_any(
+    State(state): State<Arc<AppState>>,
+    PathText(id): PathText,
+) -> Result<Json<DeletedCompletion>, ApiError> {
+    erase(&state, &find_any(&state, "id", &id).await?).await.map(Json)
+}
+
+/// Erases a completion with everything that was recorded for it.
+pub(in crate::http) async fn erase(
+    state: &AppState,
+    interaction: &Interaction,
+) -> Result<DeletedCompletion, ApiError> {
     state.store.commit(vec![Op::Erase(interaction.id, now_ms())]).await?;
     let id = interaction.completion_id();
     tracing::info!(id, "a completion was erased");
-    Ok(Json(DeletedCompletion { object: "chat.completion.deleted", id, deleted: true }))
+    Ok(DeletedCompletion { object: "chat.completion.deleted", id, deleted: true })
 }
 
 /// A completion that this key asked for, by the id in the field `param`.
@@ -128,15 +143,20 @@ pub(in crate::http) async fn find(
     param: &str,
     text: &str,
 ) -> Result<Interaction, ApiError> {
+    let found = find_any(state, param, text).await?;
+    let is_own = found.api_key() == caller.key_id.as_deref();
+    if is_own { Ok(found) } else { Err(ApiError::no_such_completion(param, text)) }
+}
+
+/// A completion that any key asked for, by the id in the field `param`.
+async fn find_any(state: &AppState, param: &str, text: &str) -> Result<Interaction, ApiError> {
     let unknown = || ApiError::no_such_completion(param, text);
     let id = InteractionId::from_completion_id(text).ok_or_else(unknown)?;
     if id.is_unstored() {
         return Err(ApiError::unstored_completion(param, text));
     }
-    let is_own = |row: &Interaction| {
-        row.source == PromptSource::Live && row.api_key() == caller.key_id.as_deref()
-    };
-    find_interaction(state, id).await?.filter(is_own).ok_or_else(unknown)
+    let found = find_interaction(state, id).await?;
+    found.filter(|row| row.source == PromptSource::Live).ok_or_else(unknown)
 }
 
 /// [`find`] for chat completions only.

@@ -36,7 +36,7 @@ impl Kind for GraderParams {
         if grader.needs_code() && context.tools.sandbox.is_none() {
             return Err(wrong("it runs Python, and there is no sandbox".to_owned()));
         }
-        for model in self.models() {
+        for model in self.grader_models() {
             context.tools.check_model(&model).map_err(wrong)?;
         }
         Ok(Some(Arc::new(grader)))
@@ -47,18 +47,18 @@ impl Kind for GraderParams {
     }
 
     fn needs_self_judge(&self) -> bool {
-        self.models().iter().any(|model| model == SELF_JUDGE)
+        self.grader_models().iter().any(|model| model == SELF_JUDGE)
     }
-}
 
-impl GraderParams {
     /// The models that the grader or its members ask.
-    fn models(&self) -> Vec<String> {
+    fn grader_models(&self) -> Vec<String> {
         let asks = |grader: &&Value| ["score_model", "label_model"].contains(&type_of(grader));
         let model = |grader: &Value| Some(grader.get("model")?.as_str()?.to_owned());
         self.with_members().iter().filter(asks).filter_map(model).collect()
     }
+}
 
+impl GraderParams {
     /// The grader and, of a `multi` grader, its members.
     fn with_members(&self) -> Vec<Value> {
         let whole = match &self.grader {
