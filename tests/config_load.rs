@@ -110,7 +110,7 @@ fn the_environment_overrides_the_file() {
     ];
     let env = env.map(|(k, v)| (k.to_owned(), v.to_owned()));
     let config = load_from(Some(&file), env).unwrap();
-    assert_eq!(config.train.learning_rate, 2e-3);
+    assert_eq!(config.train.learning_rate.fixed(), Some(2e-3));
     assert_eq!(config.train.seed, 3);
     assert_eq!(config.server.bind.to_string(), "[::1]:9");
     assert_eq!(config.server.client_keys, ["one", "two"]);

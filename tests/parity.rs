@@ -23,7 +23,7 @@ use hone_model::adapter::{LinearKind, LoraConfig, Modules, Patterns};
 use hone_model::weights::{LoadOptions, Quantize};
 use hone_sampler::{BatchedEngine, BatchedPublisher, SamplerConfig};
 use hone_store::{Store, StoreConfig};
-use hone_train::config::TrainConfig;
+use hone_train::config::{PeakRate, TrainConfig};
 use hone_train::policy::{
     Candidate, Policies, PolicyConfig, PolicySetup, PublishOutcome, ScoredBy,
 };
@@ -91,7 +91,12 @@ impl Pair {
 }
 
 fn train_config(lora: LoraConfig) -> TrainConfig {
-    TrainConfig { lora, learning_rate: 0.02, warmup_steps: Some(0), ..TrainConfig::default() }
+    TrainConfig {
+        lora,
+        learning_rate: PeakRate::Fixed(0.02),
+        warmup_steps: Some(0),
+        ..TrainConfig::default()
+    }
 }
 
 /// The native engine on the learner's weights.

@@ -40,7 +40,9 @@ async fn visited(config: &str, steps: u64) -> (Value, bool, String) {
         .output()
         .unwrap();
     let shown = String::from_utf8_lossy(&output.stderr).into_owned();
-    let text = std::fs::read_to_string(&report).unwrap_or_else(|error| panic!("{error}: {shown}"));
+    let text = std::fs::read_to_string(&report);
+    assert!(text.is_ok(), "{text:?}: {shown}");
+    let text = text.unwrap();
     let status: Value = serde_json::from_str(&get(&format!("{url}/admin/train")).await).unwrap();
     assert_ne!(status["state"], "paused", "the server learns on: {shown}");
     let report: Value = serde_json::from_str(&text).unwrap();

@@ -15,7 +15,6 @@ use hone_engine::EngineBackend;
 
 mod abuse;
 mod backend;
-mod bounds;
 mod constraints;
 mod daemon;
 mod http;

@@ -4,6 +4,7 @@
 
 mod attempt;
 mod bodies;
+mod bounds;
 mod heads;
 
 use std::fs;

@@ -8,26 +8,14 @@ use redb::ReadableTable;
 use uuid::Uuid;
 
 use hone_core::types::{
-    GroupState, InteractionId, Rating, Reward, RewardId, RewardSource, SampleId, key_of_rater,
+    GroupState, InteractionId, Reward, RewardId, RewardSource, SampleId, key_of_rater,
 };
 
-use super::tables::LedgerTables;
+use super::tables::{LedgerTables, PendingRating};
 use crate::error::StoreError;
 use crate::format::codec::encode;
 use crate::op::{FeedbackEntry, FeedbackOutcome};
 use crate::reader;
-
-/// Posts for one part of a completion whose value is not combined yet.
-pub(super) struct PendingRating {
-    /// The completion's prompt.
-    interaction: InteractionId,
-    /// The last post.
-    last: Reward,
-    /// The last post's rule.
-    join: fn(&[Rating]) -> Option<f64>,
-    /// Number of posts with a value.
-    values: usize,
-}
 
 impl LedgerTables<'_> {
     /// Records one piece of feedback, unless its idempotency key is known.

@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 
 use redb::{ReadableTableMetadata, Table, WriteTransaction};
 
-use hone_core::types::{Group, GroupState, Interaction, InteractionId, Reward, SampleId};
+use hone_core::types::{Group, GroupState, Interaction, InteractionId, Rating, Reward, SampleId};
 
-use super::feedback::PendingRating;
 use crate::error::StoreError;
 use crate::format::codec::encode;
 use crate::format::schema::{self, Bytes, Id, IdPair};
@@ -27,6 +26,18 @@ pub(crate) struct AppliedCounts {
     pub(crate) corrections_received: u64,
     /// Corrections whose outcome became final: `trained`, or why they are not used.
     pub(crate) corrections: BTreeMap<String, u64>,
+}
+
+/// Posts for one part of a completion whose value is not combined yet.
+pub(super) struct PendingRating {
+    /// The completion's prompt.
+    pub(super) interaction: InteractionId,
+    /// The last post.
+    pub(super) last: Reward,
+    /// The last post's rule.
+    pub(super) join: fn(&[Rating]) -> Option<f64>,
+    /// Number of posts with a value.
+    pub(super) values: usize,
 }
 
 /// Every table, opened in one write transaction.
