@@ -59,9 +59,7 @@ fn the_default_file_contains_every_key_with_a_comment() {
     leaves("", &Value::try_from(Config::default()).unwrap(), &mut known);
     assert_eq!(written, known);
     // Keys without a default value are commented out.
-    for optional in
-        ["# dataset = ", "# model = ", "# reward_max = ", "# range = ", "# warmup_steps = "]
-    {
+    for optional in ["# dataset = ", "# model = ", "# reward_max = ", "# warmup_steps = "] {
         assert!(text.contains(&format!("\n{optional}")), "{optional} is missing");
     }
     let mut above = "";
@@ -151,7 +149,7 @@ fn values_of_the_wrong_type_are_refused() {
     assert_snapshot!(error("[train]\nenabled = 1"), @"train.enabled is 1: it must be true or false");
     assert_snapshot!(error("[train]\nschedule = 'sine'"), @r#"train.schedule is "sine": it must be "constant", "linear", "cosine", "polynomial" or "inverse_sqrt""#);
     assert_snapshot!(error("[rollout]\nmax_ready_groups = 7"), @"rollout.max_ready_groups is 7: it must be 0 (as many as two steps need), or 8 or more, so that groups of rollout.group_size 8 hold train.samples_per_step 64");
-    assert_snapshot!(error("[train]\nlearning_rate = true"), @"train.learning_rate is true: it must be a number");
+    assert_snapshot!(error("[train]\nlearning_rate = true"), @r#"train.learning_rate is true: it must be a number or "auto""#);
     assert_snapshot!(error("train = 3"), @"train is 3: it must be a table");
     assert_snapshot!(error("[rollout]\nmax_tokens = 5000000000"), @"rollout.max_tokens is 5000000000: it must be a whole number from 0 to 4294967295");
     assert_snapshot!(error("[rollout]\ndataset = 3"), @"rollout.dataset is 3: it must be a path in quotes");
@@ -195,7 +193,7 @@ fn values_out_of_range_are_refused() {
     assert_snapshot!(error("[train.lora]\nalpha_pattern = { q_proj = -1 }"), @r#"train.lora.alpha_pattern."q_proj" is -1: it must be greater than 0"#);
     assert_snapshot!(error("[train]\nwarmup_ratio = 1.0"), @"train.warmup_ratio is 1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train]\nwarmup_ratio = 0.1\nwarmup_steps = 3"), @"train.warmup_steps is 3: it must be 0 where train.warmup_ratio (0.1) is set");
-    assert_snapshot!(error("[train]\nmin_learning_rate = 1.0\nschedule = 'cosine'"), @"train.min_learning_rate is 1: it must be at most train.learning_rate (0.00002)");
+    assert_snapshot!(error("[train]\nlearning_rate = 2e-5\nmin_learning_rate = 1.0\nschedule = 'cosine'"), @"train.min_learning_rate is 1: it must be at most train.learning_rate (0.00002)");
     assert_snapshot!(error("[train]\nmin_learning_rate = 1e-6\nschedule = 'linear'"), @r#"train.min_learning_rate is 0.000001: it must be 0 unless train.schedule is "cosine" or "polynomial""#);
     assert_snapshot!(error("[train]\nema_decay = 1.0"), @"train.ema_decay is 1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train]\nema_decay = 0.9\nswa_start = 5"), @"train.swa_start is 5: it must be 0 where train.ema_decay (0.9) is set");
