@@ -14,7 +14,7 @@ const SCALE: f64 = 1.2;
 /// The peak learning rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum PeakRate {
-    /// [`PeakRate::for_size`] of the model.
+    /// A rate that falls with the size of the model, as [`PeakRate::of`] computes it.
     #[default]
     Auto,
     /// This rate.
