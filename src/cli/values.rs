@@ -32,10 +32,6 @@ pub(super) fn quantize() -> impl TypedValueParser<Value = Quantize> {
 /// The values of `--compute`.
 pub(super) fn compute() -> impl TypedValueParser<Value = Compute> {
     let values = [
-        (
-            "auto",
-            "bf16 if the weights are stored in it and the processor is faster with it, else f32",
-        ),
         ("f32", "32-bit floats"),
         (
             "bf16",

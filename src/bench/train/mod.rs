@@ -62,7 +62,7 @@ impl TrainBenchOptions {
             beta: 0.01,
             steps: 5,
             recompute: Recompute::Auto,
-            compute: Compute::F32,
+            compute: Compute::default(),
             threads: 0,
         }
     }
@@ -371,7 +371,7 @@ mod tests {
         let compute = Compute::Bf16;
         let report =
             run(&TrainBenchOptions { shape, compute, steps: 1, threads: 1, ..usual }).unwrap();
-        assert_eq!(report.compute, available(compute, true));
+        assert_eq!(report.compute, available(compute));
         let named = format!("products in {}", report.compute.as_str());
         assert!(report.to_string().contains(&named), "{report}");
     }

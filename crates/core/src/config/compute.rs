@@ -7,11 +7,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compute {
-    /// As [`Self::Bf16`] if all matrices of the base are stored in bf16, which then are used exactly; else in
-    /// f32.
-    #[default]
-    Auto,
     /// In f32.
+    #[default]
     F32,
     /// Both factors are rounded to bf16, and sums are in f32. Only some processors are faster with it; others
     /// compute in f32.
@@ -20,12 +17,11 @@ pub enum Compute {
 
 impl Compute {
     /// All choices.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::F32, Self::Bf16];
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
 
     /// The name in configurations and on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Auto => "auto",
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
         }

@@ -123,8 +123,8 @@ impl HeadStats {
         let (vocab, hidden) = weight.dims2()?;
         let most = match compute {
             Compute::Bf16 => block_rows(PACKED, vocab, hidden),
-            _ if weight.stored().is_widened() => block_rows(UPCAST, vocab, hidden),
-            _ => vocab.max(1),
+            Compute::F32 if weight.stored().is_widened() => block_rows(UPCAST, vocab, hidden),
+            Compute::F32 => vocab.max(1),
         };
         let rows = (0..vocab).step_by(most).map(move |first| first..vocab.min(first + most));
         Ok(rows.map(move |rows| WeightRows { weight, rows, transposed }))

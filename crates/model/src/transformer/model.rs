@@ -95,7 +95,7 @@ impl Model {
                           base trained";
             return Err(ModelError::Unsupported(reason.to_owned()));
         }
-        let compute = Compute::F32;
+        let compute = Compute::default();
         Ok(Self { spec, embedding, blocks, norm, head, fused_layers, compute })
     }
 
@@ -121,14 +121,11 @@ impl Model {
     #[must_use]
     pub fn with_compute(self, compute: Compute) -> Self {
         let fused = self.fused_layers && self.dtype() == DType::F32;
-        let in_bf16 = |matrix: &BaseMatrix| matrix.stored() == DType::BF16.into();
-        let all_in_bf16 =
-            self.blocks.iter().flat_map(Block::matrices).all(in_bf16) && in_bf16(&self.head);
-        let compute = if fused { available(compute, all_in_bf16) } else { Compute::F32 };
+        let compute = if fused { available(compute) } else { Compute::F32 };
         Self { compute, ..self }
     }
 
-    /// The arithmetic of products with the weights, [`Compute::F32`] or [`Compute::Bf16`], in [`Self::hidden`], [`Self::forward_saving`],
+    /// The arithmetic of products with the weights in [`Self::hidden`], [`Self::forward_saving`],
     /// [`Self::backward`] and [`Self::stats`]. [`Self::logits`] is not affected.
     pub fn compute(&self) -> Compute {
         self.compute

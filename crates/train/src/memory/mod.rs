@@ -110,8 +110,6 @@ pub struct BaseMemory {
     packed: usize,
     /// Whether a matrix is quantized.
     is_quantized: bool,
-    /// Whether the matrices of all products are stored in bf16, which [`Compute::Auto`] depends on.
-    in_bf16: bool,
 }
 
 impl BaseMemory {
@@ -125,7 +123,7 @@ impl BaseMemory {
         stored: impl Fn(&str) -> Result<S>,
     ) -> Result<Self> {
         let options = options.into();
-        let mut base = Self { bytes: 0, widened: 0, packed: 0, is_quantized: false, in_bf16: true };
+        let mut base = Self { bytes: 0, widened: 0, packed: 0, is_quantized: false };
         for (name, shape) in spec.weight_shapes() {
             let count: usize = shape.iter().product();
             let held = options.in_memory(spec, &name, &shape, stored(&name)?.into());
@@ -138,7 +136,6 @@ impl BaseMemory {
                 base.widened = base.widened.max(at_once * F32);
             }
             if shape.len() == 2 {
-                base.in_bf16 &= held == WeightType::from(candle_core::DType::BF16);
                 let at_once = if linear { count } else { head_packed_values(spec) };
                 base.packed = base.packed.max(at_once * BF16);
             }
@@ -226,11 +223,12 @@ impl MemoryPlan {
         let kept = kept(config, spec, tokens * in_flight);
         let one_layer = work + if kept == 0 { layer } else { 0 };
         let logits = logits_in_memory(tokens, spec.vocab_size) * in_flight * F32;
-        let widened = if compute::available(config.compute, base.in_bf16) == Compute::Bf16 {
-            let (hidden, inner, q, _) = widths(spec);
-            (base.packed + hidden.max(inner).max(q) * tokens * BF16) * in_flight
-        } else {
-            base.widened * threads.max(1)
+        let widened = match compute::available(config.compute) {
+            Compute::F32 => base.widened * threads.max(1),
+            Compute::Bf16 => {
+                let (hidden, inner, q, _) = widths(spec);
+                (base.packed + hidden.max(inner).max(q) * tokens * BF16) * in_flight
+            }
         };
         Self {
             tokens,
@@ -323,8 +321,11 @@ mod tests {
             (wide(), TrainConfig { compute: Compute::Bf16, ..TrainConfig::default() });
         let plan = MemoryPlan::new(&spec, base(&spec, DType::F32), &config, 2, 100);
         // The largest matrix, and the activations of the MLP; one shard runs at a time.
-        let available = compute::available(config.compute, false) == Compute::Bf16;
-        assert_eq!(plan.widened, if available { 2 * (1024 * 4096 + 4096 * 100) } else { 0 });
+        let expected = match compute::available(config.compute) {
+            Compute::Bf16 => 2 * (1024 * 4096 + 4096 * 100),
+            Compute::F32 => 0,
+        };
+        assert_eq!(plan.widened, expected);
     }
 
     #[test]

@@ -17,17 +17,18 @@ type Result<T> = candle_core::Result<T>;
 /// Operation that errors name.
 const NAME: &str = "product with a weight";
 
-/// What this process computes products of matrices in where `compute` is configured, [`Compute::F32`] or
-/// [`Compute::Bf16`], for a base whose matrices are all stored in bf16 (`stored_in_bf16`) or not:
-/// [`Compute::F32`] if the processor is not faster with bf16, or Linux does not permit AMX.
+/// What this process computes products of matrices in where `compute` is configured: [`Compute::F32`] instead
+/// of [`Compute::Bf16`] if the processor is not faster with bf16, or Linux does not permit AMX.
 ///
 /// [`Compute::Bf16`] needs Linux on x86-64 and a processor with AMX (Intel from Sapphire Rapids on), or AMD's
 /// with AVX-512 for bf16 (from Zen 4 on). The instruction of AVX-512 for bf16 (`vdpbf16ps`) is used on AMD's
 /// processors only. On Sapphire Rapids it has half the throughput of the one for f32.
 #[must_use]
-pub fn available(compute: Compute, stored_in_bf16: bool) -> Compute {
-    let wanted = compute == Compute::Bf16 || (compute == Compute::Auto && stored_in_bf16);
-    if wanted && Bf16Unit::get().is_some() { Compute::Bf16 } else { Compute::F32 }
+pub fn available(compute: Compute) -> Compute {
+    match compute {
+        Compute::Bf16 if Bf16Unit::get().is_some() => Compute::Bf16,
+        Compute::F32 | Compute::Bf16 => Compute::F32,
+    }
 }
 
 /// Whether products in bf16 are [available], and fastest with the vectors of AVX-512: for kernels that do not

@@ -37,21 +37,15 @@ fn weights() -> Vec<(BaseMatrix, Vec<f32>)> {
 }
 
 #[test]
-fn f32_is_available_everywhere_and_auto_follows_the_stored_type() {
-    let fastest = available(Compute::Bf16, false);
-    for stored_in_bf16 in [false, true] {
-        assert_eq!(available(Compute::F32, stored_in_bf16), Compute::F32);
-        assert_eq!(available(Compute::Bf16, stored_in_bf16), fastest);
-    }
-    assert_eq!(available(Compute::Auto, true), fastest);
-    assert_eq!(available(Compute::Auto, false), Compute::F32);
-    assert!(!has_fast_bf16_vectors() || fastest == Compute::Bf16);
+fn f32_is_available_everywhere() {
+    assert_eq!(available(Compute::F32), Compute::F32);
+    assert!(!has_fast_bf16_vectors() || available(Compute::Bf16) == Compute::Bf16);
 }
 
 #[test]
 fn every_type_in_memory_has_the_bits_of_its_values_in_f32() {
-    for compute in [Compute::F32, Compute::Bf16] {
-        if available(compute, true) != compute {
+    for compute in Compute::ALL {
+        if available(compute) != compute {
             skip_without("fast products in bf16");
             continue;
         }
@@ -78,7 +72,7 @@ fn every_type_in_memory_has_the_bits_of_its_values_in_f32() {
 
 #[test]
 fn the_error_of_bf16_is_that_of_two_roundings() {
-    if available(Compute::Bf16, true) == Compute::F32 {
+    if available(Compute::Bf16) == Compute::F32 {
         return skip_without("fast products in bf16");
     }
     let (n, inner) = (20, 600);
@@ -86,7 +80,7 @@ fn the_error_of_bf16_is_that_of_two_roundings() {
     let weight =
         BaseMatrix::from(Tensor::from_vec(w.clone(), (ROWS, inner), &Device::Cpu).unwrap());
     let rows = WeightRows { weight: &weight, rows: 0..ROWS, transposed: true };
-    let [exact, found] = [Compute::F32, Compute::Bf16]
+    let [exact, found] = Compute::ALL
         .map(|compute| LeftFactor::new(compute, Matrix::new(&x, n, inner)).product(&rows).unwrap());
     let mut largest = 0.0_f32;
     for (i, (exact, found)) in exact.iter().zip(&found).enumerate() {

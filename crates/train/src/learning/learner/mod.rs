@@ -187,9 +187,11 @@ impl Learner {
 /// Logs the arithmetic of the products, unless it is the default.
 fn report_compute(configured: Compute, used: Compute) {
     match (configured, used) {
-        (_, Compute::Bf16) => tracing::info!("the trainer's products with the base are in bf16"),
-        (Compute::Auto | Compute::F32, _) => {}
-        (Compute::Bf16, _) => tracing::warn!(
+        (Compute::F32, _) => {}
+        (Compute::Bf16, Compute::Bf16) => {
+            tracing::info!("the trainer's products with the base are in bf16");
+        }
+        (Compute::Bf16, Compute::F32) => tracing::warn!(
             "train.compute = \"bf16\" has no effect: it needs Linux and a processor with AMX, or AMD's \
              from Zen 4 on; products are in f32"
         ),
