@@ -114,8 +114,8 @@ pub fn promote(config: &mut Config, promotion: Promotion) {
     };
 }
 
-/// Adds a route whose graders reward wrong sums without the form. The exam would notice it, as the graders of other prompts
-/// are right, so there is none: only the users' thumbs remain.
+/// Adds a route whose graders reward wrong sums without the form. The exam would notice it, as the graders of
+/// other prompts are right, so there is none: only the users' thumbs remain.
 pub fn sabotage(config: &mut Config) {
     let answer = RewardKind::NumericMatch(NumericMatch::default());
     let format = RewardKind::FormatStrict(FormatStrict::default());

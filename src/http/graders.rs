@@ -1,7 +1,8 @@
 //! `POST /v1/fine_tuning/alpha/graders/run` and `.../validate`, compatible with OpenAI's.
 //!
 //! `server.graders` limits what a grader may use: the models that it asks and their answers, Python, its bytes, and
-//! how many run at once and wait, of which each key has a share. Its computations do not delay the tasks of the thread that polls it.
+//! how many run at once and wait, of which each key has a share. Its computations do not delay the tasks of the
+//! thread that polls it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;

@@ -78,8 +78,13 @@ pub(super) struct Caller {
 impl Caller {
     /// Begins a request for completions that takes about `tokens` tokens; `None` without a key.
     pub(super) fn begin(&self, tokens: u64) -> Result<Option<KeyPermit>, ApiError> {
-        let begin = |slot: &Arc<KeySlot>| slot.begin(tokens, Instant::now());
-        self.slot.as_ref().map(begin).transpose()
+        let Some(key) = &self.key else { return Ok(None) };
+        let slot = match &self.slot {
+            Some(slot) => Arc::clone(slot),
+            // A route that is missing in `SAMPLING` counts once its body is read.
+            None => key.limiter.enter()?,
+        };
+        slot.begin(tokens, Instant::now()).map(Some)
     }
 
     /// The key among which waiting requests take turns.

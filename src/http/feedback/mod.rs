@@ -77,8 +77,7 @@ pub(super) struct CompletionFeedback {
     reason: Option<String>,
 }
 
-/// Records one piece of feedback.
-/// `sessions` are those of the request.
+/// Records one piece of feedback. `sessions` are those that the pieces of its request judge.
 async fn record(
     state: &Arc<AppState>,
     body: &Map<String, Value>,

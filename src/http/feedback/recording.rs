@@ -121,8 +121,8 @@ pub(super) async fn after_commit<T: Send + 'static>(
     state.read_ledger(move |_| Ok(work(&own))).await.map_err(Refusal::Failed)
 }
 
-/// Why recorded feedback is not trained on. Reads the ledger, see [`after_commit`]. Committed feedback is acknowledged even if the ledger
-/// cannot be read.
+/// Why recorded feedback is not trained on. Reads the ledger, see [`after_commit`]. Committed feedback is
+/// acknowledged even if the ledger cannot be read.
 pub(super) fn prospect(
     state: &AppState,
     name: &str,

@@ -180,8 +180,8 @@ pub(crate) fn full_logprobs(sample: &Sample) -> Vec<f32> {
     sample.logprobs.iter().zip(kept).map(|(logprob, mass)| logprob + mass.ln()).collect()
 }
 
-/// Takes ready groups, oldest first and graded ones for half of the batch before others, until they have `max_samples` members; the last group may
-/// exceed that number, and so may further turns of the batch's conversations among the next groups, so that
+/// Takes ready groups, oldest first and graded ones for half of the batch before others, until they have
+/// `max_samples` members; the last group may exceed that number, and so may further turns of the batch's conversations among the next groups, so that
 /// a conversation is trained on as a whole. `None` if fewer than `min_samples` trainable samples are ready.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
