@@ -12,7 +12,7 @@ use crate::lines;
 const TOLERANCE: f64 = 1e-4;
 
 fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data-4437f66")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data-0.1.0")
 }
 
 /// Runs `hone` on the data directory, and returns what it printed to the standard output.

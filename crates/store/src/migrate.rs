@@ -12,14 +12,6 @@ use crate::{file, reader};
 
 #[path = "../../../migrations/0001_first_tables.rs"]
 mod m0001;
-#[path = "../../../migrations/0002_raters_and_sessions.rs"]
-mod m0002;
-#[path = "../../../migrations/0003_prompts_and_exams.rs"]
-mod m0003;
-#[path = "../../../migrations/0004_completions_by_key.rs"]
-mod m0004;
-#[path = "../../../migrations/0005_turns.rs"]
-mod m0005;
 
 /// A step from the previous schema version.
 pub(crate) struct Migration {
@@ -32,13 +24,8 @@ pub(crate) struct Migration {
 }
 
 /// Every migration, in order. The last leads to [`schema::VERSION`].
-pub(crate) const MIGRATIONS: &[Migration] = &[
-    Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run },
-    Migration { to: 2, description: m0002::DESCRIPTION, run: m0002::run },
-    Migration { to: 3, description: m0003::DESCRIPTION, run: m0003::run },
-    Migration { to: 4, description: m0004::DESCRIPTION, run: m0004::run },
-    Migration { to: 5, description: m0005::DESCRIPTION, run: m0005::run },
-];
+pub(crate) const MIGRATIONS: &[Migration] =
+    &[Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run }];
 
 /// Migrates a file to [`schema::VERSION`].
 pub(crate) fn to_current(database: &Database) -> Result<(), StoreError> {

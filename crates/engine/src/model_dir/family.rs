@@ -131,7 +131,7 @@ impl EngineFamily {
         };
         let quantization = get(config, "quantization_config");
         if !quantization.is_null() {
-            let expected = "only unquantized weights can be trained on";
+            let expected = "quantized weights are read from GGUF files only";
             return Err(refuse_value("quantization_config", quantization, expected));
         }
         Ok(family)

@@ -134,7 +134,7 @@ fn errors_name_the_value_that_cannot_be_served() {
             "supported is one of Qwen2ForCausalLM, Qwen3",
         ),
         ("architectures", Value::Null, "config.json: architectures is missing; supported"),
-        ("quantization_config", json!({ "bits": 4 }), "{\"bits\":4}; only unquantized"),
+        ("quantization_config", json!({ "bits": 4 }), "{\"bits\":4}; quantized weights are read"),
         (
             "rope_parameters",
             json!({ "rope_type": "yarn" }),

@@ -296,7 +296,7 @@ fn check_heads(config: &Value, num_heads: usize, head_dim: usize) -> Result<()> 
 /// Rejects options that change the forward pass and are not implemented.
 fn reject_unsupported(config: &Value, family: &ModelFamily) -> Result<()> {
     if let Some(value) = get(config, "quantization_config") {
-        let expected = "absent: only unquantized weights can be trained on";
+        let expected = "absent: quantized weights are read from GGUF files only";
         return Err(wrong("quantization_config", Some(value), expected));
     }
     // Gemma 2 files have both fields; transformers reads the second.

@@ -105,7 +105,7 @@ fn errors_name_the_field_and_the_reason() {
     insta::assert_snapshot!(message("llama", json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}})), @r#"config.json: `rope_scaling` has rope_type "dynamic"; supported: default, linear, llama3, longrope"#);
     insta::assert_snapshot!(message("llama", json!({"partial_rotary_factor": 0.5})), @"config.json: `partial_rotary_factor` is 0.5, but must be 1 for this architecture");
     insta::assert_snapshot!(message("llama", json!({"rope_scaling": {"rope_type": "linear"}})), @"config.json: `factor` is missing, but must be a number above 0");
-    insta::assert_snapshot!(message("llama", json!({"quantization_config": {"bits": 4}})), @r#"config.json: `quantization_config` is {"bits":4}, but must be absent: only unquantized weights can be trained on"#);
+    insta::assert_snapshot!(message("llama", json!({"quantization_config": {"bits": 4}})), @r#"config.json: `quantization_config` is {"bits":4}, but must be absent: quantized weights are read from GGUF files only"#);
     insta::assert_snapshot!(message("llama", json!({"hidden_act": "gelu"})), @r#"config.json: `hidden_act` is "gelu", but must be `silu`"#);
     insta::assert_snapshot!(message("gemma2", json!({"hidden_activation": "gelu"})), @r#"config.json: `hidden_activation` is "gelu", but must be `gelu_pytorch_tanh`"#);
     insta::assert_snapshot!(message("gemma2", json!({"use_bidirectional_attention": true})), @"config.json: `use_bidirectional_attention` is true, but must be false: only causal attention is supported");

@@ -5,10 +5,7 @@ use serde::de::DeserializeOwned;
 
 use hone_core::types::{Group, Interaction, PolicyRecord, Reward, Sample, StepRecord};
 
-use super::former::{
-    InteractionV1, InteractionV2, InteractionV3, PolicyRecordV1, SampleV1, SampleV2,
-};
-use super::records::{GroupV1, InteractionV4, PolicyRecordV2, RewardV1, SampleV3, StepRecordV1};
+use super::records::{GroupV1, InteractionV1, PolicyRecordV1, RewardV1, SampleV1, StepRecordV1};
 use super::stored::StoredForm;
 use crate::error::StoreError;
 
@@ -54,11 +51,11 @@ macro_rules! ledger_records {
 }
 
 ledger_records!(
-    Interaction in "interactions": 1 InteractionV1, 2 InteractionV2, 3 InteractionV3, now 4 InteractionV4;
-    Sample in "samples": 1 SampleV1, 2 SampleV2, now 3 SampleV3;
+    Interaction in "interactions": now 1 InteractionV1;
+    Sample in "samples": now 1 SampleV1;
     Reward in "rewards": now 1 RewardV1;
     Group in "groups": now 1 GroupV1;
-    PolicyRecord in "policy_versions": 1 PolicyRecordV1, now 2 PolicyRecordV2;
+    PolicyRecord in "policy_versions": now 1 PolicyRecordV1;
     StepRecord in "steps": now 1 StepRecordV1;
 );
 

@@ -1,7 +1,6 @@
 //! The file format: tables, stored records and their encoding.
 
 pub(crate) mod codec;
-mod former;
 mod records;
 pub(crate) mod schema;
 mod stored;

@@ -4,9 +4,8 @@
 //! removed or reordered there would silently change the format. The conversions here are
 //! exhaustive: such a change does not compile until there is a decision on how to read existing files.
 //! The order of fields and variants in this file is the format; `tests/fixtures` holds files in it. An
-//! enum may get further variants at its end. A struct that changes gets a new version, and the old one
-//! becomes a `former_struct` in [`former`](super::former), which names the values of the fields that it
-//! lacks.
+//! enum may get further variants at its end. A struct that changes gets a new version; the old one stays, is
+//! only read, and names the values of the fields that it lacks.
 
 use std::collections::BTreeMap;
 
@@ -30,21 +29,21 @@ mirror_enum!(
     PolicyStateV1 = PolicyState { Candidate, Active, Retired, Rejected, Canary, RolledBack }
 );
 
-mirror_struct!(ToolCallV3 = ToolCall { id: String, name: String, arguments: String });
+mirror_struct!(ToolCallV1 = ToolCall { id: String, name: String, arguments: String });
 
 mirror_struct!(
-    MessageV3 = Message {
+    MessageV1 = Message {
         role: RoleV1,
         content: String,
         name: Option<String>,
         reasoning: Option<String>,
-        tool_calls: Vec<ToolCallV3>,
+        tool_calls: Vec<ToolCallV1>,
         tool_call_id: Option<String>,
     }
 );
 
 mirror_struct!(
-    ToolV3 = Tool {
+    ToolV1 = Tool {
         name: String,
         description: Option<String>,
         parameters: Option<String>,
@@ -54,14 +53,14 @@ mirror_struct!(
 
 /// The stored form of [`ToolChoice`].
 #[derive(Serialize, Deserialize)]
-pub(crate) enum ToolChoiceV3 {
+pub(crate) enum ToolChoiceV1 {
     None,
     Auto,
     Required,
     Function(String),
 }
 
-impl StoredForm<ToolChoice> for ToolChoiceV3 {
+impl StoredForm<ToolChoice> for ToolChoiceV1 {
     fn store(plain: &ToolChoice) -> Self {
         match plain {
             ToolChoice::None => Self::None,
@@ -81,16 +80,16 @@ impl StoredForm<ToolChoice> for ToolChoiceV3 {
 }
 
 mirror_struct!(
-    ChatOptionsV3 = ChatOptions {
-        tools: Vec<ToolV3>,
-        tool_choice: ToolChoiceV3,
+    ChatOptionsV1 = ChatOptions {
+        tools: Vec<ToolV1>,
+        tool_choice: ToolChoiceV1,
         parallel_tool_calls: bool,
         template_variables: String,
     }
 );
 
 mirror_struct!(
-    SamplingParamsV2 = SamplingParams {
+    SamplingParamsV1 = SamplingParams {
         temperature: f32,
         top_p: f32,
         top_k: u32,
@@ -185,7 +184,7 @@ mirror_struct!(
 );
 
 mirror_struct!(
-    InteractionV4 = Interaction {
+    InteractionV1 = Interaction {
         id: [u8; 16],
         created: u64,
         source: PromptSourceV1,
@@ -193,21 +192,21 @@ mirror_struct!(
         model: String,
         endpoint: ClientEndpointV1,
         key_id: Option<String>,
-        messages: Vec<MessageV3>,
+        messages: Vec<MessageV1>,
         metadata: BTreeMap<String, String>,
-        params: SamplingParamsV2,
+        params: SamplingParamsV1,
         prompt_ids: Vec<u32>,
         template_hash: String,
         stop: Vec<String>,
         held_out: bool,
-        chat: ChatOptionsV3,
+        chat: ChatOptionsV1,
         grammar: Option<GrammarSpecV1>,
         continues: Option<ContinuationV1>,
     }
 );
 
 mirror_struct!(
-    SampleV3 = Sample {
+    SampleV1 = Sample {
         id: [u8; 16],
         interaction: [u8; 16],
         choice: u32,
@@ -220,7 +219,7 @@ mirror_struct!(
         text: String,
         finish: FinishReasonV1,
         version: u64,
-        params: SamplingParamsV2,
+        params: SamplingParamsV1,
         untrainable: Option<String>,
     }
 );
@@ -289,7 +288,7 @@ mirror_struct!(
 );
 
 mirror_struct!(
-    PolicyRecordV2 = PolicyRecord {
+    PolicyRecordV1 = PolicyRecord {
         version: u64,
         parent: Option<u64>,
         step: u64,

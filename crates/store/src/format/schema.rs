@@ -6,7 +6,7 @@
 use redb::TableDefinition;
 
 /// The schema version that this binary reads and writes.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 1;
 
 /// The bytes of a UUIDv7.
 pub(crate) type Id = [u8; 16];

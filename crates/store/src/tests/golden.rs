@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use hone_core::types::{ClientEndpoint, Continuation, GrammarSpec, PolicyCheck, TokenSpan};
 
 use super::*;
-use crate::format::codec::{decode, encode};
 use crate::write::LedgerTables;
 use crate::{FeedbackOutcome, file, maintain, migrate};
 
@@ -14,7 +13,7 @@ fn fixture(schema: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(file)
 }
 
-/// The operations that made the file of schema 1: every kind of record, with every variant and option.
+/// The operations that made the file of schema 1: every kind of record.
 fn contents() -> Vec<Op> {
     let mut dataset = interaction(2);
     dataset.source = PromptSource::Dataset;
@@ -68,17 +67,24 @@ fn contents() -> Vec<Op> {
     ]
 }
 
-/// The operations that made the file of schema 3: the records whose stored form changed since schema 1.
-fn contents_of_schema_3() -> Vec<Op> {
-    let mut asked = interaction(1);
+/// Records with the values that [`contents`] lacks, ids above it.
+fn further_contents() -> Vec<Op> {
+    let mut asked = interaction(3);
     asked.stop = vec!["</answer>".to_owned(), "∎".to_owned()];
-    let mut exam = interaction(2);
+    asked.continues = Some(Continuation {
+        conversation: interaction_id(1),
+        interaction: interaction_id(2),
+        choice: 3,
+        prefix_tokens: 70_000,
+        edited: true,
+    });
+    let mut exam = interaction(4);
     exam.held_out = true;
-    let mut truncated = served(10, 1);
+    exam.endpoint = ClientEndpoint::Messages;
+    let mut truncated = served(30, 3);
     truncated.kept = vec![0.5, 1.0, f32::MIN_POSITIVE];
     truncated.params.top_k = 5;
-    truncated.params.logit_bias = BTreeMap::from([(7, -2.5)]);
-    let mut checked = policy(1, PolicyState::RolledBack);
+    let mut checked = policy(4, PolicyState::RolledBack);
     checked.pinned = true;
     checked.checks = vec![PolicyCheck {
         name: "parity/serving".to_owned(),
@@ -87,15 +93,16 @@ fn contents_of_schema_3() -> Vec<Op> {
         bound: None,
         detail: "one prompt".to_owned(),
     }];
-    vec![
+    let mut ops = vec![
         Op::Interaction(Box::new(asked)),
         Op::Interaction(Box::new(exam)),
         Op::Sample(Box::new(truncated)),
-        Op::Sample(Box::new(shadow(11, 1))),
-        Op::Group(Box::new(group(1, 1, &[10, 11], &["exact"]))),
-        Op::Policy(Box::new(policy(0, PolicyState::Active))),
         Op::Policy(Box::new(checked)),
-    ]
+        Op::Policy(Box::new(policy(5, PolicyState::Canary))),
+    ];
+    ops.push(Op::Interaction(Box::new(super::tools::with_tools(5))));
+    ops.extend(constrained());
+    ops
 }
 
 /// How the fixture of a schema was made, when it was the current one. A released schema must not be
@@ -109,7 +116,7 @@ fn write_the_fixture() {
     migrate::to_current(&database).unwrap();
     file::write(&database, |tx| {
         let mut tables = LedgerTables::new(tx)?;
-        for (n, op) in contents_of_schema_3().iter().enumerate() {
+        for (n, op) in contents().iter().chain(&further_contents()).enumerate() {
             tables.apply(op, reward_id(100 + n as u64))?;
         }
         tables.combine_ratings()
@@ -125,38 +132,6 @@ pub(super) fn copy_fixture(schema: u32) -> (tempfile::TempDir, PathBuf) {
     let path = dir.path().join("ledger.redb");
     std::fs::copy(fixture(schema), &path).unwrap();
     (dir, path)
-}
-
-#[test]
-fn every_record_of_schema_3_is_read() {
-    let (_dir, path) = copy_fixture(3);
-    let store = open(&path);
-    for op in contents_of_schema_3() {
-        match op {
-            Op::Interaction(row) => assert_eq!(store.interaction(row.id).unwrap(), Some(*row)),
-            Op::Sample(row) => assert_eq!(store.sample(row.id).unwrap(), Some(*row)),
-            Op::Policy(row) => assert_eq!(store.policy(row.version).unwrap(), Some(*row)),
-            Op::Group(row) => assert_eq!(store.group(row.id).unwrap(), Some(*row)),
-            _ => {}
-        }
-    }
-    assert_eq!(store.held_out("default", 5).unwrap(), [store_exam(&store)]);
-    // New records have the new form, beside the old ones.
-    store.commit_blocking(constrained()).unwrap();
-    for op in constrained() {
-        match op {
-            Op::Interaction(row) => assert_eq!(store.interaction(row.id).unwrap(), Some(*row)),
-            Op::Sample(row) => assert_eq!(store.sample(row.id).unwrap(), Some(*row)),
-            _ => {}
-        }
-    }
-    drop(store);
-    let report = maintain::check(&path).unwrap();
-    assert!(report.is_healthy(), "{report:?}");
-}
-
-fn store_exam(store: &Store) -> Interaction {
-    store.interaction(interaction_id(2)).unwrap().unwrap()
 }
 
 /// A prompt for each kind of grammar, with a sample of which the grammar forced tokens.
@@ -190,38 +165,12 @@ fn constrained() -> Vec<Op> {
     ops
 }
 
-/// Schema 4 had no file of its own. Its prompts lack the API, which is here the byte that another API
-/// changes, and the completion that they go on from, which is absent in the last byte.
-#[test]
-fn prompts_of_schema_4_are_read() {
-    for op in constrained() {
-        let Op::Interaction(row) = op else { continue };
-        let mut bytes = encode(&*row).unwrap();
-        let other = Interaction { endpoint: ClientEndpoint::Messages, ..(*row).clone() };
-        let other = encode(&other).unwrap();
-        let place = bytes.iter().zip(&other).position(|(own, other)| own != other).unwrap();
-        assert_eq!((bytes[0], bytes.remove(place), bytes.pop()), (4, 0, Some(0)));
-        bytes[0] = 3;
-        assert_eq!(decode::<Interaction>(&bytes).unwrap(), *row);
-        let continues = Some(Continuation {
-            conversation: interaction_id(1),
-            interaction: interaction_id(2),
-            choice: 3,
-            prefix_tokens: 70_000,
-            edited: true,
-        });
-        let continued = Interaction { continues, ..*row };
-        let bytes = encode(&continued).unwrap();
-        assert_eq!(decode::<Interaction>(&bytes).unwrap(), continued);
-    }
-}
-
 #[test]
 fn every_record_of_schema_1_is_read() {
     let (_dir, path) = copy_fixture(1);
     let store = open(&path);
     let mut groups = BTreeMap::new();
-    for op in contents() {
+    for op in contents().into_iter().chain(further_contents()) {
         match op {
             Op::Interaction(row) => assert_eq!(store.interaction(row.id).unwrap(), Some(*row)),
             Op::Sample(row) => assert_eq!(store.sample(row.id).unwrap(), Some(*row)),
@@ -260,9 +209,8 @@ fn every_record_of_schema_1_is_read() {
     };
     assert_eq!(store.rewards_of(sample_id(10)).unwrap()[1], thumb);
     let stats = store.stats().unwrap();
-    assert_eq!((stats.interactions, stats.samples, stats.rewards, stats.feedback), (2, 3, 5, 3));
-    assert_eq!((stats.groups, stats.policy_versions, stats.steps), (3, 4, 1));
-    // The migration to schema 2 found each rater's newest rating.
+    assert_eq!((stats.interactions, stats.samples, stats.rewards, stats.feedback), (10, 9, 5, 3));
+    assert_eq!((stats.groups, stats.policy_versions, stats.steps), (3, 6, 1));
     let rating =
         |key: &str| vec![Rating { key_id: Some(key.to_owned()), value: 0.5, created: 7000 }];
     for (sample, name) in [(10, "thumbs"), (11, "thumbs"), (11, "stars")] {
@@ -275,7 +223,7 @@ fn every_record_of_schema_1_is_read() {
 }
 
 #[test]
-fn a_migrated_file_accepts_new_writes() {
+fn a_file_of_schema_1_accepts_new_writes() {
     let (_dir, path) = copy_fixture(1);
     let store = open(&path);
     let again = FeedbackEntry {
@@ -283,10 +231,10 @@ fn a_migrated_file_accepts_new_writes() {
         key_id: Some("key-1".to_owned()),
         ..thumbs(1, 0.5, 8000)
     };
-    let new = thumbs(5, 1.0, 8000);
-    let mut ops = prompt_ops(5, 0);
+    let new = thumbs(6, 1.0, 8000);
+    let mut ops = prompt_ops(6, 0);
     ops.extend([feedback(again), feedback(new)]);
-    // The migrated rater corrects the rating, and another rater adds one.
+    // The recorded rater corrects the rating, and another rater adds one.
     let mean = |key: &str, value, created| FeedbackEntry {
         key_id: Some(key.to_owned()),
         join: super::mean,
@@ -296,12 +244,12 @@ fn a_migrated_file_accepts_new_writes() {
     let outcomes = store.commit_blocking(ops).unwrap().feedback;
     let expected = [
         FeedbackOutcome::Duplicate(sample_id(10)),
-        FeedbackOutcome::Recorded(sample_id(50)),
+        FeedbackOutcome::Recorded(sample_id(60)),
         FeedbackOutcome::Recorded(sample_id(10)),
         FeedbackOutcome::Recorded(sample_id(10)),
     ];
     assert_eq!(outcomes, expected);
-    assert_eq!(store.stats().unwrap().interactions, 3);
+    assert_eq!(store.stats().unwrap().interactions, 11);
     assert_eq!(store.rewards_of(sample_id(10)).unwrap()[1].value, Some(0.5));
     assert_eq!(store.ratings_of(sample_id(10), "thumbs").unwrap().len(), 2);
 }

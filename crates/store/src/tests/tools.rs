@@ -1,17 +1,14 @@
 //! Tools and calls in the ledger.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use hone_core::types::{ChatOptions, ClientEndpoint, ResponseOptions, Tool, ToolCall, ToolChoice};
 
-use super::golden::copy_fixture;
 use super::*;
 
-#[test]
-fn a_migrated_file_holds_tools_and_calls() {
-    let (_dir, path) = copy_fixture(3);
-    let store = open(&path);
-    let mut row = interaction(3);
+/// Prompt `n` with tools, a call and its result, asked through the responses API.
+pub(super) fn with_tools(n: u64) -> Interaction {
+    let mut row = interaction(n);
     let call = ToolCall {
         id: "call_1".to_owned(),
         name: "add".to_owned(),
@@ -27,11 +24,10 @@ fn a_migrated_file_holds_tools_and_calls() {
         tool_call_id: Some("call_1".to_owned()),
         ..Message::new(Role::Tool, "3")
     });
-    let parameters = json!({"type": "object", "properties": {"b": {}, "a": {"minimum": -1.5}}});
     let add = Tool {
         name: "add".to_owned(),
         description: Some("Adds.".to_owned()),
-        parameters: Some(parameters.clone()),
+        parameters: Some(parameters()),
         strict: true,
     };
     let now = Tool { name: "now".to_owned(), description: None, parameters: None, strict: false };
@@ -47,10 +43,22 @@ fn a_migrated_file_holds_tools_and_calls() {
         previous: Some(interaction_id(2)),
         schema_name: Some("sum".to_owned()),
     });
+    row
+}
+
+fn parameters() -> Value {
+    json!({"type": "object", "properties": {"b": {}, "a": {"minimum": -1.5}}})
+}
+
+#[test]
+fn a_ledger_holds_tools_and_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir.path().join("ledger.redb"));
+    let row = with_tools(3);
     store.commit_blocking(vec![Op::Interaction(Box::new(row.clone()))]).unwrap();
     let found = store.interaction(row.id).unwrap().unwrap();
     assert_eq!(found, row);
     // The order of keys is part of the prompt.
     let stored = found.chat.tools[0].parameters.as_ref().unwrap().to_string();
-    assert_eq!(stored, parameters.to_string());
+    assert_eq!(stored, parameters().to_string());
 }
