@@ -1,4 +1,4 @@
-//! A data directory that an earlier commit wrote opens, passes its checks and continues.
+//! A data directory that release 0.1.0 wrote opens, passes its checks and continues.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_run_of_an_earlier_commit_continues_with_the_same_metrics() {
+fn a_run_of_the_first_release_continues_with_the_same_metrics() {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
     copy(&fixture().join("data"), &data);
@@ -52,7 +52,6 @@ fn a_run_of_an_earlier_commit_continues_with_the_same_metrics() {
 
     let config = fixture().join("config.toml");
     hone(&data, &["train", "--config", config.to_str().unwrap(), "--steps", "5"]);
-    // The run migrated the ledger.
     let health: Value = serde_json::from_str(&hone(&data, &["db", "check"])).unwrap();
     assert_eq!(
         (&health["intact"], &health["problem_count"]),
