@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use hone_core::text::shortened;
-use hone_engine::{EngineError, SampleError};
+use hone_engine::{EngineError, GrammarError, SampleError};
 use hone_store::StoreError;
 use hone_train::TrainError;
 use hone_train::policy::PolicyError;
@@ -344,6 +344,15 @@ impl From<EngineError> for ApiError {
             }
             EngineError::Preempted | EngineError::ShuttingDown => Self::unavailable(message),
             _ => Self::logged("request failed", &error),
+        }
+    }
+}
+
+impl From<GrammarError> for ApiError {
+    fn from(error: GrammarError) -> Self {
+        match error {
+            GrammarError::Busy { .. } => EngineError::from(error).into(),
+            error => Self::logged("a grammar cannot be compiled", &error),
         }
     }
 }

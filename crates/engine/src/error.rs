@@ -121,10 +121,14 @@ impl EngineError {
 
 impl From<GrammarError> for EngineError {
     fn from(error: GrammarError) -> Self {
-        if error.is_refusal() {
-            Self::Invalid(error.to_string())
-        } else {
-            Self::Sample(SampleError::Grammar(error))
+        match error {
+            GrammarError::Busy { places, waiting } => Self::Overloaded {
+                slots: places,
+                queued: waiting,
+                retry_after: Duration::from_secs(1),
+            },
+            error if error.is_refusal() => Self::Invalid(error.to_string()),
+            error => Self::Sample(SampleError::Grammar(error)),
         }
     }
 }

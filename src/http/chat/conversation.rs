@@ -175,6 +175,6 @@ async fn compile(
         error if error.is_refusal() => {
             ApiError::field(&requested.field, format!("{}: {error}", requested.field))
         }
-        error => ApiError::logged("a grammar cannot be compiled", &error),
+        error => error.into(),
     })
 }

@@ -328,7 +328,8 @@ impl Codec {
         self.grammars.compile(spec, move || codec.vocabulary()).await
     }
 
-    fn vocabulary(&self) -> GrammarVocabulary {
+    /// The tokens, for grammars.
+    pub(crate) fn vocabulary(&self) -> GrammarVocabulary {
         let ids = 0..self.vocab() as TokenId;
         let named = self.special.iter().chain(&self.stop_ids).collect::<HashSet<_>>();
         let name = |id: TokenId| self.tokenizer.id_to_token(id).unwrap_or_default();

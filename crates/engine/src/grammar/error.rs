@@ -14,6 +14,14 @@ pub enum GrammarError {
     /// Another grammar is malformed, too large, or matches no text.
     #[error("{0}")]
     Refused(String),
+    /// Too many grammars wait for their compilation.
+    #[error("{waiting} grammars are already waiting for their compilation")]
+    Busy {
+        /// Grammars that are compiled at once.
+        places: usize,
+        /// Grammars that wait.
+        waiting: usize,
+    },
     /// No token continues the text. The grammar never ends it, or the tokenizer cannot spell the rest.
     #[error("the grammar permits no further token")]
     DeadEnd,

@@ -56,7 +56,7 @@ pub(super) fn program(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarErro
                     "the grammar has {length} bytes: it must have 1 to {MAX_LARK}"
                 ));
             }
-            Ok(TopLevelGrammar::from_lark(text.clone()))
+            Ok(TopLevelGrammar::from_lark(lark::bounded(text)?))
         }
     }
 }

@@ -14,6 +14,8 @@ use super::vocabulary::GrammarVocabulary;
 
 /// Grammars that are compiled at once.
 const PARALLEL: usize = 2;
+/// Grammars that wait meanwhile; further ones are refused. Each takes less than a second.
+const WAITING: usize = 32;
 /// Stack of a compiling thread, in bytes. The library descends into nested schemas and references;
 /// only the pages that it uses take memory.
 const STACK: usize = 64 << 20;
@@ -22,11 +24,16 @@ const STACK: usize = 64 << 20;
 pub(crate) struct GrammarQueue {
     compiler: OnceLock<Result<GrammarCompiler, GrammarError>>,
     permits: Arc<Semaphore>,
+    waiting: Semaphore,
 }
 
 impl Default for GrammarQueue {
     fn default() -> Self {
-        Self { compiler: OnceLock::new(), permits: Arc::new(Semaphore::new(PARALLEL)) }
+        Self {
+            compiler: OnceLock::new(),
+            permits: Arc::new(Semaphore::new(PARALLEL)),
+            waiting: Semaphore::new(WAITING),
+        }
     }
 }
 
@@ -34,7 +41,7 @@ impl GrammarQueue {
     /// Compiles a grammar on a thread of its own, unless it is known. `vocabulary` runs there once.
     ///
     /// # Errors
-    /// [`GrammarError`] with what is wrong.
+    /// [`GrammarError`] with what is wrong, or [`GrammarError::Busy`].
     pub async fn compile(
         self: &Arc<Self>,
         spec: &GrammarSpec,
@@ -45,8 +52,13 @@ impl GrammarQueue {
             return Ok(known);
         }
         let failed = |error: &dyn std::fmt::Display| GrammarError::Failed(error.to_string());
+        let waiting = self
+            .waiting
+            .try_acquire()
+            .map_err(|_| GrammarError::Busy { places: PARALLEL, waiting: WAITING })?;
         // The thread holds the permit, because the caller may be gone before it ends.
         let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|e| failed(&e))?;
+        drop(waiting);
         let (sender, receiver) = oneshot::channel();
         let (queue, spec) = (Arc::clone(self), spec.clone());
         thread::Builder::new()

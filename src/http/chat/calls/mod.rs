@@ -49,7 +49,7 @@ impl CallRules {
                 let field = if self.options.forces_call() { "tool_choice" } else { "tools" };
                 ApiError::field(field, format!("{field}: {error}"))
             } else {
-                ApiError::logged("a grammar cannot be compiled", &error)
+                error.into()
             }
         })
     }

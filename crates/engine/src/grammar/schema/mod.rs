@@ -1,5 +1,6 @@
 //! JSON schemas as the grammar library gets them.
 
+mod combine;
 mod disjoint;
 mod formats;
 mod pointer;
@@ -12,6 +13,7 @@ use serde_json::{Map, Value, json};
 use self::rewrite::SchemaRewriter;
 use super::error::GrammarError;
 
+pub(super) use combine::{MAX_COMBINED, combined_schemas};
 pub use random::random_schema;
 
 /// Longest schema, in bytes of JSON.
@@ -20,6 +22,10 @@ const MAX_BYTES: usize = 128 << 10;
 /// White space between the tokens of JSON: one space, or a line break with its indentation. A model
 /// cannot write white space forever.
 const WHITE_SPACE: &str = r"\x20|\r?\n[\x20\t]{0,64}";
+
+/// The letters that may follow a backslash in a JSON string. Each text then has one spelling; with `u`, a name
+/// that is spelled differently would not count as the property of that name.
+const ESCAPES: &str = "nrbtf\\\"";
 
 /// The schema of a JSON text for the grammar library.
 ///
@@ -41,6 +47,7 @@ pub(super) fn prepared_text(text: &str) -> Result<Value, GrammarError> {
 /// # Errors
 /// [`GrammarError::Schema`] with the place of a keyword that cannot be enforced.
 fn prepared(schema: &Value) -> Result<Value, GrammarError> {
+    combined_schemas(schema)?;
     SchemaRewriter::new(schema).document().map(with_options)
 }
 
@@ -63,7 +70,10 @@ pub(super) fn any_object() -> Value {
 }
 
 fn with_options(mut schema: Map<String, Value>) -> Value {
-    schema.insert("x-guidance".to_owned(), json!({"whitespace_pattern": WHITE_SPACE}));
+    schema.insert(
+        "x-guidance".to_owned(),
+        json!({"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}),
+    );
     Value::Object(schema)
 }
 

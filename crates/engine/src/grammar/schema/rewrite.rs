@@ -230,6 +230,7 @@ impl<'a> SchemaRewriter<'a> {
             return Err(GrammarError::schema(at, "an object of schemas was expected"));
         };
         let rewritten = schemas.iter().map(|(name, schema)| {
+            values::text_can_be_written(name, at)?;
             Ok((name.clone(), self.schema(schema, &member(at, name), depth + 1)?))
         });
         Ok(Value::Object(rewritten.collect::<Result<_, GrammarError>>()?))

@@ -15,7 +15,7 @@ const DRAFTS: [&str; 5] = [
     "http://json-schema.org/draft-04/schema",
 ];
 /// Largest magnitude of an integer that every JSON reader represents exactly, 2^53.
-const MAX_INTEGER: f64 = 9_007_199_254_740_992.0;
+const MAX_INTEGER: u64 = 1 << 53;
 /// Most characters of a number without exponent.
 const MAX_DIGITS: usize = 32;
 /// Largest length of a string.
@@ -64,9 +64,11 @@ pub(super) fn copy(
             count(value, at, MAX_ITEMS)?;
         }
         "required" => {
-            if !value.as_array().is_some_and(|names| names.iter().all(Value::is_string)) {
+            let names = value.as_array().filter(|names| names.iter().all(Value::is_string));
+            let Some(names) = names else {
                 return Err(GrammarError::schema(at, "required must be a list of strings"));
-            }
+            };
+            names.iter().try_for_each(|name| literal(name, at))?;
         }
         _ => return Ok(false),
     }
@@ -87,20 +89,42 @@ fn types(value: &Value, at: &str) -> Result<(), GrammarError> {
     Err(GrammarError::schema(at, reason))
 }
 
-/// Checks the numbers in a literal value.
+/// Checks the numbers and texts in a literal value.
 fn literal(value: &Value, at: &str) -> Result<(), GrammarError> {
     match value {
         Value::Number(_) => number(value, at),
+        Value::String(text) => text_can_be_written(text, at),
         Value::Array(items) => items.iter().try_for_each(|item| literal(item, at)),
-        Value::Object(map) => map.values().try_for_each(|item| literal(item, at)),
+        Value::Object(map) => map.iter().try_for_each(|(name, item)| {
+            text_can_be_written(name, at)?;
+            literal(item, at)
+        }),
         _ => Ok(()),
     }
 }
 
+/// Refuses control characters that JSON can only write as `\u` and digits: grammars permit no such escape,
+/// because each text must have one spelling.
+pub(super) fn text_can_be_written(text: &str, at: &str) -> Result<(), GrammarError> {
+    match text.chars().find(|c| *c < ' ' && !"\u{8}\t\n\u{c}\r".contains(*c)) {
+        Some(c) => {
+            let reason =
+                format!("{text:?} contains the control character {c:?}, which is not supported");
+            Err(GrammarError::schema(at, reason))
+        }
+        None => Ok(()),
+    }
+}
+
 fn number(value: &Value, at: &str) -> Result<(), GrammarError> {
-    let fits = |number: &f64| {
-        number.abs() <= MAX_INTEGER
-            && number.to_string().trim_start_matches('-').len() <= MAX_DIGITS
+    // An integer above 2^53 may be read as 2^53.
+    let whole = value.as_i64().map(i64::unsigned_abs).or(value.as_u64());
+    let fits = |number: &f64| match whole {
+        Some(whole) => whole <= MAX_INTEGER,
+        None => {
+            number.abs() < MAX_INTEGER as f64
+                && number.to_string().trim_start_matches('-').len() <= MAX_DIGITS
+        }
     };
     if value.as_f64().is_some_and(|number| fits(&number)) {
         return Ok(());

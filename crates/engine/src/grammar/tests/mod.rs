@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 
 use hone_core::types::{GrammarSpec, TokenId};
 
+mod limits;
+
 use super::*;
 use crate::{Codec, ModelDir};
 
