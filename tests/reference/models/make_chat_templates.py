@@ -1,6 +1,6 @@
 """Makes chat_templates.json: what transformers renders with templates that have tools.
 
-The templates are small ones of this script, with the constructs that the templates of each family have:
+The templates are small ones of this script, with the constructs that the templates of twelve families have:
 how they print functions, calls and results, and how they refuse conversations. `messages` and `tools` are
 those of an OpenAI client. transformers gets them as its documentation asks: the arguments of calls as
 objects, and functions without `strict`.
@@ -247,6 +247,80 @@ DEEPSEEK = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<Assistant><think>\\n' }}{%- endif %}"""
 
+GEMMA = """\
+{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] | trim + '\\n\\n' %}\
+{% set turns = messages[1:] %}{% else %}{% set first = '' %}{% set turns = messages %}{% endif %}\
+{% for message in turns %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('roles must alternate') }}{% endif %}\
+{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}\
+{{ '<start_of_turn>' + role + '\\n' + (first if loop.first else '') + message['content'] | trim + '<end_of_turn>\\n' }}\
+{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
+
+LLAMA2 = """\
+{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}\
+{% set system_message = '<<SYS>>\\n' + messages[0]['content'].strip() + '\\n<</SYS>>\\n\\n' %}\
+{% else %}{% set loop_messages = messages %}{% set system_message = '' %}{% endif %}\
+{% for message in loop_messages %}\
+{% if loop.index0 == 0 and system_message != false %}{% set content = system_message + message['content'] %}\
+{% else %}{% set content = message['content'] %}{% endif %}\
+{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}\
+{% elif message['role'] == 'assistant' %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"""
+
+PHI3 = """\
+{% for message in messages %}{% if message['role'] in ['system', 'user', 'assistant'] and message['content'] %}\
+{{ '<|' ~ message['role'] ~ '|>\\n' ~ message['content'] ~ '<|end|>\\n' }}{% else %}{% continue %}{% endif %}\
+{% endfor %}{{ {true: '<|assistant|>\\n', false: eos_token}[add_generation_prompt] }}"""
+
+COMMAND_R = """\
+{{ bos_token }}{% macro parameters(tool) -%}
+{%- for name, field in tool.parameters.properties | items if tool.parameters is defined -%}
+{{ '    ' if loop.first }}{{ name }} ({{ field.type | upper }}{{ ', required' if name in tool.parameters.required }})
+{%- if not loop.last %}, {% endif -%}
+{%- endfor -%}
+{%- endmacro %}
+{% set ns = namespace(turn=0) %}
+{% for tool in tools or [] %}
+## {{ tool.function.name | default('unnamed', true) }}: {{ parameters(tool.function) }}
+{% endfor %}
+{% for message in messages | rejectattr('role', 'equalto', 'tool') %}
+{% set ns.turn = ns.turn + 1 %}
+{{ '%d/%d' | format(ns.turn, messages | length) }} <|{{ message.role | upper }}_TOKEN|>{{ message.content or '' -}}
+{% for made in message.tool_calls or [] %}
+{{ {'tool_name': made.function.name, 'parameters': made.function.arguments, 'id': loop.index0} | tojson(indent=4) }}
+{% endfor %}
+{% endfor %}"""
+
+GRANITE = """\
+{%- set roles = {'user': 'u', 'tool': 'tool_response', 'assistant': 'a', 'system': 's'} -%}
+{%- for role in roles %}{{- role ~ ';' }}{%- endfor -%}
+{%- if tools %}{{- '<|tools|>' + tools | tojson(indent=2, sort_keys=true) + '\\n' }}{%- endif -%}
+{%- for message in messages -%}
+    {%- set m = dict(role=roles[message.role], calls=message.tool_calls | default([], true) | length) -%}
+    {{- '<|' + m['role'] + '|' ~ m.calls ~ '>' ~ (message['content'] or '')[:12] ~ '\\n' -}}
+{%- endfor -%}"""
+
+GPT_OSS = """\
+{%- macro shown(value, level=0) -%}
+    {%- if value is mapping -%}
+        {%- for key, inner in value | dictsort -%}{{- '\\n' ~ ' ' * level ~ key ~ ':' ~ shown(inner, level + 1) -}}{%- endfor -%}
+    {%- elif value is iterable and value is not string -%}
+        {{- value | map('string') | join(' | ') -}}
+    {%- else -%}{{- value -}}{%- endif -%}
+{%- endmacro -%}
+{{- '<|start|>system<|message|>' ~ ('Reasoning: ' ~ (reasoning_effort | default('medium'))) ~ '<|end|>' -}}
+{%- for tool in tools or [] -%}{{- 'type ' ~ tool.function.name ~ shown(tool.function.parameters or {}) -}}{%- endfor -%}
+{%- for message in messages | reverse | list -%}
+    {%- if loop.revindex0 == 0 %}{% break %}{% endif -%}
+    {{- '<|start|>' ~ message.role ~ ('<|channel|>final' if message.role == 'assistant') ~ '<|message|>' ~ (message.content or '') -}}
+{%- endfor -%}"""
+
+DUMPS = """\
+{%- set value = {'zz': [1, 2.5, 1e16, 1e-5, {}, []], 'b': {'é"': '🦀\\n', 'a': none}, 'c': true} -%}
+{{ value | tojson }};{{ value | tojson(indent=2) }};{{ value | tojson(indent=0) }};{{ value | tojson(sort_keys=true) }};\
+{{ value | tojson(separators=(',', ':')) }};{{ value | tojson(indent=1, separators=(', ', ' = ')) }};\
+{{ value | tojson(ensure_ascii=true) }};{{ value | tojson(ensure_ascii=true, sort_keys=true, indent=3) }};\
+{% for key in value %}{{ key }},{% endfor %}{{ value }}{{ value.items() | list }}{{ value | length }}"""
+
 WEATHER = {
     "type": "function",
     "function": {
@@ -291,6 +365,8 @@ THANKS = {"role": "user", "content": "Thanks!"}
 THOUGHT = {**ONE_CALL, "reasoning_content": "\nA tool knows.\n"}
 
 TOOLS = [WEATHER, CLOCK]
+# Templates that show no functions. Hone describes those in the system message, which transformers does not.
+WITHOUT_TOOLS = ["gemma", "llama2", "phi3", "dumps"]
 # name: (template, variables, conversations)
 CASES = {
     "hermes": (
@@ -308,6 +384,13 @@ CASES = {
     "smollm3": (SMOLLM3, {}, [[ASK], [SYSTEM, ASK, ANSWER, THANKS]]),
     "phi4": (PHI4, {}, [[SYSTEM, ASK], [SYSTEM, ASK, ANSWER, THANKS]]),
     "deepseek": (DEEPSEEK, {}, [[ASK, ONE_CALL, RESULT]]),
+    "gemma": (GEMMA, {}, [[ASK], [ASK, ANSWER, THANKS]]),
+    "llama2": (LLAMA2, {}, [[SYSTEM, ASK], [ASK, ANSWER, THANKS]]),
+    "phi3": (PHI3, {}, [[SYSTEM, ASK], [ASK, ANSWER, THANKS]]),
+    "command-r": (COMMAND_R, {}, [[SYSTEM, ASK], [ASK, ONE_CALL, RESULT, ANSWER, THANKS]]),
+    "granite": (GRANITE, {}, [[SYSTEM, ASK, ANSWER, THANKS]]),
+    "gpt-oss": (GPT_OSS, {"reasoning_effort": "low"}, [[SYSTEM, ASK], [ASK, ONE_CALL, RESULT]]),
+    "dumps": (DUMPS, {}, [[ASK]]),
 }
 
 
@@ -342,7 +425,7 @@ def main() -> None:
     cases = []
     for name, (template, variables, conversations) in CASES.items():
         for messages in conversations:
-            for tools in (None, TOOLS):
+            for tools in (None,) if name in WITHOUT_TOOLS else (None, TOOLS):
                 cases.append(
                     {
                         "name": name,

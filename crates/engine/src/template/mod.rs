@@ -25,6 +25,9 @@ use python::{PyDict, to_json, value_of};
 /// The template's name in its environment.
 const NAME: &str = "chat_template";
 
+/// Most instructions of a rendering, so that a model's template ends. A thousand messages take about 100,000.
+const MAX_INSTRUCTIONS: u64 = 5_000_000;
+
 /// The texts around a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThinkTags {
@@ -62,6 +65,7 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
+        environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);

@@ -10,7 +10,10 @@ use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Value};
 use minijinja::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::Value as Json;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::ser::{Formatter, Serializer};
+
+/// Most spaces of an indentation.
+const MAX_INDENT: usize = 64;
 
 /// A dictionary in the order of its keys. Minijinja's own sorts them.
 #[derive(Debug)]
@@ -133,46 +136,129 @@ fn write_text(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
 
 /// `json.dumps(json, ensure_ascii=False)`.
 pub(super) fn dumps(json: &Json) -> String {
-    let mut bytes = Vec::new();
-    let written = json.serialize(&mut Serializer::with_formatter(&mut bytes, PythonFormatter));
     // Serializing JSON to memory does not fail.
-    written.ok().and_then(|()| String::from_utf8(bytes).ok()).unwrap_or_default()
+    PythonFormatter::default().write(json).unwrap_or_default()
 }
 
-/// The filter `tojson`: `json.dumps(value, ensure_ascii=False, indent=indent)`. Jinja's filter would
-/// escape HTML.
+/// The filter `tojson` of transformers: `json.dumps` with its options, of which `ensure_ascii` is false unless it
+/// is given. Jinja's filter would escape HTML.
 pub(super) fn to_json(value: Value, kwargs: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = kwargs.get("indent")?;
-    // Accepted and ignored, as in transformers. Templates pass the defaults.
-    for option in ["ensure_ascii", "separators", "sort_keys"] {
-        let _: Option<Value> = kwargs.get(option)?;
-    }
-    kwargs.assert_all_used()?;
-    let mut bytes = Vec::new();
-    let written = match indent {
-        Some(width) => {
-            let spaces = " ".repeat(width);
-            let formatter = PrettyFormatter::with_indent(spaces.as_bytes());
-            value.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))
-        }
-        None => value.serialize(&mut Serializer::with_formatter(&mut bytes, PythonFormatter)),
-    };
     let fail = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
-    written.map_err(|e| fail(e.to_string()))?;
-    let text = String::from_utf8(bytes).map_err(|e| fail(e.to_string()))?;
-    Ok(Value::from_safe_string(text))
+    let indent: Option<Value> = kwargs.get("indent")?;
+    let indent = match indent.filter(|indent| !indent.is_none()) {
+        Some(indent) => Some(match (indent.as_usize(), indent.as_str()) {
+            (Some(width), _) if width <= MAX_INDENT => " ".repeat(width),
+            (None, Some(text)) => text.to_owned(),
+            _ => {
+                return Err(fail(format!("indent is {indent}: at most {MAX_INDENT} are possible")));
+            }
+        }),
+        None => None,
+    };
+    let mut formatter = PythonFormatter { indent, ..PythonFormatter::default() };
+    if formatter.indent.is_some() {
+        formatter.separators.0 = ",".to_owned();
+    }
+    let separators: Option<Value> = kwargs.get("separators")?;
+    if let Some(separators) = separators.filter(|separators| !separators.is_none()) {
+        let given: Vec<String> =
+            separators.try_iter()?.map(|separator| separator.to_string()).collect();
+        let Ok([item, key]) = <[String; 2]>::try_from(given) else {
+            return Err(fail("separators must be two texts".to_owned()));
+        };
+        formatter.separators = (item, key);
+    }
+    formatter.ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    let sorts = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let written = if sorts {
+        let json = serde_json::to_value(&value).map(|mut json| {
+            json.sort_all_objects();
+            json
+        });
+        json.and_then(|json| formatter.write(&json))
+    } else {
+        formatter.write(&value)
+    };
+    Ok(Value::from_safe_string(written.map_err(|error| fail(error.to_string()))?))
 }
 
-/// Writes JSON on one line with Python's separators `", "` and `": "`.
-struct PythonFormatter;
+/// Writes JSON as Python's `json.dumps`.
+struct PythonFormatter {
+    /// After an item, and after a key.
+    separators: (String, String),
+    /// The indentation of one level; `None` for one line.
+    indent: Option<String>,
+    /// Whether characters beyond ASCII become escapes.
+    ensure_ascii: bool,
+    depth: usize,
+    is_empty: bool,
+}
+
+impl Default for PythonFormatter {
+    fn default() -> Self {
+        let separators = (", ".to_owned(), ": ".to_owned());
+        Self { separators, indent: None, ensure_ascii: false, depth: 0, is_empty: true }
+    }
+}
+
+impl PythonFormatter {
+    fn write(self, value: &impl Serialize) -> serde_json::Result<String> {
+        let mut bytes = Vec::new();
+        value.serialize(&mut Serializer::with_formatter(&mut bytes, self))?;
+        String::from_utf8(bytes).map_err(serde::ser::Error::custom)
+    }
+
+    fn begin<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth += 1;
+        self.is_empty = true;
+        writer.write_all(bracket)
+    }
+
+    fn end<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.depth -= 1;
+        if !self.is_empty {
+            self.new_line(writer)?;
+        }
+        self.is_empty = false;
+        writer.write_all(bracket)
+    }
+
+    fn new_line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
+        match &self.indent {
+            Some(indent) => write!(writer, "\n{}", indent.repeat(self.depth)),
+            None => Ok(()),
+        }
+    }
+}
 
 impl Formatter for PythonFormatter {
+    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.begin(writer, b"[")
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.end(writer, b"]")
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.begin(writer, b"{")
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.end(writer, b"}")
+    }
+
     fn begin_array_value<W: ?Sized + io::Write>(
         &mut self,
         writer: &mut W,
         first: bool,
     ) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
+        if !first {
+            writer.write_all(self.separators.0.as_bytes())?;
+        }
+        self.is_empty = false;
+        self.new_line(writer)
     }
 
     fn begin_object_key<W: ?Sized + io::Write>(
@@ -184,7 +270,36 @@ impl Formatter for PythonFormatter {
     }
 
     fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
+        writer.write_all(self.separators.1.as_bytes())
+    }
+
+    fn write_string_fragment<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        fragment: &str,
+    ) -> io::Result<()> {
+        if !self.ensure_ascii {
+            return writer.write_all(fragment.as_bytes());
+        }
+        fragment.chars().try_for_each(|c| {
+            if (' '..='~').contains(&c) {
+                return write!(writer, "{c}");
+            }
+            c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))
+        })
+    }
+
+    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        let magnitude = value.abs();
+        if magnitude == 0.0 || (1e-4..1e16).contains(&magnitude) {
+            return write!(writer, "{value:?}");
+        }
+        // Python's exponent has a sign and at least two digits.
+        let text = format!("{value:e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let exponent: i32 = exponent.parse().map_err(io::Error::other)?;
+        let sign = if exponent < 0 { '-' } else { '+' };
+        write!(writer, "{digits}e{sign}{:02}", exponent.abs())
     }
 }
 
@@ -207,5 +322,21 @@ mod tests {
             "{\"b\": [1, -2.5, true, null], \"a\": {\"it's\": \"a\\n\\\"b\\\"\\\\\"}, \
              \"é\u{a0}\": \"it's\"}"
         );
+    }
+
+    #[test]
+    fn wrong_options_of_tojson_are_named() {
+        let mut environment = minijinja::Environment::new();
+        environment.add_filter("tojson", to_json);
+        for (arguments, reason) in [
+            ("indent=1000", "indent is 1000: at most 64 are possible"),
+            ("separators=(',',)", "separators must be two texts"),
+            ("width=1", "unknown keyword argument 'width'"),
+        ] {
+            let template = format!("{{{{ value | tojson({arguments}) }}}}");
+            let error = environment.render_str(&template, minijinja::context! { value => 1 });
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 }
