@@ -273,7 +273,7 @@ PHI3 = """\
 
 COMMAND_R = """\
 {{ bos_token }}{% macro parameters(tool) -%}
-{%- for name, field in tool.parameters.properties | items if tool.parameters is defined -%}
+{%- for name, field in (tool.parameters or {'properties': {}}).properties | items -%}
 {{ '    ' if loop.first }}{{ name }} ({{ field.type | upper }}{{ ', required' if name in tool.parameters.required }})
 {%- if not loop.last %}, {% endif -%}
 {%- endfor -%}
@@ -319,7 +319,7 @@ DUMPS = """\
 {{ value | tojson }};{{ value | tojson(indent=2) }};{{ value | tojson(indent=0) }};{{ value | tojson(sort_keys=true) }};\
 {{ value | tojson(separators=(',', ':')) }};{{ value | tojson(indent=1, separators=(', ', ' = ')) }};\
 {{ value | tojson(ensure_ascii=true) }};{{ value | tojson(ensure_ascii=true, sort_keys=true, indent=3) }};\
-{% for key in value %}{{ key }},{% endfor %}{{ value }}{{ value.items() | list }}{{ value | length }}"""
+{% for key in value %}{{ key }},{% endfor %}{{ value }}{{ value.zz }}{{ value.b.a }}{{ value | length }}"""
 
 WEATHER = {
     "type": "function",
@@ -389,7 +389,7 @@ CASES = {
     "phi3": (PHI3, {}, [[SYSTEM, ASK], [ASK, ANSWER, THANKS]]),
     "command-r": (COMMAND_R, {}, [[SYSTEM, ASK], [ASK, ONE_CALL, RESULT, ANSWER, THANKS]]),
     "granite": (GRANITE, {}, [[SYSTEM, ASK, ANSWER, THANKS]]),
-    "gpt-oss": (GPT_OSS, {"reasoning_effort": "low"}, [[SYSTEM, ASK], [ASK, ONE_CALL, RESULT]]),
+    "gpt-oss": (GPT_OSS, {"reasoning_effort": "low"}, [[SYSTEM, ASK], [ASK, ANSWER, THANKS]]),
     "dumps": (DUMPS, {}, [[ASK]]),
 }
 

@@ -10,8 +10,8 @@ mod python;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use minijinja::value::merge_maps;
-use minijinja::{Environment, Error, ErrorKind, Value, context};
+use minijinja::value::{ValueKind, merge_maps};
+use minijinja::{Environment, Error, ErrorKind, Value, context, escape_formatter};
 use regex::{Captures, Regex};
 
 use hone_core::digest::sha256;
@@ -20,7 +20,7 @@ use hone_core::types::{ChatOptions, Message};
 use crate::error::EngineError;
 use crate::tools::ToolFormat;
 use conversation::{Abilities, Conversation};
-use python::{PyDict, to_json, value_of};
+use python::{PyDict, PyRepr, to_json, value_of};
 
 /// The template's name in its environment.
 const NAME: &str = "chat_template";
@@ -68,6 +68,13 @@ impl ChatTemplate {
         environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(|out, state, value| match value.kind() {
+            ValueKind::None => Ok(out.write_str("None")?),
+            ValueKind::Map | ValueKind::Seq => Ok(write!(out, "{}", PyRepr(value))?),
+            _ => escape_formatter(out, state, value),
+        });
+        let iterable = |value: Value| !value.is_none() && value.try_iter().is_ok();
+        environment.add_test("iterable", iterable);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", to_json);

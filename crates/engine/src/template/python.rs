@@ -1,12 +1,11 @@
 //! Values that templates see and print as in Python: dictionaries in the order of their keys, and
 //! JSON with Python's separators.
 
-use std::fmt;
-use std::fmt::Write as _;
+use std::fmt::{self, Display as _, Write as _};
 use std::io;
 use std::sync::Arc;
 
-use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Value};
+use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -38,16 +37,7 @@ impl Object for PyDict {
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_char('{')?;
-        for (index, (name, value)) in self.0.iter().enumerate() {
-            if index > 0 {
-                f.write_str(", ")?;
-            }
-            write_text(f, name)?;
-            f.write_str(": ")?;
-            write_repr(f, value)?;
-        }
-        f.write_char('}')
+        PyRepr(&Value::from_dyn_object(Arc::clone(self))).fmt(f)
     }
 }
 
@@ -76,14 +66,7 @@ impl Object for PyList {
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_char('[')?;
-        for (index, value) in self.0.iter().enumerate() {
-            if index > 0 {
-                f.write_str(", ")?;
-            }
-            write_repr(f, value)?;
-        }
-        f.write_char(']')
+        PyRepr(&Value::from_dyn_object(Arc::clone(self))).fmt(f)
     }
 }
 
@@ -105,12 +88,55 @@ pub(super) fn value_of(json: &Json) -> Value {
     }
 }
 
-/// `repr(value)`.
-fn write_repr(f: &mut fmt::Formatter<'_>, value: &Value) -> fmt::Result {
-    match value.as_str() {
-        Some(text) => write_text(f, text),
-        // Numbers, `None`, `True` and `False` as in Python; dictionaries and lists render themselves.
-        None => write!(f, "{value}"),
+/// `repr(value)`. Tuples print as lists.
+pub(super) struct PyRepr<'a>(pub(super) &'a Value);
+
+impl fmt::Display for PyRepr<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.0;
+        let items = || value.try_iter().into_iter().flatten().enumerate();
+        let separate = |f: &mut fmt::Formatter<'_>, i| f.write_str(if i > 0 { ", " } else { "" });
+        match (value.kind(), value.as_str()) {
+            (_, Some(text)) => write_text(f, text),
+            (ValueKind::Map, _) => {
+                f.write_char('{')?;
+                for (i, key) in items() {
+                    separate(f, i)?;
+                    let inner = value.get_item(&key).unwrap_or_default();
+                    write!(f, "{}: {}", PyRepr(&key), PyRepr(&inner))?;
+                }
+                f.write_char('}')
+            }
+            (ValueKind::Seq, _) => {
+                f.write_char('[')?;
+                for (i, item) in items() {
+                    separate(f, i)?;
+                    write!(f, "{}", PyRepr(&item))?;
+                }
+                f.write_char(']')
+            }
+            (ValueKind::None, _) => f.write_str("None"),
+            (ValueKind::Number, _) if !value.is_integer() => f64::try_from(value.clone())
+                .map_or(Ok(()), |number| f.write_str(&python_float(number))),
+            _ => write!(f, "{value}"),
+        }
+    }
+}
+
+/// `repr(number)`.
+fn python_float(number: f64) -> String {
+    let magnitude = number.abs();
+    if magnitude == 0.0 || (1e-4..1e16).contains(&magnitude) {
+        return format!("{number:?}");
+    }
+    // Python's exponent has a sign and at least two digits.
+    let text = format!("{number:e}");
+    match text.split_once('e') {
+        Some((digits, exponent)) => {
+            let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |e| ('-', e));
+            format!("{digits}e{sign}{exponent:0>2}")
+        }
+        None => text,
     }
 }
 
@@ -290,16 +316,7 @@ impl Formatter for PythonFormatter {
     }
 
     fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
-        let magnitude = value.abs();
-        if magnitude == 0.0 || (1e-4..1e16).contains(&magnitude) {
-            return write!(writer, "{value:?}");
-        }
-        // Python's exponent has a sign and at least two digits.
-        let text = format!("{value:e}");
-        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        let exponent: i32 = exponent.parse().map_err(io::Error::other)?;
-        let sign = if exponent < 0 { '-' } else { '+' };
-        write!(writer, "{digits}e{sign}{:02}", exponent.abs())
+        writer.write_all(python_float(value).as_bytes())
     }
 }
 

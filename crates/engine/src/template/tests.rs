@@ -118,8 +118,8 @@ fn renders_tools_as_transformers_does() {
             ..ChatOptions::default()
         };
         let format = match case.name.as_str() {
-            // Its format is unknown to Hone, but it gets OpenAI's fields if one is configured.
-            "deepseek" => ToolFormat::Hermes,
+            // Formats unknown to Hone. Templates get OpenAI's fields if one is configured.
+            "deepseek" | "command-r" | "granite" | "gpt-oss" => ToolFormat::Hermes,
             _ => template.tool_format(),
         };
         let rendered = template.render_with(&case.messages, &options, format, true).unwrap();
@@ -257,4 +257,17 @@ fn think_tags_are_recognized() {
     assert_eq!(tags("{{ messages[0].content }}"), None);
     assert_eq!(tags("{{ '</think>' }}").unwrap().open, "<think>");
     assert_eq!(tags("{{ '[THINK]x[/THINK]' }}").unwrap().close, "[/THINK]");
+}
+
+#[test]
+fn a_template_that_hardly_ends_is_stopped() {
+    let nested = "{% for i in range(100000) %}{% for j in range(100000) %}{% for k in range(100000) %}\
+                  {% endfor %}{% endfor %}{% endfor %}";
+    let template = ChatTemplate::new(nested, &BTreeMap::new()).unwrap();
+    let error = template.render(&user("Hi")).unwrap_err().to_string();
+    insta::assert_snapshot!(error, @"the chat template refuses these messages: engine ran out of fuel");
+    // Ordinary templates have room for long conversations.
+    let plain = ChatTemplate::new(PLAIN, &BTreeMap::new()).unwrap();
+    let long: Vec<Message> = (0..20_000).map(|_| message(Role::User, "Hi")).collect();
+    plain.render(&long).unwrap();
 }
