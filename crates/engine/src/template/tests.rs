@@ -265,7 +265,7 @@ fn a_template_that_hardly_ends_is_stopped() {
                   {% endfor %}{% endfor %}{% endfor %}";
     let template = ChatTemplate::new(nested, &BTreeMap::new()).unwrap();
     let error = template.render(&user("Hi")).unwrap_err().to_string();
-    insta::assert_snapshot!(error, @"the chat template refuses these messages: engine ran out of fuel");
+    insta::assert_snapshot!(error, @"the chat template refuses these messages: engine ran out of fuel (in chat_template:1)");
     // Ordinary templates have room for long conversations.
     let plain = ChatTemplate::new(PLAIN, &BTreeMap::new()).unwrap();
     let long: Vec<Message> = (0..20_000).map(|_| message(Role::User, "Hi")).collect();
