@@ -26,7 +26,7 @@ pub(super) async fn run(
     if let Some(tests) = tests {
         let job = json!({ "tests": tests, "entry": entry, "function": params.function });
         let report = drive(code, job, tests.lines().count(), params, sandbox).await?;
-        let results = |wanted| report.results.values().filter(|text| *text == wanted).count();
+        let results = |wanted: &str| report.results.values().filter(|text| *text == wanted).count();
         // `-`: a statement that passed without an assertion is no test.
         counts.total += report.count.saturating_sub(results("-"));
         counts.passed += results("1");
