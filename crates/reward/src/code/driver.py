@@ -243,10 +243,19 @@ def drive():
             if has(value, "__await__"):
                 import asyncio
 
-                async def wait():
-                    return await value
+                class Loop(asyncio.SelectorEventLoop):
+                    # The sockets by which other threads wake the loop; the sandbox has no sockets.
+                    _csock = None
 
-                asyncio.run(wait())
+                    def _make_self_pipe(self):
+                        pass
+
+                    def _close_self_pipe(self):
+                        pass
+
+                loop = Loop()
+                asyncio.set_event_loop(loop)
+                loop.run_until_complete(value)
 
         def run_found(name, method):
             if not method:
