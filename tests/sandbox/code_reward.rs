@@ -89,6 +89,82 @@ async fn tests_may_be_a_script_with_setup() {
 }
 
 #[tokio::test]
+async fn tests_that_are_only_defined_are_run() {
+    let case = "import unittest\nclass T(unittest.TestCase):\n    def setUp(self): self.sum = 5\n    \
+                def test_add(self):\n        with self.subTest(i=1):\n            \
+                self.assertEqual(add(2, 3), self.sum)\n        \
+                with self.assertRaises(TypeError):\n            add('a', 1)\n\
+                if __name__ == '__main__':\n    unittest.main()";
+    let right = "def add(a, b): return a + b";
+    let wrong = "def add(a, b): return a - b";
+    let patched = format!("{wrong}\nimport unittest\nunittest.TestCase.assertEqual = print");
+    let ended = format!("{wrong}\nimport os\nos._exit(0)");
+    let texts = [right, wrong, patched.as_str(), ended.as_str()];
+    for tests in [
+        case,
+        "def test_add(): assert add(2, 3) == 5",
+        "async def test_add(): assert add(2, 3) == 5",
+        "class TestAdd:\n    def test_add(self): assert add(2, 3) == 5",
+        "METADATA = {}\ndef check(candidate): assert candidate(2, 3) == 5",
+        "def test_add(): assert add(2, 3) == 5\nif __name__ == '__main__':\n    test_add()",
+        "for i in range(3):\n    assert add(i, 2) == i + 2",
+        "try:\n    assert add(2, 3) == 5\nexcept AssertionError:\n    pass",
+        "if add(2, 3) != 5:\n    raise ValueError",
+        r#"["assert add(2, 3) == 5", "assert add(1, 1) == 2"]"#,
+    ] {
+        let Some(values) = score(&[("tests", tests)], &texts).await else { return };
+        assert_eq!(values, [1.0, 0.0, 0.0, 0.0].map(Some), "{tests}");
+    }
+    let check = [("tests", "def check(f): assert f(2) == 3"), ("entry_point", "g")];
+    let text = "def g(x): return x + 1\ndef f(x): return 0";
+    assert_eq!(score(&check, &[text]).await.unwrap(), [Some(1.0)]);
+    let catching = "def add(f):\n    try: f()\n    except BaseException: pass";
+    let tests = "def test_add():\n    def inner(): assert 1 == 2\n    add(inner)";
+    assert_eq!(score(&[("tests", tests)], &[catching]).await.unwrap(), [Some(0.0)]);
+}
+
+#[tokio::test]
+async fn tests_that_check_nothing_or_cannot_run_give_no_value() {
+    for tests in [
+        "x = add(2, 3)",
+        "add(2, 3) == 5",
+        "pass",
+        "['assert add(2, 3) == 5']",
+        "import pytest\ndef test_add(): assert add(2, 3) == 5",
+        "def test_add():\n    import pytest\n    assert add(2, 3) == 5",
+        "def test_add(fixture): assert add(2, 3) == 5",
+    ] {
+        let text = "def add(a, b): return a + b";
+        let Some(values) = score(&[("tests", tests)], &[text]).await else { return };
+        assert_eq!(values, [None], "{tests}");
+    }
+}
+
+#[tokio::test]
+async fn programs_are_judged_by_their_output() {
+    let cases = json!([{"input": "3\n", "output": "6"}, {"input": "4\n", "output": "8"}]);
+    let right = [
+        "print(int(input()) * 2)\nexit()",
+        "import sys\nprint(int(sys.stdin.read()) * 2)\nsys.exit(0)",
+        "print(int(input()) * 2)\nraise SystemExit",
+        "print(int(open(0).read()) * 2)",
+        "import os\nos.write(1, b'%d' % (int(os.read(0, 100)) * 2))\nos._exit(0)",
+        "import os\nprint(int(os.fdopen(0).read()) * 2)",
+        "import fileinput\nfor line in fileinput.input(): print(int(line) * 2)",
+        "import builtins\nif hasattr(builtins, 'k'): print('seen')\nbuiltins.k = 1\n\
+         print(int(input()) * 2)",
+        "from __future__ import annotations\nprint(int(input()) * 2)",
+    ];
+    let Some(values) = score(&[("cases", &cases.to_string())], &right).await else { return };
+    for (value, text) in values.iter().zip(right) {
+        assert_eq!(*value, Some(1.0), "{text}");
+    }
+    let failing = ["print(int(input()) * 2)\nexit(3)", "print(int(input()) * 2)\n1 / 0"];
+    let values = score(&[("cases", &cases.to_string())], &failing).await.unwrap();
+    assert_eq!(values, [Some(0.0), Some(0.0)]);
+}
+
+#[tokio::test]
 async fn input_output_pairs_compare_outputs() {
     let cases = json!([
         {"input": "1 2\n", "output": "3"},

@@ -1,39 +1,56 @@
 //! Finds the code in a completion.
 
-use super::params::BlockChoice;
+use super::params::{BlockChoice, CodeLanguage};
 
-/// The first or last fenced block of a completion; `None` if it has no fence.
+/// The first or last fenced block of a completion that names `language`, or if no block does, that
+/// names none; `None` without such a block.
 ///
 /// A fence is a line of at least three backticks or tildes, indented by at most three spaces, then
 /// the language; the block ends at a line of at least as many of the same character, or with the text
 /// (CommonMark 0.31, 4.5).
-pub(super) fn block(text: &str, choice: BlockChoice) -> Option<&str> {
-    let mut found = None;
-    let mut open: Option<(char, usize, usize)> = None;
+pub(super) fn block(text: &str, choice: BlockChoice, language: CodeLanguage) -> Option<&str> {
+    let own: &[&str] = match language {
+        CodeLanguage::Python => &["python", "python3", "py", "py3"],
+        CodeLanguage::Rhai => &["rhai"],
+    };
+    // Blocks that name the language, and blocks without a name.
+    let mut found: [Vec<(usize, usize)>; 2] = Default::default();
+    let mut keep = |info: &str, begin, end| {
+        let name = info.trim_start_matches(['{', '.', ' ']);
+        let name = name.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+        if own.contains(&name.to_lowercase().as_str()) {
+            found[0].push((begin, end));
+        } else if info.is_empty() {
+            found[1].push((begin, end));
+        }
+    };
+    let mut open: Option<(char, usize, usize, &str)> = None;
     let mut position = 0;
     for line in text.split_inclusive('\n') {
         let (start, end) = (position, position + line.len());
         position = end;
         match (open, fence(line)) {
             (None, Some((mark, length, info))) if mark == '~' || !info.contains('`') => {
-                open = Some((mark, length, end));
+                open = Some((mark, length, end, info));
             }
-            (Some((mark, length, begin)), Some((closing, count, "")))
+            (Some((mark, length, begin, info)), Some((closing, count, "")))
                 if closing == mark && count >= length =>
             {
-                found = Some((begin, start));
+                keep(info, begin, start);
                 open = None;
-                if choice == BlockChoice::First {
-                    break;
-                }
             }
             _ => {}
         }
     }
-    if let Some((_, _, begin)) = open {
-        found = Some((begin, text.len()));
+    if let Some((_, _, begin, info)) = open {
+        keep(info, begin, text.len());
     }
-    found.and_then(|(begin, end)| text.get(begin..end))
+    let blocks = found.iter().find(|blocks| !blocks.is_empty())?;
+    let chosen = match choice {
+        BlockChoice::First => blocks.first(),
+        BlockChoice::Last => blocks.last(),
+    };
+    chosen.and_then(|&(begin, end)| text.get(begin..end))
 }
 
 /// Character, length and rest of a line that could be a fence.
@@ -52,12 +69,12 @@ mod tests {
     use super::*;
 
     fn last_block(text: &str) -> &str {
-        block(text, BlockChoice::Last).unwrap_or(text)
+        block(text, BlockChoice::Last, CodeLanguage::Python).unwrap_or(text)
     }
 
     #[test]
     fn the_first_block_is_taken_on_request() {
-        let first = |text| block(text, BlockChoice::First);
+        let first = |text| block(text, BlockChoice::First, CodeLanguage::Python);
         assert_eq!(first("a\n```python\nx = 1\n```\nb\n```\ny\n```\nend"), Some("x = 1\n"));
         assert_eq!(first("```\nx\n```\n```\nopen"), Some("x\n"));
         assert_eq!(first("```\nopen"), Some("open"));
@@ -67,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_last_block_is_taken() {
-        assert_eq!(last_block("a\n```python\nx = 1\n```\nb\n```\ny\nz\n```\nend"), "y\nz\n");
+        assert_eq!(last_block("a\n```python\nx = 1\n```\nb\n```py\ny\nz\n```\nend"), "y\nz\n");
         assert_eq!(last_block("x = 1"), "x = 1");
         assert_eq!(last_block("```py\nx = 1"), "x = 1");
         assert_eq!(last_block("```\n"), "");
@@ -76,6 +93,21 @@ mod tests {
         assert_eq!(last_block("```inline```"), "```inline```");
         assert_eq!(last_block("    ```\nnot a fence"), "    ```\nnot a fence");
         assert_eq!(last_block("```\r\nx\r\n```\r\n"), "x\r\n");
+    }
+
+    #[test]
+    fn blocks_of_other_languages_and_outputs_are_no_answer() {
+        let answer = |name: &str, rest: &str| {
+            last_block(&format!("```{name}\nx = 1\n```\n{rest}")).to_owned()
+        };
+        for name in ["python", "Python", "py", "python3", "python title=\"a\"", "{.python}"] {
+            for rest in ["Output:\n```\n5\n```", "```bash\npython a.py\n```", "```text\nopen"] {
+                assert_eq!(answer(name, rest), "x = 1\n", "{name} {rest}");
+            }
+        }
+        assert_eq!(answer("", "```bash\npython a.py\n```"), "x = 1\n");
+        assert_eq!(block("```bash\nls\n```", BlockChoice::Last, CodeLanguage::Python), None);
+        assert_eq!(block("```rhai\n1\n```", BlockChoice::Last, CodeLanguage::Rhai), Some("1\n"));
     }
 
     proptest! {

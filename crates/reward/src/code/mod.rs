@@ -2,14 +2,14 @@
 //!
 //! Value: passed tests / tests, from 0 to 1 (or all or nothing); typical weight 1 to 2. Code that is
 //! missing, does not compile, hits a limit or attacks its environment passes fewer tests, or no
-//! test. The value is missing without tests, with tests that do not compile, and where code cannot
-//! be confined.
+//! test. The value is missing without tests, with tests that cannot run or check nothing, and where
+//! code cannot be confined.
 //!
 //! Tests are assertions in the code's own language (`metadata[tests]`), pairs of input and output
 //! (`metadata[cases]`, `[{"input": "…", "output": "…"}]`; white space at line ends and at the end is
 //! ignored), or calls of a function (`metadata[calls]`, `[[input, expected], …]`, in Python), or
-//! several of these. Python runs in a [`Sandbox`] process per kind of test, Rhai in a blocking tokio
-//! task.
+//! several of these. Python runs in a [`Sandbox`] process for all assertions, and in one for each pair
+//! and each call; Rhai in a blocking tokio task.
 //!
 //! How far results can be trusted: only the inputs of pairs and calls enter the sandbox, so expected
 //! results cannot be copied. Python's assertions run in the solution's process, which reports each result with a MAC
@@ -97,7 +97,8 @@ impl CodeReward {
             Some(text) => serde_json::from_str(text)
                 .map_err(|source| SuiteError::Cases { key: cases.clone(), source })?,
         };
-        let tests = input.metadata.get(tests).filter(|t| !t.trim().is_empty()).cloned();
+        let tests = input.metadata.get(tests).map(|text| suite::tests(text));
+        let tests = tests.filter(|text| !text.trim().is_empty());
         let calls = match (&self.runner, input.metadata.get(calls)) {
             (Runner::Python(_), Some(text)) => calls::parse(text)
                 .map_err(|source| SuiteError::Calls { key: calls.clone(), source })?,
@@ -106,8 +107,10 @@ impl CodeReward {
         if tests.is_none() && cases.is_empty() && calls.is_empty() {
             return Ok(TestCounts::default());
         }
-        let code = extract::block(&input.text, self.params.block).unwrap_or(&input.text);
-        let suite = TestSuite { code: code.to_owned(), tests, cases, calls };
+        let code = extract::block(&input.text, self.params.block, self.params.language);
+        let code = code.unwrap_or(&input.text).to_owned();
+        let entry = input.metadata.get("entry_point").cloned();
+        let suite = TestSuite { code, tests, entry, cases, calls };
         match &self.runner {
             Runner::Python(sandbox) => python::run(suite, &self.params, sandbox).await,
             Runner::Rhai => scripted::run(suite, self.params.clone()).await,

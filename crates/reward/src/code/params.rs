@@ -44,7 +44,8 @@ parameters! {
         pub calls: String = "test_cases".to_owned(),
         /// The function that the calls call with one argument.
         pub function: String = "solution".to_owned(),
-        /// Time for all tests of one completion together, in milliseconds; 10 to 600,000.
+        /// Time of each case and each call, and of all assertions of one completion together, in
+        /// milliseconds; 10 to 600,000.
         pub timeout_ms: u64 = 5_000,
         /// Memory of the program, in MiB; 32 to 65,536. Rhai ignores it, as its values are bounded.
         pub memory_mb: u64 = 256,

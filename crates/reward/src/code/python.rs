@@ -7,58 +7,90 @@ use serde_json::{Value, json};
 
 use hone_core::digest::{hex, sha256};
 
-use super::calls::{FunctionCall, same_value};
+use super::calls::same_value;
 use super::params::CodeParams;
 use super::suite::{IoCase, SuiteError, TestCounts, TestSuite, same_output};
-use crate::sandbox::{Limits, RunRequest, Sandbox};
+use crate::sandbox::{Limits, RunRequest, Sandbox, Status};
 
 const DRIVER: &str = include_str!("driver.py");
 
-/// Runs the tests, the pairs and the calls, each in a sandbox run of its own.
+/// Runs the tests in one sandbox run, and each pair and each call in a run of its own. Where only full
+/// success counts, the first pair or call that fails is the last one that runs.
 pub(super) async fn run(
     suite: TestSuite,
     params: &CodeParams,
     sandbox: &Sandbox,
 ) -> Result<TestCounts, SuiteError> {
     let mut counts = TestCounts::default();
-    let TestSuite { code, tests, cases, calls } = &suite;
+    let TestSuite { code, tests, entry, cases, calls } = &suite;
     if let Some(tests) = tests {
-        let job = json!({ "tests": tests });
+        let job = json!({ "tests": tests, "entry": entry, "function": params.function });
         let report = drive(code, job, tests.lines().count(), params, sandbox).await?;
-        counts.total += report.count;
-        counts.passed += report.results.values().filter(|text| *text == "1").count();
+        let results = |wanted: &str| report.results.values().filter(|text| *text == wanted).count();
+        // `-`: a statement that passed without an assertion is no test.
+        counts.total += report.count.saturating_sub(results("-"));
+        counts.passed += results("1");
+        if counts.total == 0 {
+            return Err(SuiteError::Unchecked);
+        }
     }
-    if !cases.is_empty() {
-        let inputs: Vec<&str> = cases.iter().map(|case| case.input.as_str()).collect();
-        let job = json!({ "inputs": inputs });
-        let report = drive(code, job, cases.len(), params, sandbox).await?;
-        counts.total += cases.len();
-        let passes = |(number, case): &(usize, &IoCase)| {
-            let output = report.results.get(number).and_then(|text| unhex(text));
-            output.is_some_and(|output| same_output(&output, &case.output))
-        };
-        counts.passed += cases.iter().enumerate().filter(passes).count();
+    counts.total += cases.len() + calls.len();
+    let goes_on = |passed: bool| passed || params.partial;
+    for case in cases {
+        let passed = passes_case(code, case, params, sandbox).await?;
+        counts.passed += usize::from(passed);
+        if !goes_on(passed) {
+            return Ok(counts);
+        }
     }
-    if !calls.is_empty() {
-        let inputs: Vec<&Value> = calls.iter().map(|call| &call.input).collect();
-        let job = json!({ "calls": inputs, "function": params.function });
-        let report = drive(code, job, calls.len(), params, sandbox).await?;
-        counts.total += calls.len();
-        let passes = |(number, call): &(usize, &FunctionCall)| {
-            let value = report.results.get(number).and_then(|text| unhex(text));
-            let value = value.and_then(|text| serde_json::from_str(&text).ok());
-            value.is_some_and(|value: Value| same_value(&value, &call.expected))
-        };
-        counts.passed += calls.iter().enumerate().filter(passes).count();
+    for call in calls {
+        let job = json!({ "calls": [call.input], "function": params.function });
+        let report = drive(code, job, 1, params, sandbox).await?;
+        let value = report.results.get(&0).and_then(|text| unhex(text));
+        let value = value.and_then(|text| serde_json::from_str(&text).ok());
+        let passed = value.is_some_and(|value: Value| same_value(&value, &call.expected));
+        counts.passed += usize::from(passed);
+        if !goes_on(passed) {
+            return Ok(counts);
+        }
     }
     Ok(counts)
+}
+
+/// Whether a program prints what a pair expects and ends with status 0. It is the only program of
+/// its process, so descriptors 0 and 1 are its own and it may end in any way.
+async fn passes_case(
+    code: &str,
+    case: &IoCase,
+    params: &CodeParams,
+    sandbox: &Sandbox,
+) -> Result<bool, SuiteError> {
+    // JSON's strings are Python's. Without `site`, `exit` and `quit` are missing.
+    let builtins = "__import__('builtins')";
+    let code = format!(
+        "{builtins}.exit = {builtins}.quit = __import__('sys').exit\n\
+         exec(compile({}, '<solution>', 'exec'))",
+        Value::from(code)
+    );
+    let request = RunRequest { code, stdin: case.input.clone(), limits: limits(params) };
+    let outcome = sandbox.run(request).await?;
+    Ok(outcome.status == Status::Ok && same_output(&outcome.stdout, &case.output))
+}
+
+fn limits(params: &CodeParams) -> Limits {
+    Limits {
+        wall_ms: params.timeout_ms,
+        memory_mb: params.memory_mb,
+        output_bytes: params.max_output_bytes,
+        ..Limits::default()
+    }
 }
 
 /// The signed lines of the driver's report.
 struct DriverReport {
     /// The number of tests.
     count: usize,
-    /// Results by test number: `1` or `0`, or in hexadecimal a pair's output or a call's value.
+    /// Results by test number: `1`, `0` or `-`, or in hexadecimal a call's value.
     results: BTreeMap<usize, String>,
 }
 
@@ -77,12 +109,7 @@ async fn drive(
     job["solution"] = code.into();
     job["keep"] = params.max_output_bytes.into();
     job["seconds"] = seconds.into();
-    let limits = Limits {
-        wall_ms: params.timeout_ms,
-        memory_mb: params.memory_mb,
-        output_bytes: params.max_output_bytes,
-        ..Limits::default()
-    };
+    let limits = limits(params);
     let request = RunRequest { code: DRIVER.to_owned(), stdin: job.to_string(), limits };
     let outcome = sandbox.run(request).await?;
     let (mut count, mut results) = (None, BTreeMap::new());

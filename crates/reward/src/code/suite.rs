@@ -19,6 +19,8 @@ pub(super) struct TestSuite {
     pub code: String,
     /// Assertions in the code's own language.
     pub tests: Option<String>,
+    /// The function that `check(candidate)` of the tests gets.
+    pub entry: Option<String>,
     /// Inputs with their expected outputs.
     pub cases: Vec<IoCase>,
     /// Calls with their expected values.
@@ -41,14 +43,21 @@ pub(super) enum SuiteError {
     Cases { key: String, source: serde_json::Error },
     #[error("metadata[{key}] is not a list of [input, expected]: {source}")]
     Calls { key: String, source: serde_json::Error },
-    #[error("the tests do not compile: {0}")]
+    #[error("the tests cannot run: {0}")]
     Tests(String),
+    #[error("the tests checked nothing: no assertion was reached")]
+    Unchecked,
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
     #[error("the driver reported nothing: {0}")]
     Driver(String),
     #[error("the driver failed: {0}")]
     Panic(#[from] tokio::task::JoinError),
+}
+
+/// The source of tests that are a text, or a JSON list of texts.
+pub(super) fn tests(text: &str) -> String {
+    serde_json::from_str::<Vec<String>>(text).map_or_else(|_| text.to_owned(), |t| t.join("\n"))
 }
 
 /// Compares outputs line by line, without white space at line ends and empty lines at the end.

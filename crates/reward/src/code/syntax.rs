@@ -36,7 +36,9 @@ impl SyntaxReward {
     /// The code of a completion; `None` where there is none.
     fn code<'t>(&self, text: &'t str) -> Option<&'t str> {
         let whole = (!self.params.require_block).then_some(text);
-        block(text, self.params.block).or(whole).filter(|code| !code.trim().is_empty())
+        block(text, self.params.block, self.params.language)
+            .or(whole)
+            .filter(|code| !code.trim().is_empty())
     }
 }
 

@@ -14,8 +14,8 @@ impl Documented for CodeParams {
             kind: "code",
             formula: "the share of the tests in metadata[tests] (lines of assertions), \
                       metadata[cases] ([{input, output}]) and metadata[calls] ([[input, expected]] of \
-                      the function) that the last fenced block passes, run in a sandbox process; \
-                      missing without tests",
+                      the function) that the last fenced block in the language passes, run in sandbox \
+                      processes; missing without tests or assertions",
             parameters: "language = \"python\" (or \"rhai\"), block = \"last\" (or \"first\"), tests = \
                          \"tests\", cases = \"cases\", calls = \"test_cases\", function = \"solution\", \
                          timeout_ms = 5000, memory_mb = 256, max_output_bytes = 65536, partial = true"
