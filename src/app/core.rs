@@ -57,6 +57,40 @@ pub struct Core {
     _background: Background,
 }
 
+/// Refuses files of policy versions without the ledger that records them: the daemon would begin from the base
+/// model and later replace them.
+fn require_ledger(data: &Path) -> anyhow::Result<()> {
+    for folder in ["adapters", "checkpoints"] {
+        anyhow::ensure!(
+            data.join(LEDGER).exists() || is_empty(&data.join(folder)),
+            "data.dir {}: there are files in {folder}/, but no {LEDGER}, which records what they are: restore it \
+             from a backup, or set data.dir to an empty folder to begin from the base model",
+            data.display()
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a ledger with optimizer steps without a checkpoint: training would begin from step 0 with another
+/// optimizer state, beside versions of later steps.
+fn require_checkpoints(config: &Config, data: &Path, store: &Store) -> anyhow::Result<()> {
+    let Some(last) = store.last_step()?.filter(|_| config.train.enabled) else { return Ok(()) };
+    anyhow::ensure!(
+        !is_empty(&data.join("checkpoints")),
+        "data.dir {}: {LEDGER} records {} optimizer steps, but there is no checkpoint in checkpoints/: restore it \
+         from a backup, set train.enabled = false to serve without training, or set data.dir to an empty folder \
+         to begin from the base model",
+        data.display(),
+        last.step
+    );
+    Ok(())
+}
+
+/// Whether a folder is missing or has no entry.
+fn is_empty(folder: &Path) -> bool {
+    std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none())
+}
+
 impl Core {
     /// Builds and connects the configured parts, which report to `metrics`.
     ///
@@ -88,7 +122,9 @@ impl Core {
         let data = &config.data.dir;
         std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
         let data = data.canonicalize()?;
+        require_ledger(&data)?;
         let store = Store::open(&data.join(LEDGER), &config.store, metrics.clone())?;
+        require_checkpoints(config, &data, &store)?;
 
         let rewards = reward_tools(config, metrics.clone()).await?;
         let backends = rewards.tools.backends();

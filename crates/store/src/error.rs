@@ -39,6 +39,9 @@ pub enum StoreError {
         /// The decoder's message.
         reason: String,
     },
+    /// The file's pages are damaged, so that it cannot be opened.
+    #[error("the ledger {} is damaged and cannot be opened: restore it from a backup", .0.display())]
+    Damaged(PathBuf),
     /// A newer version of Hone wrote the file.
     #[error(
         "the ledger has schema version {found}; this hone knows versions up to {known}: \

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::panic;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -146,9 +147,10 @@ fn create_atomically(path: &Path) -> Result<(), StoreError> {
     Ok(sync_parent(path)?)
 }
 
-/// Opens the file at `path`, which must exist.
+/// Opens the file at `path`, which must exist. redb panics about some damaged pages.
 pub(crate) fn open_existing(path: &Path) -> Result<Database, StoreError> {
-    builder().open(path).map_err(|e| open_error(path, e))
+    let opened = panic::catch_unwind(|| builder().open(path));
+    opened.map_err(|_| StoreError::Damaged(path.to_owned()))?.map_err(|e| open_error(path, e))
 }
 
 /// Opens the file at `path`, which must exist, without ever writing to it. Other readers may have it

@@ -78,6 +78,8 @@ metric_set! {
         ready_groups: IntGauge("hone_train_ready_groups", "Groups that wait for the trainer."),
         skipped_steps: IntCounterVec("hone_train_skipped_steps_total",
             "Steps skipped, by reason.", &["reason"]),
+        damaged_checkpoints: IntCounter("hone_train_damaged_checkpoints_total",
+            "Checkpoints that could not be read and were set aside."),
         dropped_groups: IntCounterVec("hone_train_dropped_groups_total",
             "Groups that were ready but will not be trained on, by reason.", &["reason"]),
         restarts: IntCounter("hone_train_restarts_total",

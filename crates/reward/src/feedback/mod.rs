@@ -41,8 +41,8 @@ pub struct FeedbackError {
     pub allowed: String,
 }
 
-/// Reads the value of feedback named `name`: a finite number, 1 or 0 for a boolean, `None` for a
-/// name of type `comment`.
+/// Reads the value of feedback named `name`: a number within the bounds, 1 or 0 for a boolean, which may also
+/// be posted as such a number, and `None` for a name of type `comment`.
 ///
 /// # Errors
 /// If the value has another type, is out of range or is absent, or a required comment is absent.
@@ -69,10 +69,13 @@ pub fn read_value(
     }
     let number = match (params.kind, value) {
         (_, Some(Value::Bool(yes))) => Some(f64::from(u8::from(*yes))),
-        (FeedbackType::Number, Some(Value::Number(n))) => n.as_f64().filter(|v| v.is_finite()),
+        (_, Some(Value::Number(n))) => n.as_f64(),
         _ => None,
     };
-    let inside = |v: &f64| params.range.is_none_or(|[low, high]| (low..=high).contains(v));
+    let inside = |v: &f64| match params.kind {
+        FeedbackType::Boolean => *v == 0.0 || *v == 1.0,
+        _ => params.bounds().is_some_and(|[low, high]| (low..=high).contains(v)),
+    };
     match number.filter(inside) {
         Some(number) => Ok(Some(number)),
         None => wrong("value", value.map(shown), &allowed(params)),
@@ -80,10 +83,9 @@ pub fn read_value(
 }
 
 fn allowed(params: &FeedbackParams) -> String {
-    match (params.kind, params.range) {
-        (FeedbackType::Boolean, _) => "true or false".to_owned(),
-        (_, Some([low, high])) => format!("a number from {low} to {high}"),
-        (_, None) => "a finite number or a boolean".to_owned(),
+    match (params.kind, params.bounds()) {
+        (FeedbackType::Number, Some([low, high])) => format!("a number from {low} to {high}"),
+        _ => "true or false, or 1 or 0".to_owned(),
     }
 }
 
@@ -110,12 +112,22 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_accept_any_finite_number() {
-        for (value, number) in [(json!(-1e9), -1e9), (json!(true), 1.0), (json!(false), 0.0)] {
+    fn the_defaults_accept_thumbs_of_every_kind() {
+        for (value, number) in [
+            (json!(-1), -1.0),
+            (json!(0.25), 0.25),
+            (json!(1), 1.0),
+            (json!(true), 1.0),
+            (json!(false), 0.0),
+        ] {
             assert_eq!(read("", value), Ok(Some(number)));
         }
-        insta::assert_snapshot!(read("", json!("5")).unwrap_err(), @r#"value is "5": "stars" takes a finite number or a boolean"#);
-        insta::assert_snapshot!(read_value("stars", &params(""), None, Some("hm")).unwrap_err(), @r#"value is absent: "stars" takes a finite number or a boolean"#);
+        for value in [json!(1e6), json!(1e308), json!(-1.000_001)] {
+            let refused = read("", value).unwrap_err();
+            assert!(refused.ends_with("takes a number from -1 to 1"), "{refused}");
+        }
+        insta::assert_snapshot!(read("", json!("5")).unwrap_err(), @r#"value is "5": "stars" takes a number from -1 to 1"#);
+        insta::assert_snapshot!(read_value("stars", &params(""), None, Some("hm")).unwrap_err(), @r#"value is absent: "stars" takes a number from -1 to 1"#);
         assert!(read("", Value::Null).unwrap_err().contains("absent"));
     }
 
@@ -128,7 +140,11 @@ mod tests {
         assert!(read(stars, json!(false)).is_err());
         let thumbs = "type = \"boolean\"";
         assert_eq!(read(thumbs, json!(true)), Ok(Some(1.0)));
-        insta::assert_snapshot!(read(thumbs, json!(1)).unwrap_err(), @r#"value is 1: "stars" takes true or false"#);
+        assert_eq!(
+            [json!(1), json!(0), json!(1.0)].map(|v| read(thumbs, v)),
+            [1.0, 0.0, 1.0].map(|v| Ok(Some(v)))
+        );
+        insta::assert_snapshot!(read(thumbs, json!(0.5)).unwrap_err(), @r#"value is 0.5: "stars" takes true or false, or 1 or 0"#);
         let long = read(thumbs, json!("é".repeat(99))).unwrap_err();
         assert!(long.chars().count() < 100, "{long}");
     }

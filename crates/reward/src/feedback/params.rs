@@ -46,12 +46,12 @@ pub enum ShareRule {
 }
 
 parameters! {
-    /// Parameters of `kind = "feedback"`. The defaults accept any finite number; the last one counts.
+    /// Parameters of `kind = "feedback"`. The defaults accept -1 to 1; the last value counts.
     pub struct FeedbackParams {
         /// The type of the values.
         #[serde(rename = "type")]
         pub kind: FeedbackType = FeedbackType::Number,
-        /// Least and greatest number, both allowed; absent: no bounds.
+        /// Least and greatest number, both allowed; absent: -1 and 1.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub range: Option<[f64; 2]> = None,
         /// How the values of several raters of one sample become one.
@@ -63,15 +63,23 @@ parameters! {
     }
 }
 
+/// The range of numbers without a configured one. Every part has a range, because a single value far outside
+/// of the others would make them equal in the running baseline.
+const DEFAULT_RANGE: [f64; 2] = [-1.0, 1.0];
+
 impl FeedbackParams {
-    /// A value scaled so that 0 is the least and 1 the greatest that clients may post; `None` if the
-    /// values have no bounds.
+    /// The least and the greatest value that clients may post; `None` for comments, which have no value.
+    pub fn bounds(&self) -> Option<[f64; 2]> {
+        match self.kind {
+            FeedbackType::Boolean => Some([0.0, 1.0]),
+            FeedbackType::Number => Some(self.range.unwrap_or(DEFAULT_RANGE)),
+            FeedbackType::Comment => None,
+        }
+    }
+
+    /// A value scaled so that 0 is the least and 1 the greatest that clients may post; `None` for comments.
     pub fn scaled(&self, value: f64) -> Option<f64> {
-        let [low, high] = match (self.kind, self.range) {
-            (FeedbackType::Boolean, _) => [0.0, 1.0],
-            (FeedbackType::Number, Some(range)) => range,
-            _ => return None,
-        };
+        let [low, high] = self.bounds()?;
         Some(((value - low) / (high - low)).clamp(0.0, 1.0))
     }
 
@@ -124,7 +132,7 @@ mod tests {
         let stars = read("range = [1, 5]");
         assert_eq!([1.0, 4.0, 5.0].map(|v| stars.scaled(v)), [0.0, 0.75, 1.0].map(Some));
         assert_eq!(read("type = \"boolean\"").scaled(1.0), Some(1.0));
-        assert_eq!(read("").scaled(1.0), None);
+        assert_eq!([-1.0, 0.0, 1.0].map(|v| read("").scaled(v)), [0.0, 0.5, 1.0].map(Some));
         assert_eq!(read("type = \"comment\"").scaled(1.0), None);
     }
 

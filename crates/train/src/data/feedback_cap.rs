@@ -1,25 +1,43 @@
-//! Limits the part of a batch's feedback that comes from one API key.
+//! Limits the values of a batch's feedback, and the part of it that comes from one API key or rater.
 
 use std::collections::BTreeMap;
 
 use hone_core::metrics::Metrics;
-use hone_core::types::UnixMillis;
+use hone_core::types::{UnixMillis, key_of_rater};
 use hone_reward::Routes;
 use hone_reward::feedback::cap_shares;
 
 use super::batch_builder::TrainBatch;
 
-/// Time of arrival, `(group, member)` within the batch, and API key of one piece of feedback.
+/// Time of arrival, `(group, member)` within the batch, and rater of one piece of feedback.
 type Feedback = (UnixMillis, (usize, usize), Option<String>);
 
-/// Applies `max_key_share` of every feedback part to the batch. A dropped value becomes missing,
-/// not 0; a down-weighted value scales the advantage. Without `metrics` nothing is counted.
+/// Limits feedback to the bounds of its part, which values from before a change of the configuration may exceed,
+/// and applies `max_key_share` of every feedback part to the batch: to API keys, so that a key gains nothing by
+/// naming many end users, and to raters. A dropped value becomes missing, not 0; a down-weighted value scales the
+/// advantage. Without `metrics` nothing is counted.
 pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: Option<&Metrics>) {
     for ((route, part), feedback) in feedback_by_part(batch) {
-        let params = routes.get(&route).and_then(|found| found.feedback(&part));
-        let Some(params) = params.filter(|params| params.max_key_share < 1.0) else { continue };
-        let keys: Vec<Option<&str>> = feedback.iter().map(|(_, _, key)| key.as_deref()).collect();
-        let weights = cap_shares(&keys, params.max_key_share, params.share_rule).weights;
+        let Some(params) = routes.get(&route).and_then(|found| found.feedback(&part)) else {
+            continue;
+        };
+        if let Some([low, high]) = params.bounds() {
+            for (_, (group, member), _) in &feedback {
+                let value = batch.groups[*group].members[*member].parts.get_mut(&part);
+                value.into_iter().for_each(|value| *value = value.clamp(low, high));
+            }
+        }
+        if params.max_key_share >= 1.0 {
+            continue;
+        }
+        let raters: Vec<Option<&str>> =
+            feedback.iter().map(|(_, _, rater)| rater.as_deref()).collect();
+        let keys: Vec<Option<&str>> =
+            raters.iter().map(|rater| rater.and_then(key_of_rater)).collect();
+        let shares =
+            |ids: &[Option<&str>]| cap_shares(ids, params.max_key_share, params.share_rule);
+        let of_raters = shares(&raters).weights;
+        let weights = shares(&keys).weights.into_iter().zip(of_raters).map(|(a, b)| a.min(b));
         let mut capped = 0;
         for ((_, (group, member), _), weight) in feedback.iter().zip(weights) {
             if weight >= 1.0 {
@@ -128,6 +146,37 @@ mod tests {
         cap(&mut batch, &routes, Some(&metrics));
         let count = metrics.reward_feedback_capped.with_label_values(&["users", "thumbs"]).get();
         (batch, count)
+    }
+
+    #[test]
+    fn end_users_of_one_key_have_its_share() {
+        for user in [None, Some("user")] {
+            let raters = (0..32).map(|n| match user {
+                Some(user) if n < 28 => format!("a.{user}{n}"),
+                _ => if n < 28 { "a" } else { "b" }.to_owned(),
+            });
+            let groups = raters.map(|rater| rated(&rater, 1.0, 1)).collect();
+            let mut batch = TrainBatch { groups, ..TrainBatch::default() };
+            let routes = crate::testing::routes(
+                "[[route]]\nname = \"users\"\nreward = [{ name = \"thumbs\", kind = \"feedback\", max_key_share = 0.5 }]",
+            );
+            let metrics = Metrics::new().unwrap();
+            cap(&mut batch, &routes, Some(&metrics));
+            let capped = metrics.reward_feedback_capped.with_label_values(&["users", "thumbs"]);
+            assert_eq!(capped.get(), 28, "{user:?}");
+        }
+    }
+
+    #[test]
+    fn values_from_before_a_range_are_limited_to_it() {
+        let groups = [1e6, -1e308, 0.5].map(|value| rated("a", value, 1)).into();
+        let mut batch = TrainBatch { groups, ..TrainBatch::default() };
+        let routes = crate::testing::routes(
+            "[[route]]\nname = \"users\"\nreward = [{ name = \"thumbs\", kind = \"feedback\", range = [0, 1] }]",
+        );
+        cap(&mut batch, &routes, None);
+        let values: Vec<_> = batch.rewards().iter().map(|g| g.parts[0].values[0]).collect();
+        assert_eq!(values, [Some(1.0), Some(0.0), Some(0.5)]);
     }
 
     #[test]

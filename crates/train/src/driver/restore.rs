@@ -57,21 +57,15 @@ impl<'a> Trainer<'a> {
             feedback_times: Vec::new(),
             skip_log: SkipLog::default(),
         };
-        let saved = checkpoint::latest(&setup.checkpoints)?;
-        if let Some(dir) = &saved {
-            let extra = trainer.learner.load(dir)?;
-            trainer.progress =
-                serde_json::from_value(extra).map_err(|error| json_error(dir, error))?;
-            trainer.progress.baselines.set_window(setup.config.baseline_window);
-        }
+        let is_resumed = trainer.load_newest()?;
         trainer.learner.set_longest_shard(setup.longest_sample);
         status.update(|s| s.max_sample_tokens = setup.longest_sample);
-        trainer.drop_interrupted()?;
+        trainer.examine_interrupted()?;
         trainer.reconcile()?;
         // An adapter to start from is published before the first step, because the base's samples
         // are not samples of the adapter.
         let has_adapter = !setup.config.lora.init_adapter.as_os_str().is_empty();
-        let is_new = saved.is_none() && setup.policies.active() == PolicyVersion::BASE;
+        let is_new = !is_resumed && setup.policies.active() == PolicyVersion::BASE;
         if has_adapter && is_new && trainer.publication.is_none() {
             trainer.begin_publish()?;
             if let Some(publication) = &mut trainer.publication {
@@ -82,21 +76,80 @@ impl<'a> Trainer<'a> {
         Ok(trainer)
     }
 
-    /// Drops the groups of a step that ended the process, so that it is not repeated.
-    fn drop_interrupted(&self) -> Result<(), TrainFailure> {
+    /// Loads the newest checkpoint that can be read, of those of steps and then of those of versions. Newer ones
+    /// are damaged and are set aside, so that the next start does not read them. Returns whether there is one.
+    fn load_newest(&mut self) -> Result<bool, TrainFailure> {
+        let root = &self.setup.checkpoints;
+        let of_steps = checkpoint::list(root)?;
+        let mut candidates = version_states(&self.states())?;
+        candidates.extend(of_steps);
+        let mut damaged = Vec::new();
+        for dir in candidates.iter().rev() {
+            match self.load(dir) {
+                Ok(()) => {
+                    for (dir, error) in damaged {
+                        let aside = checkpoint::set_aside(root, dir)?;
+                        self.setup.metrics.train.damaged_checkpoints.inc();
+                        tracing::error!(%error, aside = %aside.display(), "a checkpoint is damaged: training continues from an older one");
+                    }
+                    return Ok(true);
+                }
+                Err(error) => damaged.push((dir, error)),
+            }
+        }
+        match damaged.into_iter().next() {
+            // Each may be of another model or configuration, so nothing is set aside.
+            Some((_, error)) => Err(error.into()),
+            None => Ok(false),
+        }
+    }
+
+    fn load(&mut self, dir: &Path) -> Result<(), LearnError> {
+        let extra = self.learner.load(dir)?;
+        self.progress = serde_json::from_value(extra).map_err(|error| json_error(dir, error))?;
+        self.adopt_baselines();
+        Ok(())
+    }
+
+    /// Adapts restored baselines to the configuration.
+    fn adopt_baselines(&mut self) {
+        let (setup, baselines) = (self.setup, &mut self.progress.baselines);
+        baselines.set_window(setup.config.baseline_window);
+        baselines.limit(|route, part| setup.routes.get(route)?.feedback(part)?.bounds());
+    }
+
+    /// Examines the groups of a step that ended the process. They are trained once more; those of a second such
+    /// step are dropped, because they are the likely cause.
+    fn examine_interrupted(&mut self) -> Result<(), TrainFailure> {
         let Some(attempt) = self.marker.read()? else { return Ok(()) };
-        let mut drops = Vec::new();
+        let (mut drops, mut suspects) = (Vec::new(), Vec::new());
         for id in attempt.groups {
             let group = self.setup.store.group(id)?;
-            if group.is_some_and(|group| group.state == GroupState::Ready) {
+            if group.is_none_or(|group| group.state != GroupState::Ready) {
+                continue;
+            }
+            if attempt.repeated.contains(&id) {
                 drops.push((id, INTERRUPTED.to_owned()));
+            } else {
+                suspects.push(id);
+            }
+        }
+        if !suspects.is_empty() {
+            tracing::warn!(
+                groups = suspects.len(),
+                "a step ended the process and is repeated once"
+            );
+            self.marker.suspect(suspects);
+            // The marker stays, so that a start without a step in between finds the groups too.
+            if drops.is_empty() {
+                return Ok(());
             }
         }
         if !drops.is_empty() {
             let samples: Vec<String> = attempt.samples.iter().map(ToString::to_string).collect();
             let message = format!(
-                "a step ended the process and is not repeated: {} groups are dropped, the longest \
-                 sample has {} tokens; samples {}",
+                "a step ended the process twice and is not repeated: {} groups are dropped, the \
+                 longest sample has {} tokens; samples {}",
                 drops.len(),
                 attempt.longest,
                 samples.join(", ")
@@ -249,7 +302,7 @@ impl<'a> Trainer<'a> {
         let kept: TrainProgress =
             serde_json::from_value(extra).map_err(|error| json_error(state, error))?;
         self.progress.baselines = kept.baselines;
-        self.progress.baselines.set_window(self.setup.config.baseline_window);
+        self.adopt_baselines();
         self.progress.weights = kept.weights;
         Ok(())
     }
@@ -350,5 +403,19 @@ pub(super) fn json_error(checkpoint: &Path, error: serde_json::Error) -> LearnEr
     at(checkpoint)(error.into()).into()
 }
 
-/// Reason of the groups of a step that ended the process.
+/// The states of versions, oldest first; none without their folder.
+fn version_states(states: &Path) -> Result<Vec<PathBuf>, LearnError> {
+    if !states.exists() {
+        return Ok(Vec::new());
+    }
+    let entries = std::fs::read_dir(states).map_err(at(states))?;
+    let mut found = Vec::new();
+    for entry in entries {
+        found.push(entry.map_err(at(states))?.path());
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Reason of the groups of steps that ended two processes.
 const INTERRUPTED: &str = "interrupted";

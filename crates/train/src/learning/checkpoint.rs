@@ -122,6 +122,20 @@ pub(crate) fn list(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
+/// Renames a damaged checkpoint under `root`, so that it is not read again. Returns its new path.
+///
+/// # Errors
+/// If it cannot be renamed.
+pub(crate) fn set_aside(root: &Path, dir: &Path) -> Result<PathBuf> {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let aside = root.join(format!("damaged-{name}"));
+    if aside.exists() {
+        remove_any(&aside)?;
+    }
+    fs::rename(dir, &aside).map_err(at(dir))?;
+    Ok(aside)
+}
+
 /// The checkpoint of the highest step under `root`.
 ///
 /// # Errors

@@ -38,6 +38,27 @@ impl Baselines {
         self.routes.get(route)?.get(part)
     }
 
+    /// Limits the past of each part to the bounds of its values, which an older configuration or version may not
+    /// have had.
+    pub fn limit(&mut self, bounds: impl Fn(&str, &str) -> Option<[f64; 2]>) {
+        for (route, parts) in &mut self.routes {
+            for (part, past) in parts {
+                *past = bounds(route, part).map_or(*past, |bounds| past.within(bounds));
+            }
+        }
+    }
+
+    /// The values of a batch, of which those far outside of the past are limited. Otherwise one value would
+    /// make all others equal for many batches.
+    fn plausible(&self, mut values: BatchValues) -> BatchValues {
+        for ((route, part), values) in &mut values.0 {
+            let past = self.get(route, part).and_then(|past| past.plausible());
+            let Some([low, high]) = past else { continue };
+            values.iter_mut().for_each(|value| value.value = value.value.clamp(low, high));
+        }
+        values
+    }
+
     /// Computes the advantages of a batch, then adds its values to the baselines.
     pub fn advantages(&mut self, groups: &[GroupRewards], config: &TrainConfig) -> Advantages {
         let values = BatchValues::new(groups);
@@ -47,6 +68,7 @@ impl Baselines {
         out.describe_parts(groups, &values);
         let compare = |index| GroupSums::advantages(&sums, index, groups, &values, config);
         let mut within: Vec<Vec<Option<f64>>> = (0..groups.len()).map(compare).collect();
+        let known = self.plausible(BatchValues::new(groups));
         let is_zero = |advantage: &Option<f64>| advantage.is_none_or(|advantage| advantage == 0.0);
         let drops = config.zero_variance_groups == ZeroVariance::Drop;
         let tied = |(own, within): (&GroupSums, &Vec<Option<f64>>)| {
@@ -58,7 +80,7 @@ impl Baselines {
         }
         for (index, own) in sums.iter().enumerate() {
             let (running, count) =
-                self.running(index, &groups[index], own, &values, config.advantage_scale);
+                self.running(index, &groups[index], own, &known, config.advantage_scale);
             out.running_count += count;
             let mut advantages = vec![None; groups[index].members];
             for &member in &own.members {
@@ -71,7 +93,7 @@ impl Baselines {
             out.dropped_groups += u64::from(dropped);
             out.values.push(advantages);
         }
-        self.remember(&values);
+        self.remember(&known);
         out
     }
 

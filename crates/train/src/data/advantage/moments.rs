@@ -9,6 +9,9 @@ use crate::learning::float_bits;
 /// outlier does not stay in it forever.
 const RANGE_WINDOWS: f64 = 8.0;
 
+/// Values from which on a value far outside of their range is limited.
+const LEAST_KNOWN: f64 = 8.0;
+
 /// Statistics of a set of weighted values; a part of the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Moments {
@@ -96,6 +99,30 @@ impl Moments {
             min: self.mean - (self.mean - self.min) * range_factor,
             max: self.mean + (self.max - self.mean) * range_factor,
         }
+    }
+
+    /// The same values as if those outside of a range had been its ends.
+    #[must_use]
+    pub fn within(self, [low, high]: [f64; 2]) -> Self {
+        if self.count <= 0.0 {
+            return self;
+        }
+        let most_squares = self.count * (0.5 * (high - low)).powi(2);
+        Self {
+            count: self.count,
+            mean: self.mean.clamp(low, high),
+            squares: self.squares.min(most_squares),
+            min: self.min.max(low),
+            max: self.max.min(high),
+        }
+    }
+
+    /// The values that are plausible beside these: as far outside of their range as half of it. `None` of a few
+    /// values, and of equal ones, which have no scale.
+    pub fn plausible(self) -> Option<[f64; 2]> {
+        let span = self.max - self.min;
+        let known = self.count >= LEAST_KNOWN && span.is_finite() && span > 0.0;
+        known.then(|| [self.min - 0.5 * span, self.max + 0.5 * span])
     }
 
     /// Standard deviation with Bessel's correction, `sqrt(squares / (count - 1))`; `None` below a

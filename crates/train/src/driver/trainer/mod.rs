@@ -270,7 +270,7 @@ impl Trainer<'_> {
         // Unpublished weights have no version; `u64::MAX` matches no sample.
         let version = self.progress.current_version().map_or(u64::MAX, |v| v.0);
         let max_tokens = self.setup.max_completion_tokens;
-        self.marker.set(&StepAttempt::of(&prepared.batch))?;
+        self.marker.set(StepAttempt::of(&prepared.batch))?;
         let learner = &mut self.learner;
         let stats =
             self.pools.train.install(|| learner.step(&prepared.samples, version, max_tokens));

@@ -105,10 +105,33 @@ fn an_outlier_does_not_reduce_later_advantages_forever() {
         (0..count).map(|i| next(baselines, f64::from(i % 2)).abs()).fold(0.0, |_, last| last)
     };
     let before = alternate(&mut baselines, 200);
+    for outlier in [1000.0, 1e308, -1e6] {
+        let mut baselines = baselines.clone();
+        next(&mut baselines, outlier);
+        assert!(alternate(&mut baselines, 4) > 0.4 * before, "{outlier}");
+    }
     next(&mut baselines, 1000.0);
-    assert!(alternate(&mut baselines, 100) < 0.1 * before);
     let later = alternate(&mut baselines, 2000);
     assert!((later - before).abs() < 0.01, "{later} instead of {before}");
+}
+
+#[test]
+fn a_restored_range_is_limited_to_the_bounds() {
+    let mut baselines = Baselines::new(256.0);
+    for i in 0..6 {
+        next(&mut baselines, f64::from(i % 2));
+    }
+    // As an older version recorded it: fewer values than have a known range.
+    next(&mut baselines, 1e6);
+    let difference = |baselines: &Baselines| {
+        let advantage = |value| next(&mut baselines.clone(), value);
+        advantage(1.0) - advantage(0.0)
+    };
+    assert!(difference(&baselines) < 0.01);
+    baselines.limit(|_, _| None);
+    assert!(difference(&baselines) < 0.01);
+    baselines.limit(|_, _| Some([0.0, 1.0]));
+    assert!(difference(&baselines) > 0.5);
 }
 
 #[test]

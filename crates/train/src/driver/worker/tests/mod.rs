@@ -6,13 +6,14 @@ mod replay;
 mod rollbacks;
 mod world;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use hone_core::types::{GroupState, PolicyState, PolicyVersion};
+use hone_core::types::{GroupId, GroupState, PolicyState, PolicyVersion, SampleId};
 
 use crate::config::{TrainConfig, ZeroVariance};
 use crate::{TrainError, TrainState};
@@ -327,26 +328,43 @@ async fn an_initial_adapter_is_served_before_the_first_step() {
     world.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_ended_the_process_is_not_repeated() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start(dir.path()).await;
+/// Two ready groups, and the marker of a step with them that ended the process, for the second time if `again`.
+async fn interrupted(dir: &Path, again: bool) -> ([GroupId; 2], SampleId) {
+    let world = World::start(dir).await;
     world.worker.handle().pause().unwrap();
     world.wait_for_state(TrainState::Paused).await;
     let groups = [world.group(4, 0).await, world.group(6, 0).await];
     world.stop().await;
-    // As after a kill during the step.
-    let marker = dir.path().join("checkpoints/attempt.json");
-    std::fs::create_dir_all(marker.parent().unwrap()).unwrap();
-    let samples = [hone_core::types::SampleId::new()];
-    let attempt = serde_json::json!({"groups": groups, "samples": samples, "longest": 6000});
-    std::fs::write(&marker, attempt.to_string()).unwrap();
+    std::fs::create_dir_all(dir.join("checkpoints")).unwrap();
+    let repeated: &[GroupId] = if again { &groups } else { &[] };
+    let sample = SampleId::new();
+    let attempt = serde_json::json!(
+        {"groups": groups, "repeated": repeated, "samples": [sample], "longest": 6000});
+    std::fs::write(dir.join("checkpoints/attempt.json"), attempt.to_string()).unwrap();
+    (groups, sample)
+}
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ratings_of_an_interrupted_step_are_trained() {
+    let dir = tempfile::tempdir().unwrap();
+    let (groups, _) = interrupted(dir.path(), false).await;
+    let world = World::start(dir.path()).await;
+    world.wait_for_version(1).await;
+    assert_eq!(groups.map(|id| world.state(id)), [GroupState::Trained(1), GroupState::Trained(1)]);
+    assert!(!dir.path().join("checkpoints/attempt.json").exists());
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_ended_the_process_twice_is_not_repeated() {
+    let dir = tempfile::tempdir().unwrap();
+    let (groups, sample) = interrupted(dir.path(), true).await;
+    let marker = dir.path().join("checkpoints/attempt.json");
     let world = World::start(dir.path()).await;
     let dropped = GroupState::Dropped("interrupted".to_owned());
     world.until("dropped", |w| groups.iter().all(|id| w.state(*id) == dropped)).await;
     let error = world.worker.handle().status().last_error.unwrap();
-    assert!(error.contains(&samples[0].to_string()) && error.contains("6000 tokens"), "{error}");
+    assert!(error.contains(&sample.to_string()) && error.contains("6000 tokens"), "{error}");
     let counter = &world.metrics.train.dropped_groups;
     assert_eq!(counter.with_label_values(&["interrupted"]).get(), 2);
     // The next groups are trained on, and a step that ends leaves no marker.
@@ -354,6 +372,43 @@ async fn a_step_that_ended_the_process_is_not_repeated() {
     world.group(6, 0).await;
     world.wait_for_version(1).await;
     assert!(!marker.exists());
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn training_continues_from_the_newest_whole_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = dir.path().join("checkpoints");
+    let world = World::start(dir.path()).await;
+    world.train_versions(2).await;
+    world.stop().await;
+    let newest = || crate::learning::checkpoint::list(&checkpoints).unwrap().pop().unwrap();
+    for file in ["state.json", "adapter.safetensors", "moments.safetensors"] {
+        let damaged = newest();
+        let path = damaged.join(file);
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        let world = World::start(dir.path()).await;
+        let active = world.policies.active().0;
+        let groups = [world.group(4, active).await, world.group(6, active).await];
+        let is_trained = |state| matches!(state, GroupState::Trained(step) if step >= 2);
+        world.until("trained", |w| groups.iter().all(|id| is_trained(w.state(*id)))).await;
+        world.wait_for_state(TrainState::Waiting).await;
+        assert_eq!(world.metrics.train.damaged_checkpoints.get(), 1, "{file}");
+        assert_eq!(world.worker.handle().status().restarts, 0);
+        world.stop().await;
+        let aside = format!("damaged-{}", damaged.file_name().unwrap().to_string_lossy());
+        assert!(checkpoints.join(aside).join(file).exists(), "{file}");
+    }
+    // Without any whole one, nothing is set aside, and the error names the newest one.
+    for dir in crate::learning::checkpoint::list(&checkpoints).unwrap() {
+        std::fs::write(dir.join("state.json"), "{").unwrap();
+    }
+    std::fs::remove_dir_all(checkpoints.join("versions")).unwrap();
+    let world = World::start(dir.path()).await;
+    world.until("the error", |w| w.worker.handle().status().last_error.is_some()).await;
+    let error = world.worker.handle().status().last_error.unwrap();
+    assert!(error.contains(&newest().display().to_string()), "{error}");
     world.stop().await;
 }
 
