@@ -1,5 +1,6 @@
 //! The daemon without its HTTP surface.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

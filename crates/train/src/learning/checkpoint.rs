@@ -136,14 +136,6 @@ pub(crate) fn set_aside(root: &Path, dir: &Path) -> Result<PathBuf> {
     Ok(aside)
 }
 
-/// The checkpoint of the highest step under `root`.
-///
-/// # Errors
-/// If `root` cannot be listed.
-pub(crate) fn latest(root: &Path) -> Result<Option<PathBuf>> {
-    Ok(list(root)?.pop())
-}
-
 /// Removes all but the `max_count` newest checkpoints (at least one is kept), and the remains of
 /// interrupted saves.
 ///

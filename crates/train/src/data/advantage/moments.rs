@@ -122,7 +122,7 @@ impl Moments {
     pub fn plausible(self) -> Option<[f64; 2]> {
         let span = self.max - self.min;
         let known = self.count >= LEAST_KNOWN && span.is_finite() && span > 0.0;
-        known.then(|| [self.min - 0.5 * span, self.max + 0.5 * span])
+        known.then_some([self.min - 0.5 * span, self.max + 0.5 * span])
     }
 
     /// Standard deviation with Bessel's correction, `sqrt(squares / (count - 1))`; `None` below a
