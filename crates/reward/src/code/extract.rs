@@ -1,65 +1,35 @@
 //! Finds the code in a completion.
 
 use super::params::{BlockChoice, CodeLanguage};
+use crate::text::fenced_blocks;
 
 /// The first or last fenced block of a completion that names `language`, or if no block does, that
 /// names none; `None` without such a block.
-///
-/// A fence is a line of at least three backticks or tildes, indented by at most three spaces, then
-/// the language; the block ends at a line of at least as many of the same character, or with the text
-/// (CommonMark 0.31, 4.5).
 pub(super) fn block(text: &str, choice: BlockChoice, language: CodeLanguage) -> Option<&str> {
     let own: &[&str] = match language {
         CodeLanguage::Python => &["python", "python3", "py", "py3"],
         CodeLanguage::Rhai => &["rhai"],
     };
     // Blocks that name the language, and blocks without a name.
-    let mut found: [Vec<(usize, usize)>; 2] = Default::default();
-    let mut keep = |info: &str, begin, end| {
+    let mut found: [Vec<&str>; 2] = Default::default();
+    let mut keep = |info: &str, content| {
         let name = info.trim_start_matches(['{', '.', ' ']);
         let name = name.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
         if own.contains(&name.to_lowercase().as_str()) {
-            found[0].push((begin, end));
+            found[0].push(content);
         } else if info.is_empty() {
-            found[1].push((begin, end));
+            found[1].push(content);
         }
     };
-    let mut open: Option<(char, usize, usize, &str)> = None;
-    let mut position = 0;
-    for line in text.split_inclusive('\n') {
-        let (start, end) = (position, position + line.len());
-        position = end;
-        match (open, fence(line)) {
-            (None, Some((mark, length, info))) if mark == '~' || !info.contains('`') => {
-                open = Some((mark, length, end, info));
-            }
-            (Some((mark, length, begin, info)), Some((closing, count, "")))
-                if closing == mark && count >= length =>
-            {
-                keep(info, begin, start);
-                open = None;
-            }
-            _ => {}
-        }
-    }
-    if let Some((_, _, begin, info)) = open {
-        keep(info, begin, text.len());
+    for block in fenced_blocks(text) {
+        keep(block.info, block.content);
     }
     let blocks = found.iter().find(|blocks| !blocks.is_empty())?;
     let chosen = match choice {
         BlockChoice::First => blocks.first(),
         BlockChoice::Last => blocks.last(),
     };
-    chosen.and_then(|&(begin, end)| text.get(begin..end))
-}
-
-/// Character, length and rest of a line that could be a fence.
-fn fence(line: &str) -> Option<(char, usize, &str)> {
-    let unindented = line.trim_start_matches(' ');
-    let mark = unindented.chars().next().filter(|c| matches!(c, '`' | '~'))?;
-    let rest = unindented.trim_start_matches(mark);
-    let length = unindented.len() - rest.len();
-    (line.len() - unindented.len() <= 3 && length >= 3).then(|| (mark, length, rest.trim()))
+    chosen.copied()
 }
 
 #[cfg(test)]

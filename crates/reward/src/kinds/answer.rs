@@ -13,43 +13,57 @@ pub fn answer_key() -> String {
     "answer".to_owned()
 }
 
+/// The default pattern of an answer. It differs from a configured one in what a completion without tags is: with
+/// the default, all of it is the answer, because references have no tags either.
+const DEFAULT_PATTERN: &str = r"(?s:<answer>(.*?)</answer>)";
+
 /// The default pattern of an answer.
 pub fn answer_pattern() -> String {
-    r"(?s)<answer>(.*?)</answer>".to_owned()
+    DEFAULT_PATTERN.to_owned()
 }
 
 /// Finds the answer within a completion.
-pub struct AnswerFinder(Option<Regex>);
+pub struct AnswerFinder {
+    pattern: Option<Regex>,
+    /// Whether a completion without a match is the answer.
+    takes_all: bool,
+}
 
 impl AnswerFinder {
     /// Compiles the parameter `extract`, which must have a group; an empty one takes the whole
     /// completion.
     pub fn new(pattern: &str) -> Result<Self, Problem> {
         if pattern.is_empty() {
-            return Ok(Self(None));
+            return Ok(Self { pattern: None, takes_all: true });
         }
         let regex = compile("extract", pattern)?;
         if regex.captures_len() < 2 {
             let allowed = "a pattern with a group, in parentheses, around the answer";
             return Err(Problem::value("extract", format!("`{pattern}`"), allowed));
         }
-        Ok(Self(Some(regex)))
+        Ok(Self { pattern: Some(regex), takes_all: pattern == DEFAULT_PATTERN })
     }
 
-    /// Whether the whole completion is the answer.
+    /// Whether there is no pattern.
+    pub fn is_empty(&self) -> bool {
+        self.pattern.is_none()
+    }
+
+    /// Whether a whole completion without a match is the answer.
     pub fn takes_all(&self) -> bool {
-        self.0.is_none()
+        self.takes_all
     }
 
-    /// The first group of the pattern's first match, trimmed; `None` without a match or a pattern.
+    /// The first group of the pattern's last match, trimmed; `None` without a match or a pattern. Earlier
+    /// matches are thoughts that the completion gave up.
     pub fn extracted<'t>(&self, text: &'t str) -> Option<&'t str> {
-        let captures = self.0.as_ref()?.captures(text)?;
+        let captures = self.pattern.as_ref()?.captures_iter(text).last()?;
         Some(captures.get(1).map_or("", |group| trim(group.as_str())))
     }
 
     /// The answer, trimmed; `None` where the completion has none.
     pub fn find<'t>(&self, text: &'t str) -> Option<&'t str> {
-        if self.takes_all() { Some(trim(text)) } else { self.extracted(text) }
+        self.extracted(text).or_else(|| self.takes_all.then(|| trim(text)))
     }
 }
 

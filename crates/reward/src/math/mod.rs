@@ -1,10 +1,10 @@
 //! Numbers in text, and mathematical equality of an answer with a reference.
 //!
-//! Values are exact fractions while they fit, else floats within a tolerance. The parser reads
-//! numbers, thousands separators, percent, currency signs, mixed numbers, `\boxed{}`, `\frac`,
-//! `\dfrac`, `\sqrt`, `\cdot`, `\times`, `\div`, `^`, `$…$`, pi, brackets and `+ - * /`. Tuples and
-//! lists are compared member by member, and answers that are not numbers (`x+1`, `\text{east}`) as
-//! tidied text. There is no algebra: `2x+x` is not `3x`.
+//! Values are exact fractions while they fit, else floats. The parser reads numbers, thousands separators,
+//! percent, currency signs, units after a value, mixed numbers, `\boxed{}`, `\frac`, `\dfrac`, `\sqrt`,
+//! `\cdot`, `\times`, `\div`, `^`, `$…$`, `\(…\)`, `\[…\]`, pi, brackets, `+ - * /` and variables of one letter.
+//! Tuples, intervals, sets and lists are compared member by member, and words as text. Other texts are equal to
+//! themselves; nothing else is said of them.
 
 mod number;
 mod parse;
@@ -14,7 +14,7 @@ mod tidy;
 use rational::Number;
 
 pub use hone_core::text::boxed;
-pub use number::{is_integer, parse_number};
+pub use number::{is_integer, parse_amount, parse_number};
 pub use tidy::tidy;
 
 /// Longest answer that is compared, in bytes; a longer one equals nothing.
@@ -27,71 +27,172 @@ pub fn is_blank(text: &str) -> bool {
     text.len() <= LONGEST && tidy(text).is_empty()
 }
 
-/// Whether two answers have the same value, or the same text where they have no value.
+/// Whether two answers have the same value, or the same text where they have no value; `None` if that cannot be
+/// decided, because one of them cannot be read and the texts differ.
 ///
-/// If only one of the two is a percentage, `50%` equals both `0.5` and `50`: in references the sign
-/// is often part of the question.
-pub fn same(answer: &str, wanted: &str, tolerance: f64) -> bool {
+/// - A decimal equals a fraction that it approximates within `tolerance`, relative to the greater value, as do
+///   roots and pi. Fractions, whole numbers and two decimals are compared exactly.
+/// - If only one of the two is a percentage, `50%` equals both `0.5` and `50`: in references the sign is often
+///   part of the question. Likewise a unit counts if both have one.
+/// - Expressions with variables are compared at three points.
+/// - Sets and bare lists have no order. A bare list equals the tuple and the set of its members.
+pub fn same(answer: &str, wanted: &str, tolerance: f64) -> Option<bool> {
     if answer.len() > LONGEST || wanted.len() > LONGEST {
-        return false;
+        return Some(false);
     }
     let (answer, wanted) = (tidy(answer), tidy(wanted));
     if answer == wanted {
-        return true;
+        return Some(true);
+    }
+    if answer.is_empty() || wanted.is_empty() {
+        return Some(false);
     }
     match (members(&answer), members(&wanted)) {
-        (Some((a, x)), Some((b, y))) => {
-            a == b
-                && x.len() == y.len()
-                && x.iter().zip(&y).all(|(x, y)| same_value(x, y, tolerance))
-        }
+        (Some(a), Some(b)) => same_members(a, b, tolerance),
         (None, None) => same_value(&answer, &wanted, tolerance),
-        _ => false,
+        (Some(_), None) => is_read(&wanted).then_some(false),
+        (None, Some(_)) => is_read(&answer).then_some(false),
     }
 }
 
-fn same_value(answer: &str, wanted: &str, tolerance: f64) -> bool {
-    let (a, b) = match (value(answer), value(wanted)) {
-        (Some(a), Some(b)) => (a, b),
-        (None, None) => return compact(answer) == compact(wanted),
-        _ => return false,
-    };
-    if a.equals(b, tolerance) {
-        return true;
+type Members<'a> = ((char, char), Vec<&'a str>);
+
+fn same_members((a, x): Members<'_>, (b, y): Members<'_>, tolerance: f64) -> Option<bool> {
+    let (is_bare, is_set) = (|ends| ends == (' ', ' '), |ends| ends == ('{', '}'));
+    let fits = a == b || (is_bare(a) && !b.0.eq(&'[')) || (is_bare(b) && !a.0.eq(&'['));
+    if !fits || x.len() != y.len() {
+        return Some(false);
     }
-    let percent = |text: &str| text.trim_end().strip_suffix('%').and_then(value);
-    match (percent(answer), percent(wanted)) {
-        (Some(bare), None) => bare.equals(b, tolerance),
-        (None, Some(bare)) => a.equals(bare, tolerance),
-        _ => false,
+    let is_ordered = !(is_set(a) || is_set(b) || (is_bare(a) && is_bare(b)));
+    let (mut left, mut all_read) = (y, true);
+    for member in x {
+        let candidates = if is_ordered { &left[..1] } else { &left[..] };
+        let found: Vec<Option<bool>> =
+            candidates.iter().map(|other| same(member, other, tolerance)).collect();
+        match found.iter().position(|same| *same == Some(true)) {
+            Some(place) => drop(left.remove(place)),
+            None if found.contains(&None) => {
+                all_read = false;
+                left.remove(0);
+            }
+            None => return Some(false),
+        }
     }
+    all_read.then_some(true)
+}
+
+fn same_value(answer: &str, wanted: &str, tolerance: f64) -> Option<bool> {
+    if let (Some((a, unit)), Some((b, other))) = (measure(answer), measure(wanted)) {
+        if unit != other && !unit.is_empty() && !other.is_empty() {
+            return Some(false);
+        }
+        let is_decimal = |text: &str| text.contains('.');
+        let near = is_decimal(answer) != is_decimal(wanted) && a.is_near(b, tolerance);
+        let percent = |text: &str| text.trim_end().strip_suffix('%').and_then(value);
+        return Some(
+            near || a.equals(b, tolerance)
+                || match (percent(answer), percent(wanted)) {
+                    (Some(bare), None) => bare.equals(b, tolerance),
+                    (None, Some(bare)) => a.equals(bare, tolerance),
+                    _ => false,
+                },
+        );
+    }
+    if compact(answer) == compact(wanted) {
+        return Some(true);
+    }
+    let pairs = (1..=3).map(|point| Some((at_point(answer, point)?, at_point(wanted, point)?)));
+    match pairs.collect::<Option<Vec<_>>>() {
+        Some(pairs) => Some(pairs.into_iter().all(|(a, b)| a.is_near(b, 1e-9))),
+        None => (is_read(answer) && is_read(wanted)).then_some(false),
+    }
+}
+
+/// Whether an answer is understood: a value, an expression with variables, a list, or words.
+fn is_read(text: &str) -> bool {
+    let is_words =
+        text.chars().all(|c| c.is_alphabetic() || c.is_whitespace() || "-'’()".contains(c));
+    is_words || measure(text).is_some() || at_point(text, 1).is_some() || members(text).is_some()
 }
 
 /// The value of an expression, or of `x = expression` for a name of one letter.
 fn value(text: &str) -> Option<Number> {
-    let Some((name, value)) = text.rsplit_once('=') else { return parse::value(text.trim()) };
-    let mut name = name.trim().chars();
-    let is_letter = name.next().is_some_and(char::is_alphabetic) && name.next().is_none();
-    if is_letter { parse::value(value.trim_end()) } else { None }
+    parse::value(right_side(text)?, 0)
 }
 
+/// The value where the variables have the numbers of a point.
+fn at_point(text: &str, point: u32) -> Option<Number> {
+    parse::value(right_side(text)?, point)
+}
+
+/// What a name of one letter is said to be; the text itself without such a name.
+fn right_side(text: &str) -> Option<&str> {
+    let Some((name, value)) = text.rsplit_once('=') else { return Some(text.trim()) };
+    let mut name = name.trim().chars();
+    let is_letter = name.next().is_some_and(char::is_alphabetic) && name.next().is_none();
+    is_letter.then(|| value.trim())
+}
+
+/// A value and its unit, which is empty without one.
+fn measure(text: &str) -> Option<(Number, String)> {
+    if let Some(value) = value(text) {
+        return Some((value, String::new()));
+    }
+    let text = right_side(text)?;
+    let at = text.char_indices().find(|(at, c)| {
+        let before = text[..*at].trim_end();
+        c.is_alphabetic() && before.ends_with(|c: char| c.is_ascii_digit() || ")}".contains(c))
+    });
+    let (number, unit) = text.split_at(at?.0);
+    let unit = compact(unit.trim_end_matches('.'));
+    let letters = unit.chars().filter(|c| c.is_alphabetic()).count();
+    let is_unit = unit.chars().all(|c| c.is_alphanumeric() || "/^-*".contains(c))
+        && !unit.contains("sqrt")
+        && (letters > 1 || UNITS.contains(&unit.as_str()))
+        && (letters > 2 || number.ends_with(' '))
+        && !SCALES.contains(&unit.as_str());
+    // The plural is the same unit.
+    let unit = if letters > 2 { unit.trim_end_matches('s').to_owned() } else { unit };
+    is_unit.then(|| parse::value(number.trim(), 0)).flatten().map(|value| (value, unit))
+}
+
+/// Units of one letter; other single letters are variables.
+const UNITS: [&str; 13] = ["m", "g", "s", "h", "l", "n", "j", "w", "v", "a", "k", "c", "f"];
+/// Words that multiply a number, which are no units.
+const SCALES: [&str; 6] = ["hundred", "thousand", "million", "billion", "trillion", "dozen"];
+
+/// A text for comparison: small letters without white space, and without brackets around a single letter.
 fn compact(text: &str) -> String {
-    let letters = text.chars().filter(|c| !c.is_whitespace());
-    letters.flat_map(char::to_lowercase).collect()
+    let mut out = String::with_capacity(text.len());
+    for word in text.split_whitespace() {
+        // `1 2` is not 12.
+        if out.ends_with(|c: char| c.is_ascii_digit())
+            && word.starts_with(|c: char| c.is_ascii_digit())
+        {
+            out.push(' ');
+        }
+        out.extend(word.chars().flat_map(char::to_lowercase));
+    }
+    let text = out;
+    match text.strip_prefix('(').and_then(|text| text.strip_suffix(')')) {
+        Some(inner) if inner.chars().count() == 1 => inner.to_owned(),
+        _ => text,
+    }
 }
 
 /// The brackets and the members of a tuple, an interval, a set or a bare list; `None` for a text
 /// without a comma outside inner brackets, and for a number with thousands separators.
-fn members(text: &str) -> Option<((char, char), Vec<&str>)> {
+fn members(text: &str) -> Option<Members<'_>> {
     let text = text.trim();
     let mut ends = (text.chars().next()?, text.chars().next_back()?);
     let is_bracketed = matches!(ends.0, '(' | '[' | '{') && matches!(ends.1, ')' | ']' | '}');
     let inner = if is_bracketed && text.len() >= 2 { &text[1..text.len() - 1] } else { text };
+    // A number with thousands separators is no list.
+    if inner.contains(',') && is_integer(inner) {
+        return None;
+    }
     if inner.len() == text.len() {
         ends = (' ', ' ');
-        if parse::value(text).is_some() {
-            return None;
-        }
     }
     let mut parts = Vec::new();
     let (mut depth, mut from) = (0_i32, 0);

@@ -23,6 +23,29 @@ pub fn parse_number(text: &str) -> Option<f64> {
     number.is_finite().then_some(number)
 }
 
+/// Reads an amount: a number as [`parse_number`], with a currency sign before or after it, a percent sign, or
+/// up to three words of a unit after it. Words that multiply the number are no unit.
+pub fn parse_amount(text: &str) -> Option<f64> {
+    let text = text.trim().trim_end_matches('.');
+    let (sign, rest) = match text.strip_prefix(['-', '\u{2212}']) {
+        Some(rest) => (-1.0, rest),
+        None => (1.0, text),
+    };
+    let rest = rest.trim_start_matches('\\').trim_start_matches(CURRENCIES).trim_start();
+    let number =
+        rest.trim_end_matches(|c: char| c.is_alphabetic() || c.is_whitespace() || "°/".contains(c));
+    let unit = &rest[number.len()..];
+    let is_unit = unit.split_whitespace().count() <= 3
+        && unit
+            .split_whitespace()
+            .all(|word| !super::SCALES.contains(&word.to_lowercase().as_str()));
+    let number = number.trim_end_matches('%').trim_end_matches('\\').trim_end_matches(CURRENCIES);
+    let is_signed = number.starts_with(['-', '+', '\u{2212}']) && sign < 0.0;
+    (is_unit && !is_signed).then(|| parse_number(number)).flatten().map(|number| sign * number)
+}
+
+const CURRENCIES: [char; 6] = ['$', '€', '£', '¥', '₹', '₩'];
+
 /// Whether a text is a whole number: optional sign, digits with or without thousands separators.
 pub fn is_integer(text: &str) -> bool {
     parse_number(text).is_some() && !text.contains(['.', 'e', 'E'])

@@ -1,4 +1,4 @@
-//! Reads a number, a fraction or an arithmetic expression, in plain or LaTeX notation.
+//! Reads a number, a fraction or an arithmetic expression, with variables on request, in plain or LaTeX notation.
 //!
 //! Recursive descent over characters, in time linear in the text; depth and length are bounded.
 //!
@@ -19,13 +19,14 @@ const DEEPEST: u32 = 48;
 const LONGEST: usize = 1024;
 
 /// Reads a whole text that [`super::tidy`] has normalized; `None` for anything but an expression
-/// with a finite real value.
-pub fn value(text: &str) -> Option<Number> {
+/// with a finite real value. Single letters are variables, whose numbers depend on `point`; there are none at
+/// point 0.
+pub fn value(text: &str, point: u32) -> Option<Number> {
     let chars: Vec<char> = text.chars().take(LONGEST + 1).collect();
     if chars.len() > LONGEST {
         return None;
     }
-    let mut parser = ExpressionParser { chars: &chars, at: 0, depth: 0 };
+    let mut parser = ExpressionParser { chars: &chars, at: 0, depth: 0, point };
     let value = parser.sum()?;
     parser.space();
     (parser.at == chars.len()).then_some(value)
@@ -35,6 +36,7 @@ struct ExpressionParser<'a> {
     chars: &'a [char],
     at: usize,
     depth: u32,
+    point: u32,
 }
 
 impl ExpressionParser<'_> {
@@ -103,8 +105,10 @@ impl ExpressionParser<'_> {
                 value = value.mul(self.signed()?)?;
             } else if self.take('/') {
                 value = value.div(self.signed()?)?;
-            } else if self.peek().is_some_and(|c| matches!(c, '(' | '{' | '\\' | 'p' | 'π' | '√'))
-            {
+            } else if self.peek().is_some_and(|c| {
+                matches!(c, '(' | '{' | '\\' | 'p' | 'π' | '√')
+                    || (self.point > 0 && c.is_alphabetic())
+            }) {
                 // `2(3)`, `2\pi`; a digit may not follow: `1 2` is not a product.
                 value = value.mul(self.power()?)?;
             } else {
@@ -159,8 +163,20 @@ impl ExpressionParser<'_> {
             _ if self.word("\\pi") || self.word("pi") => Number::near(std::f64::consts::PI),
             _ if self.word("\\frac") => self.fraction(),
             _ if self.word("\\sqrt") => self.root(),
+            c if self.point > 0 && c.is_alphabetic() => self.variable(c),
             _ => None,
         }
+    }
+
+    /// A letter as a number between 0.5 and 1.5. Three letters or more are a word.
+    fn variable(&mut self, letter: char) -> Option<Number> {
+        let run = self.chars[self.at..].iter().take_while(|c| c.is_alphabetic()).count();
+        if run > 2 {
+            return None;
+        }
+        self.at += 1;
+        let mixed = (u32::from(letter) * 2_654_435 + self.point * 40_503) % 997;
+        Number::near(0.5 + f64::from(mixed) / 997.0)
     }
 
     fn bracket(&mut self, open: char, close: char) -> Option<Number> {

@@ -180,16 +180,24 @@ impl Number {
         Self::near(root)
     }
 
-    /// Whether two exact numbers are equal, or others differ by at most `tolerance` times the
-    /// greater of 1 and `|wanted|`.
+    /// Whether two exact numbers are equal, or others are near.
     pub fn equals(self, wanted: Self, tolerance: f64) -> bool {
-        if let (Self::Exact(a), Self::Exact(b)) = (self, wanted) {
-            return a == b;
+        match (self, wanted) {
+            (Self::Exact(a), Self::Exact(b)) => a == b,
+            _ => self.is_near(wanted, tolerance),
         }
-        let (a, b) = (self.to_f64(), wanted.to_f64());
-        (a - b).abs() <= tolerance * b.abs().max(1.0)
+    }
+
+    /// Whether two numbers differ by at most `tolerance` times the greater one. Differences of the size of rounding
+    /// errors are none.
+    pub fn is_near(self, other: Self, tolerance: f64) -> bool {
+        let (a, b) = (self.to_f64(), other.to_f64());
+        (a - b).abs() <= (tolerance * a.abs().max(b.abs())).max(ROUNDING)
     }
 }
+
+/// A difference that sums of numbers near 1 may have by rounding.
+const ROUNDING: f64 = 1e-15;
 
 fn exact_power(base: Rational, power: Rational) -> Option<Rational> {
     let n = u32::try_from(power.num.unsigned_abs()).ok()?;

@@ -35,7 +35,7 @@ fn values_equal_sympy() {
     for Same { value, texts } in cases().same {
         for text in &texts {
             let plain = tidy(boxed(text).unwrap_or(text));
-            let read = super::value(&plain).map(Number::to_f64).unwrap_or(f64::NAN);
+            let read = measure(&plain).map_or(f64::NAN, |(value, _)| value.to_f64());
             assert!((read - value).abs() <= 1e-12 * value.abs().max(1.0), "{text}: {read} {value}");
         }
     }
@@ -44,9 +44,9 @@ fn values_equal_sympy() {
 #[test]
 fn random_expressions_equal_sympy() {
     for Expression { plain, latex, value } in cases().expressions {
-        let wanted = parse::value(&value).unwrap();
+        let wanted = parse::value(&value, 0).unwrap();
         for text in [&plain, &latex] {
-            let read = parse::value(&tidy(text)).unwrap_or_else(|| panic!("{text}"));
+            let read = parse::value(&tidy(text), 0).unwrap_or_else(|| panic!("{text}"));
             assert!(read.equals(wanted, 1e-12), "{text}: {read:?} {wanted:?}");
         }
     }
@@ -77,8 +77,8 @@ fn different_answers_are_not_the_same() {
         ("a = b = 5", "5"),
         ("ab = 5", "5"),
     ] {
-        assert!(!same(answer, wanted, 1e-6), "{answer} {wanted}");
-        assert!(!same(wanted, answer, 1e-6), "{wanted} {answer}");
+        assert_ne!(same(answer, wanted, 1e-6), Some(true), "{answer} {wanted}");
+        assert_ne!(same(wanted, answer, 1e-6), Some(true), "{wanted} {answer}");
     }
 }
 
@@ -98,7 +98,76 @@ fn answers_that_are_not_numbers_are_compared_as_text() {
         ("(1+2)*(3)", "9"),
         ("\\infty", "$\\infty$"),
     ] {
-        assert!(same(answer, wanted, 1e-6), "{answer} {wanted}");
+        assert_eq!(same(answer, wanted, 1e-6), Some(true), "{answer} {wanted}");
+    }
+}
+
+/// Pairs on which the verdicts differ from Math-Verify's, with the reason.
+const DIFFERENCES: [(&str, &str, &str); 3] = [
+    ("2(3)", "6", "Math-Verify reads a function of 3"),
+    (r"5\text{ m}", r"5\text{ km}", "Math-Verify drops both units"),
+    ("(1,000)", "(1,0)", "Math-Verify reads a pair with 000"),
+];
+
+#[derive(Deserialize)]
+struct Verified {
+    /// Two answers, the right verdict, and Math-Verify's.
+    pairs: Vec<(String, String, bool, bool)>,
+}
+
+#[test]
+fn verdicts_are_right_and_mostly_math_verifys() {
+    let text = include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../tests/reference/rewards/math_equal.json"
+    ));
+    let mut wrong = Vec::new();
+    for (first, second, right, verified) in serde_json::from_str::<Verified>(text).unwrap().pairs {
+        for (answer, wanted) in [(&first, &second), (&second, &first)] {
+            let answer = boxed(answer).unwrap_or(answer);
+            let found = same(answer, boxed(wanted).unwrap_or(wanted), 1e-6);
+            if found != Some(right) {
+                wrong.push(format!("{answer} and {wanted}: {found:?}, not {right}"));
+            }
+        }
+        let differs =
+            DIFFERENCES.iter().any(|(a, b, _)| (*a, *b) == (first.as_str(), second.as_str()));
+        assert_eq!(right != verified, differs, "{first} and {second}");
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn what_cannot_be_read_is_neither_right_nor_wrong() {
+    for (answer, wanted) in [
+        ("1 \\oplus 2", "3"),
+        ("3", "\\begin{pmatrix} 1 & 2 \\end{pmatrix}"),
+        ("x > 3", "x < 3"),
+        ("\\sin(2x)", "2"),
+        ("\\pm 2", "2"),
+        ("5!", "120"),
+        ("2\\foo3", "23"),
+    ] {
+        assert_eq!(same(answer, wanted, 1e-6), None, "{answer} {wanted}");
+        assert_eq!(same(answer, answer, 1e-6), Some(true));
+    }
+    for (answer, wanted) in [
+        ("I do not know", "3"),
+        ("", "3"),
+        ("x", "3"),
+        ("north", "3"),
+        ("12 cm", "13"),
+        ("5 cm", "5 kg"),
+        ("5 million", "6"),
+        ("(1,2)", "3"),
+    ] {
+        let found = same(answer, wanted, 1e-6);
+        assert!(found == Some(false) || answer.contains("million"), "{answer} {wanted}: {found:?}");
+    }
+    for (answer, wanted) in
+        [("12 cm", "12"), ("18 dollars", "18 dollar"), ("(B)", "b"), ("x=5", "5 m")]
+    {
+        assert_eq!(same(answer, wanted, 1e-6), Some(true), "{answer} {wanted}");
     }
 }
 
@@ -113,9 +182,10 @@ fn depth_and_length_are_bounded() {
         "9".repeat(4000),
         ["{".repeat(500), "}".repeat(500)].concat(),
     ] {
-        assert!(!same(&text, "5", 1e-6));
+        assert_ne!(same(&text, "5", 1e-6), Some(true));
     }
-    assert!(same(&format!("{}5{}", "(".repeat(40), ")".repeat(40)), "5", 1e-6));
+    let nested = format!("{}5{}", "(".repeat(40), ")".repeat(40));
+    assert_eq!(same(&nested, "5", 1e-6), Some(true));
 }
 
 proptest! {
@@ -124,14 +194,14 @@ proptest! {
     fn fractions_are_exact(a in -99999_i64..99999, b in 1_i64..99999, c in -99999_i64..99999, d in 1_i64..99999) {
         let sum = format!("\\frac{{{a}}}{{{b}}} + ({c})/{d} - \\dfrac{{{c}}}{{{d}}}");
         let ratio = format!("{a}/{b}");
-        prop_assert!(same(&sum, &ratio, 0.0));
+        prop_assert_eq!(same(&sum, &ratio, 0.0), Some(true));
         let next = format!("{}/{}", a * 1_000_000_000 + 1, b * 1_000_000_000);
-        prop_assert!(!same(&sum, &next, 1e-6));
+        prop_assert_eq!(same(&sum, &next, 1e-6), Some(false));
     }
 
     #[test]
     fn same_is_symmetric(a in "[0-9.,()/*^+% \\\\-]{0,12}", b in "[0-9.,()/*^+% -]{0,12}") {
-        prop_assert!(same(&a, &a, 0.0));
+        prop_assert_eq!(same(&a, &a, 0.0), Some(true));
         prop_assert_eq!(same(&a, &b, 0.0), same(&b, &a, 0.0));
     }
 }

@@ -2,19 +2,20 @@
 
 /// Commands that only change the layout, with their replacements.
 #[rustfmt::skip]
-const COMMANDS: [(&str, &str); 27] = [
+const COMMANDS: [(&str, &str); 39] = [
     ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("\\left", ""),
     ("\\right", ""), ("\\displaystyle", ""), ("\\cdot", "*"), ("\\times", "*"), ("\\div", "/"),
     ("\\degree", ""), ("\\circ", ""), ("\\quad", " "), ("\\qquad", " "), ("\\big", ""),
     ("\\Big", ""), ("\\lbrace", "{"), ("\\rbrace", "}"), ("\\$", ""), ("\\%", "%"), ("\\{", "{"),
+    ("\\(", ""), ("\\)", ""), ("\\[", ""), ("\\]", ""), ("\\le", "<="), ("\\leq", "<="), ("\\ge", ">="),
+    ("\\geq", ">="), ("\\ne", "!="), ("\\neq", "!="), ("\\lt", "<"), ("\\gt", ">"),
     ("\\}", "}"), ("\\!", ""), ("\\,", ""), ("\\;", " "), ("\\:", " "), ("\\ ", " "), ("\\\\", " "),
 ];
 
 /// Commands whose group contains words: the answer, or the unit of a value before them.
 const WORDS: [&str; 6] = ["\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\textit", "\\mbox"];
 
-/// Normalizes a text: drops currency signs, layout, a `\text{ cm}` after a value and a final full
-/// stop; writes `×`, `·`, `÷`, `−`, `²`, `½` and `**` as ASCII and `{,}` as a comma; trims white
+/// Normalizes a text: drops currency signs, layout and a final full stop; writes `\text{ cm}` as words; writes `×`, `·`, `÷`, `−`, `²`, `½` and `**` as ASCII and `{,}` as a comma; trims white
 /// space.
 pub fn tidy(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -44,6 +45,9 @@ pub fn tidy(text: &str) -> String {
             '½' => out.push_str("\\frac{1}{2}"),
             '¼' => out.push_str("\\frac{1}{4}"),
             '¾' => out.push_str("\\frac{3}{4}"),
+            '≤' => out.push_str("<="),
+            '≥' => out.push_str(">="),
+            '≠' => out.push_str("!="),
             '~' => out.push(' '),
             _ => out.push(c),
         }
@@ -59,9 +63,19 @@ fn command<'t>(rest: &'t str, out: &mut String) -> &'t str {
     let next = rest[1..].chars().next().map_or(0, char::len_utf8);
     let (name, after) = rest.split_at(1 + letters.max(if letters == 0 { next } else { 0 }));
     if let Some((words, after)) = WORDS.contains(&name).then(|| group(after)).flatten() {
-        // After a value the words are its unit; alone they are the answer.
-        if out.chars().all(char::is_whitespace) {
-            out.push_str(words);
+        match words.trim() {
+            // A list of answers.
+            "or" | "and" => out.push(','),
+            // Alone they are the answer, after a value its unit; elsewhere they make a text that is not read.
+            words => {
+                let separator = if out.ends_with(char::is_alphanumeric) || out.ends_with('}') {
+                    " "
+                } else {
+                    ""
+                };
+                out.push_str(separator);
+                out.push_str(words);
+            }
         }
         return after;
     }

@@ -281,5 +281,5 @@ async fn presets_shapes_and_ensembles_combine() {
         route.grade(&samples).await.into_iter().collect();
     assert_eq!(grades["length"], [Some(1.0); 3], "2 x 1 - 0.5, clipped");
     assert_eq!(grades["either"], [Some(1.0), Some(1.25), Some(0.5)]);
-    assert_eq!(grades["none"], [Some(0.0), None, Some(0.5)]);
+    assert_eq!(grades["none"], [Some(1.0), None, Some(0.5)], "without tags all is the answer");
 }

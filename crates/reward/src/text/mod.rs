@@ -3,13 +3,14 @@
 //! Each metric is a pure function of a candidate and a reference. It returns a number in 0..1, never
 //! NaN, and equals the metric of a Python library (`tests/reference/rewards/text_metrics.py` writes the
 //! cases). BLEU, GLEU, METEOR and cosine split text by sacrebleu's 13a rules, ROUGE by
-//! rouge-score's; fuzzy matching compares characters. The time is linear in the texts' lengths,
+//! rouge-score's, extended to every script; fuzzy matching compares characters. The time is linear in the texts' lengths,
 //! except for [`rouge_l`], [`fuzzy_match`] and [`matching_blocks`], which read a bounded beginning of
 //! each text.
 
 mod bleu;
 mod cosine;
 mod difflib;
+mod fences;
 mod fuzzy;
 mod meteor;
 mod ngrams;
@@ -20,9 +21,11 @@ mod tokens;
 pub use bleu::{bleu, gleu};
 pub use cosine::cosine;
 pub use difflib::{DIFFLIB_CHARS, matching_blocks};
+pub use fences::{FencedBlock, fenced_blocks};
 pub use fuzzy::{FUZZY_CHARS, character_ratio, fuzzy_match};
 pub use meteor::meteor;
 pub use rouge::{ROUGE_L_WORDS, rouge_l, rouge_n};
+pub use tokens::{is_unspaced, words_of_any_script};
 
 /// A metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

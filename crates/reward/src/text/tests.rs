@@ -26,6 +26,25 @@ fn reference() -> Reference {
 }
 
 #[test]
+fn rouge_reads_every_script() {
+    for text in [
+        "кошка спит дома",
+        "猫が好きです",
+        "สวัสดีชาวโลก",
+        "हिन्दी भाषा",
+        "مرحبا بالعالم",
+        "Ünïcödé wörds",
+    ] {
+        for metric in [Metric::Rouge(1), Metric::Rouge(2), Metric::RougeL] {
+            assert_eq!(metric.score(text, text), 1.0, "{text}");
+            assert_eq!(metric.score(text, "другой 文字 text"), 0.0, "{text}");
+        }
+    }
+    assert_eq!(Metric::Rouge(1).score("кошка спит", "Кошка, ест"), 0.5);
+    assert_eq!(words_of_any_script("好的 ok 很x高兴"), ["好", "的", "ok", "很", "x", "高", "兴"]);
+}
+
+#[test]
 fn every_metric_equals_the_python_libraries() {
     let cases = reference().cases;
     assert!(cases.len() >= 60, "{}", cases.len());
@@ -35,6 +54,10 @@ fn every_metric_equals_the_python_libraries() {
         for (name, metric) in Metric::ALL {
             let (value, wanted) =
                 (metric.score(candidate, reference), scores[name].as_f64().unwrap());
+            // rouge-score drops all letters but a to z.
+            if name.starts_with("rouge") && !(candidate.is_ascii() && reference.is_ascii()) {
+                continue;
+            }
             if (value - wanted).abs() > 1e-12 {
                 wrong.push(format!(
                     "{name}({candidate:.60?}, {reference:.60?}): {value}, not {wanted}"

@@ -71,11 +71,53 @@ fn not_digit(b: u8) -> bool {
     !b.is_ascii_digit()
 }
 
-/// rouge-score's tokens without its stemmer: lower case, then runs of `a-z` and `0-9`.
+/// rouge-score's tokens without its stemmer, for every script: lower case, then runs of letters, marks and digits,
+/// of which each character of a script without spaces is a token of its own. rouge-score itself drops all but `a-z`
+/// and `0-9`, so that texts of other scripts have no token and no similarity with themselves.
 pub(super) fn tokenize_rouge(text: &str) -> Vec<String> {
     let lower = text.to_lowercase();
-    let words = lower.split(|c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit()));
-    words.filter(|word| !word.is_empty()).map(str::to_owned).collect()
+    let is_word = |c: char| c.is_alphanumeric() || is_mark(c);
+    let runs = lower.split(|c: char| !is_word(c)).filter(|run| !run.is_empty());
+    runs.flat_map(single_characters).map(str::to_owned).collect()
+}
+
+/// Whether a character belongs to a script that writes words without spaces between them: Chinese, Japanese, Thai,
+/// Lao, Khmer, Burmese and Tibetan.
+pub fn is_unspaced(c: char) -> bool {
+    matches!(u32::from(c),
+        0x0e00..=0x0fff | 0x1000..=0x109f | 0x1780..=0x17ff | 0x2e80..=0x2fdf | 0x3005..=0x30ff
+        | 0x31f0..=0x31ff | 0x3400..=0x4dbf | 0x4e00..=0x9fff | 0xf900..=0xfaff | 0xff66..=0xff9f
+        | 0x20000..=0x3ffff)
+}
+
+/// Combining marks, which belong to the letter before them.
+fn is_mark(c: char) -> bool {
+    matches!(u32::from(c),
+        0x0300..=0x036f | 0x0483..=0x0489 | 0x0591..=0x05c7 | 0x0610..=0x061a | 0x064b..=0x065f | 0x06d6..=0x06ed
+        | 0x0900..=0x0903 | 0x093a..=0x094f | 0x0981..=0x0983 | 0x09bc..=0x09cd | 0x0a01..=0x0a03
+        | 0x0a3c..=0x0a4d | 0x0abc..=0x0acd | 0x0b3c..=0x0b4d | 0x0bbe..=0x0bcd | 0x0c3e..=0x0c4d
+        | 0x0cbc..=0x0ccd | 0x0d3e..=0x0d4d | 0x0e31..=0x0e4e | 0x102b..=0x103e | 0x17b4..=0x17d3)
+}
+
+/// The words that white space separates, of which each character of a script without spaces is a word of its own,
+/// with the marks after it.
+pub fn words_of_any_script(text: &str) -> Vec<&str> {
+    hone_core::text::words(text).flat_map(single_characters).collect()
+}
+
+/// A word, or its parts if it has characters of a script without spaces.
+fn single_characters(word: &str) -> Vec<&str> {
+    let (mut parts, mut from, mut previous) = (Vec::new(), 0, None);
+    for (at, c) in word.char_indices() {
+        let splits = previous.is_some_and(|previous| is_unspaced(c) || is_unspaced(previous));
+        if splits && !is_mark(c) {
+            parts.push(&word[from..at]);
+            from = at;
+        }
+        previous = Some(c);
+    }
+    parts.push(&word[from..]);
+    parts
 }
 
 /// The words that white space separates.

@@ -110,6 +110,6 @@ mod tests {
         assert_eq!((referred(" "), referred("[]")), (None, None));
         assert_eq!(score(&Contains::default(), &sample("a", &[])), None);
         let tagged = Contains { extract: answer_pattern(), ..listed(ContainsMode::All, false) };
-        assert_eq!(score(&tagged, &sample("Paris Seine", &[])), Some(0.0));
+        assert_eq!(score(&tagged, &sample("Paris Seine", &[])), Some(1.0), "without tags");
     }
 }

@@ -55,7 +55,8 @@ mod tests {
         assert_eq!(tagged("<answer>\n Paris </answer>", Some(" Paris"), false), Some(1.0));
         assert_eq!(tagged("<answer>paris</answer>", Some("Paris"), false), Some(0.0));
         assert_eq!(tagged("<answer>ÉCOLE</answer>", Some("école"), true), Some(1.0));
-        assert_eq!(tagged("Paris", Some("Paris"), false), Some(0.0));
+        assert_eq!(tagged("Paris", Some("Paris"), false), Some(1.0), "without tags");
+        assert_eq!(tagged("It is Paris", Some("Paris"), false), Some(0.0));
         assert_eq!(tagged("<answer>Paris</answer>", None, false), None);
         let whole = |reference: &str| {
             let p = ExactMatch {

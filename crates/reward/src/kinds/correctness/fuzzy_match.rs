@@ -113,7 +113,7 @@ mod tests {
         assert!(near(whole(0.5, false), 10.0 / 12.0));
         assert_eq!((whole(0.9, false), whole(0.9, true)), (0.0, 1.0));
         let p = FuzzyMatch::default();
-        assert_eq!(score(&p, &with_answer("a", Some("a"))), Some(0.0));
+        assert_eq!(score(&p, &with_answer("a", Some("a"))), Some(1.0), "without tags");
         let p = FuzzyMatch { extract: String::new(), ..p };
         assert_eq!(score(&p, &with_answer("a", None)), None);
     }

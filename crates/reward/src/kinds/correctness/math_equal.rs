@@ -7,8 +7,8 @@ define_kind! {
     pub struct MathEqual {
         /// Metadata key of the reference.
         pub reference: String = answer_key(),
-        /// Largest difference of values that are not exact fractions (roots, pi), as a share of the
-        /// reference where that is above 1.
+        /// Largest difference of values that are not exact fractions (roots, pi), and of a decimal and a
+        /// fraction, as a share of the greater value.
         pub tolerance: f64 = 1e-6,
         /// Regex whose first group holds the answer; where it does not match, or is empty, the answer
         /// is the completion's last `\boxed{}`.
@@ -18,9 +18,10 @@ define_kind! {
     range: "0 or 1",
     typical_weight: "2.0",
     formula: "1 if answer and metadata[reference] are the same value, else 0: numbers, fractions, \
-              percent, LaTeX (\\boxed, \\frac, \\sqrt, ...), + - * / ^, brackets, pi, tuples; \
-              exact for fractions, else within tolerance x max(1, |reference|); the answer is what \
-              extract finds, else the last \\boxed{}; missing without a reference",
+              percent, units, LaTeX (\\boxed, \\frac, \\sqrt, ...), + - * / ^, brackets, pi, variables, \
+              tuples, sets and lists; exact for fractions, else within tolerance x the greater value; \
+              the answer is what extract finds, else the last \\boxed{}; missing without a reference, \
+              and where one of them cannot be read",
 }
 
 impl Kind for MathEqual {
@@ -49,10 +50,12 @@ impl Kind for MathEqual {
     }
 }
 
-/// Whether the text's answer is the value of `reference`; `None` for a blank reference.
+/// Whether the text's answer is the value of `reference`; `None` for a blank reference, and if the answer or the
+/// reference cannot be read.
 ///
 /// The answer is what `finder` extracts, of it the last `\boxed{}` alone if there is one; else the
-/// text's last `\boxed{}`; else, if `finder` has no pattern, the whole text.
+/// text's last `\boxed{}`; else, if `finder` accepts that, the whole text. A text that is an answer only because
+/// it has no mark is wrong if it cannot be read.
 pub fn is_equal(
     text: &str,
     reference: &str,
@@ -63,7 +66,9 @@ pub fn is_equal(
     if is_blank(wanted) {
         return None;
     }
-    Some(find_math(text, finder).is_some_and(|answer| same(answer, wanted, tolerance)))
+    let Some(answer) = find_math(text, finder) else { return Some(false) };
+    let is_marked = finder.is_empty() || finder.extracted(text).is_some() || boxed(text).is_some();
+    same(answer, wanted, tolerance).or((!is_marked).then_some(false))
 }
 
 /// The answer that [`is_equal`] compares.
@@ -123,6 +128,10 @@ mod tests {
         assert_eq!(equal("\\boxed{3} and \\boxed {\\frac{1}{2}}."), Some(true), "the last box");
         assert_eq!(equal("\\boxed{0.5} and \\boxed{0.5"), Some(false), "never closed");
         assert_eq!(equal("0.5"), Some(false), "neither tags nor box");
+        let default = finder(&answer_pattern());
+        let whole = |text: &str| is_equal(text, "\\frac12", 1e-6, &default);
+        assert_eq!((whole("0.5"), whole("so it is 0.5")), (Some(true), Some(false)));
+        assert_eq!(whole("<answer>1 \\oplus 2</answer>"), None, "cannot be read");
         assert_eq!(is_equal("0.5", "1/2", 0.0, &finder("")), Some(true));
         assert_eq!(is_equal("0.5", " $ ", 0.0, &finder("")), None, "a blank reference is missing");
     }

@@ -50,12 +50,51 @@ impl Kind for MultipleChoice {
 /// The letter (in capitals, among the first `choices` of the alphabet) that a text chooses, by the
 /// first of these forms that occurs, at its last occurrence: `\boxed{B}`; `answer is B`,
 /// `Answer: (B)`, `choice B`, `option B`; a text that is a letter (`b`, `**B**`) or begins with one
-/// as a label (`B. Paris`, `(B) Paris`, `B: Paris`); `(B)`.
+/// as a label (`B. Paris`, `(B) Paris`, `B: Paris`); `(B)`; a letter that ends a clause ("so C"). `None` if
+/// the text chooses another letter too, unless a negation precedes that ("not C").
 fn letter(text: &str, choices: u8) -> Option<char> {
     if let Some(inside) = boxed(text) {
-        return label(&tidy(inside), choices);
+        let inside = tidy(inside);
+        return label(&inside, choices).and_then(|found| alone(found, &inside, choices));
     }
-    announced(text, choices).or_else(|| label(text, choices)).or_else(|| bracketed(text, choices))
+    let found = announced(text, choices)
+        .or_else(|| label(text, choices))
+        .or_else(|| bracketed(text, choices))
+        .or_else(|| mentions(text, choices).last().copied())?;
+    // A letter before an announced one was given up.
+    let from = if announced(text, choices).is_some() { found.0 } else { 0 };
+    alone(found, &text[from..], choices)
+}
+
+/// A letter and its place in a text.
+type Found = (usize, char);
+
+/// The letter, unless the text mentions another one.
+fn alone((_, letter): Found, text: &str, choices: u8) -> Option<char> {
+    mentions(text, choices).iter().all(|(_, other)| *other == letter).then_some(letter)
+}
+
+/// The capitals that stand alone and end a clause, or belong to a list of letters; without those after a negation.
+fn mentions(text: &str, choices: u8) -> Vec<Found> {
+    let is_part = |c: char| c.is_alphanumeric() || matches!(c, '\'' | '’');
+    let places = text.char_indices().filter(|(_, c)| c.is_ascii_uppercase());
+    let found = places.filter_map(|(at, c)| {
+        let (before, after) = (&text[..at], &text[at + 1..]);
+        if before.ends_with(is_part) || after.starts_with(is_part) {
+            return None;
+        }
+        let bracketed = before.ends_with('(') && after.starts_with(')');
+        let after = after.trim_start_matches(['*', '_', '"', '`', ']', '$', ')']);
+        let listed =
+            ["or ", "and ", "/", "&"].iter().any(|word| after.trim_start().starts_with(word));
+        let ends = after.is_empty() || after.starts_with(['.', ',', ';', ':', '!', '?', '\n']);
+        let before = before.trim_end_matches(is_wrapping).to_lowercase();
+        let negated = ["not", "n't", "nor", "than", "instead of", "except"];
+        let counts =
+            (bracketed || listed || ends) && !negated.iter().any(|word| before.ends_with(word));
+        counts.then(|| among(c, choices)).flatten().map(|letter| (at, letter))
+    });
+    found.collect()
 }
 
 fn among(c: char, choices: u8) -> Option<char> {
@@ -70,7 +109,7 @@ fn is_wrapping(c: char) -> bool {
 }
 
 /// The letter after the last "answer", "choice" or "option".
-fn announced(text: &str, choices: u8) -> Option<char> {
+fn announced(text: &str, choices: u8) -> Option<Found> {
     let lower = text.to_ascii_lowercase();
     let after = |word: &str| {
         let places = lower.match_indices(word).filter_map(|(at, _)| {
@@ -79,12 +118,12 @@ fn announced(text: &str, choices: u8) -> Option<char> {
             let has_is = opened.get(..2).is_some_and(|is| is.eq_ignore_ascii_case("is"));
             let explicit = has_is || rest[..rest.len() - opened.len()].contains([':', '(']);
             let opened = if has_is { opened[2..].trim_start_matches(is_wrapping) } else { opened };
-            Some((at, standalone(opened, explicit, choices)?))
+            Some((text.len() - opened.len(), standalone(opened, explicit, choices)?))
         });
         places.last()
     };
     let found = ["answer", "choice", "option"].into_iter().filter_map(after);
-    found.max_by_key(|(at, _)| *at).map(|(_, letter)| letter)
+    found.max_by_key(|(at, _)| *at)
 }
 
 /// The letter that begins `rest` if no letter, digit or apostrophe follows it.
@@ -110,7 +149,7 @@ fn standalone(rest: &str, explicit: bool, choices: u8) -> Option<char> {
 }
 
 /// The letter that is the whole text or begins it as a label.
-fn label(text: &str, choices: u8) -> Option<char> {
+fn label(text: &str, choices: u8) -> Option<Found> {
     let opened = text.trim_start_matches(is_wrapping);
     let mut chars = opened.chars();
     let letter = chars.next().filter(char::is_ascii_alphabetic)?;
@@ -118,15 +157,17 @@ fn label(text: &str, choices: u8) -> Option<char> {
     let closed = rest.trim_start_matches(['*', '_', '"', '\'', '`', '$']);
     let is_label = ["", ")", "."].contains(&closed.trim())
         || (letter.is_ascii_uppercase() && closed.starts_with([')', ']', '.', ':', ',']));
-    if is_label { among(letter, choices) } else { None }
+    let letter = among(letter, choices).filter(|_| is_label)?;
+    Some((text.len() - opened.len(), letter))
 }
 
 /// The last `(B)`.
-fn bracketed(text: &str, choices: u8) -> Option<char> {
+fn bracketed(text: &str, choices: u8) -> Option<Found> {
     let mut places = text.match_indices('(').filter_map(|(at, _)| {
         let mut chars = text[at + 1..].chars();
         let letter = chars.next().filter(char::is_ascii_uppercase)?;
-        if chars.next() == Some(')') { among(letter, choices) } else { None }
+        let letter = among(letter, choices).filter(|_| chars.next() == Some(')'))?;
+        Some((at + 1, letter))
     });
     places.next_back()
 }
@@ -163,6 +204,19 @@ mod tests {
             ("(Z)", None),
             ("", None),
             ("\\boxed{42}", None),
+            ("\\boxed{A, B}", None),
+            ("A, B, C, D", None),
+            ("A and B", None),
+            ("A/B", None),
+            ("The answer is A or C", None),
+            ("The answer is A, or maybe C.", None),
+            ("Answer: A. But maybe B", None),
+            ("(A) or (B)", None),
+            ("A. Rome\nB. Paris", None),
+            ("It is not A, it is B.", Some('B')),
+            ("B is wrong, so C", Some('C')),
+            ("Not A. The answer is C, not B.", Some('C')),
+            ("Vitamin C is good", None),
         ] {
             assert_eq!(letter(text, 10), found, "{text}");
         }

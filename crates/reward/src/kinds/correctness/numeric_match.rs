@@ -1,7 +1,7 @@
 //! `numeric_match`: compares answer and reference as numbers.
 
 use crate::kinds::prelude::*;
-use crate::math::parse_number;
+use crate::math::parse_amount;
 
 define_kind! {
     pub struct NumericMatch {
@@ -35,8 +35,8 @@ impl Kind for NumericMatch {
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
         per_sample(move |input| {
-            let wanted = parse_number(input.metadata.get(&p.reference)?)?;
-            let answer = finder.find(&input.text).and_then(parse_number);
+            let wanted = parse_amount(input.metadata.get(&p.reference)?)?;
+            let answer = finder.find(&input.text).and_then(parse_amount);
             let allowed = p.tolerance.max(p.relative_tolerance * wanted.abs());
             Some(indicator(answer.is_some_and(|answer| (answer - wanted).abs() <= allowed)))
         })
@@ -61,8 +61,42 @@ mod tests {
         assert_eq!(tagged("so <answer> 1,234 </answer>.", Some("1234")), Some(1.0));
         assert_eq!(tagged("<answer>0.995</answer>", Some("1")), Some(1.0));
         assert_eq!(tagged("<answer>0.98</answer>", Some("1")), Some(0.0));
-        assert_eq!(tagged("<answer>1</answer><answer>2</answer>", Some("2")), Some(0.0));
-        assert_eq!(tagged("1234", Some("1234")), Some(0.0), "no answer is wrong, not missing");
+        assert_eq!(
+            tagged("<answer>1</answer><answer>2</answer>", Some("2")),
+            Some(1.0),
+            "the last one"
+        );
+        assert_eq!(
+            tagged("<think><answer>1</answer></think><answer>2</answer>", Some("1")),
+            Some(0.0)
+        );
+        assert_eq!(tagged("1234", Some("1234")), Some(1.0), "without tags all of it is the answer");
+        assert_eq!(
+            tagged("It is 1234", Some("1234")),
+            Some(0.0),
+            "no number is wrong, not missing"
+        );
+        for (answer, wanted) in [
+            ("$12.50", "12.5"),
+            ("18 dollars", "18"),
+            ("-€3", "-3"),
+            ("€ 1,234.5", "1234.5"),
+            ("40%", "40"),
+            ("12 cm.", "12"),
+            ("3 £", "3"),
+            ("60 km/h", "60"),
+        ] {
+            let text = format!("<answer>{answer}</answer>");
+            assert_eq!(tagged(&text, Some(wanted)), Some(1.0), "{answer}");
+            assert_eq!(tagged(&text, Some("7")), Some(0.0), "{answer}");
+        }
+        for other in ["5 million", "5 or 6", "from 5 to", "5 5"] {
+            assert_eq!(
+                tagged(&format!("<answer>{other}</answer>"), Some("5")),
+                Some(0.0),
+                "{other}"
+            );
+        }
         assert_eq!(tagged("<answer>many</answer>", Some("1234")), Some(0.0));
         assert_eq!(tagged("<answer>1</answer>", None), None, "no reference is missing, not wrong");
         assert_eq!(tagged("<answer>1</answer>", Some("one")), None);

@@ -42,6 +42,6 @@ mod tests {
             assert!(!is_integer(text), "{text}");
             assert_eq!(score_text(&p, &format!("<answer>{text}</answer>")), 0.0);
         }
-        assert_eq!(score_text(&p, "7"), 0.0);
+        assert_eq!([score_text(&p, "7"), score_text(&p, "It is 7")], [1.0, 0.0]);
     }
 }

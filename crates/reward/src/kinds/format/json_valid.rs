@@ -3,6 +3,7 @@
 use serde::de::IgnoredAny;
 
 use crate::kinds::prelude::*;
+use crate::text::fenced_blocks;
 
 define_kind! {
     pub struct JsonValid {
@@ -26,14 +27,10 @@ impl Kind for JsonValid {
     }
 }
 
-/// The completion, or its first fenced block if `fenced` is true and there is one.
+/// The completion, or its first fenced block if `fenced` is true and there is one. The closing fence may be at the
+/// end of the last line, where models put it.
 pub fn json_text(text: &str, fenced: bool) -> &str {
-    let block = || {
-        let (_, after) = text.split_once("```")?;
-        // The rest of the fence's line names the language.
-        let (_, content) = after.split_once('\n')?;
-        Some(content.split_once("```")?.0)
-    };
+    let block = || Some(fenced_blocks(text).first()?.content.trim_end().trim_end_matches("```"));
     if fenced { block().unwrap_or(text) } else { text }
 }
 
@@ -49,6 +46,9 @@ mod tests {
             ("Here:\n```json\n{\"a\": 1}\n```\nDone", 0.0, 1.0),
             ("```\n[]```", 0.0, 1.0),
             ("```json\n{a}\n```", 0.0, 0.0),
+            ("```json\n{\"code\": \"use ``` here\"}\n```", 0.0, 1.0),
+            ("````json\n{\"a\": \"\\n```\\n\"}\n````", 0.0, 1.0),
+            ("~~~\n[1]\n~~~\n```json\n[}\n```", 0.0, 1.0),
             ("{\"a\": 1} {\"b\": 2}", 0.0, 0.0),
             ("{\"a\": 1,}", 0.0, 0.0),
             ("", 0.0, 0.0),

@@ -5,6 +5,7 @@ use regex::{Regex, RegexBuilder};
 use super::at_most_zero;
 use crate::kinds::answer::reason;
 use crate::kinds::prelude::*;
+use crate::text::is_unspaced;
 
 define_kind! {
     pub struct ForbiddenPhrases {
@@ -48,7 +49,10 @@ impl ForbiddenPhrases {
     /// One pattern for all phrases. An end of a phrase that is a letter or a digit must be at the
     /// end of a word.
     fn pattern(&self) -> Result<Regex, regex::Error> {
-        let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+        // Scripts without spaces have no borders of words.
+        let is_word = |c: Option<char>| {
+            c.is_some_and(|c| (c.is_alphanumeric() || c == '_') && !is_unspaced(c))
+        };
         let one = |phrase: &String| {
             let phrase = phrase.trim();
             let before = if is_word(phrase.chars().next()) { r"\b" } else { "" };
@@ -80,6 +84,12 @@ mod tests {
             ("sorry!! sorry", -0.6),
         ] {
             assert!(near(score_text(&p, text), value), "{text}");
+        }
+        let phrases = vec!["抱歉".to_owned(), "извините".to_owned()];
+        let other = ForbiddenPhrases { phrases, ..p.clone() };
+        for (text, value) in [("很抱歉我不能", -0.25), ("Извините.", -0.25), ("извинитель", 0.0)]
+        {
+            assert!(near(score_text(&other, text), value), "{text}");
         }
         assert_eq!(score_text(&ForbiddenPhrases { ignore_case: false, ..p }, "SORRY"), 0.0);
     }

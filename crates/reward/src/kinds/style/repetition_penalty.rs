@@ -5,16 +5,15 @@ use std::hash::Hash;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::text::words;
-
 use super::at_most_zero;
 use crate::kinds::prelude::*;
+use crate::text::words_of_any_script;
 
 /// The items that n-grams consist of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RepetitionUnit {
-    /// Words in lower case, as in Open R1.
+    /// Words in lower case, as in Open R1; each character of a script without spaces is a word.
     #[default]
     Words,
     /// Token ids, as in TRL's `get_repetition_penalty_reward`.
@@ -57,7 +56,7 @@ impl Kind for RepetitionPenalty {
                 RepetitionUnit::Tokens => share_distinct(&input.ids, p.ngram),
                 RepetitionUnit::Words => {
                     let lower = input.text.to_lowercase();
-                    share_distinct(&words(&lower).collect::<Vec<_>>(), p.ngram)
+                    share_distinct(&words_of_any_script(&lower), p.ngram)
                 }
             };
             let share = match p.min_distinct > 0.0 {
@@ -104,6 +103,14 @@ mod tests {
             let p = RepetitionPenalty { ngram: n, max_penalty: -0.5, ..Default::default() };
             assert!(near(score_text(&p, &text), value), "{text:?} {n}");
         }
+    }
+
+    #[test]
+    fn scripts_without_spaces_have_words() {
+        let p = RepetitionPenalty { ngram: 2, ..Default::default() };
+        assert!(near(score_text(&p, &"好的".repeat(7)), -11.0 / 13.0));
+        assert_eq!(score_text(&p, "我今天很高兴"), 0.0);
+        assert!(near(score_text(&p, "да нет да нет"), -1.0 / 3.0));
     }
 
     #[test]

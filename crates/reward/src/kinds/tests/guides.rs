@@ -24,24 +24,36 @@ const ELSEWHERE: [(&str, &str); 5] = [
 ];
 
 const NO_ANSWER: &str = "without tags the answer is wrong; the guides find an empty one";
+const LAST: &str = "the last answer counts; the guides take the first";
+const WHOLE: &str = "without tags all of the completion is the answer";
 const TRIMMED: &str = "the reference is trimmed; the guides' is not";
 /// The cases, counted from 1, in which a value differs from the guide's, with the reason.
 const DIFFERENCES: &[(&str, &[usize], &str)] = &[
     ("correctness_answer_tag", &[8, 9, 10], TRIMMED),
-    ("correctness_answer_tag", &[31, 35], NO_ANSWER),
+    ("connectors", &[23], LAST),
+    ("correctness_announced", &[12, 13, 14], LAST),
+    ("correctness_answer_tag", &[21, 22, 25], LAST),
+    ("correctness_answer_tag", &[26], WHOLE),
+    ("correctness_answer_tag", &[31], NO_ANSWER),
     ("correctness_boxed", &[7], "the last closed box is taken where the last is not closed"),
     ("correctness_boxed", &[25], TRIMMED),
     ("correctness_demo_extract", &[19], TRIMMED),
-    ("exact_match", &[31, 35], NO_ANSWER),
+    ("exact_match", &[21, 22, 25], LAST),
+    ("exact_match", &[26], WHOLE),
+    ("exact_match", &[31], NO_ANSWER),
     ("fuzzy_match", &[11, 33], TRIMMED),
+    ("fuzzy_match", &[36], WHOLE),
     ("fuzzy_match", &[37], NO_ANSWER),
+    ("fuzzy_match", &[38], LAST),
     ("group_diversity", &[1], "a completion without others is missing, not 0"),
     ("integer_check", &[3, 4, 5], "a sign and thousands separators are allowed"),
     ("integer_check", &[19, 20, 21, 22], "other scripts' digits, ² and ② are no numbers"),
     ("json_format", &[14, 15, 32], "NaN and Infinity are not JSON"),
+    ("math_problem", &[3], WHOLE),
+    ("math_problem", &[26, 30], LAST),
     ("math_problem", &[43], NO_ANSWER),
-    ("multi_objective", &[26], NO_ANSWER),
-    ("multi_stage", &[22], NO_ANSWER),
+    ("multi_objective", &[2, 5, 15], WHOLE),
+    ("multi_stage", &[20], WHOLE),
     ("multi_stage", &[26], TRIMMED),
     ("numeric", &[5, 6, 32], "commas separate groups of three digits, and `_` no digits"),
     ("numeric", &[29], "U+2212 is a minus sign"),
@@ -51,7 +63,13 @@ const DIFFERENCES: &[(&str, &[usize], &str)] = &[
         &[34, 35, 36, 48, 50, 51],
         "without a finite reference the value is missing, not 0",
     ),
+    ("numeric", &[38, 39, 40], "amounts may have a sign or a unit"),
+    ("numeric", &[55], WHOLE),
+    ("numeric", &[56], LAST),
     ("problem", &[8, 9, 10], TRIMMED),
+    ("problem", &[21, 22, 25], LAST),
+    ("problem", &[26, 35], WHOLE),
+    ("repetition_share", &[25], "each character of a script without spaces is a word"),
     ("repetition_threshold", &[1, 2, 3, 4, 25], "completions below three words earn 0"),
 ];
 
