@@ -297,7 +297,7 @@ fn test_rewards(args: TestRewardsArgs, out: &mut Output) -> Outcome {
 }
 
 fn validate(args: ValidateArgs, out: &mut Output) -> Outcome {
-    let mut config = load(args.config.as_deref())?;
+    let mut config = load(args.file.or(args.config).as_deref())?;
     set(&mut config.model.path, args.model);
     set(&mut config.dataset.path, args.dataset);
     config::validate(&config).map_err(usage)?;

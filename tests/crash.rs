@@ -170,7 +170,7 @@ async fn ask_and_reward(
     seen.completions.fetch_add(1, Ordering::SeqCst);
     let id = answer["id"].as_str().ok_or("a completion without an id")?.to_owned();
     // Each value is unique, so that a value in the wrong record is detected.
-    let value = n as f64 / 1024.0;
+    let value = n as f64 / f64::from(1 << 20);
     post(client, format!("{url}/v1/feedback"), thumbs(&id, key, value)).await?;
     seen.acknowledged.lock().unwrap().insert(key.to_owned(), (id, value));
     Ok(version)

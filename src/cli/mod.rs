@@ -151,7 +151,10 @@ pub struct ServeArgs {
 #[derive(Debug, Args)]
 pub struct ValidateArgs {
     /// Configuration file [default: only the defaults and the environment are checked]
-    #[arg(long, value_name = "FILE")]
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// The same, as in other commands
+    #[arg(long, value_name = "FILE", conflicts_with = "file")]
     pub config: Option<PathBuf>,
     /// Model whose tokenizer measures the prompts [default: model.path, or the embedded model]
     #[arg(long, value_name = "DIR|HUB_ID")]

@@ -126,6 +126,8 @@ struct StageCoverage {
     prompts: usize,
     /// Place of the first prompt that the part cannot score.
     place: String,
+    /// Place of the first prompt whose reference earns nothing.
+    unearned_place: String,
 }
 
 impl StageCoverage {
@@ -134,8 +136,19 @@ impl StageCoverage {
         self.part.usable == 0 && self.prompts > 0
     }
 
+    /// A warning if references earn nothing as completions: then right answers would not either.
+    fn warning(&self) -> Option<String> {
+        let PartCoverage { part, kind, unearned, first_unearned, .. } = &self.part;
+        let (_, text) = first_unearned.as_ref()?;
+        Some(format!(
+            "{part} ({kind}) of route `{}` gives 0 to the references of {unearned} of {} prompts as completions; \
+             {}: {text:?}; change `extract` of the part, or the references",
+            self.route, self.prompts, self.unearned_place
+        ))
+    }
+
     fn text(&self) -> String {
-        let Self { part: PartCoverage { part, kind, usable, first_unusable }, .. } = self;
+        let Self { part: PartCoverage { part, kind, usable, first_unusable, .. }, .. } = self;
         let name = format!("{part} ({kind}) of route `{}`", self.route);
         match first_unusable {
             None => format!("{name} can score every prompt"),
@@ -156,9 +169,13 @@ async fn coverage(stage: &StagePrompts<'_>) -> Vec<StageCoverage> {
         stage.prompts.iter().map(|prompt| &prompt.metadata).collect();
     let parts = stage.route.coverage(&metadata).await;
     let described = parts.into_iter().map(|part| {
-        let first = part.first_unusable.as_ref().and_then(|(i, _)| stage.prompts.get(*i));
+        let place = |first: &Option<(usize, String)>| {
+            let prompt = first.as_ref().and_then(|(i, _)| stage.prompts.get(*i));
+            prompt.map_or_else(String::new, |prompt| prompt.place.to_string())
+        };
         StageCoverage {
-            place: first.map_or_else(String::new, |prompt| prompt.place.to_string()),
+            place: place(&part.first_unusable),
+            unearned_place: place(&part.first_unearned),
             part,
             route: stage.route.name.clone(),
             prompts: stage.prompts.len(),
@@ -209,6 +226,9 @@ pub async fn describe(
         for part in coverage(stage).await {
             ensure!(!part.is_empty(), "{}", part.text());
             text += &format!("rewards   {}\n", part.text());
+            if let Some(warning) = part.warning() {
+                text += &format!("warning   {warning}\n");
+            }
         }
     }
     Ok(text)
@@ -237,12 +257,10 @@ pub async fn before_training(
         if !stage.prompts.iter().any(fits) {
             PromptLengths::of(config, &stage.prompts, codec, context)?.ensure_any_fits()?;
         }
-        let empty: Vec<String> = coverage(&stage)
-            .await
-            .iter()
-            .filter(|part| part.is_empty())
-            .map(StageCoverage::text)
-            .collect();
+        let covered = coverage(&stage).await;
+        notes.extend(covered.iter().filter_map(StageCoverage::warning));
+        let empty: Vec<String> =
+            covered.iter().filter(|part| part.is_empty()).map(StageCoverage::text).collect();
         let graders = stage.route.parts.iter().filter(|part| part.grader.is_some()).count();
         ensure!(empty.len() < graders, "no completion could be scored: {}", empty.join("; "));
         notes.extend(empty);

@@ -135,7 +135,11 @@ impl<'a> PostedFeedback<'a> {
         let rule = params.map(|params| params.aggregate).unwrap_or_default();
         let value = match params {
             Some(params) => read_value(name, params, self.fields.get("value"), self.comment)
-                .map_err(|error| ApiError::field(error.field, error.to_string()))?,
+                .map_err(|error| {
+                    let refused = ApiError::field(error.field, error.to_string());
+                    let is_outside = self.fields.get("value").is_some_and(Value::is_number);
+                    if is_outside { refused.unprocessable() } else { refused }
+                })?,
             None => Some(value(&self.fields)?),
         };
         Ok(FeedbackEntry {

@@ -249,7 +249,10 @@ fn cause(status: u16) -> &'static str {
         409 => "The trainer or the version is not in a state that permits the request.",
         413 => "The body is too large.",
         415 => "The content type is not `application/json`.",
-        422 => "The `idempotency_key` was used for something else, or a correction is too long.",
+        422 => {
+            "A number is outside of its part's range, the `idempotency_key` was used for something else, or a \
+             correction is too long."
+        }
         429 => "A limit is reached; see `Retry-After`.",
         503 => "The server starts or shuts down, or accepts no writes; see `Retry-After`.",
         _ => "An internal failure.",

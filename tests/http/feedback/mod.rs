@@ -153,7 +153,7 @@ async fn a_value_must_have_the_type_of_its_part() {
     let id = completion(&server).await;
     let refused = [
         ("stars", json!(6), "value", "value is 6: \"stars\" takes a number from 1 to 5"),
-        ("solved", json!(1), "value", "value is 1: \"solved\" takes true or false"),
+        ("solved", json!(2), "value", "value is 2: \"solved\" takes true or false, or 1 or 0"),
         ("remark", json!(1), "value", "value is 1: \"remark\" takes a comment and no value"),
         ("remark", Value::Null, "comment", "comment is absent: \"remark\" takes a comment"),
         ("other", json!("x"), "value", "value is \"x\": it must be a finite number or a boolean"),
@@ -161,7 +161,8 @@ async fn a_value_must_have_the_type_of_its_part() {
     for (name, value, field, message) in refused {
         let body = json!({"completion_id": id, "name": name, "value": value});
         let (status, answer) = server.post("/v1/feedback", &body).await;
-        assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+        let expected = if value.is_number() { 422 } else { 400 };
+        assert_eq!((status, &answer["error"]["param"]), (expected, &json!(field)), "{answer}");
         assert_eq!(answer["error"]["message"], message);
     }
     assert_eq!(server.store.stats().unwrap().feedback, 0);
@@ -172,7 +173,7 @@ async fn a_value_must_have_the_type_of_its_part() {
     assert_eq!((status, &answer["status"]), (200, &json!("recorded")), "{answer}");
     // It is recorded, but the trainer does not use it.
     assert_eq!(server.store.ungrouped_feedback(u64::MAX, 9).unwrap(), []);
-    for (name, value) in [("stars", json!(5)), ("solved", json!(true))] {
+    for (name, value) in [("stars", json!(5)), ("solved", json!(1))] {
         let body = json!({"completion_id": id, "name": name, "value": value});
         assert_eq!(server.post("/v1/feedback", &body).await.0, 200);
     }
@@ -215,13 +216,13 @@ async fn a_canary_gets_keys_ends_and_scaled_ratings() {
     assert_eq!(*server.policies.answers.lock().unwrap(), ends);
 
     let id = completion(&server).await;
-    for (name, value) in [("stars", json!(4)), ("complaint", json!(true)), ("free", json!(9))] {
+    for (name, value) in [("stars", json!(4)), ("complaint", json!(true)), ("free", json!(-1))] {
         let body = json!({"completion_id": id, "name": name, "value": value});
         assert_eq!(server.post("/v1/feedback", &body).await.0, 200);
     }
     let ratings = server.policies.ratings.lock().unwrap().clone();
     let found: Vec<_> = ratings.iter().map(|r| (r.part.as_str(), r.value)).collect();
-    assert_eq!(found, [("stars", 0.75), ("complaint", 0.0)]);
+    assert_eq!(found, [("stars", 0.75), ("complaint", 0.0), ("free", 0.0)]);
 }
 
 /// The default route, without any configuration.

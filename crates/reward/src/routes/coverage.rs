@@ -35,6 +35,11 @@ pub struct PartCoverage {
     pub usable: usize,
     /// The index of the first other prompt, and what that lacks.
     pub first_unusable: Option<(usize, String)>,
+    /// Number of prompts whose reference earns nothing if it is the completion, although the part can score them.
+    /// Of a part that a process or a service computes, none is known.
+    pub unearned: usize,
+    /// The index of the first of these, and the reference.
+    pub first_unearned: Option<(usize, String)>,
 }
 
 impl RewardPart {
@@ -81,6 +86,7 @@ impl Route {
             let Some(grader) = part.grader.as_ref().filter(|_| !part.reads.is_empty()) else {
                 continue;
             };
+            let mut unearned = Vec::new();
             let usable: Vec<bool> = if part.calls_out {
                 let present = |metadata: &&BTreeMap<String, String>| {
                     part.reads.iter().any(|key| metadata.contains_key(key))
@@ -89,7 +95,16 @@ impl Route {
             } else {
                 let inputs: Vec<ScoreInput> =
                     prompts.iter().map(|metadata| empty_completion(metadata)).collect();
-                let values = score_guarded(grader.as_ref(), &inputs, &self.name, &part.name).await;
+                let references: Vec<ScoreInput> =
+                    inputs.iter().map(|input| with_reference(input, &part.reads)).collect();
+                let grader = grader.as_ref();
+                let values = score_guarded(grader, &inputs, &self.name, &part.name).await;
+                let earned = score_guarded(grader, &references, &self.name, &part.name).await;
+                let is_unearned = |i: &usize| {
+                    let reference = &references[*i].text;
+                    values[*i].is_some() && !reference.is_empty() && earned[*i] == Some(0.0)
+                };
+                unearned = (0..prompts.len()).filter(is_unearned).collect();
                 values.iter().map(Option::is_some).collect()
             };
             let first = usable.iter().position(|usable| !usable);
@@ -99,10 +114,25 @@ impl Route {
                 usable: usable.iter().filter(|usable| **usable).count(),
                 first_unusable: first
                     .map(|index| (index, part.lacks(prompts[index]).unwrap_or_default())),
+                unearned: unearned.len(),
+                first_unearned: unearned.first().map(|index| {
+                    let text = reference(prompts[*index], &part.reads);
+                    (*index, shortened(text, SHOWN).into_owned())
+                }),
             });
         }
         all
     }
+}
+
+/// The first of the metadata that a part reads.
+fn reference<'m>(metadata: &'m BTreeMap<String, String>, reads: &[String]) -> &'m str {
+    reads.iter().find_map(|key| metadata.get(key)).map_or("", String::as_str)
+}
+
+/// The prompt's reference as its completion.
+fn with_reference(input: &ScoreInput, reads: &[String]) -> ScoreInput {
+    ScoreInput { text: reference(&input.metadata, reads).to_owned(), ..input.clone() }
 }
 
 fn empty_completion(metadata: &BTreeMap<String, String>) -> ScoreInput {
@@ -155,6 +185,25 @@ mod tests {
             r#"tests code 0 Some((0, "there is no metadata `tests` or `cases`"))"#,
         ];
         assert_eq!(shown, expected);
+    }
+
+    #[tokio::test]
+    async fn references_that_would_earn_nothing_are_found() {
+        let pattern = "extract = '<a>(.*)</a>'";
+        let route = route(&format!(
+            "{{ name = 'strict', kind = 'exact_match', {pattern} }}, {{ name = 'lenient', kind = 'exact_match' }}"
+        ));
+        let prompts = [
+            metadata(&[("answer", "<a>yes</a>")]),
+            metadata(&[("answer", "billing")]),
+            metadata(&[]),
+        ];
+        let found = route.coverage(&prompts.iter().collect::<Vec<_>>()).await;
+        let shown: Vec<_> =
+            found.iter().map(|c| (c.part.as_str(), c.unearned, c.first_unearned.clone())).collect();
+        // The first reference with its tags is not what is between them.
+        let first = Some((0, "<a>yes</a>".to_owned()));
+        assert_eq!(shown, [("strict", 2, first), ("lenient", 0, None)]);
     }
 
     #[test]
