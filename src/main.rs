@@ -35,6 +35,8 @@ use self::output::{Output, print_error, print_note};
 
 /// Width of tables, in columns.
 const TABLE_WIDTH: usize = 120;
+/// Exit code of a run that a signal ended, as shells report Ctrl-C.
+const INTERRUPTED: u8 = 130;
 
 /// The exit code of a command, or its error.
 type Outcome = anyhow::Result<ExitCode>;
@@ -249,7 +251,8 @@ fn train(mut args: TrainArgs, out: &mut Output) -> Outcome {
     }
     match report.ending {
         Ending::Failed(reason) => Err(anyhow::Error::msg(reason)),
-        Ending::Finished | Ending::EarlyStop | Ending::Interrupted => Ok(ExitCode::SUCCESS),
+        Ending::Interrupted => Ok(ExitCode::from(INTERRUPTED)),
+        Ending::Finished | Ending::EarlyStop => Ok(ExitCode::SUCCESS),
     }
 }
 

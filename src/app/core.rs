@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
+use hone_core::files::keep_files_private;
 use hone_core::metrics::Metrics;
 use hone_core::threads::set_background;
 use hone_core::types::{Message, Role};
@@ -120,6 +121,7 @@ impl Core {
         if has_clients {
             set_background(config.train.priority);
         }
+        keep_files_private();
         let data = &config.data.dir;
         std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
         let data = data.canonicalize()?;

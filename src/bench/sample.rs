@@ -284,6 +284,7 @@ impl SamplerBench {
             owner: None,
             version: None,
             grammar: grammar.clone(),
+            scored: Vec::new(),
         });
         let page = 16;
         let room = options.batch

@@ -99,6 +99,9 @@ fn table(text: &str, name: &str) -> Result<Table, ConfigError> {
 /// Lists of tables, which variables cannot set.
 const TABLES: [&str; 4] = ["route", "dataset.few_shot", "dataset.stage", "server.keys"];
 
+/// Lists of API keys. A variable without a value, which a missing secret causes, must not empty them.
+const KEYS: [&str; 2] = ["server.client_keys", "server.admin_keys"];
+
 /// Every key that a variable can set, with a value of its type.
 fn keys() -> BTreeMap<String, Value> {
     let mut found: BTreeMap<String, Value> =
@@ -144,6 +147,12 @@ fn apply(
         }
         let plain = name.replace("__", "_");
         if let Some(key) = by_variable.get(&plain) {
+            if KEYS.contains(&key.as_str()) && text.split(',').all(|item| item.trim().is_empty()) {
+                let what = "lists no key, which would open the server to everyone";
+                return Err(ConfigError::Invalid(format!(
+                    "{name} ({key}) {what}: unset the variable, or list keys"
+                )));
+            }
             insert(root, key, from_text(keys.get(*key), &text))?;
             set_by.insert((*key).clone(), name);
         } else if let Some(rest) = sections.iter().find_map(|s| plain.strip_prefix(s.as_str())) {

@@ -245,6 +245,12 @@ impl ApiError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, ErrorCode::UnsupportedMediaType, message)
     }
 
+    /// 415 for a body that is compressed.
+    pub(super) fn encoded(found: &str) -> Self {
+        let message = format!("content-encoding is {found:?}: a body must not be compressed");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, ErrorCode::UnsupportedMediaType, message)
+    }
+
     /// 422 for an idempotency key that was posted before with something else.
     pub(super) fn reused_key(key: &str) -> Self {
         let message = format!(

@@ -222,6 +222,9 @@ async fn invalid_tools_are_refused() {
         tools(function(json!({"name": "two words"}))),
         tools(function(json!({"name": "f", "description": 5}))),
         tools(function(json!({"name": "f", "parameters": "{}"}))),
+        tools(function(
+            json!({"name": "f", "parameters": {"maximum": 18_446_744_073_709_551_616.0}}),
+        )),
         tools(function(json!({"name": "f", "strict": "yes"}))),
         tools(function(json!({"name": "f", "returns": {}}))),
         json!({"tools": [f, f]}),
@@ -250,6 +253,7 @@ async fn invalid_tools_are_refused() {
     tools[0].function.name is "two words": it must be 1 to 64 letters (a to z, A to Z), digits, underscores and hyphens | tools[0].function.name | invalid_value
     tools[0].function.description is 5: it must be a string | tools[0].function.description | invalid_value
     tools[0].function.parameters is "{}": it must be an object | tools[0].function.parameters | invalid_value
+    tools[0].function.parameters is {"maximum":1.8446744073709552e19}: it must be an object whose numbers have at most 64 bits | tools[0].function.parameters | invalid_value
     tools[0].function.strict is "yes": it must be true or false | tools[0].function.strict | invalid_value
     tools[0].function.returns is not a known field | tools[0].function.returns | unsupported_parameter
     tools[1].function.name is "f": each function must have its own | tools[1].function.name | invalid_value
@@ -329,4 +333,15 @@ async fn errors_of_the_web_server_have_openais_shape() {
     let response =
         server.client.request(Method::DELETE, server.url("/v1/models")).send().await.unwrap();
     assert_eq!(response.headers()[header::ALLOW], "GET,HEAD");
+    let packed =
+        server.client.post(server.url(chat)).header(header::CONTENT_TYPE, "application/json");
+    let packed = packed.header(header::CONTENT_ENCODING, "gzip").body("{}").send().await.unwrap();
+    let (status, answer) = read(packed).await;
+    assert_eq!(
+        (status, error(&answer).as_str()),
+        (
+            415,
+            "content-encoding is \"gzip\": a body must not be compressed | - | unsupported_media_type"
+        )
+    );
 }

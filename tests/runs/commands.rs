@@ -1,7 +1,9 @@
 //! `hone train`, `hone eval`, `hone rewards test` and `hone adapters` through the command line.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -23,6 +25,57 @@ pub(super) fn ok(args: &[&str]) -> Output {
     let output = hone(args);
     assert!(output.status.success(), "{args:?}\n{}", text(&output.stderr));
     output
+}
+
+const EXAMPLE: [&str; 3] = ["train", "--config", "configs/examples/multi-objective.toml"];
+
+#[test]
+fn an_interrupted_run_is_quiet_and_ends_with_130() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_hone"))
+        .args(EXAMPLE)
+        .args(["--steps", "100000", "--data", dir.path().to_str().unwrap()])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let steps = dir.path().join("run/steps.jsonl");
+    while !steps.exists() {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended before its first step");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let interrupted = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(interrupted.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let shown = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{shown}");
+    assert!(!shown.contains("ERROR") && !shown.contains("failed"), "{shown}");
+    assert!(text(&output.stdout).contains("report  "), "{}", text(&output.stdout));
+}
+
+#[test]
+fn versions_without_their_ledger_are_refused_and_files_are_private() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = [&EXAMPLE[..], &["--steps", "1", "--data", dir.path().to_str().unwrap()]].concat();
+    ok(&run);
+    let ledger = dir.path().join("ledger.redb");
+    for name in ["ledger.redb", "adapters", "checkpoints"] {
+        let mode = std::fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{name}: {mode:o}");
+    }
+    let kept = std::fs::read(&ledger).unwrap();
+    std::fs::remove_file(&ledger).unwrap();
+    let refused = |missing: &str| {
+        let output = hone(&run);
+        let shown = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{shown}");
+        assert!(shown.contains(missing) && shown.contains("from a backup"), "{shown}");
+    };
+    refused("no ledger.redb");
+    std::fs::write(&ledger, kept).unwrap();
+    std::fs::remove_dir_all(dir.path().join("checkpoints")).unwrap();
+    refused("no checkpoint in checkpoints/");
 }
 
 #[test]

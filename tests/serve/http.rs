@@ -1,6 +1,8 @@
 //! What clients of the HTTP surface get from each engine: sampling parameters, streams, limits,
 //! disconnects and the end of the daemon. `tests/http` covers the surface itself with a scripted engine.
 
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -27,6 +29,7 @@ level = "error"
 with_each_backend!(
     sampling_parameters_have_their_effect,
     a_stream_equals_the_whole_response,
+    prompts_have_the_log_probabilities_of_completions,
     usage_counts_what_the_cache_had,
     requests_beyond_the_limits_are_refused,
     full_slots_and_queue_are_answered_with_429,
@@ -282,6 +285,61 @@ async fn full_slots_and_queue_are_answered_with_429(backend: EngineBackend) {
     assert_eq!(metric(&daemon, "hone_engine_rejected_requests_total").await, f64::from(refused));
     until(&daemon, LIVE, 0.0).await;
     chat(&daemon, &ask(json!({}))).await;
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+async fn prompts_have_the_log_probabilities_of_completions(backend: EngineBackend) {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(backend, dir.path(), ONE_SLOT, &[]);
+    let complete = async |prompt: Value, more: Value| {
+        let mut body =
+            json!({"model": "default", "prompt": prompt, "temperature": 0, "logprobs": 1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = daemon.post("/v1/completions", &body).await;
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0].clone()
+    };
+    let logprobs = |choice: &Value| -> Vec<Option<f64>> {
+        serde_json::from_value(choice["logprobs"]["token_logprobs"].clone()).unwrap()
+    };
+    let text = "What is 12 + 7? It is";
+    let sampled = complete(json!(text), json!({"max_tokens": 12, "ignore_eos": true})).await;
+    let whole = format!("{text}{}", sampled["text"].as_str().unwrap());
+    let scored = complete(json!(whole), json!({"max_tokens": 0, "echo": true})).await;
+    assert_eq!(scored["text"], whole);
+    let (sampled, scored) = (logprobs(&sampled), logprobs(&scored));
+    assert!(scored[0].is_none() && scored.len() > sampled.len());
+    // The text of the sampled tokens may be divided in another way, but the sum of the last ones is near.
+    let tail = &scored[scored.len() - sampled.len()..];
+    for (score, sample) in tail.iter().zip(&sampled) {
+        let difference = (score.unwrap() - sample.unwrap()).abs();
+        assert!(difference < 1e-3, "{difference}: {tail:?} {sampled:?}");
+    }
+    assert_eq!(daemon.terminate(), Some(0));
+}
+
+/// Alerts and panels need a series before the first event: a rate from nothing is no rate.
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_have_every_name_of_the_dashboard_and_the_alerts_from_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(EngineBackend::Native, dir.path(), "", &[]);
+    let exported = daemon.metrics().await;
+    let series: BTreeSet<&str> = exported
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split(['{', ' ']).next())
+        .collect();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards");
+    let mut names = BTreeSet::new();
+    for file in ["hone.json", "alerts.yml"] {
+        let text = std::fs::read_to_string(root.join(file)).unwrap();
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        names.extend(words.filter(|word| word.starts_with("hone_")).map(str::to_owned));
+    }
+    assert!(names.len() > 90, "{} names", names.len());
+    let missing: Vec<&String> =
+        names.iter().filter(|name| !series.contains(name.as_str())).collect();
+    assert!(missing.is_empty(), "without a series: {missing:?}");
     assert_eq!(daemon.terminate(), Some(0));
 }
 

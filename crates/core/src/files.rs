@@ -41,6 +41,12 @@ pub fn raise_open_limit() -> Option<u64> {
     None
 }
 
+/// Lets only the owner read what this process creates from now on: prompts, completions and keys are private.
+pub fn keep_files_private() {
+    #[cfg(unix)]
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+}
+
 /// The bytes that this process can still write to the file system of `path`.
 ///
 /// # Errors

@@ -2,6 +2,21 @@
 
 use std::borrow::Cow;
 
+use serde_json::Value;
+
+/// A number of a JSON value that is not exact, because it has more than 64 bits: JSON readers keep only the nearest
+/// float, so that others would equal it.
+pub fn inexact_number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            number.as_f64().filter(|number| number.abs() >= 2_f64.powi(63))
+        }
+        Value::Array(items) => items.iter().find_map(inexact_number),
+        Value::Object(fields) => fields.values().find_map(inexact_number),
+        _ => None,
+    }
+}
+
 /// The first `limit` characters of `text`, followed by `…` if there are more.
 pub fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
     match text.char_indices().nth(limit) {

@@ -45,6 +45,8 @@ pub struct GenerateRequest {
     pub version: Option<PolicyVersion>,
     /// What constrains the text; [`Codec::compile_grammar`] makes it.
     pub grammar: Option<Arc<CompiledGrammar>>,
+    /// Tokens that are taken in place of sampled ones, because their log-probabilities are wanted; empty to sample.
+    pub scored: Vec<TokenId>,
 }
 
 impl GenerateRequest {
@@ -59,7 +61,18 @@ impl GenerateRequest {
             owner: None,
             version: None,
             grammar: None,
+            scored: Vec::new(),
         }
+    }
+
+    /// A request for the log-probabilities of a text's tokens after the first, at a temperature of 1. The text must
+    /// have at least two tokens.
+    pub fn score(ids: &[TokenId], top_logprobs: u8) -> Self {
+        let (first, scored) = ids.split_at(ids.len().min(1));
+        let max_tokens = u32::try_from(scored.len()).unwrap_or(u32::MAX);
+        let params = SamplingParams { temperature: 0.0, max_tokens, ..SamplingParams::default() };
+        let request = Self::new(first.to_vec(), params, Priority::Live);
+        Self { top_logprobs, scored: scored.to_vec(), ..request }
     }
 
     /// A request of [`Publisher::probe`]: shadow priority.

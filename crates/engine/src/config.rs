@@ -40,6 +40,9 @@ pub struct EngineConfig {
     /// Versions whose adapters the native engine keeps in memory, those that it serves included, if it
     /// answers clients. A kept version is activated without reading its files.
     pub kept_versions: usize,
+    /// Whether a request may use what the native engine computed of the same beginning for another API key. The
+    /// count of cached tokens and the time then reveal to one key what another one asked.
+    pub share_prefixes: bool,
     /// Arithmetic of the native engine's products with weights that are stored in bf16, because rounding the
     /// activations too makes them up to twice as fast. The trainer has a key of its own.
     pub compute: Compute,
@@ -54,6 +57,7 @@ impl Default for EngineConfig {
             queue: 64,
             queue_timeout_seconds: 120,
             kept_versions: 8,
+            share_prefixes: false,
             compute: Compute::default(),
         }
     }

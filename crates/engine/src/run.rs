@@ -31,7 +31,8 @@ pub fn check(request: &GenerateRequest, context: usize, vocab: usize) -> Result<
         return Err(EngineError::PromptTooLong { prompt, context });
     }
     let SamplingParams { logit_bias, stop_token_ids, min_tokens, ignore_eos, .. } = &request.params;
-    let mut ids = request.prompt_ids.iter().chain(logit_bias.keys()).chain(stop_token_ids);
+    let ids = request.prompt_ids.iter().chain(&request.scored);
+    let mut ids = ids.chain(logit_bias.keys()).chain(stop_token_ids);
     if let Some(id) = ids.find(|id| **id as usize >= vocab) {
         return Err(EngineError::Invalid(format!(
             "token {id} does not exist; the model's vocabulary holds {vocab}"
@@ -92,7 +93,11 @@ impl GenerationRun {
         let text = TextStream::new(Arc::clone(codec), &request.stop).including_stop(*include_stop);
         let run = Self {
             text,
-            stops: codec.stop_ids().iter().chain(stop_token_ids).copied().collect(),
+            // A text that is scored may contain them.
+            stops: match request.scored.is_empty() {
+                true => codec.stop_ids().iter().chain(stop_token_ids).copied().collect(),
+                false => Vec::new(),
+            },
             includes_stop: *include_stop,
             events: sender,
             _ends: ends,

@@ -158,8 +158,11 @@ impl FakeEngine {
 
     fn run(&self, lease: Lease, request: &GenerateRequest) -> Result<Generation, EngineError> {
         let limit = run::check(request, self.info.context, self.info.vocab)?;
-        let mut ids = self.codec.encode(&(self.script)(request, lease.version))?;
-        ids.extend(self.codec.stop_ids().first());
+        let mut ids = request.scored.clone();
+        if ids.is_empty() {
+            ids = self.codec.encode(&(self.script)(request, lease.version))?;
+            ids.extend(self.codec.stop_ids().first());
+        }
         let params = &request.params;
         let is_limited = request.grammar.is_some() || params.min_tokens > 0 || params.ignore_eos;
         let mut limited = if is_limited {
@@ -393,6 +396,7 @@ mod tests {
             owner: None,
             version: None,
             grammar: None,
+            scored: Vec::new(),
         }
     }
 

@@ -115,6 +115,7 @@ async fn generate(
         owner: None,
         version: None,
         grammar,
+        scored: Vec::new(),
     };
     context.engine.generate(request).await?.collect().await
 }

@@ -27,6 +27,8 @@ pub struct SamplerConfig {
     /// Whether computed prompts and completions are kept for later requests that begin with the same
     /// tokens. Results are the same.
     pub prefix_cache: bool,
+    /// Whether requests of different API keys share the prefix cache (`engine.share_prefixes`).
+    pub share_prefixes: bool,
     /// Adapters that stay in memory, with their cached pages, after other versions were activated. A kept
     /// version is activated without reading it.
     pub kept_adapters: usize,
@@ -66,6 +68,7 @@ impl Default for SamplerConfig {
             queue_timeout: None,
             max_batch_tokens: 32_768,
             prefix_cache: true,
+            share_prefixes: false,
             kept_adapters: 0,
             prefill_tokens: 128,
             busy_prefill_tokens: 64,

@@ -77,6 +77,7 @@ impl NativePurpose {
             context: dir.context(),
             slots: self.slots(config),
             max_batch_tokens: self.cache_positions(config),
+            share_prefixes: config.engine.share_prefixes,
             kept_adapters: self.kept_versions(config),
             serves_clients: self == Self::Serving,
             ..SamplerConfig::default()

@@ -57,6 +57,12 @@ impl<S: Send + Sync> FromRequest<S> for JsonValue {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING) {
+            let encoding = encoding.to_str().unwrap_or_default();
+            if !encoding.eq_ignore_ascii_case("identity") {
+                return Err(ApiError::encoded(encoding));
+            }
+        }
         let header = request.headers().get(header::CONTENT_TYPE);
         let kind = header.and_then(|v| v.to_str().ok()).unwrap_or_default();
         let essence = kind.split(';').next().unwrap_or_default().trim();

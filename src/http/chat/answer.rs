@@ -253,7 +253,7 @@ pub fn recorded(
     }
     // Empty if a stop string was reached.
     let rest = text.finish().text;
-    answer.finish(&rest);
+    answer.finish(&rest, Some(sample.finish));
     answer.end = Some(answer.end_of(sample.finish));
     answer.into_message()
 }
@@ -275,7 +275,7 @@ impl Answer {
     fn update(&mut self, update: ChoiceUpdate) -> MessageUpdate {
         let ends = update.finish.is_some();
         let parts = match update.id {
-            _ if ends => self.finish(&update.text),
+            _ if ends => self.finish(&update.text, update.finish),
             Some(id) => self.push(id, &update.text),
             None => Vec::new(),
         };
@@ -296,7 +296,10 @@ impl Answer {
         parts.into_iter().map(|part| self.add(part)).collect()
     }
 
-    fn finish(&mut self, rest: &str) -> Vec<MessagePart> {
+    fn finish(&mut self, rest: &str, finish: Option<FinishReason>) -> Vec<MessagePart> {
+        if finish == Some(FinishReason::Length) {
+            self.parser.end_at_limit();
+        }
         let parts = self.parser.finish(rest);
         parts.into_iter().map(|part| self.add(part)).collect()
     }

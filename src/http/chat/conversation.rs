@@ -144,6 +144,7 @@ pub async fn begin(
         logprobs: conversation.logprobs,
         grammar,
         token_ids: conversation.token_ids,
+        reports_stop: false,
         user,
         stored: context.is_kept(&state),
     };

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
+use hone_core::text::inexact_number;
 use hone_core::types::{ChatOptions, Tool, ToolChoice};
 
 use crate::http::body::Fields;
@@ -122,6 +123,10 @@ impl ToolShape {
 }
 
 fn tool(function: &Fields<'_>) -> Result<Tool, ApiError> {
+    // The model would see other digits than the client sent.
+    function.read("parameters", "an object whose numbers have at most 64 bits", |value| {
+        inexact_number(value).is_none().then_some(())
+    })?;
     Ok(Tool {
         name: name(function)?.to_owned(),
         description: function.text("description")?.map(str::to_owned),

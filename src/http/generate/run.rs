@@ -42,6 +42,7 @@ pub struct RequestRun {
     choices_per_prompt: usize,
     top_logprobs: Option<u8>,
     wants_token_ids: bool,
+    reports_stop: bool,
     stored: bool,
     arrived: Instant,
     choices: Vec<ChoiceState>,
@@ -85,6 +86,7 @@ impl RequestRun {
                     owner: interaction.api_key().map(Arc::from),
                     version,
                     grammar: request.grammar.clone(),
+                    scored: Vec::new(),
                 };
                 let engine = state.engine.clone();
                 let (begun, pace) = (begun.clone(), pace.clone());
@@ -103,6 +105,7 @@ impl RequestRun {
             choices_per_prompt: request.choices.max(1) as usize,
             top_logprobs: request.logprobs,
             wants_token_ids: request.token_ids,
+            reports_stop: request.reports_stop,
             stored: request.stored,
             arrived,
             choices,
@@ -276,7 +279,7 @@ impl RequestRun {
                 // A stop token is reported where its text is: if the request includes it.
                 let is_stop = codec.stop_ids().contains(&token.id)
                     || choice.params.stop_token_ids.contains(&token.id);
-                if wants_logprobs && !(is_stop && text.is_empty()) {
+                if wants_logprobs && (self.reports_stop || !is_stop || !text.is_empty()) {
                     choice.pending.push(token);
                 }
                 self.record_first_token();

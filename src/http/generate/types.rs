@@ -20,6 +20,8 @@ pub struct SamplingRequest {
     pub grammar: Option<Arc<CompiledGrammar>>,
     /// Whether the response has the ids of the sampled tokens.
     pub token_ids: bool,
+    /// Whether log-probabilities include that of a stop token, which has no text.
+    pub reports_stop: bool,
     /// The client's id of its end user, who meets one version throughout a canary.
     pub user: Option<String>,
     /// Whether the prompts and choices are recorded and learned from.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use hone_core::types::{InteractionId, Role};
 use hone_engine::Engine;
+use hone_engine::testing::FakeEngine;
 
 use super::error;
 use crate::server::{Server, eventually};
@@ -145,6 +146,53 @@ async fn log_probabilities_have_the_older_shape() {
     assert_eq!(answer["choices"][0]["logprobs"]["top_logprobs"][0].as_object().unwrap().len(), 1);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_have_log_probabilities() {
+    let server = Server::new().await;
+    let ids = server.engine.codec().encode("2 + 3").unwrap();
+    let more = json!({"echo": true, "logprobs": 1, "prompt_logprobs": 2, "max_tokens": 0});
+    let answer = complete(&server, more).await;
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("2 + 3"), &json!("length")));
+    assert_eq!(answer["usage"]["completion_tokens"], 0);
+    let logprobs = &choice["logprobs"];
+    let tokens: Vec<&str> = logprobs["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|token| token.as_str().unwrap())
+        .collect();
+    assert_eq!((tokens.concat().as_str(), tokens.len()), ("2 + 3", ids.len()));
+    for (place, id) in ids.iter().enumerate() {
+        let own = &choice["prompt_logprobs"][place];
+        if place == 0 {
+            assert!(logprobs["token_logprobs"][0].is_null() && own.is_null());
+            continue;
+        }
+        let expected = json!(FakeEngine::logprob(*id));
+        assert_eq!(logprobs["token_logprobs"][place], expected);
+        assert_eq!(logprobs["top_logprobs"][place].as_object().unwrap().len(), 1);
+        let entry = json!({"logprob": expected, "rank": 1, "decoded_token": tokens[place]});
+        assert_eq!((&own[id.to_string()], own.as_object().unwrap().len()), (&entry, 2));
+    }
+    // Nothing was sampled, so there is nothing to learn from.
+    assert!(server.rollout.submitted().is_empty());
+
+    // Clients drop the last token, which may be the stop token.
+    let more = json!({"echo": true, "logprobs": 0, "max_tokens": 60});
+    let answer = complete(&server, more).await;
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "stop");
+    let sampled = answer["usage"]["completion_tokens"].as_u64().unwrap() as usize;
+    let lists = ["tokens", "token_logprobs", "top_logprobs", "text_offset"];
+    for list in lists.map(|list| choice["logprobs"][list].as_array().unwrap()) {
+        assert_eq!(list.len(), ids.len() + sampled);
+    }
+    let (status, _) =
+        server.post(PATH, &body(json!({"max_tokens": 0, "stream": true, "echo": true}))).await;
+    assert_eq!(status, 400);
+}
+
 /// The whole stream, with ids and times replaced.
 async fn stream(server: &Server, more: Value) -> String {
     let mut body = body(more);
@@ -186,6 +234,7 @@ async fn a_stream_has_the_same_content_as_a_whole_response() {
         json!({"n": 3}),
         json!({"prompt": ["a", "b"], "n": 2, "echo": true}),
         json!({"prompt": ["a", "b"], "logprobs": 2}),
+        json!({"prompt": ["a b", "c"], "logprobs": 2, "echo": true}),
         json!({"stop": "5"}),
     ] {
         let whole = complete(&server, more.clone()).await;
@@ -271,8 +320,8 @@ async fn malformed_requests_are_refused() {
         json!({"prompt": vec!["a"; 17], "n": 8}),
         json!({"best_of": 2}),
         json!({"suffix": "x"}),
-        json!({"echo": true, "logprobs": 1}),
         json!({"logprobs": 21}),
+        json!({"prompt_logprobs": 21}),
         json!({"logprobs": true}),
         json!({"max_tokens": 0}),
         json!({"temperature": 3}),
@@ -301,8 +350,8 @@ async fn malformed_requests_are_refused() {
     prompt has 17 prompts: it may have 16 if n is 8, for 128 choices | prompt | invalid_value
     best_of is 2: only n choices are sampled, so it must be 1 | best_of | unsupported_parameter
     suffix is not supported: leave it out | suffix | unsupported_parameter
-    echo is true with logprobs: the log-probabilities of prompts are not computed | echo | unsupported_parameter
     logprobs is 21: it must be a whole number from 0 to 20 | logprobs | invalid_value
+    prompt_logprobs is 21: it must be a whole number from 0 to 20 | prompt_logprobs | invalid_value
     logprobs is true: it must be a whole number from 0 to 20 | logprobs | invalid_value
     max_tokens is 0: it must be a whole number from 1 to 4294967295 | max_tokens | invalid_value
     temperature is 3: it must be a number from 0 to 2 | temperature | invalid_value

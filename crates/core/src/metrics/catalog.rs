@@ -181,10 +181,20 @@ impl Metrics {
     pub fn new() -> Result<Self> {
         let metrics = Self::register(&mut MetricRegistry::default())?;
         metrics.build_info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        // A rate needs the 0 before the first event.
+        for (counter, labels) in [
+            (&metrics.engine_tokens, &["live", "shadow"][..]),
+            (&metrics.feedback, &["recorded", "duplicate", "unknown", "invalid", "failed"]),
+            (&metrics.feedback_ratings, &["trained"]),
+            (&metrics.policy_canaries, &["promoted", "rolled_back"]),
+            (&metrics.train.advantages, &["group", "running"]),
+        ] {
+            labels.iter().for_each(|label| counter.with_label_values(&[label]).reset());
+        }
         Ok(metrics)
     }
 
-    /// Every metric, including those without a sample, which [`Self::encode`] omits.
+    /// Every metric.
     pub fn descriptions(&self) -> &[MetricDescription] {
         &self.registry.descriptions
     }
@@ -248,5 +258,11 @@ mod tests {
             let name = line.split(' ').next().unwrap();
             assert!(described.contains(name), "{name} is exported but not described");
         }
+        for d in metrics.descriptions() {
+            let lines = text.lines().filter(|line| line.starts_with(&d.name)).count();
+            assert!(lines > 0, "{} is not exported before its first sample", d.name);
+        }
+        assert!(text.contains("\nhone_policy_rejected_total 0\n"));
+        assert!(text.contains("\nhone_reward_value_count 0\n"));
     }
 }

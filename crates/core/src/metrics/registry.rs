@@ -1,5 +1,7 @@
 //! Creates, registers and describes metrics.
 
+use std::collections::BTreeSet;
+
 use prometheus::core::Collector;
 use prometheus::proto::MetricType;
 use prometheus::{Encoder, Error, Registry, Result, TextEncoder};
@@ -33,7 +35,7 @@ pub enum MetricKind {
     Histogram,
 }
 
-/// A metric as `/metrics` exports it once it has a sample.
+/// A metric as `/metrics` exports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetricDescription {
     /// The full name.
@@ -46,8 +48,8 @@ pub struct MetricDescription {
     pub labels: Vec<String>,
 }
 
-/// Registers metrics and keeps their descriptions, because Prometheus' registry does not export
-/// metrics that have no sample yet.
+/// Registers metrics and keeps their descriptions, because Prometheus' registry omits metrics that
+/// have no sample yet.
 #[derive(Clone, Default)]
 pub(super) struct MetricRegistry {
     registry: Registry,
@@ -78,11 +80,29 @@ impl MetricRegistry {
         Ok(self.clone())
     }
 
-    /// The text format that Prometheus scrapes.
+    /// The text format that Prometheus scrapes. A metric that has no labeled sample yet is a 0 without
+    /// labels, so that queries and alerts find every name from the first scrape on.
     pub(super) fn encode(&self) -> Result<String> {
+        let families = self.registry.gather();
         let mut buffer = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut buffer)?;
-        String::from_utf8(buffer).map_err(|e| Error::Msg(e.to_string()))
+        TextEncoder::new().encode(&families, &mut buffer)?;
+        let mut text = String::from_utf8(buffer).map_err(|e| Error::Msg(e.to_string()))?;
+        let sampled: BTreeSet<&str> = families.iter().map(|family| family.name()).collect();
+        for MetricDescription { name, help, kind, .. } in &self.descriptions {
+            if sampled.contains(name.as_str()) {
+                continue;
+            }
+            let (kind, sample) = match kind {
+                MetricKind::Counter => ("counter", format!("{name} 0")),
+                MetricKind::Gauge => ("gauge", format!("{name} 0")),
+                MetricKind::Histogram => {
+                    let bucket = format!("{name}_bucket{{le=\"+Inf\"}} 0");
+                    ("histogram", format!("{bucket}\n{name}_sum 0\n{name}_count 0"))
+                }
+            };
+            text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{sample}\n"));
+        }
+        Ok(text)
     }
 }
 

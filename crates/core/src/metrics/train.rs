@@ -11,8 +11,9 @@ metric_set! {
             "Time of one optimizer step.", SLOW),
         state: IntGaugeVec("hone_train_state",
             "1 for the trainer's current state, 0 for the others.", &["state"]),
-        reward_mean: Gauge("hone_train_reward_mean",
-            "Mean weighted reward of the last step's samples."),
+        reward_mean: GaugeVec("hone_train_reward_mean",
+            "Mean weighted reward of the last step's samples, `graded` by reward functions or `rated` \
+             by users: the two have different units and different completions.", &["kind"]),
         reward_std: Gauge("hone_train_reward_std",
             "Standard deviation of the weighted reward within a group, mean over the last step's \
              groups."),

@@ -66,6 +66,8 @@ pub(super) struct CallParser {
     calls: usize,
     /// Whether a reported call was cut off or is no JSON.
     is_cut: bool,
+    /// Whether the token limit ends the answer.
+    pub(super) at_limit: bool,
 }
 
 impl CallParser {
@@ -90,6 +92,7 @@ impl CallParser {
             after_call: false,
             calls: 0,
             is_cut: false,
+            at_limit: false,
         }
     }
 
@@ -181,7 +184,7 @@ impl CallParser {
     ) -> bool {
         self.read_space(&mut doubtful);
         match self.buffer.chars().next() {
-            None if last => self.reject(doubtful, parts),
+            None if last => self.cut(doubtful, parts),
             None => self.wait(State::Before { doubtful, in_list }),
             Some('[') if !in_list && !doubtful.text.is_empty() => {
                 doubtful.text.push_str(&self.take(1));
@@ -262,9 +265,17 @@ impl CallParser {
         }
         self.buffer.clear();
         if last {
-            return self.reject(doubtful, parts);
+            return self.cut(doubtful, parts);
         }
         self.wait(State::Unreported { doubtful, in_list, reader })
+    }
+
+    /// The end of the answer within a call that was not reported. If the token limit cut it, what begins with a tag
+    /// is no text; a bare object may be one.
+    fn cut(&mut self, doubtful: Doubtful, parts: &mut Vec<AnswerPart>) -> bool {
+        let is_tagged =
+            self.at_limit && self.begin.iter().any(|tag| doubtful.text.starts_with(tag.as_str()));
+        if is_tagged { self.go(State::Silent) } else { self.reject(doubtful, parts) }
     }
 
     fn in_reported(

@@ -167,6 +167,13 @@ impl AnswerParser {
         }
     }
 
+    /// The token limit ends the answer: what it has of a call that it cut is no text.
+    pub fn end_at_limit(&mut self) {
+        if let Some(calls) = &mut self.calls {
+            calls.at_limit = true;
+        }
+    }
+
     /// The number of tokens up to the end of the reasoning, its tags included; 0 without reasoning.
     pub fn reasoning_tokens(&self) -> usize {
         self.reasoning_tokens

@@ -99,6 +99,8 @@ pub struct TokenSampler {
     /// The tokens of the prompt, each once and in order, for the repetition penalty; empty without one.
     prompt: Vec<TokenId>,
     limits: TokenLimits,
+    /// Tokens that are taken before one is drawn, in reverse order.
+    scored: Vec<TokenId>,
     // Buffers that are reused for every token.
     logits: Vec<f32>,
     raw: Vec<f32>,
@@ -155,6 +157,7 @@ impl TokenSampler {
             let prompt: BTreeSet<TokenId> = request.prompt_ids.iter().copied().collect();
             sampler.prompt = prompt.into_iter().collect();
         }
+        sampler.scored = request.scored.iter().rev().copied().collect();
         let grammar = request.grammar.as_deref();
         sampler.limits = TokenLimits::new(params, codec.stop_ids(), grammar, metrics);
         Ok(sampler)
@@ -179,6 +182,7 @@ impl TokenSampler {
             counts: HashMap::new(),
             prompt: Vec::new(),
             limits: TokenLimits::default(),
+            scored: Vec::new(),
             logits: Vec::new(),
             raw: Vec::new(),
             candidates: Vec::new(),
@@ -214,8 +218,8 @@ impl TokenSampler {
         Ok(token)
     }
 
-    /// The permitted token with the greatest adjusted logit, and the mass of all permitted tokens.
-    /// Probabilities are those of the raw logits.
+    /// The next scored token, or else the permitted token with the greatest adjusted logit, and the mass of all
+    /// permitted tokens. Probabilities are those of the raw logits.
     fn draw_greedily(
         &mut self,
         raw: &[f32],
@@ -238,7 +242,10 @@ impl TokenSampler {
             mass = weigh(reported)?;
             permitted_mass = (mass.log - all).exp();
         }
-        let id = argmax(&self.logits)?;
+        let id = match self.scored.pop() {
+            Some(id) => id,
+            None => argmax(&self.logits)?,
+        };
         let logprob = log_probability(reported, id, mass);
         let top = if lists {
             self.list_candidates();

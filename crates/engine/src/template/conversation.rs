@@ -10,6 +10,7 @@ use minijinja::Value;
 use serde_json::{Map, Value as Json};
 
 use hone_core::digest::sha256;
+use hone_core::text::inexact_number;
 use hone_core::types::{Message, Role, Tool, ToolCall};
 
 use super::python::{PyDict, PyList, dumps, value_of};
@@ -232,13 +233,13 @@ fn call_value(call: &ToolCall, format: ToolFormat) -> Value {
     PyDict::value(own)
 }
 
-/// The arguments as an object, as in transformers; as a text if they are not one.
+/// The arguments as an object, as in transformers; as a text if they are not one, or would lose digits.
 fn arguments_json(arguments: &str) -> Json {
     if arguments.trim().is_empty() {
         return Json::Object(Map::new());
     }
     match serde_json::from_str(arguments) {
-        Ok(object @ Json::Object(_)) => object,
+        Ok(object @ Json::Object(_)) if inexact_number(&object).is_none() => object,
         _ => Json::String(arguments.to_owned()),
     }
 }
@@ -287,4 +288,19 @@ fn description(tools: &[Tool], format: ToolFormat) -> String {
          <args-json-object>}}{}",
         framing.open, framing.arguments, framing.close
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_keep_every_digit() {
+        let long = "{\"id\": 18446744073709551617}";
+        assert_eq!(arguments_json(long), Json::String(long.to_owned()));
+        assert_eq!(
+            arguments_json("{\"id\": 1844674407370955161}")["id"],
+            1_844_674_407_370_955_161_u64
+        );
+    }
 }

@@ -63,8 +63,14 @@ impl AnswerFinder {
 
     /// The answer, trimmed; `None` where the completion has none.
     pub fn find<'t>(&self, text: &'t str) -> Option<&'t str> {
-        self.extracted(text).or_else(|| self.takes_all.then(|| trim(text)))
+        self.extracted(text).or_else(|| self.takes_all.then(|| after_thoughts(text)))
     }
+}
+
+/// What follows the last `</think>`, trimmed; the whole text without one.
+pub fn after_thoughts(text: &str) -> &str {
+    const END: &str = "</think>";
+    trim(text.rfind(END).map_or(text, |at| &text[at + END.len()..]))
 }
 
 /// Compiles the pattern of a key.

@@ -11,6 +11,8 @@ mod parse;
 mod rational;
 mod tidy;
 
+use std::iter;
+
 use rational::Number;
 
 pub use hone_core::text::boxed;
@@ -34,7 +36,7 @@ pub fn is_blank(text: &str) -> bool {
 ///   roots and pi. Fractions, whole numbers and two decimals are compared exactly.
 /// - If only one of the two is a percentage, `50%` equals both `0.5` and `50`: in references the sign is often
 ///   part of the question. Likewise a unit counts if both have one.
-/// - Expressions with variables are compared at three points.
+/// - Expressions with variables are compared at four points, of which two have negative numbers.
 /// - Sets and bare lists have no order. A bare list equals the tuple and the set of its members.
 pub fn same(answer: &str, wanted: &str, tolerance: f64) -> Option<bool> {
     if answer.len() > LONGEST || wanted.len() > LONGEST {
@@ -98,12 +100,17 @@ fn same_value(answer: &str, wanted: &str, tolerance: f64) -> Option<bool> {
                 },
         );
     }
-    if compact(answer) == compact(wanted) {
+    let plain = |text: &str| compact(text.trim_start_matches('+'));
+    if plain(answer) == plain(wanted) {
         return Some(true);
     }
-    let pairs = (1..=3).map(|point| Some((at_point(answer, point)?, at_point(wanted, point)?)));
-    match pairs.collect::<Option<Vec<_>>>() {
-        Some(pairs) => Some(pairs.into_iter().all(|(a, b)| a.is_near(b, 1e-9))),
+    let at = |point| Some((at_point(answer, point)?, at_point(wanted, point)?));
+    match at(1) {
+        // Roots of variables have no value at some points.
+        Some(first) => {
+            let pairs = iter::once(first).chain((2..=4).filter_map(at));
+            Some(pairs.into_iter().all(|(a, b)| a.is_near(b, 1e-9)))
+        }
         None => (is_read(answer) && is_read(wanted)).then_some(false),
     }
 }
@@ -112,7 +119,12 @@ fn same_value(answer: &str, wanted: &str, tolerance: f64) -> Option<bool> {
 fn is_read(text: &str) -> bool {
     let is_words =
         text.chars().all(|c| c.is_alphabetic() || c.is_whitespace() || "-'’()".contains(c));
-    is_words || measure(text).is_some() || at_point(text, 1).is_some() || members(text).is_some()
+    let is_infinite = text.trim_start_matches(['+', '-']).trim_start() == "\\infty";
+    is_words
+        || is_infinite
+        || measure(text).is_some()
+        || at_point(text, 1).is_some()
+        || members(text).is_some()
 }
 
 /// The value of an expression, or of `x = expression` for a name of one letter.
@@ -145,11 +157,12 @@ fn measure(text: &str) -> Option<(Number, String)> {
     });
     let (number, unit) = text.split_at(at?.0);
     let unit = compact(unit.trim_end_matches('.'));
-    let letters = unit.chars().filter(|c| c.is_alphabetic()).count();
+    let name: String = unit.chars().filter(|c| c.is_alphabetic()).collect();
+    let letters = name.chars().count();
     let is_unit = unit.chars().all(|c| c.is_alphanumeric() || "/^-*".contains(c))
         && !unit.contains("sqrt")
-        && (letters > 1 || UNITS.contains(&unit.as_str()))
-        && (letters > 2 || number.ends_with(' '))
+        && (letters > 1 || UNITS.contains(&name.as_str()))
+        && (letters > 2 || number.ends_with(' ') || JOINED.contains(&name.as_str()))
         && !SCALES.contains(&unit.as_str());
     // The plural is the same unit.
     let unit = if letters > 2 { unit.trim_end_matches('s').to_owned() } else { unit };
@@ -158,6 +171,10 @@ fn measure(text: &str) -> Option<(Number, String)> {
 
 /// Units of one letter; other single letters are variables.
 const UNITS: [&str; 13] = ["m", "g", "s", "h", "l", "n", "j", "w", "v", "a", "k", "c", "f"];
+/// Units of two letters that are also read directly after a number; others are products of variables there.
+const JOINED: [&str; 16] = [
+    "kg", "mg", "cm", "mm", "km", "ml", "cl", "dl", "ms", "hz", "ft", "lb", "oz", "kw", "kj", "gb",
+];
 /// Words that multiply a number, which are no units.
 const SCALES: [&str; 6] = ["hundred", "thousand", "million", "billion", "trillion", "dozen"];
 
@@ -184,16 +201,23 @@ fn compact(text: &str) -> String {
 /// without a comma outside inner brackets, and for a number with thousands separators.
 fn members(text: &str) -> Option<Members<'_>> {
     let text = text.trim();
-    let mut ends = (text.chars().next()?, text.chars().next_back()?);
+    let ends = (text.chars().next()?, text.chars().next_back()?);
     let is_bracketed = matches!(ends.0, '(' | '[' | '{') && matches!(ends.1, ')' | ']' | '}');
-    let inner = if is_bracketed && text.len() >= 2 { &text[1..text.len() - 1] } else { text };
-    // A number with thousands separators is no list.
-    if inner.contains(',') && is_integer(inner) {
+    let inner = is_bracketed.then(|| text.get(1..text.len() - 1)).flatten();
+    // The outer brackets of `(1)+(2)` and of `(1,2),(3,4)` are not a pair.
+    match inner.and_then(split) {
+        Some(parts) => Some((ends, parts)),
+        None => Some(((' ', ' '), split(text)?)),
+    }
+}
+
+/// The parts of a text between its commas outside brackets. A comma within a number separates thousands, if the
+/// text is that number or has a space after its other commas.
+fn split(inner: &str) -> Option<Vec<&str>> {
+    if parse_number(inner).is_some() {
         return None;
     }
-    if inner.len() == text.len() {
-        ends = (' ', ' ');
-    }
+    let is_spaced = inner.contains(", ");
     let mut parts = Vec::new();
     let (mut depth, mut from) = (0_i32, 0);
     for (i, c) in inner.char_indices() {
@@ -201,18 +225,24 @@ fn members(text: &str) -> Option<Members<'_>> {
             '(' | '[' | '{' => depth += 1,
             ')' | ']' | '}' => depth -= 1,
             ',' if depth == 0 => {
-                parts.push(inner[from..i].trim());
-                from = i + 1;
+                let is_separator = is_spaced && {
+                    let end = inner[i + 1..].find(|c: char| !c.is_ascii_digit());
+                    let end = end.map_or(inner.len(), |length| i + 1 + length);
+                    parse_number(&inner[from..end]).is_some()
+                };
+                if !is_separator {
+                    parts.push(inner[from..i].trim());
+                    from = i + 1;
+                }
             }
             _ => {}
         }
-        // The outer brackets of `(1)+(2)` are not a pair.
         if depth < 0 {
             return None;
         }
     }
     parts.push(inner[from..].trim());
-    (depth == 0 && (2..=MOST_MEMBERS).contains(&parts.len())).then_some((ends, parts))
+    (depth == 0 && (2..=MOST_MEMBERS).contains(&parts.len())).then_some(parts)
 }
 
 #[cfg(test)]

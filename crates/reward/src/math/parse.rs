@@ -168,15 +168,23 @@ impl ExpressionParser<'_> {
         }
     }
 
-    /// A letter as a number between 0.5 and 1.5. Three letters or more are a word.
+    /// A letter as a number between 0.5 and 1.5, negative at point 3 and for half of the letters at point 4. Three
+    /// letters or more are a word, as are `no` and `on`, which would be the same product.
     fn variable(&mut self, letter: char) -> Option<Number> {
-        let run = self.chars[self.at..].iter().take_while(|c| c.is_alphabetic()).count();
-        if run > 2 {
+        let rest = &self.chars[self.at..];
+        let run = rest.iter().take_while(|c| c.is_alphabetic()).count();
+        if run > 2 || (run == 2 && matches!(rest[..2], ['n', 'o'] | ['o', 'n'])) {
             return None;
         }
         self.at += 1;
-        let mixed = (u32::from(letter) * 2_654_435 + self.point * 40_503) % 997;
-        Number::near(0.5 + f64::from(mixed) / 997.0)
+        // SplitMix64's finalizer: sums of letters must not coincide.
+        let mut bits =
+            (u64::from(letter) << 8 | u64::from(self.point)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let magnitude = 0.5 + f64::from((bits >> 40) as u32) / f64::from(1_u32 << 24);
+        let is_negative = self.point == 3 || (self.point == 4 && bits & 1 == 1);
+        Number::near(if is_negative { -magnitude } else { magnitude })
     }
 
     fn bracket(&mut self, open: char, close: char) -> Option<Number> {

@@ -84,8 +84,8 @@ fn integer_root(value: i128, n: u32) -> Option<i128> {
 pub enum Number {
     /// An exact fraction.
     Exact(Rational),
-    /// A finite float.
-    Near(f64),
+    /// A finite float, and the most that it may differ from the true value by rounding.
+    Near(f64, f64),
 }
 
 impl Number {
@@ -94,40 +94,49 @@ impl Number {
         Rational::new(value, 1).map(Self::Exact)
     }
 
-    /// A finite float; `None` for any other.
+    /// A finite float that is rounded once; `None` for any other.
     pub fn near(value: f64) -> Option<Self> {
-        value.is_finite().then_some(Self::Near(value))
+        Self::rounded(value, 0.0)
+    }
+
+    /// A result of floats with this error before its own rounding.
+    fn rounded(value: f64, error: f64) -> Option<Self> {
+        let error = error + f64::EPSILON * value.abs();
+        (value.is_finite() && error.is_finite()).then_some(Self::Near(value, error))
     }
 
     /// The nearest float.
     pub fn to_f64(self) -> f64 {
         match self {
             Self::Exact(value) => value.to_f64(),
-            Self::Near(value) => value,
+            Self::Near(value, _) => value,
         }
+    }
+
+    fn error(self) -> f64 {
+        match self {
+            Self::Exact(value) => f64::EPSILON * value.to_f64().abs(),
+            Self::Near(_, error) => error,
+        }
+    }
+
+    /// The error relative to the value.
+    fn relative_error(self) -> f64 {
+        if self.is_zero() { 0.0 } else { self.error() / self.to_f64().abs() }
     }
 
     fn is_zero(self) -> bool {
         self.to_f64() == 0.0
     }
 
-    fn both(
-        self,
-        other: Self,
-        exact: impl Fn(Rational, Rational) -> Option<Rational>,
-        near: impl Fn(f64, f64) -> f64,
-    ) -> Option<Self> {
+    /// The sum.
+    pub fn add(self, other: Self) -> Option<Self> {
         if let (Self::Exact(a), Self::Exact(b)) = (self, other)
-            && let Some(value) = exact(a, b)
+            && let Some(value) = a.add(b)
         {
             return Some(Self::Exact(value));
         }
-        Self::near(near(self.to_f64(), other.to_f64()))
-    }
-
-    /// The sum.
-    pub fn add(self, other: Self) -> Option<Self> {
-        self.both(other, Rational::add, |a, b| a + b)
+        Self::rounded(self.to_f64() + other.to_f64(), self.error() + other.error())
     }
 
     /// The negative.
@@ -137,7 +146,13 @@ impl Number {
 
     /// The product.
     pub fn mul(self, other: Self) -> Option<Self> {
-        self.both(other, Rational::mul, |a, b| a * b)
+        if let (Self::Exact(a), Self::Exact(b)) = (self, other)
+            && let Some(value) = a.mul(b)
+        {
+            return Some(Self::Exact(value));
+        }
+        let (a, b) = (self.to_f64(), other.to_f64());
+        Self::rounded(a * b, a.abs() * other.error() + b.abs() * self.error())
     }
 
     /// The quotient; `None` for a divisor of 0.
@@ -145,7 +160,11 @@ impl Number {
         if other.is_zero() {
             return None;
         }
-        self.both(other, |a, b| a.mul(b.inverse()?), |a, b| a / b)
+        let inverse = match other {
+            Self::Exact(value) => value.inverse().map(Self::Exact),
+            Self::Near(value, error) => Self::rounded(value.recip(), error / (value * value)),
+        };
+        self.mul(inverse?)
     }
 
     /// The power; `None` where it is undefined or not real. `0^0` is 1.
@@ -158,7 +177,10 @@ impl Number {
                 return Some(Self::Exact(value));
             }
         }
-        Self::near(self.to_f64().powf(exponent.to_f64()))
+        let (base, power) = (self.to_f64(), exponent.to_f64());
+        let value = base.powf(power);
+        let by_power = if base > 0.0 { base.ln().abs() * exponent.error() } else { 0.0 };
+        Self::rounded(value, value.abs() * (power.abs() * self.relative_error() + by_power))
     }
 
     /// The real n-th root, `n >= 1`; `None` for an even root of a negative number.
@@ -177,7 +199,7 @@ impl Number {
             _ if n % 2 == 1 => value.signum() * value.abs().powf(1.0 / f64::from(n)),
             _ => value.powf(1.0 / f64::from(n)),
         };
-        Self::near(root)
+        Self::rounded(root, root.abs() * self.relative_error())
     }
 
     /// Whether two exact numbers are equal, or others are near.
@@ -188,16 +210,13 @@ impl Number {
         }
     }
 
-    /// Whether two numbers differ by at most `tolerance` times the greater one. Differences of the size of rounding
-    /// errors are none.
+    /// Whether two numbers differ by at most `tolerance` times the greater one, or by what their rounding explains.
     pub fn is_near(self, other: Self, tolerance: f64) -> bool {
         let (a, b) = (self.to_f64(), other.to_f64());
-        (a - b).abs() <= (tolerance * a.abs().max(b.abs())).max(ROUNDING)
+        (a - b).abs()
+            <= (tolerance * a.abs().max(b.abs())).max(2.0 * (self.error() + other.error()))
     }
 }
-
-/// A difference that sums of numbers near 1 may have by rounding.
-const ROUNDING: f64 = 1e-15;
 
 fn exact_power(base: Rational, power: Rational) -> Option<Rational> {
     let n = u32::try_from(power.num.unsigned_abs()).ok()?;

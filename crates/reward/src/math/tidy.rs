@@ -2,10 +2,10 @@
 
 /// Commands that only change the layout, with their replacements.
 #[rustfmt::skip]
-const COMMANDS: [(&str, &str); 39] = [
+const COMMANDS: [(&str, &str); 37] = [
     ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\cfrac", "\\frac"), ("\\left", ""),
     ("\\right", ""), ("\\displaystyle", ""), ("\\cdot", "*"), ("\\times", "*"), ("\\div", "/"),
-    ("\\degree", ""), ("\\circ", ""), ("\\quad", " "), ("\\qquad", " "), ("\\big", ""),
+    ("\\quad", " "), ("\\qquad", " "), ("\\big", ""),
     ("\\Big", ""), ("\\lbrace", "{"), ("\\rbrace", "}"), ("\\$", ""), ("\\%", "%"), ("\\{", "{"),
     ("\\(", ""), ("\\)", ""), ("\\[", ""), ("\\]", ""), ("\\le", "<="), ("\\leq", "<="), ("\\ge", ">="),
     ("\\geq", ">="), ("\\ne", "!="), ("\\neq", "!="), ("\\lt", "<"), ("\\gt", ">"),
@@ -14,6 +14,9 @@ const COMMANDS: [(&str, &str); 39] = [
 
 /// Commands whose group contains words: the answer, or the unit of a value before them.
 const WORDS: [&str; 6] = ["\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\textit", "\\mbox"];
+
+/// Signs of degrees after a number.
+const DEGREES: [&str; 6] = ["^\\circ", "^{\\circ}", "^\\degree", "^{\\degree}", "\\degree", "°"];
 
 /// Normalizes a text: drops currency signs, layout and a final full stop; writes `\text{ cm}` as words; writes `×`, `·`, `÷`, `−`, `²`, `½` and `**` as ASCII and `{,}` as a comma; trims white
 /// space.
@@ -30,13 +33,19 @@ pub fn tidy(text: &str) -> String {
             rest = after;
             continue;
         }
+        if let Some(after) = DEGREES.iter().find_map(|degrees| rest.strip_prefix(degrees)) {
+            out.push(' ');
+            rest = after;
+            continue;
+        }
         if let Some(after) = rest.strip_prefix("**") {
             out.push('^');
             rest = after;
             continue;
         }
         match c {
-            '$' | '£' | '€' | '°' => {}
+            '$' | '£' | '€' => {}
+            '∞' => out.push_str("\\infty"),
             '×' | '·' | '⋅' | '∗' => out.push('*'),
             '÷' => out.push('/'),
             '−' | '–' => out.push('-'),
@@ -53,8 +62,8 @@ pub fn tidy(text: &str) -> String {
         }
         rest = &rest[c.len_utf8()..];
     }
-    let out = out.trim().trim_end_matches("^{}").trim_end_matches('^');
-    out.strip_suffix('.').unwrap_or(out).trim().to_owned()
+    let out = out.trim();
+    out.strip_suffix(['.', ',']).unwrap_or(out).trim().to_owned()
 }
 
 /// Writes the replacement of the command that `rest` begins with; returns the text after it.
@@ -66,6 +75,10 @@ fn command<'t>(rest: &'t str, out: &mut String) -> &'t str {
         match words.trim() {
             // A list of answers.
             "or" | "and" => out.push(','),
+            // No number is a word and digits.
+            words if after.starts_with(|c: char| c.is_ascii_digit()) => {
+                out.push_str(&format!("\\text{{{words}}}"));
+            }
             // Alone they are the answer, after a value its unit; elsewhere they make a text that is not read.
             words => {
                 let separator = if out.ends_with(char::is_alphanumeric) || out.ends_with('}') {
@@ -74,7 +87,7 @@ fn command<'t>(rest: &'t str, out: &mut String) -> &'t str {
                     ""
                 };
                 out.push_str(separator);
-                out.push_str(words);
+                out.extend(words.chars().filter(|c| *c != '°'));
             }
         }
         return after;

@@ -24,7 +24,7 @@ mod slab;
 pub(crate) use page::PAGE;
 pub use page::{CacheShape, CacheType};
 pub use pool::PagePool;
-pub use prefix_cache::WeightsId;
+pub use prefix_cache::{CacheSpace, WeightsId};
 pub(crate) use sequence::KvView;
 pub use sequence::{BatchMember, SequencePages};
 #[cfg(test)]

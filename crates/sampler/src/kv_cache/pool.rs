@@ -3,7 +3,7 @@
 use hone_core::types::TokenId;
 
 use super::page::CacheShape;
-use super::prefix_cache::{CacheMatch, CachePlace, PrefixCache, WeightsId};
+use super::prefix_cache::{CacheMatch, CachePlace, CacheSpace, PrefixCache, WeightsId};
 use super::slab::{Page, PageAllocator};
 
 /// Values in the smallest page of a system's memory, 4 KiB.
@@ -84,8 +84,8 @@ impl PagePool {
 
     /// Promises `pages` pages to a new sequence that begins with `tokens`. Returns false, without any
     /// effect, if too few are available. Pages of `tokens` that others use need no place.
-    pub(super) fn promise(&mut self, weights: WeightsId, tokens: &[TokenId], pages: usize) -> bool {
-        let shared = if self.reuse { self.cache.used_pages(weights, tokens) } else { 0 };
+    pub(super) fn promise(&mut self, space: CacheSpace, tokens: &[TokenId], pages: usize) -> bool {
+        let shared = if self.reuse { self.cache.used_pages(space, tokens) } else { 0 };
         let fits = pages.saturating_sub(shared) <= self.available();
         if fits {
             // The sequence uses the shared pages at once, which ends their part of the promise.
@@ -178,22 +178,22 @@ impl PagePool {
     pub(super) fn cache_own(
         &mut self,
         parent: CachePlace,
-        weights: WeightsId,
+        space: CacheSpace,
         tokens: &[TokenId],
         page: &Page,
     ) -> CachePlace {
-        CachePlace::Node(self.cache.insert(parent, weights, tokens, page.clone(), 1))
+        CachePlace::Node(self.cache.insert(parent, space, tokens, page.clone(), 1))
     }
 
     /// Adds a copy of a page to the cache, if there is room.
     pub(super) fn cache_copy(
         &mut self,
         parent: CachePlace,
-        weights: WeightsId,
+        space: CacheSpace,
         tokens: &[TokenId],
         page: &Page,
     ) {
-        if !self.cache.keeps(weights) {
+        if !self.cache.keeps(space) {
             return;
         }
         let full = self.in_use >= self.limit;
@@ -202,7 +202,7 @@ impl PagePool {
         let Some(mut copy) = spare.or_else(new) else { return };
         if let Some(values) = copy.values_mut() {
             values.copy_from_slice(page);
-            self.cache.insert(parent, weights, tokens, copy, 0);
+            self.cache.insert(parent, space, tokens, copy, 0);
         }
     }
 

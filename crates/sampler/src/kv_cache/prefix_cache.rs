@@ -1,7 +1,7 @@
 //! The prefix cache: a tree of computed pages, found by the exact tokens that they hold.
 //!
 //! A node is a page, and its path from the root is the tokens from position 0. There is one root for
-//! each set of weights. Nodes are full pages, except for copies of partly filled last pages, which are
+//! each set of weights and API key. Nodes are full pages, except for copies of partly filled last pages, which are
 //! leaves. An index, ordered by parent and tokens, finds a child; tokens are compared, never only
 //! hashed.
 //!
@@ -10,6 +10,7 @@
 //! evicted.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::take;
 
 use hone_core::types::TokenId;
@@ -22,13 +23,40 @@ use super::slab::Page;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WeightsId(pub u64);
 
+/// Whose pages a sequence may share. Pages that the requests of another API key computed would reveal what they asked,
+/// by the number of cached tokens and by the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CacheSpace {
+    weights: WeightsId,
+    /// A hash of the key's name; 0 without a key, and for samples of rollouts.
+    owner: u64,
+}
+
+impl CacheSpace {
+    /// The pages of an API key.
+    pub fn of(weights: WeightsId, owner: Option<&str>) -> Self {
+        let mut hasher = DefaultHasher::new();
+        let owner = owner.map_or(0, |owner| {
+            owner.hash(&mut hasher);
+            hasher.finish()
+        });
+        Self { weights, owner }
+    }
+}
+
+impl From<WeightsId> for CacheSpace {
+    fn from(weights: WeightsId) -> Self {
+        Self::of(weights, None)
+    }
+}
+
 /// An index of a node.
 type NodeId = usize;
 
 /// The page before the first, or a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum CachePlace {
-    Root(WeightsId),
+    Root(CacheSpace),
     Node(NodeId),
 }
 
@@ -47,7 +75,7 @@ fn page_tokens(tokens: &[TokenId]) -> PageTokens {
 #[derive(Debug)]
 struct CacheNode {
     parent: CachePlace,
-    weights: WeightsId,
+    space: CacheSpace,
     tokens: PageTokens,
     page: Page,
     /// Sequences that use the page.
@@ -103,8 +131,8 @@ impl PrefixCache {
     }
 
     /// How many of the first pages of `tokens` are in use.
-    pub fn used_pages(&self, weights: WeightsId, tokens: &[TokenId]) -> usize {
-        let mut at = CachePlace::Root(weights);
+    pub fn used_pages(&self, space: CacheSpace, tokens: &[TokenId]) -> usize {
+        let mut at = CachePlace::Root(space);
         let used = |tokens: &&[TokenId]| {
             let found = self.children.get(&(at, page_tokens(tokens)));
             let found = found.filter(|node| self.nodes[**node].users > 0);
@@ -120,13 +148,13 @@ impl PrefixCache {
     pub fn insert(
         &mut self,
         parent: CachePlace,
-        weights: WeightsId,
+        space: CacheSpace,
         tokens: &[TokenId],
         page: Page,
         users: usize,
     ) -> NodeId {
         let tokens = page_tokens(tokens);
-        let added = CacheNode { parent, weights, tokens, page, users, since: 0 };
+        let added = CacheNode { parent, space, tokens, page, users, since: 0 };
         let node = match self.vacant.pop() {
             Some(node) => {
                 self.nodes[node] = added;
@@ -163,7 +191,7 @@ impl PrefixCache {
                 continue;
             }
             count += 1;
-            if self.keeps(self.nodes[id].weights) {
+            if self.keeps(self.nodes[id].space) {
                 self.set_unused(id);
             } else {
                 free.push(self.remove(id));
@@ -185,9 +213,9 @@ impl PrefixCache {
         Some(self.remove(node))
     }
 
-    /// Whether unused pages of these weights stay.
-    pub fn keeps(&self, weights: WeightsId) -> bool {
-        self.kept.as_ref().is_none_or(|kept| kept.contains(&weights))
+    /// Whether unused pages of the space's weights stay.
+    pub fn keeps(&self, space: CacheSpace) -> bool {
+        self.kept.as_ref().is_none_or(|kept| kept.contains(&space.weights))
     }
 
     /// Keeps only pages of these weights, and those in use. Adds the others to `free`.
@@ -196,7 +224,7 @@ impl PrefixCache {
         let unused = take(&mut self.unused);
         // In the order of eviction, children come before their parents.
         for (since, node) in unused {
-            if self.keeps(self.nodes[node].weights) {
+            if self.keeps(self.nodes[node].space) {
                 self.unused.insert(since, node);
             } else {
                 free.push(self.remove(node));
@@ -235,7 +263,7 @@ impl PrefixCache {
             let CachePlace::Node(parent) = parent else { continue };
             assert!(!self.vacant.contains(&parent), "an evicted page has children");
             let parent = &self.nodes[parent];
-            assert!(parent.users >= found.users && parent.weights == found.weights);
+            assert!(parent.users >= found.users && parent.space == found.space);
             assert!(parent.users > 0 || parent.since > found.since, "not evicted leaves first");
             assert!(!parent.tokens.contains(&NO_TOKEN), "a partly filled page has children");
         }
@@ -248,7 +276,8 @@ mod tests {
     use super::*;
 
     const BASE: WeightsId = WeightsId(0);
-    const ROOT: CachePlace = CachePlace::Root(BASE);
+    const SPACE: CacheSpace = CacheSpace { weights: BASE, owner: 0 };
+    const ROOT: CachePlace = CachePlace::Root(SPACE);
 
     fn page() -> Page {
         vec![0.0].into()
@@ -262,7 +291,7 @@ mod tests {
     fn the_child_that_agrees_longest_is_found() {
         let mut cache = PrefixCache::default();
         assert_eq!(cache.closest(ROOT, &[1]), None);
-        let mut add = |tokens: &[TokenId]| cache.insert(ROOT, BASE, tokens, page(), 0);
+        let mut add = |tokens: &[TokenId]| cache.insert(ROOT, SPACE, tokens, page(), 0);
         let (one, part, two) = (add(&full(1)), add(&[1, 2, 9]), add(&full(40)));
         let found = |tokens: &[TokenId]| cache.closest(ROOT, tokens).map(|m| (m.node, m.same));
         assert_eq!(found(&full(1)), Some((one, 16)));
@@ -273,17 +302,19 @@ mod tests {
         assert_eq!(found(&[40, 41, 1]), Some((two, 2)));
         assert_eq!((found(&[0]), found(&[99]), found(&[])), (None, None, None));
         assert_eq!(cache.closest(CachePlace::Node(one), &full(1)), None);
-        assert_eq!(cache.closest(CachePlace::Root(WeightsId(1)), &full(1)), None);
+        for other in [WeightsId(1).into(), CacheSpace::of(BASE, Some("other key"))] {
+            assert_eq!(cache.closest(CachePlace::Root(other), &full(1)), None);
+        }
     }
 
     #[test]
     fn the_oldest_leaf_is_evicted_and_no_page_in_use() {
         let mut cache = PrefixCache::default();
-        let a = cache.insert(ROOT, BASE, &full(1), page(), 1);
-        let b = cache.insert(CachePlace::Node(a), BASE, &full(2), page(), 1);
-        let c = cache.insert(ROOT, BASE, &full(3), page(), 0);
+        let a = cache.insert(ROOT, SPACE, &full(1), page(), 1);
+        let b = cache.insert(CachePlace::Node(a), SPACE, &full(2), page(), 1);
+        let c = cache.insert(ROOT, SPACE, &full(3), page(), 0);
         let mut free = Vec::new();
-        assert_eq!(cache.used_pages(BASE, &[full(1), full(2), full(3)].concat()), 2);
+        assert_eq!(cache.used_pages(SPACE, &[full(1), full(2), full(3)].concat()), 2);
         assert_eq!(cache.release(CachePlace::Node(b), &mut free), 2);
         cache.touch(c);
         assert!(cache.evict().is_some() && cache.closest(CachePlace::Node(a), &full(2)).is_none());
@@ -296,7 +327,13 @@ mod tests {
         assert_eq!((cache.unused(), cache.children.len(), free.len()), (0, 1, 0));
         assert_eq!(cache.release(CachePlace::Node(a), &mut free), 1);
         assert_eq!((cache.unused(), cache.children.len(), free.len()), (0, 0, 1));
-        let d = cache.insert(CachePlace::Root(WeightsId(4)), WeightsId(4), &full(1), page(), 0);
+        let d = cache.insert(
+            CachePlace::Root(WeightsId(4).into()),
+            WeightsId(4).into(),
+            &full(1),
+            page(),
+            0,
+        );
         cache.keep_only(vec![WeightsId(4), BASE], &mut free);
         assert!(cache.keeps_only(&[WeightsId(4), BASE]) && !cache.keeps_only(&[BASE]));
         assert_eq!((cache.unused(), cache.page(d).len()), (1, 1));

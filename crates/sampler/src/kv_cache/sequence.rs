@@ -6,7 +6,7 @@ use hone_core::types::TokenId;
 
 use super::page::{PAGE, pages};
 use super::pool::PagePool;
-use super::prefix_cache::{CachePlace, WeightsId};
+use super::prefix_cache::{CachePlace, CacheSpace};
 use super::slab::Page;
 
 /// The keys and values that one token attends to.
@@ -25,7 +25,7 @@ pub(crate) struct KvView<'a> {
 /// [`Self::push`].
 #[derive(Debug)]
 pub struct SequencePages {
-    weights: WeightsId,
+    space: CacheSpace,
     /// The prompt, then the decoded tokens.
     ids: Vec<TokenId>,
     /// Positions whose keys and values are computed.
@@ -42,23 +42,24 @@ pub struct SequencePages {
 
 impl SequencePages {
     /// Promises the pages of a sequence that decodes up to `limit` tokens after a prompt, and takes what
-    /// the prefix cache holds. Returns `None` if too few pages are available.
+    /// the prefix cache holds in the space. Returns `None` if too few pages are available.
     pub fn new(
         pool: &mut PagePool,
-        weights: WeightsId,
+        space: impl Into<CacheSpace>,
         prompt: &[TokenId],
         limit: usize,
     ) -> Option<Self> {
+        let space = space.into();
         let promised = Self::worst_case_pages(prompt.len(), limit);
         let prefix = &prompt[..prompt.len().saturating_sub(1)];
-        if !pool.promise(weights, prefix, promised) {
+        if !pool.promise(space, prefix, promised) {
             return None;
         }
         let mut ids = Vec::with_capacity(prompt.len() + limit);
         ids.extend_from_slice(prompt);
         let pages = Vec::with_capacity(promised);
-        let last_cached = CachePlace::Root(weights);
-        let mut sequence = Self { weights, ids, len: 0, pages, cached: 0, last_cached, promised };
+        let last_cached = CachePlace::Root(space);
+        let mut sequence = Self { space, ids, len: 0, pages, cached: 0, last_cached, promised };
         sequence.take_cached(pool);
         Some(sequence)
     }
@@ -85,7 +86,7 @@ impl SequencePages {
         let page = self.len / PAGE;
         let end = |sequence: &Self| ((page + 1) * PAGE).min(sequence.len + sequence.remaining());
         let both = end(self).min(end(other));
-        self.weights == other.weights
+        self.space == other.space
             && page == other.len / PAGE
             && self.len.max(other.len) < both
             && self.ids[..both] == other.ids[..both]
@@ -194,7 +195,7 @@ impl SequencePages {
                     pool.give_back(own);
                     CachePlace::Node(found.node)
                 }
-                None => pool.cache_own(self.last_cached, self.weights, tokens, own),
+                None => pool.cache_own(self.last_cached, self.space, tokens, own),
             };
             self.cached += 1;
         }
@@ -210,7 +211,7 @@ impl SequencePages {
             && known < tokens.len()
             && let Some(page) = self.pages.get(self.cached)
         {
-            pool.cache_copy(self.last_cached, self.weights, tokens, page);
+            pool.cache_copy(self.last_cached, self.space, tokens, page);
         }
     }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use hone_core::types::PolicyVersion;
+use hone_engine::EngineError;
 use hone_store::StoreError;
 
 use crate::error::LearnError;
@@ -59,6 +60,15 @@ pub enum TrainError {
     /// The trainer failed; it restarts from its checkpoint.
     #[error(transparent)]
     Failed(Arc<TrainFailure>),
+}
+
+impl TrainError {
+    /// Whether the engine no longer takes requests because the process ends, which is no failure.
+    pub(super) fn is_end_of_engine(&self) -> bool {
+        use TrainFailure::Policy;
+        let Self::Failed(failure) = self else { return false };
+        matches!(&**failure, Policy(PolicyError::Engine(EngineError::ShuttingDown)))
+    }
 }
 
 impl<E: Into<TrainFailure>> From<E> for TrainError {

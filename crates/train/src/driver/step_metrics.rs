@@ -31,6 +31,8 @@ pub(super) fn collect(
     ] {
         metrics.extend(value.map(|v| (name.to_owned(), v)));
     }
+    let means = prepared.batch.mean_rewards();
+    metrics.extend(means.map(|(kind, mean)| (format!("reward_mean/{kind}"), mean)));
     // Replaces the learner's values, which leave out completions without an advantage.
     metrics.extend(completion_metrics(prepared.batch.lengths()));
     metrics.extend(advantages.part_metrics());
@@ -63,7 +65,6 @@ pub(super) fn export(
     }
     let metric = |name: &str| record.metrics.get(name).copied();
     for (name, gauge) in [
-        ("reward_mean", &train.reward_mean),
         ("reward_std", &train.reward_std),
         ("reward_batch_std", &train.reward_batch_std),
         ("zero_std_groups_ratio", &train.zero_std_groups),
@@ -102,6 +103,11 @@ pub(super) fn export(
             if let Some(value) = value {
                 vector.with_label_values(&[label]).set(value);
             }
+        }
+    }
+    for kind in ["graded", "rated"] {
+        if let Some(mean) = metric(&format!("reward_mean/{kind}")) {
+            train.reward_mean.with_label_values(&[kind]).set(mean);
         }
     }
     for (name, counter) in [("tokens", &train.tokens), ("replay/samples", &train.replayed)] {

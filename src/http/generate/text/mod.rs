@@ -14,22 +14,28 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use futures::{StreamExt, TryStreamExt};
 
-use hone_core::types::{ChatOptions, ClientEndpoint, Interaction, Message, Role, TokenId};
-use hone_engine::Codec;
+use hone_core::types::{
+    ChatOptions, ClientEndpoint, FinishReason, Interaction, Message, Role, TokenId,
+};
+use hone_engine::{Codec, GenerateRequest, Token};
 
 use self::head::TextHead;
-use self::request::{TextPrompt, TextRequest};
-use self::wire::{TextChoice, TextLogprobs};
+use self::request::TextPrompt;
+use self::wire::TextChoice;
 use super::admit::{WantedTokens, admit};
 use super::prompt::{PromptContext, TextSize, encode};
 use super::run::RequestRun;
-use super::types::{FinishedChoice, SamplingRequest};
+use super::types::{FinishedChoice, SamplingRequest, Usage};
 use super::{models, with_version};
 use crate::http::auth::Caller;
 use crate::http::body::JsonObject;
 use crate::http::error::ApiError;
 use crate::http::state::AppState;
+
+/// Prompts of one request that are scored at the same time.
+const SCORED_AT_ONCE: usize = 8;
 
 /// `POST /v1/completions`
 pub async fn create(
@@ -38,7 +44,7 @@ pub async fn create(
     JsonObject(body): JsonObject,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let request = request::read(&body, state.engine.info().vocab)?;
+    let mut request = request::read(&body, state.engine.info().vocab)?;
     models::check(&state, &request.model)?;
     let wanted = WantedTokens {
         params: &request.params,
@@ -48,17 +54,17 @@ pub async fn create(
         prompt_tokens: request.prompts.iter().map(TextPrompt::estimated_tokens).sum(),
     };
     let permit = admit(&state, &caller, &wanted)?;
-    let TextRequest { model, prompts, params, stop, metadata, user, store, .. } = request;
+    let prompts = std::mem::take(&mut request.prompts);
     let context = PromptContext {
-        model,
+        model: request.model.clone(),
         endpoint: ClientEndpoint::Completions,
-        metadata,
-        params,
-        stop,
+        metadata: std::mem::take(&mut request.metadata),
+        params: request.params.clone(),
+        stop: std::mem::take(&mut request.stop),
         chat: ChatOptions::default(),
         caller,
-        user: user.clone(),
-        store,
+        user: request.user.clone(),
+        store: request.store,
         grammar: None,
     };
     let mut interactions = Vec::with_capacity(prompts.len());
@@ -66,14 +72,24 @@ pub async fn create(
         let (text, ids) = tokenize(&state, prompt, request.add_special_tokens).await?;
         interactions.push(Arc::new(interaction(&state, &context, text, ids)?));
     }
-    let head = TextHead::new(interactions.clone(), request.choices, request.echo);
+    let echoes_logprobs = request.echo && request.logprobs.is_some();
+    let mut scored = Vec::new();
+    if echoes_logprobs || request.prompt_logprobs.is_some() {
+        let most = request.logprobs.max(request.prompt_logprobs).unwrap_or(0);
+        scored = score(&state, &interactions, request.user.as_deref(), most).await?;
+    }
+    let head = TextHead::new(interactions.clone(), &request, scored);
+    if request.scores_only {
+        return Ok(scores(&state, &head, &interactions));
+    }
     let run = SamplingRequest {
         prompts: interactions,
         choices: request.choices,
         logprobs: request.logprobs,
         grammar: None,
         token_ids: false,
-        user,
+        reports_stop: echoes_logprobs,
+        user: request.user.clone(),
         stored: context.is_kept(&state),
     };
     let mut run = RequestRun::new(state, &run, arrived).with_permit(permit);
@@ -85,6 +101,46 @@ pub async fn create(
     let choices = choices.into_iter().map(|choice| whole(&run, &head, choice)).collect();
     let completion = head.completion(run.version(), choices, Some(Some(run.usage())));
     Ok(with_version(Json(completion).into_response(), Some(run.version())))
+}
+
+/// The tokens of each prompt after the first, with their log-probabilities and `most` alternatives. The engine
+/// computes them as it decodes, one after the other, because no engine returns the logits of a prefill.
+async fn score(
+    state: &AppState,
+    prompts: &[Arc<Interaction>],
+    user: Option<&str>,
+    most: u8,
+) -> Result<Vec<Vec<Token>>, ApiError> {
+    let scores = prompts.to_vec().into_iter().map(|prompt: Arc<Interaction>| async move {
+        if prompt.prompt_ids.len() < 2 {
+            return Ok(Vec::new());
+        }
+        let id = prompt.id.to_string();
+        let version = state.policies.assign(prompt.session().or(user).unwrap_or(&id));
+        let owner = prompt.api_key().map(Arc::from);
+        let request = GenerateRequest::score(&prompt.prompt_ids, most);
+        let request = GenerateRequest { owner, version, ..request };
+        Ok(state.engine.generate(request).await?.collect().await?.tokens)
+    });
+    futures::stream::iter(scores).buffered(SCORED_AT_ONCE).try_collect().await
+}
+
+/// The response to a request that samples nothing.
+fn scores(state: &AppState, head: &TextHead, prompts: &[Arc<Interaction>]) -> Response {
+    let codec = state.engine.codec();
+    let choice = |index: u32| TextChoice {
+        index,
+        text: head.echoed(index).unwrap_or_default().to_owned(),
+        logprobs: head.logprobs(codec, index, (true, &[]), &mut 0),
+        prompt_logprobs: head.prompt_logprobs(codec, index),
+        finish_reason: Some(FinishReason::Length.as_str()),
+        completion_id: None,
+    };
+    let choices = (0..u32::try_from(head.choices()).unwrap_or(u32::MAX)).map(choice).collect();
+    let usage = Usage::new(prompts.iter().map(|prompt| prompt.prompt_ids.len()).sum(), 0);
+    let version = state.engine.active_version();
+    let completion = head.completion(version, choices, Some(Some(usage)));
+    with_version(Json(completion).into_response(), Some(version))
 }
 
 /// A prompt's text and tokens.
@@ -131,7 +187,8 @@ fn whole(run: &RequestRun, head: &TextHead, choice: FinishedChoice) -> TextChoic
     TextChoice {
         index,
         text: head.echoed(index).unwrap_or_default().to_owned() + text.as_str(),
-        logprobs: run.wants_logprobs().then(|| TextLogprobs::new(codec, &tokens, &mut 0)),
+        logprobs: head.logprobs(codec, index, (true, &tokens), &mut 0),
+        prompt_logprobs: head.prompt_logprobs(codec, index),
         finish_reason: Some(finish.as_str()),
         completion_id: head.own_id(index),
     }

@@ -1,5 +1,6 @@
 //! Validates a request for text completions, field by field.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
@@ -24,8 +25,9 @@ pub(in crate::http) const FIELDS: FieldTable = &[
         Field::json("prompt", prompt_schema, "What is continued.").required(),
         Field::flag("add_special_tokens", "Whether the tokenizer frames a text; default true."),
         Field::integer("best_of", 1, MAX_CHOICES, "Only the value of `n`."),
-        Field::flag("echo", "Whether each text begins with its prompt; not with `logprobs`."),
+        Field::flag("echo", "Whether each text, with its `logprobs`, begins with its prompt."),
         Field::integer("logprobs", 0, MAX_TOP_LOGPROBS, "Number of alternatives for each token."),
+        Field::integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS, "As `logprobs`, for the prompt."),
         Field::refused("suffix"),
     ],
     SAMPLING,
@@ -76,6 +78,10 @@ pub(super) struct TextRequest {
     pub(super) logprobs: Option<u8>,
     /// Whether each text begins with its prompt.
     pub(super) echo: bool,
+    /// Number of alternatives per token of the prompt; `None` if its log-probabilities are not requested.
+    pub(super) prompt_logprobs: Option<u8>,
+    /// Whether nothing is sampled (`max_tokens: 0`), because the prompt's log-probabilities are all that is wanted.
+    pub(super) scores_only: bool,
     pub(super) metadata: BTreeMap<String, String>,
     pub(super) user: Option<String>,
     pub(super) store: Option<bool>,
@@ -85,7 +91,17 @@ pub(super) struct TextRequest {
 
 /// Validates a body. `vocab` bounds the token ids.
 pub(super) fn read(body: &Map<String, Value>, vocab: usize) -> Result<TextRequest, ApiError> {
-    let fields = Fields::of(body, FIELDS)?;
+    // Without a token only a prompt's log-probabilities can be wanted, of a whole response.
+    let is_set =
+        |name| body.get(name).is_some_and(|value| *value != Value::Null && *value != false);
+    let scores_only = body.get("max_tokens") == Some(&json!(0))
+        && (is_set("echo") || is_set("prompt_logprobs"))
+        && !is_set("stream");
+    let mut body = Cow::Borrowed(body);
+    if scores_only {
+        body.to_mut().insert("max_tokens".to_owned(), json!(1));
+    }
+    let fields = Fields::of(&body, FIELDS)?;
     let model = fields.text("model")?.ok_or_else(|| fields.missing("model", "a model's name"))?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let n = fields.whole("n").unwrap_or(1);
@@ -96,13 +112,7 @@ pub(super) fn read(body: &Map<String, Value>, vocab: usize) -> Result<TextReques
             format!("best_of is {best_of}: only n choices are sampled, so it must be {n}");
         return Err(ApiError::unsupported("best_of", message));
     }
-    let logprobs = fields.whole("logprobs");
-    let echo = fields.boolean("echo")?.unwrap_or(false);
-    if echo && logprobs.is_some() {
-        let message =
-            "echo is true with logprobs: the log-probabilities of prompts are not computed";
-        return Err(ApiError::unsupported("echo", message));
-    }
+    let top = |name| fields.whole(name).map(|top| u8::try_from(top).unwrap_or(u8::MAX));
     let prompts = prompts(&fields, vocab)?;
     let choices = to_u32(Some(n)).unwrap_or(1);
     let most = MAX_ALL_CHOICES / choices as usize;
@@ -120,8 +130,10 @@ pub(super) fn read(body: &Map<String, Value>, vocab: usize) -> Result<TextReques
         params: params(&fields, DEFAULT_MAX_TOKENS, vocab)?,
         stop: stop(&fields)?,
         choices,
-        logprobs: logprobs.map(|top| u8::try_from(top).unwrap_or(u8::MAX)),
-        echo,
+        logprobs: top("logprobs"),
+        echo: fields.boolean("echo")?.unwrap_or(false),
+        prompt_logprobs: top("prompt_logprobs"),
+        scores_only,
         metadata: metadata(&fields)?,
         user: fields.text("user")?.map(str::to_owned),
         store: fields.boolean("store")?,

@@ -8,7 +8,7 @@ use hone_core::types::PolicyVersion;
 use hone_engine::Token;
 
 use super::head::TextHead;
-use super::wire::{TextChoice, TextLogprobs};
+use super::wire::TextChoice;
 use crate::http::error::ApiError;
 use crate::http::generate::run::RequestRun;
 use crate::http::generate::sse;
@@ -53,16 +53,30 @@ impl RunEvents for TextEvents {
         let mut choices = Vec::new();
         let part = |text, logprobs, finish_reason| {
             let completion_id = self.head.own_id(index);
-            TextChoice { index, text, logprobs, finish_reason, completion_id }
+            TextChoice {
+                index,
+                text,
+                logprobs,
+                prompt_logprobs: None,
+                finish_reason,
+                completion_id,
+            }
         };
-        if started && let Some(prompt) = self.head.echoed(index) {
-            choices.push(part(prompt.to_owned(), None, None));
+        let codec = self.run.state.engine.codec();
+        let mut elsewhere = 0;
+        let offset = self.offsets.get_mut(index as usize).unwrap_or(&mut elsewhere);
+        if started {
+            let prompt_logprobs = self.head.prompt_logprobs(codec, index);
+            let echoed = self.head.echoed(index);
+            if echoed.is_some() || prompt_logprobs.is_some() {
+                let logprobs =
+                    echoed.and_then(|_| self.head.logprobs(codec, index, (true, &[]), offset));
+                let prompt = part(echoed.unwrap_or_default().to_owned(), logprobs, None);
+                choices.push(TextChoice { prompt_logprobs, ..prompt });
+            }
         }
         if !text.is_empty() || !tokens.is_empty() {
-            let offset = self.offsets.get_mut(index as usize);
-            let logprobs = offset
-                .filter(|_| self.run.wants_logprobs())
-                .map(|offset| TextLogprobs::new(self.run.state.engine.codec(), &tokens, offset));
+            let logprobs = self.head.logprobs(codec, index, (false, &tokens), offset);
             choices.push(part(text, logprobs, None));
         }
         if let Some(finish) = finish {

@@ -33,6 +33,9 @@ pub(super) struct TextChoice {
     pub(super) index: u32,
     pub(super) text: String,
     pub(super) logprobs: Option<TextLogprobs>,
+    /// vLLM's form of the prompt's log-probabilities, by token id; only if the request wants it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_logprobs: Option<Vec<Option<BTreeMap<TokenId, PromptLogprob>>>>,
     #[schemars(extend("enum" = ["stop", "length", null]))]
     pub(super) finish_reason: Option<&'static str>,
     /// Only if the request has several prompts: the id of this prompt's completion, for feedback.
@@ -40,38 +43,89 @@ pub(super) struct TextChoice {
     pub(super) completion_id: Option<String>,
 }
 
-/// Natural-log probabilities of the sampled tokens. The stop token is left out, as in the text.
+/// A token at a place of a prompt.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct PromptLogprob {
+    logprob: f32,
+    /// 1 for the most probable token; null if it is none of the alternatives.
+    rank: Option<usize>,
+    decoded_token: String,
+}
+
+/// The tokens of a prompt, after the first, which has no log-probability, with `most` alternatives each.
+pub(super) fn prompt_logprobs(
+    codec: &Codec,
+    scored: &[Token],
+    most: usize,
+) -> Vec<Option<BTreeMap<TokenId, PromptLogprob>>> {
+    let own = |token: &Token| {
+        let entry = |id: TokenId, logprob: f32, rank: Option<usize>| {
+            let logprob = shown_logprob(logprob);
+            (id, PromptLogprob { logprob, rank, decoded_token: shown(codec, id) })
+        };
+        let ranked = token.top.iter().take(most).zip(1..);
+        let rank = token.top.iter().position(|(id, _)| *id == token.id).map(|place| place + 1);
+        let mut entries: BTreeMap<_, _> =
+            ranked.map(|((id, logprob), rank)| entry(*id, *logprob, Some(rank))).collect();
+        entries.extend([entry(token.id, token.logprob, rank)]);
+        entries
+    };
+    [None].into_iter().chain(scored.iter().map(|token| Some(own(token)))).collect()
+}
+
+/// Natural-log probabilities of the tokens of a choice: those of its prompt, if it is echoed, and the sampled ones.
+/// The stop token is left out, as in the text, unless the prompt is echoed, because clients that echo a prompt drop
+/// the last token.
 #[derive(Default, Serialize, JsonSchema)]
 pub(super) struct TextLogprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
+    /// Null for the first token of a prompt.
+    token_logprobs: Vec<Option<f32>>,
     /// The most probable tokens, and the sampled one.
-    top_logprobs: Vec<BTreeMap<String, f32>>,
+    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
     /// Where each token begins in the choice's text, in characters.
     text_offset: Vec<usize>,
 }
 
 impl TextLogprobs {
-    /// `offset` is the place of the first token in the choice's text; the place after the last token
-    /// replaces it.
-    pub(super) fn new(codec: &Codec, tokens: &[Token], offset: &mut usize) -> Self {
+    /// Adds the first token of a prompt. `offset` is its place in the choice's text; the place after it replaces
+    /// that.
+    pub(super) fn first(codec: &Codec, id: TokenId, offset: &mut usize) -> Self {
         let mut all = Self::default();
+        all.place(codec, id, offset);
+        all.token_logprobs.push(None);
+        all.top_logprobs.push(None);
+        all
+    }
+
+    fn place(&mut self, codec: &Codec, id: TokenId, offset: &mut usize) {
+        self.tokens.push(shown(codec, id));
+        self.text_offset.push(*offset);
+        let begins = |byte: &&u8| (**byte & 0xC0) != 0x80;
+        *offset += codec.token_bytes(id).iter().filter(begins).count();
+    }
+
+    /// Adds tokens with at most `most` alternatives each, as [`Self::first`].
+    pub(super) fn with(
+        mut self,
+        codec: &Codec,
+        tokens: &[Token],
+        most: usize,
+        offset: &mut usize,
+    ) -> Self {
         for token in tokens {
-            let text = shown(codec, token.id);
+            self.place(codec, token.id, offset);
             let mut top: BTreeMap<String, f32> = token
                 .top
                 .iter()
+                .take(most)
                 .map(|(id, logprob)| (shown(codec, *id), shown_logprob(*logprob)))
                 .collect();
-            top.insert(text.clone(), shown_logprob(token.logprob));
-            all.tokens.push(text);
-            all.token_logprobs.push(shown_logprob(token.logprob));
-            all.top_logprobs.push(top);
-            all.text_offset.push(*offset);
-            let begins = |byte: &&u8| (**byte & 0xC0) != 0x80;
-            *offset += codec.token_bytes(token.id).iter().filter(begins).count();
+            top.insert(shown(codec, token.id), shown_logprob(token.logprob));
+            self.token_logprobs.push(Some(shown_logprob(token.logprob)));
+            self.top_logprobs.push(Some(top));
         }
-        all
+        self
     }
 }
 

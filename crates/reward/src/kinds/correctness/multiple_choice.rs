@@ -1,5 +1,6 @@
 //! `multiple_choice`: compares the letter that the completion chooses with the reference's.
 
+use crate::kinds::answer::after_thoughts;
 use crate::kinds::prelude::*;
 use crate::math::{boxed, tidy};
 
@@ -26,7 +27,8 @@ impl Kind for MultipleChoice {
     }
 
     fn find_answer(&self, text: &str, finder: &AnswerFinder) -> Option<String> {
-        letter(finder.extracted(text).unwrap_or(text), self.choices).map(String::from)
+        letter(finder.extracted(text).unwrap_or_else(|| after_thoughts(text)), self.choices)
+            .map(String::from)
     }
 
     fn check(&self) -> Checked {
@@ -37,7 +39,8 @@ impl Kind for MultipleChoice {
         let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
         per_sample(move |input| {
             let wanted = letter(input.metadata.get(&p.reference)?, p.choices)?;
-            let answer = finder.extracted(&input.text).unwrap_or(&input.text);
+            let answer = finder.extracted(&input.text);
+            let answer = answer.unwrap_or_else(|| after_thoughts(&input.text));
             Some(indicator(letter(answer, p.choices) == Some(wanted)))
         })
     }
@@ -57,12 +60,13 @@ fn letter(text: &str, choices: u8) -> Option<char> {
         let inside = tidy(inside);
         return label(&inside, choices).and_then(|found| alone(found, &inside, choices));
     }
-    let found = announced(text, choices)
+    let announced = announced(text, choices);
+    let found = announced
         .or_else(|| label(text, choices))
         .or_else(|| bracketed(text, choices))
         .or_else(|| mentions(text, choices).last().copied())?;
     // A letter before an announced one was given up.
-    let from = if announced(text, choices).is_some() { found.0 } else { 0 };
+    let from = announced.map_or(0, |(at, _)| at);
     alone(found, &text[from..], choices)
 }
 
@@ -74,27 +78,78 @@ fn alone((_, letter): Found, text: &str, choices: u8) -> Option<char> {
     mentions(text, choices).iter().all(|(_, other)| *other == letter).then_some(letter)
 }
 
-/// The capitals that stand alone and end a clause, or belong to a list of letters; without those after a negation.
+/// The capitals that stand alone as a choice: in brackets, or where a clause or a word of [`INTRODUCED`] leads to
+/// them and a clause or a list of letters goes on after them. Without those that are negated.
 fn mentions(text: &str, choices: u8) -> Vec<Found> {
     let is_part = |c: char| c.is_alphanumeric() || matches!(c, '\'' | '’');
-    let places = text.char_indices().filter(|(_, c)| c.is_ascii_uppercase());
-    let found = places.filter_map(|(at, c)| {
+    let mut found: Vec<Found> = Vec::new();
+    for (at, c) in text.bytes().enumerate().filter(|(_, c)| c.is_ascii_uppercase()) {
         let (before, after) = (&text[..at], &text[at + 1..]);
         if before.ends_with(is_part) || after.starts_with(is_part) {
-            return None;
+            continue;
         }
-        let bracketed = before.ends_with('(') && after.starts_with(')');
+        let is_bracketed = before.ends_with('(') && after.starts_with(')');
         let after = after.trim_start_matches(['*', '_', '"', '`', ']', '$', ')']);
-        let listed =
-            ["or ", "and ", "/", "&"].iter().any(|word| after.trim_start().starts_with(word));
-        let ends = after.is_empty() || after.starts_with(['.', ',', ';', ':', '!', '?', '\n']);
-        let before = before.trim_end_matches(is_wrapping).to_lowercase();
-        let negated = ["not", "n't", "nor", "than", "instead of", "except"];
-        let counts =
-            (bracketed || listed || ends) && !negated.iter().any(|word| before.ends_with(word));
-        counts.then(|| among(c, choices)).flatten().map(|letter| (at, letter))
-    });
-    found.collect()
+        let goes_on = after.is_empty()
+            || after.starts_with(['.', ',', ';', ':', '!', '?', '\n'])
+            || starts_with_any(after.trim_start(), &["or ", "and ", "/", "&"]);
+        let is_refused =
+            starts_with_any(after, &[" is wrong", " is incorrect", " is not", " isn't"]);
+        let before = before.trim_end_matches(is_wrapping);
+        let word = before.rsplit(|c: char| !is_part(c)).next().unwrap_or_default().to_lowercase();
+        let is_introduced = match word.as_str() {
+            "" => !before.ends_with(['+', '-', '=']),
+            // The letter before it is a choice too.
+            "or" | "and" => found.last().is_some_and(|(place, _)| before.len() < place + 8),
+            word => INTRODUCED.contains(&word) || text[before.len()..at].contains(['\n', ':']),
+        };
+        if (is_bracketed && !NEGATIONS.contains(&word.as_str()) || goes_on && is_introduced)
+            && !is_refused
+            && let Some(letter) = among(char::from(c), choices)
+        {
+            found.push((at, letter));
+        }
+    }
+    found
+}
+
+/// Words before a letter that is chosen.
+const INTRODUCED: [&str; 29] = [
+    "is",
+    "be",
+    "it's",
+    "that's",
+    "was",
+    "so",
+    "but",
+    "either",
+    "maybe",
+    "perhaps",
+    "probably",
+    "likely",
+    "actually",
+    "then",
+    "thus",
+    "hence",
+    "therefore",
+    "choose",
+    "chose",
+    "pick",
+    "picked",
+    "select",
+    "take",
+    "say",
+    "answer",
+    "choice",
+    "with",
+    "guess",
+    "think",
+];
+/// Words before a letter that is not chosen.
+const NEGATIONS: [&str; 5] = ["not", "nor", "than", "except", "isn't"];
+
+fn starts_with_any(text: &str, beginnings: &[&str]) -> bool {
+    beginnings.iter().any(|beginning| text.starts_with(beginning))
 }
 
 fn among(c: char, choices: u8) -> Option<char> {
@@ -141,9 +196,15 @@ fn standalone(rest: &str, explicit: bool, choices: u8) -> Option<char> {
     }
     let ends = next.is_none_or(|c| matches!(c, ')' | ']' | '.' | ',' | '*' | '\n' | '`' | '"'));
     let word_follows = after.trim_start_matches(' ').starts_with(char::is_alphanumeric);
+    // `a, b` are two.
+    let is_listed = after.strip_prefix(',').is_some_and(|rest| {
+        let mut rest = rest.trim_start().chars();
+        rest.next().is_some_and(char::is_alphabetic)
+            && !rest.next().is_some_and(char::is_alphanumeric)
+    });
     let chosen = match letter.is_ascii_uppercase() {
         true => explicit || !word_follows,
-        false => explicit && ends,
+        false => explicit && ends && !is_listed,
     };
     if chosen { among(letter, choices) } else { None }
 }
@@ -217,6 +278,13 @@ mod tests {
             ("B is wrong, so C", Some('C')),
             ("Not A. The answer is C, not B.", Some('C')),
             ("Vitamin C is good", None),
+            ("B. Vitamin C", Some('B')),
+            ("(D) Hepatitis B", Some('D')),
+            ("Answer: a, b", None),
+            ("Answer: a, because it barks", Some('A')),
+            ("(B), because (A) is wrong", Some('B')),
+            ("I pick A, not B or C", Some('A')),
+            ("either A or B", None),
         ] {
             assert_eq!(letter(text, 10), found, "{text}");
         }
@@ -229,6 +297,7 @@ mod tests {
             score(&MultipleChoice::default(), &with_answer(text, wanted))
         };
         assert_eq!(tagged("<answer>(B)</answer> not C", Some("B. Paris")), Some(1.0));
+        assert_eq!(tagged("<think>A or (C)?</think> B", Some("B. Vitamin C")), Some(1.0));
         assert_eq!(tagged("the answer is C", Some("b")), Some(0.0));
         assert_eq!(tagged("no idea", Some("B")), Some(0.0));
         assert_eq!((tagged("B", Some("Paris")), tagged("B", None)), (None, None));

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 
+use hone_core::text::inexact_number;
+
 use super::json_valid::json_text;
 use crate::ScoreInput;
 use crate::kinds::prelude::*;
@@ -105,6 +107,9 @@ impl SchemaSource {
 /// Compiles a schema. Patterns are matched in linear time, therefore look-around and back references
 /// are refused; references to other documents are not followed.
 fn compile(schema: &Value) -> Result<Validator, String> {
+    if let Some(number) = inexact_number(schema) {
+        return Err(format!("the number {number:e} has more than 64 bits"));
+    }
     jsonschema::options()
         .with_pattern_options(PatternOptions::regex().size_limit(1 << 20))
         .build(schema)
@@ -130,7 +135,13 @@ mod tests {
             assert_eq!(fixed(&sample), Some(value), "{text}");
             assert_eq!(referred(&sample), Some(value), "{text}");
         }
-        for unsound in ["", "{", "{\"type\": 5}", "{\"$ref\": \"http://example.com/schema\"}"] {
+        for unsound in [
+            "",
+            "{",
+            "{\"const\": 18446744073709551617}",
+            "{\"type\": 5}",
+            "{\"$ref\": \"http://example.com/schema\"}",
+        ] {
             assert_eq!(referred(&sample("3", &[("schema", unsound)])), None, "{unsound}");
         }
         assert_eq!(referred(&sample("3", &[])), None);

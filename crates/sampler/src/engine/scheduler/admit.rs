@@ -13,7 +13,7 @@ use super::sequence::EngineSequence;
 use crate::engine::policy::PolicyWeights;
 use crate::engine::shared::{QueuedRequest, RunningRequest};
 use crate::error::Result;
-use crate::kv_cache::SequencePages;
+use crate::kv_cache::{CacheSpace, SequencePages};
 
 impl BatchScheduler {
     /// Admits requests, live ones first and their owners in turn, until a request does not fit. A
@@ -57,7 +57,9 @@ impl BatchScheduler {
         }
         let (ids, limit) = (&queued.request.prompt_ids, queued.limit as usize);
         self.decoder.reserve_positions(ids.len() + limit)?;
-        let Some(pages) = SequencePages::new(&mut self.pool, policy.id, ids, limit) else {
+        let owner = queued.request.owner.as_deref().filter(|_| !self.shared.config.share_prefixes);
+        let space = CacheSpace::of(policy.id, owner);
+        let Some(pages) = SequencePages::new(&mut self.pool, space, ids, limit) else {
             return Ok(Some(queued));
         };
         let cached = ids.len() - 1 - pages.remaining();

@@ -91,6 +91,7 @@ fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
         owner: None,
         version: None,
         grammar: None,
+        scored: Vec::new(),
     }
 }
 

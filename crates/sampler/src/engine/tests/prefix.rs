@@ -158,3 +158,15 @@ async fn results_are_the_same_while_pages_are_evicted() {
         assert!(prompt_tokens(&engine).1 > 0);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_learn_nothing_of_each_others_prompts() {
+    for (share_prefixes, cached) in [(false, 39), (true, 2 * 39)] {
+        let engine = start(SamplerConfig { share_prefixes, ..small() });
+        for name in ["a", "b", "a"] {
+            let request = request(&prompt(40, 1), 1, 4);
+            answer(&engine, &GenerateRequest { owner: Some(Arc::from(name)), ..request }).await;
+        }
+        assert_eq!(prompt_tokens(&engine), (3 * 40 - cached, cached));
+    }
+}

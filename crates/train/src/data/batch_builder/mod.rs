@@ -156,6 +156,20 @@ impl TrainBatch {
         self.members().map(|(_, m)| (m.sample.ids.len(), m.sample.finish == FinishReason::Length))
     }
 
+    /// The mean weighted reward of the members of graded groups and of groups that have ratings only.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    pub(crate) fn mean_rewards(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        [("graded", false), ("rated", true)].into_iter().filter_map(|(kind, is_rated)| {
+            let members =
+                self.members().filter(|(g, m)| g.is_rated == is_rated && !m.parts.is_empty());
+            let rewards: Vec<f64> = members
+                .map(|(g, m)| g.weights.iter().filter_map(|(p, w)| Some(w * m.parts.get(p)?)).sum())
+                .collect();
+            (!rewards.is_empty())
+                .then(|| (kind, rewards.iter().sum::<f64>() / rewards.len() as f64))
+        })
+    }
+
     /// Arrival times of the feedback in this batch.
     pub(crate) fn feedback_times(&self) -> impl Iterator<Item = UnixMillis> {
         let ratings = self.members().flat_map(|(_, m)| m.feedback.values());

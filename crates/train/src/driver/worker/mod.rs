@@ -131,6 +131,10 @@ fn supervise(
         }));
         let error = match outcome {
             Ok(Ok(())) => return,
+            Ok(Err(error)) if error.is_end_of_engine() => {
+                tracing::info!("the trainer ends with the engine");
+                return;
+            }
             Ok(Err(error)) => error,
             Err(panic) => TrainFailure::from_panic(&*panic).into(),
         };

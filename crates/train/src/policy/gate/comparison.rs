@@ -198,6 +198,7 @@ impl Examiner {
             owner: None,
             version: None,
             grammar,
+            scored: Vec::new(),
         })
     }
 }
