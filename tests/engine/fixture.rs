@@ -108,6 +108,7 @@ impl Fixture {
             owner: None,
             version: None,
             grammar: None,
+            scored: Vec::new(),
         }
     }
 

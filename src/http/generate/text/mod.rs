@@ -111,7 +111,7 @@ async fn score(
     user: Option<&str>,
     most: u8,
 ) -> Result<Vec<Vec<Token>>, ApiError> {
-    let scores = prompts.to_vec().into_iter().map(|prompt: Arc<Interaction>| async move {
+    let scores = prompts.iter().cloned().map(|prompt: Arc<Interaction>| async move {
         if prompt.prompt_ids.len() < 2 {
             return Ok(Vec::new());
         }
