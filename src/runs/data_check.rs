@@ -8,8 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 
+use hone_core::text::shortened;
+use hone_core::types::Role;
 use hone_dataset::{Curriculum, Dataset, Prompt};
 use hone_engine::Codec;
+use hone_reward::routes::{RewardConfig, RouteConfig};
 use hone_reward::{MissingPart, PartCoverage, Route, Routes};
 use hone_rollout::{RolloutError, RolloutProgress};
 
@@ -21,6 +24,9 @@ const UNSCORED_STEPS: usize = 2;
 const MIN_UNSCORED: usize = 4;
 /// Duration for which a service may fail at the start of a run.
 const SERVICE_GRACE: Duration = Duration::from_secs(60);
+
+/// Length to which a worked example is shortened in a warning.
+const SHOWN: usize = 60;
 
 /// The prompts of one stage, and the route that scores them.
 struct StagePrompts<'a> {
@@ -142,7 +148,7 @@ impl StageCoverage {
         let (_, text) = first_unearned.as_ref()?;
         Some(format!(
             "{part} ({kind}) of route `{}` gives 0 to the references of {unearned} of {} prompts as completions; \
-             {}: {text:?}; change `extract` of the part, or the references",
+             {}: {text:?}; change the part's parameters, such as `extract`, or the references",
             self.route, self.prompts, self.unearned_place
         ))
     }
@@ -182,6 +188,29 @@ async fn coverage(stage: &StagePrompts<'_>) -> Vec<StageCoverage> {
         }
     });
     described.collect()
+}
+
+/// Warnings about the worked examples before a stage's prompts in which a part finds no answer: completions that
+/// follow them would earn nothing.
+fn unanswered_examples(config: &Config, stage: &StagePrompts<'_>) -> Vec<String> {
+    let examples = config.dataset.few_shot.len() + config.dataset.few_shot_rows;
+    let messages = stage.prompts.first().map_or(&[][..], |prompt| &prompt.messages);
+    let answers = messages.iter().filter(|message| message.role == Role::Assistant);
+    let answers: Vec<&str> =
+        answers.take(examples).map(|message| message.content.as_str()).collect();
+    let name = &stage.route.name;
+    let route = config.routes.0.iter().find(|route| route.name == *name);
+    let parts = route.map(RouteConfig::parts).unwrap_or_default();
+    let warning = |part: &RewardConfig| {
+        let text = answers.iter().find(|text| part.kind.answer(text) == Some(None))?;
+        let text = shortened(text, SHOWN);
+        let part = &part.name;
+        Some(format!(
+            "{part} of route `{name}` finds no answer in the worked example {text:?}; change `extract` of the part, \
+             or the example"
+        ))
+    };
+    parts.iter().filter_map(warning).collect()
 }
 
 /// The lines of `hone validate` about a dataset. `codec` is the model's tokenizer and context length.
@@ -229,6 +258,9 @@ pub async fn describe(
             if let Some(warning) = part.warning() {
                 text += &format!("warning   {warning}\n");
             }
+        }
+        for warning in unanswered_examples(config, stage) {
+            text += &format!("warning   {warning}\n");
         }
     }
     Ok(text)

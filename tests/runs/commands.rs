@@ -349,12 +349,13 @@ fn rows_in_trls_form_are_tested_without_a_configuration() {
         let of = |part: &str| -> Vec<f64> {
             samples.iter().map(|s| s["parts"][part].as_f64().unwrap()).collect()
         };
-        assert_eq!(of("correct"), [1.0, 0.0, 0.0]);
+        // Without tags the whole completion is the answer.
+        assert_eq!(of("correct"), [1.0, 1.0, 0.0]);
         assert_eq!(of("format"), [1.0, 0.0, 1.0]);
         assert_eq!(samples[0]["prompt"], "2 + 3 = ?");
         assert_eq!(samples[2]["completion"], good);
         assert_eq!(samples[0]["extracted"]["correct"], "5");
-        assert!(samples[1]["extracted"]["correct"].is_null(), "the second has no tags");
+        assert_eq!(samples[1]["extracted"]["correct"], "5");
         let table = text(&run(&[&file]).stdout);
         assert!(table.lines().next().unwrap().contains("found"), "{table}");
     }

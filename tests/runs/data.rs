@@ -75,6 +75,24 @@ fn validation_reports_the_dataset() {
 }
 
 #[test]
+fn validation_grades_references_and_worked_examples() {
+    let examples = "few_shot = [{ user = '1 + 1?', assistant = 'It is 2.' }]\n";
+    let strict = "{ name = 'correct', kind = 'numeric_match', extract = 'Answer: (.*)' }";
+    let run = RunDir::new(RAW, &format!("{COLUMNS}{examples}"), strict);
+    let (code, text) = run.hone(&["validate", "hone.toml"]);
+    let warnings: Vec<&str> = text.lines().filter(|line| line.starts_with("warning")).collect();
+    assert_snapshot!(format!("{code}\n{}", warnings.join("\n")), @r#"
+    0
+    warning   correct (numeric_match) of route `default` gives 0 to the references of 2 of 2 prompts as completions; line 1: "12"; change the part's parameters, such as `extract`, or the references
+    warning   correct of route `default` finds no answer in the worked example "It is 2."; change `extract` of the part, or the example
+    "#);
+    // By default a text without tags is the answer.
+    let run = RunDir::new(RAW, &format!("{COLUMNS}{examples}"), CORRECT);
+    let (code, text) = run.hone(&["validate", "hone.toml"]);
+    assert_eq!((code, text.contains("warning")), (0, false), "{text}");
+}
+
+#[test]
 fn a_missing_dataset_is_one_error() {
     let run = RunDir::new(RAW, COLUMNS, CORRECT);
     std::fs::remove_file(run.path().join("raw.jsonl")).unwrap();

@@ -65,13 +65,12 @@ impl GenerateRequest {
         }
     }
 
-    /// A request for the log-probabilities of a text's tokens after the first, at a temperature of 1. The text must
-    /// have at least two tokens.
-    pub fn score(ids: &[TokenId], top_logprobs: u8) -> Self {
-        let (first, scored) = ids.split_at(ids.len().min(1));
+    /// A request for the log-probabilities of tokens after others, at a temperature of 1. Of `scored` only the last may
+    /// be a stop token, because mistral.rs computes nothing after one.
+    pub fn score(ids: &[TokenId], scored: &[TokenId], top_logprobs: u8) -> Self {
         let max_tokens = u32::try_from(scored.len()).unwrap_or(u32::MAX);
         let params = SamplingParams { temperature: 0.0, max_tokens, ..SamplingParams::default() };
-        let request = Self::new(first.to_vec(), params, Priority::Live);
+        let request = Self::new(ids.to_vec(), params, Priority::Live);
         Self { top_logprobs, scored: scored.to_vec(), ..request }
     }
 

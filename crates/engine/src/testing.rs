@@ -387,17 +387,9 @@ mod tests {
     }
 
     fn probe(prompt_ids: &[TokenId]) -> GenerateRequest {
-        GenerateRequest {
-            prompt_ids: prompt_ids.to_vec(),
-            params: SamplingParams::default(),
-            stop: Vec::new(),
-            top_logprobs: 2,
-            priority: Priority::Live,
-            owner: None,
-            version: None,
-            grammar: None,
-            scored: Vec::new(),
-        }
+        let params = SamplingParams::default();
+        let request = GenerateRequest::new(prompt_ids.to_vec(), params, Priority::Live);
+        GenerateRequest { top_logprobs: 2, ..request }
     }
 
     #[tokio::test]

@@ -124,9 +124,11 @@ impl ToolShape {
 
 fn tool(function: &Fields<'_>) -> Result<Tool, ApiError> {
     // The model would see other digits than the client sent.
-    function.read("parameters", "an object whose numbers have at most 64 bits", |value| {
-        inexact_number(value).is_none().then_some(())
-    })?;
+    if let Some(number) = function.get("parameters").and_then(inexact_number) {
+        let path = function.path("parameters");
+        let message = format!("{path} has the number {number:e}: numbers may have at most 64 bits");
+        return Err(ApiError::field(&path, message));
+    }
     Ok(Tool {
         name: name(function)?.to_owned(),
         description: function.text("description")?.map(str::to_owned),

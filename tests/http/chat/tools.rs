@@ -225,9 +225,14 @@ async fn calls_depend_on_the_request() {
     assert!(message["content"].as_str().unwrap().contains("\"name\": \"add\""));
     assert!(!prompt(&server).contains("Adds."));
 
-    // The token limit cuts off the second call, which is text then.
-    let (_, cut) = server.chat(&with_tools(json!({"max_tokens": 60}))).await;
-    assert_eq!(first(&cut)["finish_reason"], "length");
+    // The token limit cuts off a call, whose markup is no text, also where the answer has nothing else.
+    for tokens in 6..60 {
+        let (_, cut) = server.chat(&with_tools(json!({"max_tokens": tokens}))).await;
+        assert_eq!(first(&cut)["finish_reason"], "length");
+        let content = first(&cut)["message"]["content"].clone();
+        let content = content.as_str().unwrap_or_default();
+        assert!(!content.contains("<tool_call>") && !content.contains('{'), "{tokens}: {content}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

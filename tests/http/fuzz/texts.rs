@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use hone::config::ServerConfig;
 use hone::http::KeyRing;
-use hone_core::types::{ChatOptions, GrammarSpec, TokenId, Tool};
+use hone_core::types::{ChatOptions, GrammarSpec, Message, Role, TokenId, Tool};
 use hone_engine::answer::{AnswerForm, AnswerPart};
 use hone_engine::{Codec, CompiledGrammar, ToolFormat};
 
@@ -126,6 +126,62 @@ fn grammars() {
                 }
             }
             Err(error) => prop_assert!(error.is_refusal(), "{error:?}"),
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn templates() {
+    let clock = Clock::start();
+    let valid = [
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}",
+        "{% set ns = namespace(n=0) %}{% if tools %}{{ tools | tojson(indent=2) }}{% endif %}",
+        "{{ messages[-1]['content'].split('</think>')[-1] }}{% set x = 'a' ~ 1 %}{{ x[::-1] }}",
+        "{% macro show(m) %}{{ m.content or '' }}{% endmacro %}{{ show(messages[0]) }}",
+    ];
+    let pieces = [
+        "{%",
+        "%}",
+        "{{",
+        "}}",
+        "{#",
+        "for",
+        "endfor",
+        "if",
+        "else",
+        "range(7)",
+        "loop.index0",
+        "set ns.n = ns.n + 1",
+        "raise_exception('no')",
+        "strftime_now('%Y')",
+        "| tojson",
+        "| join",
+        "| length",
+        "| items",
+        "messages",
+        "[1:]",
+        "[-9]",
+        "{'a': [1, none]}",
+        "is iterable",
+        "not",
+        "in",
+        "**",
+        "//",
+        "%",
+        "~",
+        "\\",
+        "'",
+        "{% generation %}",
+    ];
+    let messages =
+        [Message::new(Role::System, "s"), Message::new(Role::User, "é <|im_end|> {{ 1 }}")];
+    clock.run("templates", &texts(&valid, &pieces), |template| {
+        let mut model = model();
+        model.chat_template = template;
+        // Both may refuse it, but must end.
+        if let Ok(codec) = Codec::load(&model) {
+            let _refused = codec.prompt(&messages);
         }
         Ok(())
     });

@@ -356,34 +356,6 @@ fn special_tokens_begin_calls_and_reasoning() {
 }
 
 #[test]
-fn a_call_that_the_limit_cut_is_no_text() {
-    let codec = codec("{{ messages[0].content }}", &[]);
-    let form = form_of(&codec, ToolFormat::Hermes, false);
-    let whole = "before\n<tool_call>\n{\"name\": \"add\", \"argu";
-    for length in "before\n<tool_call>".len()..=whole.len() {
-        for at_limit in [false, true] {
-            let mut parser = AnswerParser::new(&form);
-            let mut parts = Vec::new();
-            for id in codec.encode(&whole[..length]).unwrap() {
-                parts.extend(parser.push(id, &codec.decode_all(&[id])));
-            }
-            if at_limit {
-                parser.end_at_limit();
-            }
-            parts.extend(parser.finish(""));
-            let text: String = parts
-                .iter()
-                .map(|part| match part {
-                    AnswerPart::Text(text) => text.as_str(),
-                    other => panic!("{other:?}"),
-                })
-                .collect();
-            assert_eq!(text, if at_limit { "before" } else { &whole[..length] });
-        }
-    }
-}
-
-#[test]
 fn a_special_token_keeps_its_place_while_text_is_held_back() {
     let codec = codec("{{ messages[0].content }}", &["[TOOL_CALLS]"]);
     let form = form_of(&codec, ToolFormat::Mistral, false);

@@ -13,6 +13,7 @@ mod tidy;
 
 use std::iter;
 
+use number::SCALES;
 use rational::Number;
 
 pub use hone_core::text::boxed;
@@ -175,8 +176,6 @@ const UNITS: [&str; 13] = ["m", "g", "s", "h", "l", "n", "j", "w", "v", "a", "k"
 const JOINED: [&str; 16] = [
     "kg", "mg", "cm", "mm", "km", "ml", "cl", "dl", "ms", "hz", "ft", "lb", "oz", "kw", "kj", "gb",
 ];
-/// Words that multiply a number, which are no units.
-const SCALES: [&str; 6] = ["hundred", "thousand", "million", "billion", "trillion", "dozen"];
 
 /// A text for comparison: small letters without white space, and without brackets around a single letter.
 fn compact(text: &str) -> String {

@@ -36,14 +36,15 @@ pub fn parse_amount(text: &str) -> Option<f64> {
         rest.trim_end_matches(|c: char| c.is_alphabetic() || c.is_whitespace() || "°/".contains(c));
     let unit = &rest[number.len()..];
     let is_unit = unit.split_whitespace().count() <= 3
-        && unit
-            .split_whitespace()
-            .all(|word| !super::SCALES.contains(&word.to_lowercase().as_str()));
+        && unit.split_whitespace().all(|word| !SCALES.contains(&word.to_lowercase().as_str()));
     let number = number.trim_end_matches('%').trim_end_matches('\\').trim_end_matches(CURRENCIES);
     let is_signed = number.starts_with(['-', '+', '\u{2212}']) && sign < 0.0;
     (is_unit && !is_signed).then(|| parse_number(number)).flatten().map(|number| sign * number)
 }
 
+/// Words that multiply a number, which are no units.
+pub(super) const SCALES: [&str; 6] =
+    ["hundred", "thousand", "million", "billion", "trillion", "dozen"];
 const CURRENCIES: [char; 6] = ['$', '€', '£', '¥', '₹', '₩'];
 
 /// Whether a text is a whole number: optional sign, digits with or without thousands separators.

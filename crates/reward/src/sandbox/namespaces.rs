@@ -7,11 +7,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
+use rustix::fs::Mode;
 use rustix::mount::{
     MountAttrFlags, MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind_recursive,
     mount_change, mount_remount, unmount,
 };
-use rustix::process::{getegid, geteuid, pivot_root};
+use rustix::process::{getegid, geteuid, pivot_root, umask};
 use rustix::thread::UnshareFlags;
 
 use super::sys;
@@ -71,6 +72,8 @@ fn at<E: Display>(step: &str) -> impl Fn(E) -> String + '_ {
 /// # Errors
 /// Names the mount that the kernel refused.
 pub(super) fn new_root(readable: &[PathBuf], scratch_mb: u64, owner: u32) -> Result<(), String> {
+    // The program is another user than this process, whose files may be private.
+    umask(Mode::WGRP | Mode::WOTH);
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .map_err(at("making mounts private"))?;
     let base = MOUNT_POINTS.map(Path::new).into_iter().find(|path| path.is_dir());

@@ -112,15 +112,20 @@ async fn score(
     most: u8,
 ) -> Result<Vec<Vec<Token>>, ApiError> {
     let scores = prompts.iter().cloned().map(|prompt: Arc<Interaction>| async move {
-        if prompt.prompt_ids.len() < 2 {
-            return Ok(Vec::new());
-        }
-        let id = prompt.id.to_string();
+        let (id, ids) = (prompt.id.to_string(), &prompt.prompt_ids);
         let version = state.policies.assign(prompt.session().or(user).unwrap_or(&id));
-        let owner = prompt.api_key().map(Arc::from);
-        let request = GenerateRequest::score(&prompt.prompt_ids, most);
-        let request = GenerateRequest { owner, version, ..request };
-        Ok(state.engine.generate(request).await?.collect().await?.tokens)
+        let stops = state.engine.codec().stop_ids();
+        let (mut tokens, mut from) = (Vec::new(), 1);
+        while from < ids.len() {
+            let stop = ids[from..].iter().position(|id| stops.contains(id));
+            let to = stop.map_or(ids.len(), |at| from + at + 1);
+            let request = GenerateRequest::score(&ids[..from], &ids[from..to], most);
+            let owner = prompt.api_key().map(Arc::from);
+            let request = GenerateRequest { owner, version, ..request };
+            tokens.extend(state.engine.generate(request).await?.collect().await?.tokens);
+            from = to;
+        }
+        Ok(tokens)
     });
     futures::stream::iter(scores).buffered(SCORED_AT_ONCE).try_collect().await
 }

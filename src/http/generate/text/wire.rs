@@ -47,7 +47,7 @@ pub(super) struct TextChoice {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct PromptLogprob {
     logprob: f32,
-    /// 1 for the most probable token; null if it is none of the alternatives.
+    /// 1 for the most probable token; null if it is not among the alternatives.
     rank: Option<usize>,
     decoded_token: String,
 }

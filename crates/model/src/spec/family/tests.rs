@@ -373,7 +373,7 @@ fn a_base_in_16_bits_is_the_same_policy() {
             let largest = b.iter().fold(0.0_f64, |max, x| max.max(x.abs()));
             let difference = a.iter().zip(b).fold(0.0_f64, |max, (a, b)| max.max((a - b).abs()));
             assert!(largest > 1e-3, "{name}: {largest:e}");
-            assert!(difference < 1e-6 * largest, "{name}: {difference:e} of {largest:e}");
+            assert!(difference < 4e-6 * largest, "{name}: {difference:e} of {largest:e}");
         }
     }
 }
