@@ -66,22 +66,30 @@ fn same_members((a, x): Members<'_>, (b, y): Members<'_>, tolerance: f64) -> Opt
     if !fits || x.len() != y.len() {
         return Some(false);
     }
-    let is_ordered = !(is_set(a) || is_set(b) || (is_bare(a) && is_bare(b)));
-    let (mut left, mut all_read) = (y, true);
-    for member in x {
-        let candidates = if is_ordered { &left[..1] } else { &left[..] };
-        let found: Vec<Option<bool>> =
-            candidates.iter().map(|other| same(member, other, tolerance)).collect();
-        match found.iter().position(|same| *same == Some(true)) {
-            Some(place) => drop(left.remove(place)),
-            None if found.contains(&None) => {
-                all_read = false;
-                left.remove(0);
-            }
-            None => return Some(false),
+    if is_set(a) || is_set(b) || (is_bare(a) && is_bare(b)) {
+        return same_in_any_order(&x, y, tolerance);
+    }
+    let mut all_read = true;
+    for (member, other) in x.into_iter().zip(y) {
+        match same(member, other, tolerance) {
+            Some(true) => {}
+            Some(false) => return Some(false),
+            None => all_read = false,
         }
     }
     all_read.then_some(true)
+}
+
+fn same_in_any_order(x: &[&str], y: Vec<&str>, tolerance: f64) -> Option<bool> {
+    let all_read = || x.iter().chain(&y).all(|member| is_read(member));
+    let mut left = y.clone();
+    for member in x {
+        match left.iter().position(|other| same(member, other, tolerance) == Some(true)) {
+            Some(place) => drop(left.remove(place)),
+            None => return all_read().then_some(false),
+        }
+    }
+    Some(true)
 }
 
 fn same_value(answer: &str, wanted: &str, tolerance: f64) -> Option<bool> {

@@ -101,7 +101,10 @@ fn mentions(text: &str, choices: u8) -> Vec<Found> {
             "" => !before.ends_with(['+', '-', '=']),
             // The letter before it is a choice too.
             "or" | "and" => found.last().is_some_and(|(place, _)| before.len() < place + 8),
-            word => INTRODUCED.contains(&word) || text[before.len()..at].contains(['\n', ':']),
+            word => {
+                INTRODUCED.split(' ').any(|known| known == word)
+                    || text[before.len()..at].contains(['\n', ':'])
+            }
         };
         if (is_bracketed && !NEGATIONS.contains(&word.as_str()) || goes_on && is_introduced)
             && !is_refused
@@ -114,37 +117,8 @@ fn mentions(text: &str, choices: u8) -> Vec<Found> {
 }
 
 /// Words before a letter that is chosen.
-const INTRODUCED: [&str; 29] = [
-    "is",
-    "be",
-    "it's",
-    "that's",
-    "was",
-    "so",
-    "but",
-    "either",
-    "maybe",
-    "perhaps",
-    "probably",
-    "likely",
-    "actually",
-    "then",
-    "thus",
-    "hence",
-    "therefore",
-    "choose",
-    "chose",
-    "pick",
-    "picked",
-    "select",
-    "take",
-    "say",
-    "answer",
-    "choice",
-    "with",
-    "guess",
-    "think",
-];
+const INTRODUCED: &str = "is be it's that's was so but either maybe perhaps probably likely actually then thus \
+                          hence therefore choose chose pick picked select take say answer choice with guess think";
 /// Words before a letter that is not chosen.
 const NEGATIONS: [&str; 5] = ["not", "nor", "than", "except", "isn't"];
 
