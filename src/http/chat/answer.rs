@@ -253,7 +253,7 @@ pub fn recorded(
     }
     // Empty if a stop string was reached.
     let rest = text.finish().text;
-    answer.finish(&rest, Some(sample.finish));
+    answer.finish(&rest, sample.finish);
     answer.end = Some(answer.end_of(sample.finish));
     answer.into_message()
 }
@@ -274,10 +274,10 @@ impl Answer {
 
     fn update(&mut self, update: ChoiceUpdate) -> MessageUpdate {
         let ends = update.finish.is_some();
-        let parts = match update.id {
-            _ if ends => self.finish(&update.text, update.finish),
-            Some(id) => self.push(id, &update.text),
-            None => Vec::new(),
+        let parts = match (update.finish, update.id) {
+            (Some(finish), _) => self.finish(&update.text, finish),
+            (None, Some(id)) => self.push(id, &update.text),
+            (None, None) => Vec::new(),
         };
         self.pending.extend(update.tokens);
         self.pending_ids.extend(update.token_ids);
@@ -296,8 +296,8 @@ impl Answer {
         parts.into_iter().map(|part| self.add(part)).collect()
     }
 
-    fn finish(&mut self, rest: &str, finish: Option<FinishReason>) -> Vec<MessagePart> {
-        if finish == Some(FinishReason::Length) {
+    fn finish(&mut self, rest: &str, finish: FinishReason) -> Vec<MessagePart> {
+        if finish == FinishReason::Length {
             self.parser.end_at_limit();
         }
         let parts = self.parser.finish(rest);

@@ -67,12 +67,7 @@ impl RequestRun {
         let interval = Duration::from_millis(state.config.stream_interval_ms);
         let pace = Arc::new(ReadingPace::new(interval));
         for interaction in &request.prompts {
-            // One version for all choices, and for all requests of a session or user.
-            let session = interaction.session().or(request.user.as_deref());
-            let version = match session {
-                Some(key) => state.policies.assign(key),
-                None => state.policies.assign(&interaction.id.to_string()),
-            };
+            let version = assigned_version(&state, interaction, request.user.as_deref());
             for _ in 0..request.choices {
                 let index = choices.len();
                 let seed = choice_seed(interaction.params.seed, index);
@@ -388,6 +383,18 @@ impl RequestRun {
         let prompt = self.prompts.get(index / self.choices_per_prompt)?;
         let choice = u32::try_from(index % self.choices_per_prompt).unwrap_or(u32::MAX);
         self.choices.get(index)?.sample(prompt.interaction.id, choice)
+    }
+}
+
+/// The version that answers a prompt: one for all its choices, and for all requests of a session or user.
+pub fn assigned_version(
+    state: &AppState,
+    interaction: &Interaction,
+    user: Option<&str>,
+) -> Option<PolicyVersion> {
+    match interaction.session().or(user) {
+        Some(key) => state.policies.assign(key),
+        None => state.policies.assign(&interaction.id.to_string()),
     }
 }
 

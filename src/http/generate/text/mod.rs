@@ -26,7 +26,7 @@ use self::request::TextPrompt;
 use self::wire::TextChoice;
 use super::admit::{WantedTokens, admit};
 use super::prompt::{PromptContext, TextSize, encode};
-use super::run::RequestRun;
+use super::run::{RequestRun, assigned_version};
 use super::types::{FinishedChoice, SamplingRequest, Usage};
 use super::{models, with_version};
 use crate::http::auth::Caller;
@@ -112,9 +112,8 @@ async fn score(
     most: u8,
 ) -> Result<Vec<Vec<Token>>, ApiError> {
     let scores = prompts.iter().cloned().map(|prompt: Arc<Interaction>| async move {
-        let (id, ids) = (prompt.id.to_string(), &prompt.prompt_ids);
-        let version = state.policies.assign(prompt.session().or(user).unwrap_or(&id));
-        let stops = state.engine.codec().stop_ids();
+        let version = assigned_version(state, &prompt, user);
+        let (ids, stops) = (&prompt.prompt_ids, state.engine.codec().stop_ids());
         let (mut tokens, mut from) = (Vec::new(), 1);
         while from < ids.len() {
             let stop = ids[from..].iter().position(|id| stops.contains(id));

@@ -88,7 +88,7 @@ pub(super) struct TextLogprobs {
 }
 
 impl TextLogprobs {
-    /// Adds the first token of a prompt. `offset` is its place in the choice's text; the place after it replaces
+    /// The first token of a prompt alone. `offset` is its place in the choice's text; the place after it replaces
     /// that.
     pub(super) fn first(codec: &Codec, id: TokenId, offset: &mut usize) -> Self {
         let mut all = Self::default();
@@ -98,11 +98,14 @@ impl TextLogprobs {
         all
     }
 
-    fn place(&mut self, codec: &Codec, id: TokenId, offset: &mut usize) {
-        self.tokens.push(shown(codec, id));
+    /// Adds a token's text, which it returns, and its place.
+    fn place(&mut self, codec: &Codec, id: TokenId, offset: &mut usize) -> String {
+        let text = shown(codec, id);
+        self.tokens.push(text.clone());
         self.text_offset.push(*offset);
         let begins = |byte: &&u8| (**byte & 0xC0) != 0x80;
         *offset += codec.token_bytes(id).iter().filter(begins).count();
+        text
     }
 
     /// Adds tokens with at most `most` alternatives each, as [`Self::first`].
@@ -114,14 +117,14 @@ impl TextLogprobs {
         offset: &mut usize,
     ) -> Self {
         for token in tokens {
-            self.place(codec, token.id, offset);
+            let text = self.place(codec, token.id, offset);
             let mut top: BTreeMap<String, f32> = token
                 .top
                 .iter()
                 .take(most)
                 .map(|(id, logprob)| (shown(codec, *id), shown_logprob(*logprob)))
                 .collect();
-            top.insert(shown(codec, token.id), shown_logprob(token.logprob));
+            top.insert(text, shown_logprob(token.logprob));
             self.token_logprobs.push(Some(shown_logprob(token.logprob)));
             self.top_logprobs.push(Some(top));
         }
