@@ -1,17 +1,18 @@
 //! Renders chat templates with minijinja, as transformers' `apply_chat_template` does: jinja2 with
 //! `trim_blocks`, `lstrip_blocks` and loop controls.
 //!
-//! `conversation` adapts messages and tools to what a template can show, and `python` has the values
-//! and filters that print as in Python.
+//! `conversation` adapts messages and tools to what a template can show, `python` has the values and
+//! filters that print as in Python, and `bounded` ends renderings that take too much.
 
+mod bounded;
 mod conversation;
 mod python;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use minijinja::value::{ValueKind, merge_maps};
-use minijinja::{Environment, Error, ErrorKind, Value, context, escape_formatter};
+use minijinja::value::merge_maps;
+use minijinja::{Environment, Error, ErrorKind, Value, context};
 use regex::{Captures, Regex};
 
 use hone_core::digest::sha256;
@@ -19,14 +20,9 @@ use hone_core::types::{ChatOptions, Message};
 
 use crate::error::EngineError;
 use crate::tools::ToolFormat;
+use bounded::BoundedTemplate;
 use conversation::{Abilities, Conversation};
-use python::{PyDict, PyRepr, to_json, value_of};
-
-/// The template's name in its environment.
-const NAME: &str = "chat_template";
-
-/// Most instructions of a rendering, so that a model's template ends. A thousand messages take about 100,000.
-const MAX_INSTRUCTIONS: u64 = 5_000_000;
+use python::{PyDict, to_json, value_of};
 
 /// The texts around a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +41,7 @@ const THINK_TAGS: [ThinkTags; 2] = [
 
 /// A compiled chat template.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    template: BoundedTemplate,
     special_tokens: BTreeMap<String, String>,
     able: Abilities,
     /// Whether functions are in the variable `xml_tools`, as in SmolLM3's template.
@@ -65,26 +61,20 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
-        environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_formatter(|out, state, value| match value.kind() {
-            ValueKind::None => Ok(out.write_str("None")?),
-            ValueKind::Map | ValueKind::Seq => Ok(write!(out, "{}", PyRepr(value))?),
-            _ => escape_formatter(out, state, value),
-        });
         let iterable = |value: Value| !value.is_none() && value.try_iter().is_ok();
         environment.add_test("iterable", iterable);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", to_json);
-        environment.add_template_owned(NAME, without_generation_blocks(text)?).map_err(fail)?;
-        let variables = environment.get_template(NAME).map_err(fail)?.undeclared_variables(false);
+        let template = without_generation_blocks(text)?;
+        let template = BoundedTemplate::new(environment, template).map_err(fail)?;
         let system_tools = ["message['tools']", "message[\"tools\"]", "message.tools"];
-        let has_xml_tools = variables.contains("xml_tools");
+        let has_xml_tools = template.reads("xml_tools");
         let able = Abilities {
             developer: text.contains("developer"),
-            tools: has_xml_tools || variables.contains("tools"),
+            tools: has_xml_tools || template.reads("tools"),
             system_tools: system_tools.iter().any(|part| text.contains(part)),
             calls: text.contains("tool_calls"),
         };
@@ -92,7 +82,7 @@ impl ChatTemplate {
         let mut hash = sha256(text);
         hash.truncate(16);
         Ok(Self {
-            environment,
+            template,
             special_tokens: special_tokens.clone(),
             able,
             has_xml_tools,
@@ -163,16 +153,14 @@ impl ChatTemplate {
         let own = options.template_variables.iter();
         variables.extend(own.map(|(name, value)| (name.as_str(), value_of(value))));
         let special_tokens = Value::from_serialize(&self.special_tokens);
-        let template = self.environment.get_template(NAME).map_err(fail)?;
-        template
-            .render(context! {
-                messages,
-                add_generation_prompt => generate,
-                tools => tools.clone(),
-                documents => (),
-                ..merge_maps([special_tokens, PyDict::value(variables)])
-            })
-            .map_err(fail)
+        let context = context! {
+            messages,
+            add_generation_prompt => generate,
+            tools => tools.clone(),
+            documents => (),
+            ..merge_maps([special_tokens, PyDict::value(variables)])
+        };
+        self.template.render(context).map_err(fail)
     }
 
     /// The format of calls that the template shows.

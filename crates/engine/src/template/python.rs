@@ -6,10 +6,12 @@ use std::io;
 use std::sync::Arc;
 
 use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Value, ValueKind};
-use minijinja::{Error, ErrorKind};
+use minijinja::{Error, ErrorKind, State};
 use serde::Serialize;
 use serde_json::Value as Json;
 use serde_json::ser::{Formatter, Serializer};
+
+use super::bounded::Bounded;
 
 /// Most spaces of an indentation.
 const MAX_INDENT: usize = 64;
@@ -163,12 +165,14 @@ fn write_text(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
 /// `json.dumps(json, ensure_ascii=False)`.
 pub(super) fn dumps(json: &Json) -> String {
     // Serializing JSON to memory does not fail.
-    PythonFormatter::default().write(json).unwrap_or_default()
+    let mut bytes = Vec::new();
+    let written = PythonFormatter::default().write(json, &mut bytes);
+    written.ok().and_then(|()| String::from_utf8(bytes).ok()).unwrap_or_default()
 }
 
 /// The filter `tojson` of transformers: `json.dumps` with its options, of which `ensure_ascii` is false unless it
 /// is given. Jinja's filter would escape HTML.
-pub(super) fn to_json(value: Value, kwargs: Kwargs) -> Result<Value, Error> {
+pub(super) fn to_json(state: &State, value: Value, kwargs: Kwargs) -> Result<Value, Error> {
     let fail = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
     let indent: Option<Value> = kwargs.get("indent")?;
     let indent = match indent.filter(|indent| !indent.is_none()) {
@@ -197,16 +201,19 @@ pub(super) fn to_json(value: Value, kwargs: Kwargs) -> Result<Value, Error> {
     formatter.ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sorts = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     kwargs.assert_all_used()?;
+    let mut bytes = Vec::new();
+    let mut bounded = Bounded::new(state, &mut bytes);
     let written = if sorts {
         let json = serde_json::to_value(&value).map(|mut json| {
             json.sort_all_objects();
             json
         });
-        json.and_then(|json| formatter.write(&json))
+        json.and_then(|json| formatter.write(&json, &mut bounded))
     } else {
-        formatter.write(&value)
+        formatter.write(&value, &mut bounded)
     };
-    Ok(Value::from_safe_string(written.map_err(|error| fail(error.to_string()))?))
+    written.map_err(|error| fail(error.to_string()))?;
+    Ok(Value::from_safe_string(String::from_utf8(bytes).map_err(|error| fail(error.to_string()))?))
 }
 
 /// Writes JSON as Python's `json.dumps`.
@@ -229,10 +236,8 @@ impl Default for PythonFormatter {
 }
 
 impl PythonFormatter {
-    fn write(self, value: &impl Serialize) -> serde_json::Result<String> {
-        let mut bytes = Vec::new();
-        value.serialize(&mut Serializer::with_formatter(&mut bytes, self))?;
-        String::from_utf8(bytes).map_err(serde::ser::Error::custom)
+    fn write(self, value: &impl Serialize, to: &mut impl io::Write) -> serde_json::Result<()> {
+        value.serialize(&mut Serializer::with_formatter(to, self))
     }
 
     fn begin<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {

@@ -259,15 +259,76 @@ fn think_tags_are_recognized() {
     assert_eq!(tags("{{ '[THINK]x[/THINK]' }}").unwrap().close, "[/THINK]");
 }
 
+/// Without bounds each would take hours or gigabytes.
 #[test]
-fn a_template_that_hardly_ends_is_stopped() {
-    let nested = "{% for i in range(100000) %}{% for j in range(100000) %}{% for k in range(100000) %}\
-                  {% endfor %}{% endfor %}{% endfor %}";
-    let template = ChatTemplate::new(nested, &BTreeMap::new()).unwrap();
-    let error = template.render(&user("Hi")).unwrap_err().to_string();
-    insta::assert_snapshot!(error, @"the chat template refuses these messages: engine ran out of fuel (in chat_template:1)");
+fn renderings_have_bounds_of_time_and_memory() {
+    let grown = |start: &str, step: &str| {
+        format!(
+            "{{% set ns = namespace(a={start}) %}}{{% for i in range(100000) %}}{{% set ns.a = {step} %}}\
+             {{% endfor %}}{{{{ ns.a == ns.a }}}}"
+        )
+    };
+    let raw = format!("{}{}{}", "{% for j in range(1000) %}", "x".repeat(10_000), "{% endfor %}");
+    let hostile = [
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% for k in range(100000) %}\
+         {% endfor %}{% endfor %}{% endfor %}"
+            .to_owned(),
+        format!("{{% set a %}}{{% for i in range(100000) %}}{raw}{{% endfor %}}{{% endset %}}"),
+        format!("{{% for i in range(100000) %}}{raw}{{% endfor %}}"),
+        grown("'x'", "ns.a + ns.a"),
+        grown("'x'", "ns.a ~ ns.a"),
+        grown("'x'", "ns.a.replace('x', 'xx')"),
+        grown("'x'", "ns.a | replace('x', 'xx')"),
+        grown("[1]", "ns.a + ns.a"),
+        grown("[1]", "[ns.a, ns.a]"),
+        grown("[1]", "[ns.a]"),
+        grown("[1]", "{'a': ns.a}"),
+        grown("[1]", "ns.a | batch(1) | list"),
+        grown("1", "ns"),
+        grown("1", "[ns]"),
+        grown("['x' * 100000]", "ns.a + [ns.a[0] | upper]"),
+        "{% macro f(a) %}{{ f(a + a) }}{% endmacro %}{{ f('x') }}".to_owned(),
+        "{{ 'a\nb' | indent(1000000000) }}".to_owned(),
+        "{{ 'a\nb' | indent(width=1000000000) }}".to_owned(),
+        "{{ ['a\nb'] | map('indent', 1000000000) | list }}".to_owned(),
+        "{{ '%1000000000d' | format(1) }}".to_owned(),
+        "{{ '{:>1000000000}'.format(1) }}".to_owned(),
+        "{{ [1] | batch(100000000000) }}".to_owned(),
+        "{{ [1] | slice(100000000000) }}".to_owned(),
+        "{{ range(100000) | join('x' * 100000) }}".to_owned(),
+        "{{ (['x' * 100000] * 100000) | join }}".to_owned(),
+        "{% include 'chat_template' %}".to_owned(),
+    ];
+    for template in &hostile {
+        assert!(render(template, &user("Hi")).is_err(), "{template}");
+    }
+    let errors =
+        [0, 3, 9, 25].map(|i: usize| render(&hostile[i], &user("Hi")).unwrap_err().to_string());
+    insta::assert_snapshot!(errors.join("\n"), @r"
+    the chat template refuses these messages: engine ran out of fuel (in chat_template:1)
+    the chat template refuses these messages: it builds more than a chat template may
+    the chat template refuses these messages: its values are nested too deeply
+    the chat template does not parse: invalid operation: a chat template cannot include another
+    ");
     // Ordinary templates have room for long conversations.
     let plain = ChatTemplate::new(PLAIN, &BTreeMap::new()).unwrap();
     let long: Vec<Message> = (0..20_000).map(|_| message(Role::User, "Hi")).collect();
     plain.render(&long).unwrap();
+}
+
+#[test]
+fn operators_and_filters_have_their_values_within_the_bounds() {
+    let template = "{{ 1 + 2 }} {{ 1.5 + 2 }} {{ 7 * 6 }} {{ 'ab' * 2 }} {{ [1] + [2] }} {{ [1] * 2 }} \
+        {{ 'a' ~ 1 ~ none ~ '[x]' ~ true }} {{ {'b': 1, 'a': 2} }} {{ 'a\nb' | indent(2) }} \
+        {{ ['a', 'b'] | join('-') }} {{ ','.join(['a', 'b']) }} {{ 'aXb'.replace('X', '+') }} \
+        {{ '%s-%d' | format('a', 1) }} {{ [1, 2, 3] | batch(2) | list }} {{ ['a'] | map('upper') | join }}\
+        {% macro f(a) %}[{{ a }}]{% endmacro %} {{ f('x') ~ f('y') }}\
+        {% for x in [1, 2] %}{% if x == 1 %} one {{ x }}{% else %} two{% endif %}{% endfor %} \
+        {% set a, b = 1, 2 %}{{ a }}{{ b }} {{ (1, 2) + (3,) }} {% set c %}{{ a }}+{% endset %}{{ c }}";
+    let expected = "3 3.5 42 abab [1, 2] [1, 1] a1None[x]True {'b': 1, 'a': 2} a\n  b a-b a,b a+b a-1 \
+                    [[1, 2], [3]] A [x][y] one 1 two 12 [1, 2, 3] 1+";
+    assert_eq!(render(template, &user("x")).unwrap(), expected);
+    for refused in ["{{ none + 1 }}", "{{ missing + 'a' }}", "{{ 'a' + 1 }}", "{{ 'a' * 'b' }}"] {
+        assert!(render(refused, &user("x")).is_err(), "{refused}");
+    }
 }
