@@ -32,15 +32,15 @@ pub enum StoreError {
     #[error("ledger: a value cannot be encoded: {0}")]
     Encode(#[from] postcard::Error),
     /// A stored value cannot be decoded.
-    #[error("ledger: {table} holds a value that cannot be read: {reason}")]
+    #[error("ledger: {table} holds a value that cannot be read: {reason}: see `hone db check`")]
     Corrupt {
         /// The table.
         table: &'static str,
         /// The decoder's message.
         reason: String,
     },
-    /// The file's pages are damaged, so that it cannot be opened.
-    #[error("the ledger {} is damaged and cannot be opened: restore it from a backup", .0.display())]
+    /// The file's pages are damaged, so that it cannot be read.
+    #[error("the ledger {} is damaged and cannot be read: examine it with `hone db check`, or restore it from a backup", .0.display())]
     Damaged(PathBuf),
     /// A newer version of Hone wrote the file.
     #[error(

@@ -147,16 +147,24 @@ fn create_atomically(path: &Path) -> Result<(), StoreError> {
     Ok(sync_parent(path)?)
 }
 
-/// Opens the file at `path`, which must exist. redb panics about some damaged pages.
+/// Opens the file at `path`, which must exist.
 pub(crate) fn open_existing(path: &Path) -> Result<Database, StoreError> {
-    let opened = panic::catch_unwind(|| builder().open(path));
-    opened.map_err(|_| StoreError::Damaged(path.to_owned()))?.map_err(|e| open_error(path, e))
+    guarded(path, || builder().open(path).map_err(|e| open_error(path, e)))
+}
+
+/// Reads the file at `path`. redb panics about some damaged pages.
+pub(crate) fn guarded<T>(
+    path: &Path,
+    read: impl FnOnce() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    let done = panic::catch_unwind(panic::AssertUnwindSafe(read));
+    done.unwrap_or_else(|_| Err(StoreError::Damaged(path.to_owned())))
 }
 
 /// Opens the file at `path`, which must exist, without ever writing to it. Other readers may have it
 /// open too.
 pub(crate) fn open_read_only(path: &Path) -> Result<ReadOnlyDatabase, StoreError> {
-    builder().open_read_only(path).map_err(|e| open_error(path, e))
+    guarded(path, || builder().open_read_only(path).map_err(|e| open_error(path, e)))
 }
 
 /// An [`Opener`] that opens or creates the file at `path`.

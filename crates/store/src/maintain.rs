@@ -51,7 +51,7 @@ pub struct CompactReport {
 /// # Errors
 /// `InUse`, `NewerSchema`, `OlderSchema`, or why the file cannot be read.
 pub fn stats(path: &Path) -> Result<StoreStats, StoreError> {
-    reader::stats(&open(path)?.begin_read()?)
+    file::guarded(path, || reader::stats(&open(path)?.begin_read()?))
 }
 
 /// Returns every policy version, in order.
@@ -59,7 +59,9 @@ pub fn stats(path: &Path) -> Result<StoreStats, StoreError> {
 /// # Errors
 /// As [`stats`].
 pub fn policies(path: &Path) -> Result<Vec<PolicyRecord>, StoreError> {
-    reader::from_number(&open(path)?.begin_read()?, schema::POLICIES, 0, usize::MAX)
+    file::guarded(path, || {
+        reader::from_number(&open(path)?.begin_read()?, schema::POLICIES, 0, usize::MAX)
+    })
 }
 
 /// Checks the file's pages, that every record can be decoded, and that records refer to existing
@@ -68,11 +70,13 @@ pub fn policies(path: &Path) -> Result<Vec<PolicyRecord>, StoreError> {
 /// # Errors
 /// As [`stats`], or why the file cannot be repaired.
 pub fn check(path: &Path) -> Result<CheckReport, StoreError> {
-    let mut database = open(path)?;
-    let intact = database.check_integrity()?;
-    let tx = database.begin_read()?;
-    let Problems { count, first } = check::references(&tx)?;
-    Ok(CheckReport { intact, rows: reader::stats(&tx)?, problem_count: count, problems: first })
+    file::guarded(path, || {
+        let mut database = open(path)?;
+        let intact = database.check_integrity()?;
+        let tx = database.begin_read()?;
+        let Problems { count, first } = check::references(&tx)?;
+        Ok(CheckReport { intact, rows: reader::stats(&tx)?, problem_count: count, problems: first })
+    })
 }
 
 /// Returns the space of deleted and replaced rows to the file system.
@@ -86,7 +90,10 @@ pub fn compact(path: &Path) -> Result<CompactReport, StoreError> {
     };
     let bytes_before = size()?;
     let mut database = open(path)?;
-    while database.compact()? {}
+    file::guarded(path, || {
+        while database.compact()? {}
+        Ok(())
+    })?;
     drop(database);
     Ok(CompactReport { bytes_before, bytes_after: size()? })
 }
@@ -103,7 +110,11 @@ struct ExportLine<'a, R> {
 ///
 /// # Errors
 /// As [`stats`], a record that cannot be decoded, or a failure of `out`.
-pub fn export(path: &Path, mut out: impl Write) -> Result<u64, StoreError> {
+pub fn export(path: &Path, out: impl Write) -> Result<u64, StoreError> {
+    file::guarded(path, || export_tables(path, out))
+}
+
+fn export_tables(path: &Path, mut out: impl Write) -> Result<u64, StoreError> {
     let database = open(path)?;
     let tx = database.begin_read()?;
     let mut lines = 0;

@@ -152,3 +152,36 @@ fn a_reader_refuses_files_in_use_and_files_that_were_not_closed() {
     assert!(check(&copy).is_ok());
     assert!(LedgerReader::open(&copy).is_ok());
 }
+
+/// The finding was a panic of redb at one of 25 starts.
+#[test]
+fn damaged_pages_are_errors_and_not_panics() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ledger.redb");
+    fill(&path);
+    let whole = std::fs::read(&path).unwrap();
+    let mut random = 1_u64;
+    let mut next = || {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        random >> 33
+    };
+    let mut found = 0;
+    for round in 0..40 {
+        let mut bytes = whole.clone();
+        // Every other time within the first pages, where redb keeps its own records.
+        let end = if round % 2 == 0 { bytes.len() } else { 16 << 10 };
+        let start = next() as usize % (end - 8);
+        bytes[start..start + 8].fill_with(|| next() as u8);
+        std::fs::write(&path, &bytes).unwrap();
+        let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+        let opened = std::panic::catch_unwind(|| Store::open(&path, &config, metrics()).map(drop));
+        std::fs::write(&path, &bytes).unwrap();
+        let checked = check(&path).map(|report| report.is_healthy());
+        std::fs::write(&path, &bytes).unwrap();
+        let (counted, exported) = (stats(&path), export(&path, std::io::sink()));
+        found += u32::from(opened.expect("a start panics").is_err());
+        found += u32::from(!checked.is_ok_and(|healthy| healthy));
+        found += u32::from(counted.is_err() || exported.is_err());
+    }
+    assert!(found > 0, "no damage was found");
+}
