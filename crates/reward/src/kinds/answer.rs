@@ -5,6 +5,8 @@ use regex::Regex;
 use hone_core::config::Problem;
 use hone_core::text::trim;
 
+use crate::text::is_unspaced;
+
 /// Most texts that are read from one metadata value.
 const MOST_TEXTS: usize = 64;
 
@@ -97,11 +99,13 @@ pub fn texts_of<'v>(value: &'v str, otherwise: impl FnOnce(&'v str) -> Vec<Strin
     texts.filter(|text| !text.is_empty()).take(MOST_TEXTS).collect()
 }
 
-/// Whether `word` occurs without a letter or digit right before or after it.
+/// Whether `word` occurs without a letter or digit right before or after it. Characters of a script without spaces
+/// end every word.
 pub fn has_word(text: &str, word: &str) -> bool {
     text.match_indices(word).any(|(at, _)| {
         let before = text[..at].chars().next_back();
         let after = text[at + word.len()..].chars().next();
-        !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric)
+        let goes_on = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() && !is_unspaced(c));
+        !goes_on(before) && !goes_on(after)
     })
 }

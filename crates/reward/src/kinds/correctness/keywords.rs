@@ -49,7 +49,7 @@ impl Kind for Keywords {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::tests::samples::{sample, score};
+    use crate::kinds::tests::samples::{near, sample, score};
 
     #[test]
     fn keywords_are_whole_words() {
@@ -58,6 +58,8 @@ mod tests {
         };
         assert_eq!(in_text("seine, RIVER, sein, é"), Some(0.75));
         assert_eq!(in_text("[\"river seine\"]"), Some(1.0));
+        let chinese = sample("很抱歉我不能", &[("keywords", "抱歉,不能,能不")]);
+        assert!(near(score(&Keywords::default(), &chinese).unwrap(), 2.0 / 3.0));
         assert_eq!((in_text(" , "), score(&Keywords::default(), &sample("a", &[]))), (None, None));
     }
 }

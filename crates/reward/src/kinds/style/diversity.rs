@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use hone_core::text::words;
-
 use super::repetition_penalty::RepetitionUnit;
 use crate::kinds::prelude::*;
+use crate::text::words_of_any_script;
 use crate::{RewardFn, ScoreInput};
 
 define_kind! {
@@ -45,7 +44,7 @@ impl RewardFn for Diversity {
             RepetitionUnit::Words => {
                 let lower: Vec<String> = samples.iter().map(|s| s.text.to_lowercase()).collect();
                 let split: Vec<Vec<&str>> =
-                    lower.iter().map(|text| words(text).collect()).collect();
+                    lower.iter().map(|text| words_of_any_script(text)).collect();
                 dissimilarities(split.iter().map(Vec::as_slice), self.ngram)
             }
         }
@@ -108,6 +107,7 @@ mod tests {
         assert_eq!(values(&p, &["", ""]), [Some(0.0); 2]);
         assert_eq!(values(&p, &["", "a"]), [Some(1.0); 2]);
         assert_eq!((values(&p, &["a"]), values(&p, &[])), (vec![None], vec![]));
+        assert_eq!(values(&p, &["好的", "的好"]), [Some(0.0); 2]);
         for (value, wanted) in values(&p, &["a b c", "a b d", "x"]).iter().zip([0.75, 0.75, 1.0]) {
             assert!(near(value.unwrap(), wanted));
         }

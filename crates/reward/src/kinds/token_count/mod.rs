@@ -7,9 +7,8 @@ pub mod soft_overlong;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::text::words;
-
 use crate::ScoreInput;
+use crate::text::words_of_any_script;
 
 /// Greatest length that a parameter may name.
 const LONGEST: u32 = 1 << 20;
@@ -21,7 +20,7 @@ pub enum LengthUnit {
     /// Tokens, the stop token included.
     #[default]
     Tokens,
-    /// Words, which white space separates.
+    /// Words, which white space separates; each character of a script without spaces is a word.
     Words,
     /// Unicode code points.
     Characters,
@@ -32,7 +31,7 @@ impl LengthUnit {
     fn of(self, input: &ScoreInput) -> f64 {
         let length = match self {
             Self::Tokens => input.ids.len(),
-            Self::Words => words(&input.text).count(),
+            Self::Words => words_of_any_script(&input.text).len(),
             Self::Characters => input.text.chars().count(),
         };
         length as f64
