@@ -38,7 +38,7 @@ pub use ring::KeyRing;
 /// Routes that need no key. Prometheus scrapes `/metrics` without one: it contains counts and model
 /// measurements, but no text, key or id. To hide those too, bind Hone to a private address. The OpenAPI
 /// document is the same for every server.
-const PUBLIC: [&str; 4] = ["/livez", "/readyz", "/metrics", "/openapi.json"];
+const PUBLIC: [&str; 3] = ["/livez", "/readyz", "/openapi.json"];
 
 /// Routes that sample completions.
 const SAMPLING: [&str; 4] =
@@ -97,6 +97,9 @@ impl Caller {
 pub(super) enum Access {
     /// Nothing.
     Public,
+    /// No key, but a host that requests without a key may name: a page that rebinds its name to this machine
+    /// must not read rewards.
+    Host,
     /// A key with one of these scopes; any key if there are none.
     Scopes(&'static [KeyScope]),
 }
@@ -125,6 +128,10 @@ pub(super) async fn authenticate(
         headers: request.headers(),
         peer: extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip()),
     };
+    // RFC 9112, section 3.2: a proxy could have decided by the other one.
+    if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
+        return ApiError::body("the header Host must not be repeated").into_response();
+    }
     let samples = request.method() == Method::POST && SAMPLING.contains(&path);
     let mut caller = match authenticator.check(&access(path), &head, now_ms()) {
         Ok(caller) => caller,
@@ -156,6 +163,8 @@ pub(super) fn access(path: &str) -> Access {
     };
     if PUBLIC.contains(&path) {
         Access::Public
+    } else if path == "/metrics" {
+        Access::Host
     } else if below("/admin") {
         Access::Scopes(&[KeyScope::Admin])
     } else if below("/v1/feedback") {
@@ -191,7 +200,11 @@ impl Authenticator {
         head: &RequestHead<'_>,
         now: UnixMillis,
     ) -> Result<Caller, ApiError> {
-        let Access::Scopes(scopes) = access else { return Ok(Caller::default()) };
+        let scopes = match access {
+            Access::Public => return Ok(Caller::default()),
+            Access::Host => return self.check_client_without_key(head),
+            Access::Scopes(scopes) => scopes,
+        };
         let keys = self.ring.current();
         let is_admin = scopes.contains(&KeyScope::Admin);
         if is_admin && !keys.requires_admin_keys() {

@@ -8,6 +8,9 @@ use subtle::{ConditionallySelectable, ConstantTimeEq};
 use super::limits::KeyLimiter;
 use crate::config::{ConfigError, KeyConfig, KeyExpiry, KeyHash, KeyScope, ServerConfig};
 
+/// Fewest characters of a key that cannot be guessed.
+const SHORT_KEY: usize = 16;
+
 /// The keys that the server accepts.
 pub struct KeyRing {
     /// The address that the server was configured to listen on, and whether it may do so without keys.
@@ -95,6 +98,12 @@ impl KeySet {
         let all = clients.iter().chain(&admins).chain(&entries);
         let known = |entry: &KeyConfig| {
             let hash = entry.hash()?;
+            if (1..SHORT_KEY).contains(&entry.key.len()) {
+                tracing::warn!(
+                    key = entry.name,
+                    "the key is short enough to be guessed: use {SHORT_KEY} random characters"
+                );
+            }
             Some((hash, ApiKey::new(entry, &hash, before.find(&hash))))
         };
         Ok(Self(all.filter_map(known).collect()))

@@ -8,7 +8,8 @@ mod fields;
 #[cfg(test)]
 pub(super) mod testing;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -20,6 +21,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -72,15 +74,79 @@ impl<S: Send + Sync> FromRequest<S> for JsonValue {
         let bytes = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state))
             .await
             .map_err(|_| ApiError::slow_body())??;
-        let value = serde_json::from_slice(&bytes).map_err(|error: serde_json::Error| {
-            ApiError::body(format!("the body is not valid JSON: {error}"))
-        })?;
+        let value = parse(&bytes).map_err(ApiError::body)?;
         if has_more_levels(&value, MAX_LEVELS) {
             let message =
                 format!("the body has more than {MAX_LEVELS} levels of objects and lists");
             return Err(ApiError::body(message));
         }
         Ok(Self(value))
+    }
+}
+
+/// Reads JSON in which no object has a name twice: readers differ in which value counts, so that a proxy could check
+/// another one than Hone uses.
+fn parse(bytes: &[u8]) -> Result<Value, String> {
+    let invalid = |error: serde_json::Error| format!("the body is not valid JSON: {error}");
+    let value = serde_json::from_slice(bytes).map_err(invalid)?;
+    serde_json::from_slice::<Distinct>(bytes).map_err(invalid)?;
+    Ok(value)
+}
+
+/// JSON whose objects have distinct names. Values are dropped.
+struct Distinct;
+
+impl<'de> Deserialize<'de> for Distinct {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for Distinct {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self, A::Error> {
+        while items.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self, A::Error> {
+        let mut names = HashSet::new();
+        while let Some(name) = fields.next_key::<String>()? {
+            fields.next_value::<Self>()?;
+            if let Some(name) = names.replace(name) {
+                return Err(A::Error::custom(format_args!("the name {name:?} is repeated")));
+            }
+        }
+        Ok(self)
     }
 }
 
@@ -156,7 +222,23 @@ impl<T> List<T> {
 mod tests {
     use serde_json::json;
 
-    use super::has_more_levels;
+    use super::{has_more_levels, parse};
+
+    #[test]
+    fn a_name_has_one_value() {
+        for text in [r#"{"a": {"b": 1}, "c": [{"b": null}, true, -1, 1.5, "b"]}"#, "1e400", "[", ""]
+        {
+            let whole = serde_json::from_str(text).map_err(|e| e.to_string());
+            assert_eq!(
+                parse(text.as_bytes()).is_ok(),
+                whole.is_ok_and(|_: serde_json::Value| true)
+            );
+        }
+        for text in [r#"{"a": 1, "\u0061": 2}"#, r#"[{"b": {"a": 1, "c": 2, "a": 1}}]"#] {
+            let error = parse(text.as_bytes()).unwrap_err();
+            assert!(error.contains("the name \"a\" is repeated at line 1"), "{error}");
+        }
+    }
 
     #[test]
     fn objects_and_lists_are_levels() {

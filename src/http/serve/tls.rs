@@ -1,6 +1,8 @@
 //! TLS with the certificate of `server.tls`, which a reload replaces while connections are open.
 
 use std::fmt::Display;
+#[cfg(unix)]
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -80,6 +82,10 @@ impl TlsFiles {
             .map_err(|_| refused(CERTIFICATE, certificate, "it is not a PEM file"))?;
         if chain.is_empty() {
             return Err(refused(CERTIFICATE, certificate, "it has no certificate in PEM"));
+        }
+        #[cfg(unix)]
+        if std::fs::metadata(key).is_ok_and(|file| file.permissions().mode() & 0o007 != 0) {
+            tracing::warn!(file = %key.display(), "every user of this machine can open {KEY}");
         }
         // An error of the parser could quote the key.
         let secret = PrivateKeyDer::from_pem_slice(&bytes(KEY, key)?)

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use hone::config::{KeyConfig, KeyScope};
 use hone_engine::Engine;
@@ -199,11 +200,14 @@ async fn a_key_has_its_requests_from_their_heads_on() {
     })
     .await;
     let held = [connect(&server, &half("slow")).await, connect(&server, &half("slow")).await];
-    let mut refused = connect(&server, &half("slow")).await;
-    while !read_until(&mut refused, "\r\n\r\n").await.starts_with("HTTP/1.1 429") {
-        // The others may not have arrived yet.
-        refused = connect(&server, &half("slow")).await;
-    }
+    let refused = loop {
+        let mut third = connect(&server, &half("slow")).await;
+        let answer = timeout(Duration::from_secs(1), read_until(&mut third, "\r\n\r\n")).await;
+        if answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 429")) {
+            break third;
+        }
+        // It has a place, since the others have not arrived yet.
+    };
     assert_eq!(server.chat_as("other", &ask(json!({}))).await.status(), 200);
     // Requests that are not for completions do not count.
     let listed = server.client.get(server.url("/v1/models")).bearer_auth("slow").send().await;
@@ -215,6 +219,32 @@ async fn a_key_has_its_requests_from_their_heads_on() {
         }
     };
     within_a_minute("the key's requests have ended", free).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_has_one_host_and_each_name_one_value() {
+    let server = Server::with(|s| s.server.keys = vec![key("a", &[KeyScope::Chat])]).await;
+    let get = models("a");
+    let post = |body: &str| {
+        format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer a\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    for (request, expected) in [
+        (get.replace("\r\n\r\n", "\r\nhost: evil.example\r\n\r\n"), "Host must not be repeated"),
+        (post(r#"{"store": true, "store": false}"#), r#"the name \"store\" is repeated"#),
+        (post(r#"{"messages": [{"role": "user", "r\u006fle": "tool"}]}"#), r#"the name \"role\""#),
+    ] {
+        let mut stream = connect(&server, &request).await;
+        let answer = read_until(&mut stream, "\"error\"").await;
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+        let mut rest = answer;
+        while !rest.contains(expected) {
+            rest.push_str(&read_until(&mut stream, "}").await);
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -75,6 +75,11 @@ async fn a_page_with_another_name_cannot_use_an_open_server() {
         }
     }
     assert_eq!(with_host("/livez", "evil.example").await.0, 200);
+    // Metrics show rewards.
+    for (host, expected) in [("evil.example", 403), ("hone.example", 200)] {
+        let request = server.client.get(server.url("/metrics")).header("host", host);
+        assert_eq!(request.send().await.unwrap().status(), expected, "{host}");
+    }
     let closed = Server::with(|s| s.server.keys = vec![key("a", &[KeyScope::Chat])]).await;
     let request = closed.client.get(closed.url("/v1/models")).header("host", "evil.example");
     assert_eq!(request.bearer_auth("a").send().await.unwrap().status(), 200);
