@@ -350,7 +350,7 @@ fn list_adapters(data: &Path, json: bool, out: &mut Output) -> anyhow::Result<()
         writeln!(out, "{}", serde_json::to_string(&records)?)?;
         return Ok(());
     }
-    write!(out, "{}", app::adapters::policy_tree::render(&records, data))?;
+    write!(out, "{}", app::adapters::policy_tree(&records, data))?;
     Ok(())
 }
 

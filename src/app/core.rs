@@ -5,28 +5,32 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use tokio::runtime::{Builder, Runtime};
 
 use hone_core::files::keep_files_private;
 use hone_core::metrics::Metrics;
-use hone_core::threads::set_background;
-use hone_core::types::{Message, Role};
-use hone_dataset::Curriculum;
+use hone_core::threads::{set_background, to_background};
+use hone_core::types::{
+    Interaction, InteractionId, Message, PromptSource, Role, SamplingParams, now_ms,
+};
+use hone_dataset::{Curriculum, Dataset, DatasetConfig, Prompt};
 use hone_engine::{Engine, ModelDir, Publisher};
 use hone_model::ModelSpec;
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
+use hone_reward::routes::RouteConfig;
 use hone_rollout::Rollout;
 use hone_store::Store;
 use hone_train::config::PeakRate;
-use hone_train::policy::{Policies, PolicySetup};
+use hone_train::monitoring::warnings::RewardRoles;
+use hone_train::policy::{ExamPrompt, Examiner, Policies, PolicySetup};
 use hone_train::{Learner, TrainHandle, TrainSetup, TrainWorker};
 
-use super::background::Background;
+use super::DetachedRuntime;
 use super::engines::Engines;
-use super::examiner::examiner;
 use super::memory::MemoryReport;
-use super::model::{claim, open_model};
-use super::rewards::reward_tools;
+use super::reward_tools;
+use super::{claim, open_model};
 use crate::config::Config;
 
 /// File name of the ledger in the data directory.
@@ -259,4 +263,99 @@ fn peak_rates(config: &Config, model: &ModelDir) -> anyhow::Result<Vec<(u64, f64
     let stages = config.dataset_in_use().map(|dataset| dataset.stages).unwrap_or_default();
     let curriculum = Curriculum::new(&stages)?;
     Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.resolve(rate))).collect())
+}
+
+// A runtime with low-priority threads, for the tasks that no client waits for.
+
+/// The runtime of rollouts, their rewards and the trainer's asynchronous calls.
+pub(super) struct Background(DetachedRuntime);
+
+impl Background {
+    pub fn start() -> std::io::Result<Self> {
+        let mut runtime = Builder::new_multi_thread();
+        let runtime = runtime.thread_name("hone-background").on_thread_start(to_background);
+        Ok(Self(DetachedRuntime::new(runtime.enable_all().build()?)))
+    }
+
+    /// Runs `f` so that the tasks it spawns run on this runtime.
+    pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
+        let _guard = self.0.get().map(Runtime::enter);
+        f()
+    }
+}
+
+// The gate's prompts and rewards.
+
+/// What the gate needs. Reads the exam's file, if there is one.
+pub(super) fn examiner(
+    config: &Config,
+    engine: &Arc<dyn Engine>,
+    store: &Store,
+    routes: &Arc<Routes>,
+) -> anyhow::Result<Examiner> {
+    let gate = &config.policy.gate;
+    let parts: Vec<_> = config.routes.0.iter().flat_map(RouteConfig::parts).collect();
+    let roles = RewardRoles::of(parts.iter().map(|part| (part.name.as_str(), part.kind.name())));
+    let exam = if gate.exam_file.is_empty() {
+        Vec::new()
+    } else {
+        exam_prompts(config, engine, routes).context("policy.gate.exam_file")?
+    };
+    let max_tokens = if gate.max_tokens > 0 { gate.max_tokens } else { config.rollout.max_tokens };
+    Ok(Examiner {
+        engine: Arc::clone(engine),
+        routes: Arc::clone(routes),
+        store: store.clone(),
+        temperature: config.rollout.temperature,
+        max_tokens,
+        exam,
+        format_parts: roles.format,
+    })
+}
+
+/// The rows of the exam's file, which the dataset's route scores.
+fn exam_prompts(
+    config: &Config,
+    engine: &Arc<dyn Engine>,
+    routes: &Arc<Routes>,
+) -> anyhow::Result<Vec<ExamPrompt>> {
+    let route = routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
+    let file = DatasetConfig {
+        path: Path::new(&config.policy.gate.exam_file).to_owned(),
+        eval_path: Default::default(),
+        ..config.dataset.clone()
+    };
+    let Dataset { train, held_out, .. } = Dataset::open(&file)?;
+    train.iter().chain(&held_out).map(|prompt| exam_prompt(prompt, engine, route)).collect()
+}
+
+fn exam_prompt(
+    prompt: &Arc<Prompt>,
+    engine: &Arc<dyn Engine>,
+    route: &Arc<hone_reward::Route>,
+) -> anyhow::Result<ExamPrompt> {
+    let interaction = Interaction {
+        id: InteractionId::new(),
+        created: now_ms(),
+        source: PromptSource::Dataset,
+        route: route.name.clone(),
+        model: engine.info().name.clone(),
+        endpoint: Default::default(),
+        key_id: None,
+        messages: prompt.messages.clone(),
+        metadata: prompt.metadata.clone(),
+        params: SamplingParams::default(),
+        prompt_ids: engine.codec().prompt(&prompt.messages)?,
+        template_hash: engine.codec().template_hash().to_owned(),
+        stop: Vec::new(),
+        held_out: true,
+        chat: Default::default(),
+        grammar: None,
+        continues: None,
+    };
+    Ok(ExamPrompt {
+        interaction: Arc::new(interaction),
+        route: Some(Arc::clone(route)),
+        held_out: true,
+    })
 }

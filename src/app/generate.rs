@@ -16,7 +16,7 @@ use hone_sampler::BatchedPublisher;
 use super::adapters::{FoundVersion, VersionChoice, find};
 use super::core::LEDGER;
 use super::engines::{NativePurpose, load_base, start_native};
-use super::model::{open_model, owner};
+use super::{open_model, owner};
 use crate::config::Config;
 
 /// The weights that generate.

@@ -13,7 +13,7 @@ use hone_train::memory::{BaseMemory, MemoryPlanner, ProcessMemory, ProcessSetup}
 use hone_train::{Learner, available_memory};
 
 use super::engines::{EnginesNeeded, NativePurpose};
-use super::model::open_model;
+use super::open_model;
 use crate::config::Config;
 
 /// The memory that a process needs, and the memory that it may hold.

@@ -4,25 +4,355 @@
 //! [`start`] serves a [`Core`] over HTTP. Shutdown runs in the reverse order.
 
 pub mod adapters;
-mod background;
 mod core;
-mod dataset;
-mod detached_runtime;
 mod engines;
-mod examiner;
 pub mod generate;
 mod memory;
-mod model;
-mod rewards;
 mod service;
-mod step_watch;
-mod validate;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::runtime::Runtime;
+
+use hone_core::files::replace_file;
+use hone_core::metrics::Metrics;
+use hone_dataset::Dataset;
+use hone_engine::{Codec, ModelDir};
+use hone_hub::{DatasetQuery, Hub, HubDataset, dataset_id};
+use hone_reward::routes::RouteConfig;
+use hone_reward::sandbox::Setup;
+use hone_reward::{GraderEndpoint, LazySandbox, RewardError, Routes, Tools};
+use hone_train::Learner;
+
+use crate::config::Config;
+use crate::http::{KeyRing, Tls};
+use crate::runs::data_check;
+use crate::usage;
+use engines::SelfJudge;
 
 pub use self::core::{Core, LEDGER, RUN_GRACE};
-pub use dataset::fetch_dataset;
-pub(crate) use detached_runtime::DetachedRuntime;
 pub use memory::{MemoryReport, explain_memory, longest_recorded_sample};
-pub use model::model_of_records;
-pub use rewards::{RewardTools, load_rewards, reward_tools};
 pub use service::{ReloadSignal, Service, shutdown_signal, start};
-pub use validate::validate;
+
+// A tokio runtime beside the one that the process runs on.
+
+/// A runtime that may be dropped in a task. Its threads end by themselves then, because a task must not block on
+/// them, which the usual end of a runtime does.
+pub(crate) struct DetachedRuntime(Option<Runtime>);
+
+impl DetachedRuntime {
+    pub fn new(runtime: Runtime) -> Self {
+        Self(Some(runtime))
+    }
+
+    /// `None` only while it is dropped.
+    pub fn get(&self) -> Option<&Runtime> {
+        self.0.as_ref()
+    }
+}
+
+impl Drop for DetachedRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+// `hone validate`: the configuration, its rewards and its dataset, without a run.
+
+/// Checks a configuration, and, if `reads_data`, the dataset that it names, which is fetched if it is one
+/// of the hub. Returns a report. No model is downloaded.
+///
+/// # Errors
+/// The first thing that would stop a run, or keep it from learning.
+pub async fn validate(config: &mut Config, reads_data: bool) -> anyhow::Result<String> {
+    KeyRing::load(&config.server)?;
+    Tls::load(&config.server.tls)?;
+    let rewards = reward_tools(config, Arc::new(Metrics::new()?)).await?;
+    let routes = rewards.routes(config).await?;
+    let mut text = "the configuration is valid\n".to_owned();
+    let Some(dataset) = config.dataset_in_use() else { return Ok(text) };
+    hone_dataset::check(&dataset)?;
+    if reads_data {
+        fetch_dataset(config).await?;
+        let dataset = config.dataset_in_use().unwrap_or(dataset);
+        let dataset = Dataset::open(&dataset)?;
+        let codec = tokenizer(config)?;
+        let codec = codec.as_ref().map(|(codec, context)| (codec, *context));
+        text += &data_check::describe(config, &dataset, &routes, codec).await?;
+    }
+    Ok(text)
+}
+
+/// The model's tokenizer and context length; `None` if the model is not on this machine.
+fn tokenizer(config: &Config) -> anyhow::Result<Option<(Codec, usize)>> {
+    let model = &config.model.path;
+    if model.is_empty() {
+        let name = format!("hone-validate-{}", uuid::Uuid::now_v7().simple());
+        let temporary = std::env::temp_dir().join(name);
+        let unpacked = hone_model::embedded::unpack(&temporary);
+        let loaded =
+            unpacked.context("unpacking the embedded model").and_then(|path| load_codec(&path));
+        // The error of the model is the one to report.
+        let _removed = std::fs::remove_dir_all(&temporary);
+        return loaded.map(Some);
+    }
+    let path = if Path::new(model).exists() {
+        Some(PathBuf::from(model))
+    } else {
+        let hub = Hub::new(&config.hub, &config.data.dir);
+        let is_complete = |dir: &Path| ModelDir::open(dir).is_ok();
+        Hub::is_model_id(model).then(|| hub.cached_model(model, is_complete)).flatten()
+    };
+    path.map(|path| load_codec(&path)).transpose()
+}
+
+fn load_codec(path: &Path) -> anyhow::Result<(Codec, usize)> {
+    let dir = ModelDir::open(path)?;
+    Ok((Codec::load(&dir)?, dir.context()))
+}
+
+// Fetches datasets of the hub before they are opened.
+
+/// Fetches what the configuration names as `hf://OWNER/NAME`, sets the files of the dataset, and sets
+/// `dataset.revision` to their commit, so that a copy of the configuration names the same rows.
+///
+/// # Errors
+/// If the hub cannot be reached or does not have the split as Parquet. Also if a path that does not
+/// exist is the id of a dataset without `hf://`.
+pub async fn fetch_dataset(config: &mut Config) -> anyhow::Result<()> {
+    let Some(used) = config.dataset_in_use() else { return Ok(()) };
+    let hub = Hub::new(&config.hub, &config.data.dir);
+    let path = id_in("dataset.path", &used.path)?;
+    let eval = id_in("dataset.eval_path", &used.eval_path)?;
+    let dataset = &mut config.dataset;
+    if let Some(id) = path {
+        let (split, split_key) = (used.split.as_str(), "dataset.split");
+        let (config, revision) = (used.config.as_str(), used.revision.as_str());
+        let query = DatasetQuery { id, config, split, split_key, revision };
+        let found = fetch(&hub, &query).await?;
+        dataset.revision.clone_from(&found.commit);
+        dataset.files = found.files;
+    }
+    if let Some(id) = eval {
+        // The keys name the training dataset, unless that is a file.
+        let same = path.is_none_or(|path| path == id);
+        let (config, revision) =
+            if same { (used.config.as_str(), dataset.revision.as_str()) } else { ("", "") };
+        let (split, split_key) = (used.eval_split.as_str(), "dataset.eval_split");
+        let query = DatasetQuery { id, config, split, split_key, revision };
+        dataset.eval_files = fetch(&hub, &query).await?.files;
+    }
+    Ok(())
+}
+
+/// The id in a path, if the path names a dataset of the hub.
+fn id_in<'a>(key: &str, path: &'a Path) -> anyhow::Result<Option<&'a str>> {
+    if let Some(id) = dataset_id(path) {
+        return Ok(Some(id?));
+    }
+    let text = path.to_string_lossy();
+    let has_extension = path.extension().is_some_and(|extension| extension.len() <= 7);
+    ensure!(
+        path.exists() || has_extension || !Hub::is_model_id(&text),
+        "{key}: there is no file {text:?}; a dataset of the hub is written \"hf://{text}\""
+    );
+    Ok(None)
+}
+
+async fn fetch(hub: &Hub, query: &DatasetQuery<'_>) -> anyhow::Result<HubDataset> {
+    let found = hub.dataset(query).await?;
+    let (id, split, commit) = (query.id, query.split, &found.commit);
+    let files: Vec<String> = found.files.iter().map(|path| file_name(path)).collect();
+    tracing::info!(id, split, commit, ?files, "dataset of the hub");
+    if found.partial {
+        tracing::warn!("hf://{id}: the hub has only the beginning of split {split} as Parquet");
+    }
+    Ok(found)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+// The services that the configured rewards use.
+
+/// The services that the configured rewards use.
+pub struct RewardTools {
+    /// Argument of [`Routes::with`].
+    pub tools: Tools,
+    /// Judge in `tools` that uses the served base model; not loaded yet.
+    self_judge: Arc<SelfJudge>,
+}
+
+impl RewardTools {
+    /// Builds the configured routes and probes their parts.
+    ///
+    /// # Errors
+    /// The first route, part and key with a wrong value, or with Python that cannot be loaded.
+    pub async fn routes(&self, config: &Config) -> Result<Routes, RewardError> {
+        let routes = Routes::with(&config.routes, &self.tools)?;
+        routes.probe().await?;
+        Ok(routes)
+    }
+}
+
+/// Sets up the services that the configured rewards use. A sandbox is probed before it is used.
+///
+/// # Errors
+/// If a reward runs Python that cannot be confined on this machine, or if an HTTP client cannot be
+/// created.
+pub async fn reward_tools(config: &Config, metrics: Arc<Metrics>) -> anyhow::Result<RewardTools> {
+    let self_judge = Arc::new(SelfJudge::default());
+    let python = Arc::new(LazySandbox::new(Setup {
+        python: config.sandbox.python.clone(),
+        concurrency: config.sandbox.concurrency,
+        uid: config.sandbox.uid,
+        ..Setup::default()
+    }));
+    let mut kinds = config.routes.0.iter().flat_map(RouteConfig::parts).map(|part| part.kind);
+    let sandbox = match kinds.any(|kind| kind.needs_sandbox()) {
+        true => Some(python.get().await.context("the sandbox")?),
+        false => None,
+    };
+    let endpoint = GraderEndpoint::new(&config.graders, &metrics).context("[graders]")?;
+    let tools = Tools {
+        metrics: Some(metrics),
+        self_judge: Some(self_judge.clone()),
+        endpoint,
+        sandbox,
+        python: Some(python),
+    };
+    Ok(RewardTools { tools, self_judge })
+}
+
+/// The configured rewards and the model's tokenizer, without an engine for the policy. If a judge
+/// uses the base model, that model is loaded.
+///
+/// # Errors
+/// If the model cannot be found or read, and as [`reward_tools`].
+pub async fn load_rewards(config: &Config) -> anyhow::Result<(Codec, Routes)> {
+    let data = &config.data.dir;
+    let dir = open_model(config, data).await?;
+    let rewards = reward_tools(config, Arc::new(Metrics::new()?)).await?;
+    let routes = rewards.routes(config).await?;
+    if config.uses_self_judge() {
+        rewards.self_judge.load(config, &dir, data, None).await?;
+    }
+    Ok((Codec::load(&dir)?, routes))
+}
+
+// Finds the configured model, and claims the data directory for it.
+
+/// Finds the configured model, fetches it from the hub, or unpacks the embedded one.
+async fn open_model(config: &Config, data: &Path) -> anyhow::Result<ModelDir> {
+    let model = &config.model.path;
+    let path = if model.is_empty() {
+        hone_model::embedded::unpack(data).context("unpacking the embedded model")?
+    } else if Path::new(model).exists() {
+        PathBuf::from(model)
+    } else if Hub::is_model_id(model) {
+        let is_complete = |dir: &Path| ModelDir::open(dir).is_ok();
+        Hub::new(&config.hub, data).model(model, is_complete).await?
+    } else {
+        bail!(
+            "model.path is {model:?}: it must be a directory, a GGUF file or a hub id of the \
+             form organization/name"
+        )
+    };
+    let mut dir = ModelDir::open(&path)?;
+    if !config.model.name.is_empty() {
+        dir.name.clone_from(&config.model.name);
+    } else if model.is_empty() {
+        hone_model::embedded::NAME.clone_into(&mut dir.name);
+    } else if !Path::new(model).exists() {
+        dir.name.clone_from(model);
+    }
+    Ok(dir)
+}
+
+/// Finds the configured model for a run on the records of the data directory `source`, and claims the
+/// run's own data directory for it.
+///
+/// # Errors
+/// If the model cannot be found or trained, or a directory belongs to another model: recorded token ids
+/// apply to one model only.
+pub async fn model_of_records(config: &Config, source: &Path) -> anyhow::Result<ModelDir> {
+    let data = &config.data.dir;
+    std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
+    let model = open_model(config, data).await?;
+    Learner::check(&model, &config.train)?;
+    let fits = owner(source, &model).context("--from-ledger: the records are of another model");
+    fits.map_err(usage)?;
+    claim(data, &model).await?;
+    Ok(model)
+}
+
+/// File that names the model that a data directory belongs to.
+const CLAIM_FILE: &str = "model.json";
+
+/// Content of [`CLAIM_FILE`].
+#[derive(Serialize, Deserialize)]
+struct Claim {
+    name: String,
+    /// The model's [`fingerprint`].
+    sha256: String,
+}
+
+/// The name of the model that a data directory belongs to; `None` if it belongs to none yet.
+///
+/// # Errors
+/// If the directory belongs to a model with other files than `model`.
+fn owner(data: &Path, model: &ModelDir) -> anyhow::Result<Option<String>> {
+    let path = data.join(CLAIM_FILE);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let existing: Claim = serde_json::from_slice(&std::fs::read(&path)?)
+        .with_context(|| format!("{} is damaged", path.display()))?;
+    anyhow::ensure!(
+        existing.sha256 == fingerprint(model)?,
+        "data.dir {} belongs to the model {}, not to {}: use a separate data directory for each \
+         model",
+        data.display(),
+        existing.name,
+        model.path.display(),
+    );
+    Ok(Some(existing.name))
+}
+
+/// Claims the data directory for `model` and refuses a directory of another model, because its
+/// adapters, checkpoints and recorded token ids do not apply to this one. Reads files off the async
+/// threads.
+///
+/// # Errors
+/// If the directory belongs to another model, or a file cannot be read or written.
+async fn claim(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
+    let (data, model) = (data.to_owned(), model.clone());
+    tokio::task::spawn_blocking(move || claim_files(&data, &model)).await?
+}
+
+fn claim_files(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
+    if owner(data, model)?.is_none() {
+        let claim = Claim { name: model.name.clone(), sha256: fingerprint(model)? };
+        let claim = serde_json::to_string_pretty(&claim)?;
+        replace_file(&data.join(CLAIM_FILE), format!("{claim}\n").as_bytes())?;
+    }
+    Ok(())
+}
+
+/// SHA-256 of the model's configuration and tokenizer, and of the lengths of its weight files.
+fn fingerprint(model: &ModelDir) -> anyhow::Result<String> {
+    let mut hasher = Sha256::new();
+    hasher.update(model.config_json()?);
+    hasher.update(model.tokenizer_json()?);
+    for file in &model.weights {
+        hasher.update(std::fs::metadata(file)?.len().to_le_bytes());
+    }
+    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}

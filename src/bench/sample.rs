@@ -24,9 +24,9 @@ use hone_sampler::{
     WeightsId,
 };
 
-use super::machine::Peak;
+use super::Folder;
+use super::Peak;
 use super::train::Subject;
-use super::{Folder, machine};
 
 pub(crate) use hone_model::adapter::LoraConfig;
 
@@ -183,7 +183,7 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
         rank: options.rank,
         threads,
         dtype: whole.engine.dtype(),
-        load: machine::load(),
+        load: super::machine_load(),
         best_tokens_per_second: rates.iter().copied().fold(0.0, f64::max),
         mask_seconds: (masks > 0).then(|| mask_time / masks as f64),
         mask_share: (masks > 0).then(|| mask_time / (sampling * threads as f64)),

@@ -1,30 +1,29 @@
 //! The command line, as clap structures.
 
 mod bench;
-mod common;
-mod from_ledger;
-mod generate;
 mod values;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
-use values::{engine_backend, promotion, sampler_kind};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 
+use hone_core::types::UnixMillis;
 use hone_engine::EngineBackend;
+use hone_model::weights::Quantize;
 use hone_rollout::SamplerKind;
 use hone_train::policy::Promotion;
 
+use crate::app::adapters::VersionChoice;
+use crate::app::generate::Weights;
 use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
+use crate::runs::from_ledger::filter::{LedgerFilter, VersionRange, parse_time};
+use values::{engine_backend, promotion, quantize, sampler_kind};
 
 pub use bench::{
     BenchCommand, BenchHttpArgs, BenchInterferenceArgs, BenchSafetyArgs, BenchSampleArgs,
     BenchTrainArgs,
 };
-pub use common::{ConfigArgs, DataArgs, RunArgs};
-pub use from_ledger::FromLedgerArgs;
-pub use generate::GenerateArgs;
 
 /// Serves a language model and keeps training it on its own traffic.
 ///
@@ -332,4 +331,143 @@ pub struct TestRewardsArgs {
     /// Print samples and statistics as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+// Arguments that several commands have.
+
+/// The arguments of every command that loads a model.
+#[derive(Clone, Debug, Args)]
+pub struct ConfigArgs {
+    /// Model: a Hugging Face directory or hub id, or a GGUF file [default: model.path, or the embedded
+    /// model]
+    #[arg(long, value_name = "DIR|HUB_ID|FILE")]
+    pub model: Option<String>,
+    /// Format that the frozen weights are converted to [default: model.quantize]
+    #[arg(long, value_name = "FORMAT", value_parser = quantize())]
+    pub quantize: Option<Quantize>,
+    /// Configuration file (see configs/default.toml and configs/examples)
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Data directory: ledger, adapters, checkpoints, logs [default: ./hone-data]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+}
+
+/// Arguments that `hone train` and `hone eval` share.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Common arguments.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Engine that generates and judges [default: engine.backend]
+    #[arg(long, value_name = "BACKEND", value_parser = engine_backend())]
+    pub backend: Option<EngineBackend>,
+    /// Dataset: JSONL, CSV or Parquet, or hf://OWNER/NAME
+    #[arg(long, value_name = "FILE|HF_URL")]
+    pub dataset: Option<PathBuf>,
+}
+
+/// The data directory of a stopped daemon.
+#[derive(Debug, Args)]
+pub struct DataArgs {
+    /// Data directory
+    #[arg(long, value_name = "DIR", default_value = "hone-data")]
+    pub data: PathBuf,
+}
+
+// The arguments of `hone generate`.
+
+/// `hone generate`.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("weights").args(["version", "best", "base", "adapter"]))]
+pub struct GenerateArgs {
+    /// The user's message [default: standard input]
+    #[arg(value_name = "PROMPT", conflicts_with = "messages")]
+    pub prompt: Option<String>,
+    /// Conversation, as a JSON list of {role, content}
+    #[arg(long, value_name = "FILE")]
+    pub messages: Option<PathBuf>,
+    /// System message [default: dataset.system_prompt]
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Use a policy version of the data directory [default: the active one, if there is one]
+    #[arg(long, value_name = "N")]
+    pub version: Option<u64>,
+    /// Use the adapter of the best evaluation of `hone train`
+    #[arg(long)]
+    pub best: bool,
+    /// Use the model without an adapter
+    #[arg(long)]
+    pub base: bool,
+    /// Use an adapter in a PEFT directory, such as one that `hone adapters export --peft` writes
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
+    /// Divides the logits; 0 is greedy decoding
+    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    pub temperature: f32,
+    /// Samples from the smallest set of tokens with at least this probability
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f32,
+    /// Longest completion, in tokens
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_tokens: u32,
+    /// Seed of the first completion; each further one adds 1
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Number of completions
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub samples: u64,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Common arguments.
+    #[command(flatten)]
+    pub config: ConfigArgs,
+}
+
+impl GenerateArgs {
+    /// The weights that the flags choose.
+    pub fn weights(&self) -> Weights {
+        match (&self.adapter, self.version) {
+            _ if self.base => Weights::Base,
+            _ if self.best => Weights::Version(VersionChoice::Best),
+            (Some(adapter), _) => Weights::Adapter(adapter.clone()),
+            (None, Some(version)) => Weights::Version(VersionChoice::Number(version)),
+            (None, None) => Weights::Default,
+        }
+    }
+}
+
+// The arguments of `hone train` for recorded completions.
+
+/// The part of `hone train` that is for recorded completions.
+#[derive(Debug, Args)]
+pub struct FromLedgerArgs {
+    /// Train on the records of a stopped daemon, its data directory or ledger file, instead of a dataset
+    #[arg(long, value_name = "DIR", conflicts_with = "dataset")]
+    pub from_ledger: Option<PathBuf>,
+    /// Use completions from this time on: RFC 3339, or a day
+    #[arg(long, value_name = "TIME", requires = "from_ledger", value_parser = parse_time)]
+    pub since: Option<UnixMillis>,
+    /// Use completions before this time
+    #[arg(long, value_name = "TIME", requires = "from_ledger", value_parser = parse_time)]
+    pub until: Option<UnixMillis>,
+    /// Use the records of a route; repeatable
+    #[arg(long = "route", value_name = "NAME", requires = "from_ledger")]
+    pub routes: Vec<String>,
+    /// Use completions of a policy version such as 7, or of a range such as 3-7; repeatable
+    #[arg(long = "policy", value_name = "VERSIONS", requires = "from_ledger")]
+    pub policies: Vec<VersionRange>,
+    /// Share of the recorded prompts to hold out
+    #[arg(long, value_name = "SHARE", requires = "from_ledger", default_value_t = 0.1)]
+    pub holdout: f64,
+}
+
+impl FromLedgerArgs {
+    /// Which records the flags select.
+    pub fn filter(&self) -> LedgerFilter {
+        let Self { since, until, routes, policies, .. } = self;
+        let (routes, policies) = (routes.clone(), policies.clone());
+        LedgerFilter { since: *since, until: *until, routes, policies }
+    }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::range::{Checked, at_least, between};
+use hone_core::config::{Checked, at_least, between};
 use hone_train::config::WarningConfig;
 
 /// Early stopping of a run.

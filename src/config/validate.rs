@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
-use hone_core::config::range::between;
+use hone_core::config::between;
 use hone_core::config::{Checked, Problem, label, quoted};
 use hone_engine::EngineBackend;
 use hone_hub::{check_revision, dataset_id};

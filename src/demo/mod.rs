@@ -8,8 +8,6 @@
 
 pub mod client;
 pub mod config;
-mod daemon;
-mod dir;
 mod error;
 pub mod eval;
 mod options;
@@ -22,18 +20,20 @@ pub mod users;
 pub mod versions;
 
 use std::io::{IsTerminal as _, Write};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
 
+use futures::FutureExt as _;
+use futures::future::LocalBoxFuture;
+
+use crate::config::Config;
 use client::Client;
-use dir::DemoDir;
 use progress::DemoProgress;
+use report::DemoDir;
 use report::{Findings, NextSteps};
 use versions::VersionHistory;
 
-use crate::config::Config;
-
-pub use daemon::DaemonHandle;
 pub use error::DemoError;
 pub use options::{DEFAULT_STEPS, DemoOptions, RewardsMode};
 pub use report::DemoReport;
@@ -148,5 +148,37 @@ fn present(
 async fn interrupted() {
     if tokio::signal::ctrl_c().await.is_err() {
         std::future::pending().await
+    }
+}
+
+// The daemon under demonstration.
+
+/// A running daemon, known only by its URL. Tests start a fake one.
+pub struct DaemonHandle {
+    url: String,
+    shutdown: Box<dyn FnOnce() -> LocalBoxFuture<'static, anyhow::Result<()>>>,
+}
+
+impl DaemonHandle {
+    /// A daemon that listens on `addr` without TLS, as [`config`](super::config) has it; awaiting `shutdown` ends it.
+    pub fn new<F, Fut>(addr: SocketAddr, shutdown: F) -> Self
+    where
+        F: FnOnce() -> Fut + 'static,
+        Fut: Future<Output = anyhow::Result<()>> + 'static,
+    {
+        Self { url: format!("http://{addr}"), shutdown: Box::new(move || shutdown().boxed_local()) }
+    }
+
+    /// The base URL of its API.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Shuts it down.
+    ///
+    /// # Errors
+    /// If it does not shut down cleanly.
+    pub async fn shut_down(self) -> anyhow::Result<()> {
+        (self.shutdown)().await
     }
 }

@@ -13,8 +13,8 @@ use hone_store::{Store, StoreError};
 
 use super::auth::KeyRing;
 use super::error::ApiError;
-use super::generate::recent_turns::RecentTurns;
-use super::generate::tokenizer_places::TokenizerPlaces;
+use super::generate::RecentTurns;
+use super::generate::TokenizerPlaces;
 use super::operator::control::{PolicyControl, ServedSink, TrainControl};
 use crate::config::ServerConfig;
 

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::range::{above, at_least, between, finite};
 use hone_core::config::{Checked, Problem, label, quoted};
+use hone_core::config::{above, at_least, between, finite};
 
 /// File format of a dataset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

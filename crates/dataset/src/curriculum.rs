@@ -1,8 +1,9 @@
 //! The stages of training: which prompts, rewards and learning rate apply at each optimizer step.
 
+use std::collections::BTreeMap;
+
 use crate::config::StageConfig;
 use crate::error::DatasetError;
-use crate::filter::Filter;
 
 /// The peak learning rate of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -114,6 +115,145 @@ impl Curriculum {
     }
 }
 
+// Filters that select prompts by their metadata, such as `level = "easy" and sum <= 20`.
+//
+// A filter is a list of clauses `column operator value`, joined by `and`. The operators are `=`
+// (or `==`), `!=`, `<`, `<=`, `>` and `>=`. A value is a number, a bare word, or a text in `"` or
+// `'`. A column name with other characters than letters, digits, `_`, `-`, `+` and `.` is written
+// in backticks. A number is compared with the column's text parsed as a number; a text supports
+// only `=` and `!=`. A clause does not match a prompt that lacks the column, or whose column is
+// not a number where the clause has one.
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Operator {
+    Equal,
+    NotEqual,
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Operand {
+    Number(f64),
+    Text(String),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Clause {
+    column: String,
+    operator: Operator,
+    operand: Operand,
+}
+
+/// A predicate over a prompt's metadata. Without clauses it matches every prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Filter {
+    clauses: Vec<Clause>,
+}
+
+impl Filter {
+    /// Parses a filter. White space alone is a filter without clauses.
+    ///
+    /// # Errors
+    /// A sentence about the first unexpected part.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut rest = text.trim_start();
+        let mut clauses = Vec::new();
+        while !rest.is_empty() {
+            if !clauses.is_empty() {
+                rest = match split_word(rest) {
+                    Some(("and", after)) => after.trim_start(),
+                    _ => return Err(format!("`and` is expected before `{rest}`")),
+                };
+            }
+            let (clause, after) = parse_clause(rest)?;
+            clauses.push(clause);
+            rest = after.trim_start();
+        }
+        Ok(Self { clauses })
+    }
+
+    /// Whether a prompt with this metadata matches every clause.
+    pub fn matches(&self, metadata: &BTreeMap<String, String>) -> bool {
+        self.clauses
+            .iter()
+            .all(|clause| metadata.get(&clause.column).is_some_and(|value| clause.matches(value)))
+    }
+}
+
+impl Clause {
+    fn matches(&self, value: &str) -> bool {
+        use std::cmp::Ordering::{Equal, Greater, Less};
+
+        let ordering = match &self.operand {
+            Operand::Number(wanted) => match value.trim().parse::<f64>() {
+                Ok(found) => found.partial_cmp(wanted),
+                Err(_) => None,
+            },
+            Operand::Text(wanted) => Some(value.cmp(wanted.as_str())),
+        };
+        match self.operator {
+            Operator::Equal => ordering == Some(Equal),
+            Operator::NotEqual => ordering.is_some_and(|o| o != Equal),
+            Operator::Less => ordering == Some(Less),
+            Operator::LessOrEqual => matches!(ordering, Some(Less | Equal)),
+            Operator::Greater => ordering == Some(Greater),
+            Operator::GreaterOrEqual => matches!(ordering, Some(Greater | Equal)),
+        }
+    }
+}
+
+fn parse_clause(text: &str) -> Result<(Clause, &str), String> {
+    let (column, rest) = match text.strip_prefix('`') {
+        Some(rest) => rest.split_once('`').ok_or("a backtick is left open")?,
+        None if text.is_empty() => return Err("a column is expected at the end".to_owned()),
+        None => split_word(text).ok_or_else(|| format!("a column is expected before `{text}`"))?,
+    };
+    let rest = rest.trim_start();
+    let operators = [
+        ("==", Operator::Equal),
+        ("=", Operator::Equal),
+        ("!=", Operator::NotEqual),
+        ("<=", Operator::LessOrEqual),
+        ("<", Operator::Less),
+        (">=", Operator::GreaterOrEqual),
+        (">", Operator::Greater),
+    ];
+    let found = operators.iter().find_map(|(sign, op)| Some((op, rest.strip_prefix(sign)?)));
+    let Some((operator, rest)) = found else {
+        return Err(format!("after `{column}` one of = != < <= > >= is expected"));
+    };
+    let (operand, rest) = parse_operand(column, rest.trim_start())?;
+    if matches!(operand, Operand::Text(_))
+        && !matches!(operator, Operator::Equal | Operator::NotEqual)
+    {
+        return Err(format!("`{column}` can be ordered by a number only; a text takes = or !="));
+    }
+    Ok((Clause { column: column.to_owned(), operator: *operator, operand }, rest))
+}
+
+fn parse_operand<'a>(column: &str, text: &'a str) -> Result<(Operand, &'a str), String> {
+    for quote in ['"', '\''] {
+        if let Some(rest) = text.strip_prefix(quote) {
+            let (inside, rest) = rest.split_once(quote).ok_or("a quotation mark is left open")?;
+            return Ok((Operand::Text(inside.to_owned()), rest));
+        }
+    }
+    let (bare, rest) =
+        split_word(text).ok_or_else(|| format!("`{column}` is compared with nothing"))?;
+    let number = bare.parse::<f64>().ok().filter(|number| number.is_finite());
+    Ok((number.map_or_else(|| Operand::Text(bare.to_owned()), Operand::Number), rest))
+}
+
+/// Splits off the letters, digits, `_`, `-`, `+` and `.` at the start of `text`.
+fn split_word(text: &str) -> Option<(&str, &str)> {
+    let end =
+        text.find(|c: char| !c.is_alphanumeric() && !"_-+.".contains(c)).unwrap_or(text.len());
+    (end > 0).then(|| text.split_at(end))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,5 +291,69 @@ mod tests {
         let stage = StageConfig { filter: "level".into(), ..StageConfig::default() };
         let error = Curriculum::new(&[StageConfig::default(), stage]).unwrap_err();
         insta::assert_snapshot!(error, @r#"dataset.stage[1].filter = "level": after `level` one of = != < <= > >= is expected"#);
+    }
+
+    mod filter {
+        use insta::assert_snapshot;
+
+        use super::super::*;
+
+        fn matches(filter: &str) -> bool {
+            let metadata = [("level", "easy"), ("sum", "7"), ("a b", "x"), ("half", "0.50")];
+            let metadata = metadata.map(|(k, v)| (k.to_owned(), v.to_owned()));
+            Filter::parse(filter).unwrap().matches(&BTreeMap::from(metadata))
+        }
+
+        #[test]
+        fn clauses_compare_numbers_and_texts() {
+            for yes in [
+                "",
+                "  ",
+                "level = \"easy\"",
+                "level='easy'",
+                "level == easy and sum <= 7 and sum>6",
+                "level != 'hard'",
+                "sum >= 7.0",
+                "sum = 7",
+                "half = 0.5",
+                "`a b` = x",
+                "sum = '7'",
+            ] {
+                assert!(matches(yes), "{yes}");
+            }
+            for no in [
+                "level = hard",
+                "sum < 7",
+                "sum != 7",
+                "level > 3",
+                "level != 3",
+                "nowhere = 1",
+                "nowhere != 1",
+                "half = '0.5'",
+                "level = easy and sum > 7",
+            ] {
+                assert!(!matches(no), "{no}");
+            }
+        }
+
+        #[test]
+        fn errors_name_the_unexpected_part() {
+            let error = |text| Filter::parse(text).unwrap_err();
+            assert_snapshot!(error("level"), @"after `level` one of = != < <= > >= is expected");
+            assert_snapshot!(error("= 3"), @"a column is expected before `= 3`");
+            assert_snapshot!(error("level ="), @"`level` is compared with nothing");
+            assert_snapshot!(error("level = 'easy"), @"a quotation mark is left open");
+            assert_snapshot!(error("level = easy or sum < 3"), @"`and` is expected before `or sum < 3`");
+            assert_snapshot!(error("level = easy and"), @"a column is expected at the end");
+            assert_snapshot!(error("level < 'easy'"), @"`level` can be ordered by a number only; a text takes = or !=");
+            assert_snapshot!(error("`level = 3"), @"a backtick is left open");
+        }
+
+        proptest::proptest! {
+            #[test]
+            fn parsing_never_panics(text in "[a-z0-9 =<>!`'\"é.-]{0,40}") {
+                let _ = Filter::parse(&text);
+            }
+        }
     }
 }

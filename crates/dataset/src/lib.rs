@@ -16,12 +16,8 @@ mod config;
 mod curriculum;
 mod dataset;
 mod error;
-mod filter;
-mod mix;
-mod outcome;
 mod prompt;
 mod read;
-mod report;
 mod sampler;
 mod split;
 
@@ -29,14 +25,14 @@ pub use config::{
     DatasetConfig, DatasetFormat, DifficultyConfig, FewShot, MixConfig, OnBadRow, SamplingStrategy,
     StageConfig,
 };
+pub use curriculum::Filter;
 pub use curriculum::{Curriculum, CurriculumStage, LearningRate};
+pub use dataset::DatasetReport;
 pub use dataset::{Dataset, check};
 pub use error::{BadRow, DatasetError, RowPlace};
-pub use filter::Filter;
-pub use mix::LiveMix;
-pub use outcome::PromptOutcome;
 pub use prompt::{ANSWER, Prompt, PromptId, with_configured_context};
-pub use report::DatasetReport;
+pub use sampler::LiveMix;
+pub use sampler::PromptOutcome;
 pub use sampler::{Draw, PromptSampler, PromptSamplerState};
 
 #[cfg(test)]

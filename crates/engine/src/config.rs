@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::range::between;
+use hone_core::config::between;
 use hone_core::config::{Checked, Compute, Problem};
 
 use crate::admission::QueueLimits;

@@ -9,12 +9,11 @@
 
 mod cache;
 mod client;
-mod config;
 mod dataset;
 mod error;
 mod model;
 
 pub use client::Hub;
-pub use config::{HubConfig, HubEnvironment};
+pub use client::{HubConfig, HubEnvironment};
 pub use dataset::{DatasetQuery, HubDataset, SCHEME, check_revision, dataset_id};
 pub use error::HubError;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::range::between;
+use hone_core::config::between;
 use hone_core::config::{Checked, Problem};
 
 /// Configuration of shadow groups.

@@ -33,7 +33,6 @@ mod config;
 mod context;
 mod dataset;
 mod error;
-mod feedback;
 mod group_commit;
 mod progress;
 mod queue;

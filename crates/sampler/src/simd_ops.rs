@@ -1,7 +1,7 @@
 //! Vectorized loops over activations `[feature, width]`, whose columns are tokens.
 
 use hone_core::simd::{SimdTask, mul_add};
-use hone_model::kernels::exp::exp_f32;
+use hone_model::kernels::exp_f32;
 use hone_model::spec::Activation;
 
 use crate::matmul::COLUMN_BLOCK;

@@ -29,8 +29,6 @@
 //! [`maintain`] has the offline operations of `hone db`. [`LedgerReader`] reads a file without ever
 //! writing to it.
 
-mod check;
-mod config;
 mod error;
 mod file;
 mod format;
@@ -42,7 +40,6 @@ mod reader;
 mod store;
 mod write;
 
-pub use config::StoreConfig;
 pub use error::StoreError;
 pub use file::CACHE_BYTES;
 pub use op::{
@@ -52,6 +49,7 @@ pub use op::{
 pub use read_only::{LedgerReader, RecordSource};
 pub use reader::StoreStats;
 pub use store::Store;
+pub use store::StoreConfig;
 pub use write::StoreTrouble;
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 use redb::{Database, ReadableDatabase, TableError, WriteTransaction};
 
 use crate::error::StoreError;
-use crate::format::schema;
 use crate::{file, reader};
 
 #[path = "../../../migrations/0001_first_tables.rs"]
@@ -60,7 +59,7 @@ pub(crate) fn run(
 /// The schema version in the file; 0 for a file without tables.
 pub(crate) fn version(database: &impl ReadableDatabase) -> Result<u32, StoreError> {
     let tx = database.begin_read()?;
-    let meta = match tx.open_table(schema::META) {
+    let meta = match tx.open_table(super::format::META) {
         Ok(meta) => meta,
         Err(TableError::TableDoesNotExist(_)) if tx.list_tables()?.next().is_none() => {
             return Ok(0);
@@ -70,7 +69,7 @@ pub(crate) fn version(database: &impl ReadableDatabase) -> Result<u32, StoreErro
         }
         Err(error) => return Err(error.into()),
     };
-    let stored = meta.get(schema::META_SCHEMA)?.ok_or_else(|| corrupt_meta("no version"))?;
+    let stored = meta.get(super::format::META_SCHEMA)?.ok_or_else(|| corrupt_meta("no version"))?;
     u32::try_from(stored.value()).map_err(|e| corrupt_meta(&e.to_string()))
 }
 
@@ -81,7 +80,7 @@ pub(crate) fn refuse_newer(found: u32, known: u32) -> Result<(), StoreError> {
 
 /// Returns `NewerSchema` or `OlderSchema` if the file does not have the current version.
 pub(crate) fn require_current(database: &impl ReadableDatabase) -> Result<(), StoreError> {
-    let (found, known) = (version(database)?, schema::VERSION);
+    let (found, known) = (version(database)?, super::format::VERSION);
     refuse_newer(found, known)?;
     if found < known { Err(StoreError::OlderSchema { found, known }) } else { Ok(()) }
 }
@@ -90,22 +89,22 @@ pub(crate) fn require_current(database: &impl ReadableDatabase) -> Result<(), St
 fn opens(database: &Database) -> Result<(), StoreError> {
     let tx = database.begin_read()?;
     reader::stats(&tx)?;
-    tx.open_table(schema::REWARDS)?;
-    tx.open_table(schema::SAMPLES_OF)?;
-    tx.open_table(schema::GROUPS_OF)?;
-    tx.open_table(schema::READY)?;
-    tx.open_table(schema::UNGROUPED)?;
-    tx.open_table(schema::IDEMPOTENCY)?;
-    tx.open_table(schema::RATINGS)?;
-    tx.open_table(schema::SESSIONS)?;
-    tx.open_table(schema::SAME_PROMPT)?;
-    tx.open_table(schema::HELD_OUT)?;
-    tx.open_table(schema::QUARANTINE)?;
-    tx.open_table(schema::BY_KEY)?;
-    tx.open_table(schema::FEEDBACK_OF)?;
-    tx.open_table(schema::ERASED)?;
-    tx.open_table(schema::TURNS)?;
-    tx.open_table(schema::TURNS_OF)?;
+    tx.open_table(super::format::REWARDS)?;
+    tx.open_table(super::format::SAMPLES_OF)?;
+    tx.open_table(super::format::GROUPS_OF)?;
+    tx.open_table(super::format::READY)?;
+    tx.open_table(super::format::UNGROUPED)?;
+    tx.open_table(super::format::IDEMPOTENCY)?;
+    tx.open_table(super::format::RATINGS)?;
+    tx.open_table(super::format::SESSIONS)?;
+    tx.open_table(super::format::SAME_PROMPT)?;
+    tx.open_table(super::format::HELD_OUT)?;
+    tx.open_table(super::format::QUARANTINE)?;
+    tx.open_table(super::format::BY_KEY)?;
+    tx.open_table(super::format::FEEDBACK_OF)?;
+    tx.open_table(super::format::ERASED)?;
+    tx.open_table(super::format::TURNS)?;
+    tx.open_table(super::format::TURNS_OF)?;
     Ok(())
 }
 
@@ -128,7 +127,7 @@ fn apply(
             );
             (migration.run)(tx)?;
         }
-        tx.open_table(schema::META)?.insert(schema::META_SCHEMA, u64::from(known))?;
+        tx.open_table(super::format::META)?.insert(super::format::META_SCHEMA, u64::from(known))?;
         Ok(())
     })
 }

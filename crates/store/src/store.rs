@@ -6,22 +6,22 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use redb::ReadTransaction;
+use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
+use hone_core::config::{Checked, between};
 use hone_core::metrics::Metrics;
 use hone_core::types::{
     Group, GroupId, Interaction, InteractionId, Lineage, PolicyRecord, PolicyVersion, Rating,
     Reward, Sample, SampleId, StepRecord, UnixMillis,
 };
 
-use crate::config::StoreConfig;
 use crate::error::StoreError;
 use crate::file::{LedgerFile, Opener, opener};
-use crate::format::schema;
-use crate::migrate;
 use crate::op::{Committed, Op, QuarantinedKey};
-use crate::reader::{self, StoreStats};
+use crate::reader::StoreStats;
 use crate::write::{StoreTrouble, WriteQueue, Writer, WriterEnd, WriterHealth};
+use crate::{migrate, reader};
 
 /// The ledger. Clones share it. [`Store::close`], or dropping the last clone, ends the writer
 /// thread.
@@ -86,7 +86,7 @@ impl Store {
         let (ready_sender, ready) = watch::channel(ready_count);
         let (feedback_sender, feedback) = watch::channel(0);
         let policies: Vec<PolicyRecord> =
-            file.read(|tx| reader::from_number(tx, schema::POLICIES, 0, usize::MAX))?;
+            file.read(|tx| reader::from_number(tx, super::format::POLICIES, 0, usize::MAX))?;
         let lineage: Lineage = policies.iter().collect();
         let (lineage_sender, lineage) = watch::channel(Arc::new(lineage));
         let (ended_sender, ended) = watch::channel(None);
@@ -219,17 +219,17 @@ impl Store {
 
     /// One prompt.
     pub fn interaction(&self, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
-        self.read(|tx| reader::find(tx, schema::INTERACTIONS, id.0.as_bytes()))
+        self.read(|tx| reader::find(tx, super::format::INTERACTIONS, id.0.as_bytes()))
     }
 
     /// One completion.
     pub fn sample(&self, id: SampleId) -> Result<Option<Sample>, StoreError> {
-        self.read(|tx| reader::find(tx, schema::SAMPLES, id.0.as_bytes()))
+        self.read(|tx| reader::find(tx, super::format::SAMPLES, id.0.as_bytes()))
     }
 
     /// Every completion of a prompt, in key order.
     pub fn samples_of(&self, id: InteractionId) -> Result<Vec<Sample>, StoreError> {
-        self.read(|tx| reader::indexed(tx, schema::SAMPLES_OF, schema::SAMPLES, id))
+        self.read(|tx| reader::indexed(tx, super::format::SAMPLES_OF, super::format::SAMPLES, id))
     }
 
     /// At most `limit` prompts of an API key's conversation, oldest first.
@@ -286,8 +286,8 @@ impl Store {
     /// Each rater's newest rating of a completion and part.
     pub fn ratings_of(&self, id: SampleId, name: &str) -> Result<Vec<Rating>, StoreError> {
         self.read(|tx| {
-            let feedback = tx.open_table(schema::FEEDBACK)?;
-            reader::ratings(&tx.open_table(schema::RATINGS)?, &feedback, id, name)
+            let feedback = tx.open_table(super::format::FEEDBACK)?;
+            reader::ratings(&tx.open_table(super::format::RATINGS)?, &feedback, id, name)
         })
     }
 
@@ -304,7 +304,7 @@ impl Store {
     /// The row of feedback that recorded a correction, with the client's API key, by the correction's
     /// sample.
     pub fn correction(&self, id: SampleId) -> Result<Option<Reward>, StoreError> {
-        self.read(|tx| reader::find(tx, schema::FEEDBACK, id.0.as_bytes()))
+        self.read(|tx| reader::find(tx, super::format::FEEDBACK, id.0.as_bytes()))
     }
 
     /// QuarantinedKey API keys, by id.
@@ -314,12 +314,12 @@ impl Store {
 
     /// One group.
     pub fn group(&self, id: GroupId) -> Result<Option<Group>, StoreError> {
-        self.read(|tx| reader::find(tx, schema::GROUPS, id.0.as_bytes()))
+        self.read(|tx| reader::find(tx, super::format::GROUPS, id.0.as_bytes()))
     }
 
     /// Every group of a prompt, in key order.
     pub fn groups_of(&self, id: InteractionId) -> Result<Vec<Group>, StoreError> {
-        self.read(|tx| reader::indexed(tx, schema::GROUPS_OF, schema::GROUPS, id))
+        self.read(|tx| reader::indexed(tx, super::format::GROUPS_OF, super::format::GROUPS, id))
     }
 
     /// At most `limit` groups in state `Ready`, oldest first.
@@ -340,12 +340,12 @@ impl Store {
 
     /// One policy version.
     pub fn policy(&self, version: PolicyVersion) -> Result<Option<PolicyRecord>, StoreError> {
-        self.read(|tx| reader::find(tx, schema::POLICIES, version.0))
+        self.read(|tx| reader::find(tx, super::format::POLICIES, version.0))
     }
 
     /// Every policy version, in order.
     pub fn policies(&self) -> Result<Vec<PolicyRecord>, StoreError> {
-        self.read(|tx| reader::from_number(tx, schema::POLICIES, 0, usize::MAX))
+        self.read(|tx| reader::from_number(tx, super::format::POLICIES, 0, usize::MAX))
     }
 
     /// The last optimizer step.
@@ -355,11 +355,40 @@ impl Store {
 
     /// At most `limit` optimizer steps from `first` on.
     pub fn steps(&self, first: u64, limit: usize) -> Result<Vec<StepRecord>, StoreError> {
-        self.read(|tx| reader::from_number(tx, schema::STEPS, first, limit))
+        self.read(|tx| reader::from_number(tx, super::format::STEPS, first, limit))
     }
 
     /// Number of rows in each table.
     pub fn stats(&self) -> Result<StoreStats, StoreError> {
         self.read(reader::stats)
+    }
+}
+
+// Configuration section `[store]`.
+
+/// Group commit and queue of the ledger.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StoreConfig {
+    /// Milliseconds that a commit waits for more writes, so that they share one sync of the disk.
+    pub group_commit_ms: u64,
+    /// Operations that may wait for the writer. Beyond it, shadow samples are shed and counted.
+    pub queue: usize,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self { group_commit_ms: 2, queue: 8192 }
+    }
+}
+
+impl StoreConfig {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first value out of range, with its full key.
+    pub fn check(&self) -> Checked {
+        between("store.group_commit_ms", self.group_commit_ms, 0, 1000)?;
+        between("store.queue", self.queue, 16, 1 << 24)
     }
 }

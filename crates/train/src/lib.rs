@@ -28,14 +28,14 @@ pub mod policy;
 mod testing;
 
 pub use data::packing::TrainSample;
-pub use data::recorded::{RecordedGroup, RecordedSample};
+pub use data::{RecordedGroup, RecordedSample};
 pub use driver::{
     OfflineSetup, OfflineTrainer, TrainError, TrainFailure, TrainHandle, TrainSetup, TrainState,
     TrainStatus, TrainWorker,
 };
 pub use error::LearnError;
+pub use learning::Snapshot;
+pub use learning::StepTiming;
 pub use learning::learner::{Learner, StepStats};
-pub use learning::snapshot::Snapshot;
-pub use learning::step_timing::StepTiming;
 pub use memory::MemoryPlan;
-pub use memory::available::available_memory;
+pub use memory::available_memory;

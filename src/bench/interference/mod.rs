@@ -5,32 +5,34 @@
 //! (changing), so that other processes affect all of them. The clients' requests are alike, but those of one
 //! condition are not repeated in another, because the prefix cache would answer them sooner.
 
-mod memory;
-mod report;
-mod setup;
-
+use std::fmt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+use serde_json::json;
 use tokio::time::{sleep, sleep_until};
 
+use hone_core::memory::{peak_resident, resident};
 use hone_core::types::PolicyVersion;
+use hone_dataset::DatasetConfig;
+use hone_engine::EngineBackend;
+use hone_model::weights::Quantize;
+use hone_reward::kinds::{Length, LengthUnit, RewardKind};
+use hone_reward::routes::RewardConfig;
+use hone_rollout::{RolloutConfig, SamplerKind};
+use hone_train::config::{PeakRate, ScheduleKind, TrainConfig};
 
-use super::{Folder, machine};
-use crate::config::Config;
-use crate::demo::DaemonHandle;
+use super::Folder;
+use crate::config::{Config, LogConfig};
 use crate::demo::client::{Client, Scrape, UserRequest};
-use crate::demo::config::TASK_HELD_OUT;
+use crate::demo::config::{GROUP_SIZE, TASK_ASKED, TASK_HELD_OUT, serve_with};
 use crate::demo::tally::percentile;
 use crate::demo::task::{MAX_TOKENS, QuestionKind, QuestionSplit, Questions};
-
-use memory::MemoryReading;
-use setup::config;
-
-pub use memory::MemoryStats;
-pub use report::{ChangingStats, ClientStats, InterferenceReport};
-pub use setup::InterferenceOptions;
+use crate::demo::{DaemonHandle, RewardsMode};
 
 /// Longest wait for the daemon to be ready, or for rollouts and training to end.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -46,12 +48,12 @@ pub async fn run(
     start: impl AsyncFnOnce(Config) -> anyhow::Result<DaemonHandle>,
 ) -> anyhow::Result<InterferenceReport> {
     let dir = Folder::temporary()?;
-    let before = machine::load();
+    let before = super::machine_load();
     let daemon = start(config(options, &dir.0)?).await?;
     let measured = measure(options, &Client::new(daemon.url())?).await;
     daemon.shut_down().await?;
     let mut report = measured?;
-    report.load = [before, machine::load()];
+    report.load = [before, super::machine_load()];
     Ok(report)
 }
 
@@ -195,7 +197,7 @@ async fn settle(client: &Client) -> anyhow::Result<()> {
 impl ConditionSamples {
     /// Runs the clients for the duration of the condition. Their requests depend on `turn`.
     async fn watch(&mut self, options: &InterferenceOptions, client: &Client, turn: u64) {
-        let (began, processor) = (Instant::now(), machine::processor_seconds());
+        let (began, processor) = (Instant::now(), super::processor_seconds());
         let until = began + Duration::from_secs_f64(options.seconds);
         let users = (0..options.users.max(1)).map(|user| {
             let seed = turn << 16 | user as u64;
@@ -207,7 +209,7 @@ impl ConditionSamples {
             self.failures.extend(seen.failures);
             self.requests += seen.requests;
         }
-        self.processor += machine::processor_seconds() - processor;
+        self.processor += super::processor_seconds() - processor;
         self.seconds += began.elapsed().as_secs_f64();
     }
 
@@ -255,6 +257,334 @@ async fn ask_until(client: &Client, seed: u64, pause_ms: f64, until: Instant) ->
         }
     }
     seen
+}
+
+// Resident memory, the cache's part of it, and the plan that the daemon printed at its start.
+
+const MIB: f64 = (1 << 20) as f64;
+
+/// Parts of the plan that are caches.
+const CACHES: [&str; 4] = ["ledger cache", "kept adapters", "sampler cache", "conversations"];
+
+/// Parts of the plan that are activations: of passes of the native engine, and of a step.
+const ACTIVATIONS: [&str; 4] =
+    ["sampler buffers", "layer inputs", "kept activations", "one layer or logits"];
+
+/// Resident memory at one moment, in MiB.
+#[derive(Clone, Copy, Debug)]
+struct MemoryReading {
+    /// Of the whole process.
+    pub resident: f64,
+    /// Of the pages of the native engine's cache that sequences use or that are kept.
+    pub cache: f64,
+}
+
+impl MemoryReading {
+    pub fn now(scrape: &Scrape) -> Self {
+        let pages = scrape.value("hone_engine_cache_pages").unwrap_or(0.0);
+        let capacity = scrape.value("hone_engine_cache_capacity_pages").unwrap_or(0.0).max(1.0);
+        let planned = planned(scrape, &["sampler cache"]);
+        Self { resident: resident() as f64 / MIB, cache: planned * pages / capacity }
+    }
+
+    /// Resident memory without the cache's pages.
+    pub fn outside(&self) -> f64 {
+        self.resident - self.cache
+    }
+}
+
+/// The process's memory, its clients and their threads included, in MiB.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MemoryStats {
+    /// Largest resident memory since the start of the process.
+    pub resident_peak_mib: f64,
+    /// The peak of the plan.
+    pub planned_peak_mib: f64,
+    /// The weights as they are stored.
+    pub base_mib: f64,
+    /// The planned caches.
+    pub caches_mib: f64,
+    /// The planned activations.
+    pub activations_mib: f64,
+    /// The planned cache of keys and values of the native engine, and its pages in use or kept at the end.
+    /// The plan counts all of it.
+    pub sampler_cache_mib: [f64; 2],
+}
+
+impl MemoryStats {
+    fn now(scrape: &Scrape) -> Self {
+        Self {
+            resident_peak_mib: peak_resident() as f64 / MIB,
+            planned_peak_mib: scrape.value("hone_memory_planned_peak_bytes").unwrap_or(0.0) / MIB,
+            base_mib: planned(scrape, &["base weights"]),
+            caches_mib: planned(scrape, &CACHES),
+            activations_mib: planned(scrape, &ACTIVATIONS),
+            sampler_cache_mib: [
+                planned(scrape, &["sampler cache"]),
+                MemoryReading::now(scrape).cache,
+            ],
+        }
+    }
+}
+
+/// Planned parts together, in MiB.
+fn planned(scrape: &Scrape, parts: &[&str]) -> f64 {
+    parts.iter().map(|part| scrape.labelled("hone_memory_planned_bytes", part)).sum::<f64>() / MIB
+}
+
+impl fmt::Display for MemoryStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { resident_peak_mib, planned_peak_mib, .. } = self;
+        let Self { base_mib, caches_mib, activations_mib, .. } = self;
+        let [cache, filled] = self.sampler_cache_mib;
+        writeln!(
+            f,
+            "memory               {resident_peak_mib:.0} MiB at most, {:.2} of {planned_peak_mib:.0} planned; \
+             {:.2} times base {base_mib:.0}, caches {caches_mib:.0} and activations {activations_mib:.0}",
+            resident_peak_mib / planned_peak_mib,
+            resident_peak_mib / (base_mib + caches_mib + activations_mib)
+        )?;
+        write!(f, "  sampler cache      {filled:.0} of {cache:.0} planned MiB hold something")
+    }
+}
+
+// The options, and the daemon's configuration.
+
+/// Prompts of the rollouts.
+const PROMPTS: usize = 512;
+
+/// Samples of a step of another model than the embedded one: two groups. Such a step ends within a round
+/// although clients leave it a fraction of the time, and the trainer begins the next one at once.
+const SAMPLES_OF_LARGER: usize = 2 * GROUP_SIZE;
+
+/// `train.max_tokens` of such a model, so that the memory plan counts no longer samples. A question and its
+/// answer take about a hundred tokens; a step of wide models computes up to so many at once.
+const MAX_TOKENS_OF_LARGER: usize = 1024;
+
+/// The options of `hone bench interference`.
+#[derive(Clone, Debug)]
+pub struct InterferenceOptions {
+    /// Rounds of idle and busy.
+    pub rounds: u32,
+    /// Seconds of each condition in a round.
+    pub seconds: f64,
+    /// Clients, each with one request at a time.
+    pub users: usize,
+    /// Mean pause of a client between requests in milliseconds. Pauses are uniform from 0 to twice as
+    /// much.
+    pub pause_ms: f64,
+    /// A Hugging Face directory or a hub id; `None` for the embedded model.
+    pub model: Option<String>,
+    /// The engine of the clients.
+    pub backend: EngineBackend,
+    /// The sampler of the rollouts.
+    pub sampler: SamplerKind,
+    /// Changes of the active version in all rounds together; 0 leaves out this condition.
+    pub changes: u32,
+    /// `model.quantize`
+    pub quantize: Quantize,
+    /// `train.serving_share`; `None` is the default.
+    pub serving_share: Option<f64>,
+}
+
+/// The daemon's configuration: endless rollouts from a dataset, with a tiny learning rate, because a
+/// model that learned the task would leave nothing to train on.
+fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Result<Config> {
+    let dataset = dir.join("prompts.jsonl");
+    let rows = Questions::new(1, QuestionSplit::Asked).take(PROMPTS).map(|question| {
+        json!({"prompt": question.text(), "answer": question.answer().to_string()}).to_string()
+            + "\n"
+    });
+    std::fs::write(&dataset, rows.collect::<String>()).context("cannot write the prompts")?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut demo = crate::demo::config::build(RewardsMode::Graded, 1, 1, &dir.join("data"), cores);
+    serve_with(&mut demo, options.backend);
+    demo.model.quantize = options.quantize;
+    if let Some(share) = options.serving_share {
+        demo.train.serving_share = share;
+    }
+    if let Some(model) = &options.model {
+        demo.model.path.clone_from(model);
+        demo.train.samples_per_step = SAMPLES_OF_LARGER;
+        demo.train.max_tokens = MAX_TOKENS_OF_LARGER;
+        // Another model may answer every question of a group equally well or badly, which leaves nothing
+        // to train on. The lengths of its answers differ.
+        let (ideal, unit) = (120, LengthUnit::Characters);
+        let length = Length { ideal, spread: 2 * ideal, unit, shape: Default::default() };
+        let length = RewardConfig::new("length", 0.5, RewardKind::Length(length));
+        for route in demo.routes.0.iter_mut().filter(|route| !route.rewards.is_empty()) {
+            route.rewards.push(length.clone());
+        }
+    }
+    // The time from token to token is that of the engine.
+    demo.server.stream_interval_ms = 0;
+    Ok(Config {
+        dataset: DatasetConfig { path: dataset, ..DatasetConfig::default() },
+        // Warnings that nothing is learned are expected.
+        log: LogConfig { level: "error".to_owned(), ..LogConfig::default() },
+        rollout: RolloutConfig {
+            sampler: options.sampler,
+            dataset_route: TASK_ASKED.to_owned(),
+            group_size: GROUP_SIZE,
+            ..demo.rollout.clone()
+        },
+        train: TrainConfig {
+            max_steps: 0,
+            total_steps: 0,
+            learning_rate: PeakRate::Fixed(1e-7),
+            min_learning_rate: 0.0,
+            schedule: ScheduleKind::Constant,
+            ..demo.train.clone()
+        },
+        ..demo
+    })
+}
+
+// The measurements and their table.
+
+/// The clients' latencies in one condition.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ClientStats {
+    /// Requests.
+    pub requests: usize,
+    /// Failed requests.
+    pub failed: usize,
+    /// The message of the first failure.
+    pub failure: Option<String>,
+    /// Time to the first token in ms: the median and the 99th percentile (nearest rank).
+    pub first_token_ms: [f64; 2],
+    /// Time between the texts of consecutive tokens in ms, likewise.
+    pub per_token_ms: [f64; 2],
+}
+
+/// The measurements while the active version changes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ChangingStats {
+    /// Changes of the active version.
+    pub changes: usize,
+    /// Versions that were activated in turn.
+    pub versions: usize,
+    /// The clients' latencies. Failed changes count as failed requests.
+    pub clients: ClientStats,
+    /// Resident memory in MiB after the first round's changes, and after the last round's.
+    pub resident_mib: [f64; 2],
+    /// What the pages of the engine's cache take of it.
+    pub cache_mib: [f64; 2],
+    /// By how much resident memory without these pages grew during the changes, in all rounds together, in MiB.
+    pub growth_mib: f64,
+}
+
+/// The measurements.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct InterferenceReport {
+    /// The model; `None` is the embedded one.
+    pub model: Option<String>,
+    /// The engine of the clients.
+    pub backend: EngineBackend,
+    /// The sampler of the rollouts.
+    pub sampler: SamplerKind,
+    /// Clients.
+    pub users: usize,
+    /// Seconds of each condition.
+    pub seconds: f64,
+    /// Without rollouts and training.
+    pub idle: ClientStats,
+    /// During rollouts and training.
+    pub busy: ClientStats,
+    /// During changes of the active version, if there were any.
+    pub changing: Option<ChangingStats>,
+    /// Optimizer steps that began and ended while busy.
+    pub steps: u64,
+    /// Completion tokens of these steps per second while busy.
+    pub trained_tokens_per_second: f64,
+    /// Completions sampled for the trainer per second while busy.
+    pub rollouts_per_second: f64,
+    /// The process's memory, and the plan of it.
+    pub memory: MemoryStats,
+    /// Cores used by the process, idle and busy.
+    pub cores: [f64; 2],
+    /// Load average before and after.
+    pub load: [f64; 2],
+}
+
+impl InterferenceReport {
+    /// Failed requests in all conditions.
+    pub fn failed(&self) -> usize {
+        let changing = self.changing.as_ref().map_or(0, |changing| changing.clients.failed);
+        self.idle.failed + self.busy.failed + changing
+    }
+
+    /// The 99th percentile of the time to the first token, busy over idle.
+    pub fn first_token_ratio(&self) -> f64 {
+        self.busy.first_token_ms[1] / self.idle.first_token_ms[1]
+    }
+}
+
+impl fmt::Display for InterferenceReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { users, seconds, idle, busy, .. } = self;
+        writeln!(
+            f,
+            "{users} client(s), {seconds:.0} s of each in turns, model: {}, backend: {:?}, sampler: {:?}",
+            self.model.as_deref().unwrap_or("embedded"),
+            self.backend,
+            self.sampler
+        )?;
+        writeln!(f, "                          idle        busy       ratio")?;
+        let mut line = |label: &str, idle: f64, busy: f64, unit: &str| {
+            writeln!(
+                f,
+                "{label:<20} {idle:>7.2} {unit:<3} {busy:>7.2} {unit:<3} {:>7.2}",
+                busy / idle
+            )
+        };
+        for (i, name) in ["p50", "p99"].into_iter().enumerate() {
+            let label = format!("first token {name}");
+            line(&label, idle.first_token_ms[i], busy.first_token_ms[i], "ms")?;
+        }
+        for (i, name) in ["p50", "p99"].into_iter().enumerate() {
+            let label = format!("per token {name}");
+            line(&label, idle.per_token_ms[i], busy.per_token_ms[i], "ms")?;
+        }
+        line("cores used", self.cores[0], self.cores[1], "")?;
+        writeln!(
+            f,
+            "requests             {} idle, {} busy; {} and {} failed",
+            idle.requests, busy.requests, idle.failed, busy.failed
+        )?;
+        let changing =
+            self.changing.as_ref().and_then(|changing| changing.clients.failure.as_ref());
+        if let Some(failure) = idle.failure.as_ref().or(busy.failure.as_ref()).or(changing) {
+            writeln!(f, "first failure        {failure}")?;
+        }
+        writeln!(
+            f,
+            "meanwhile            {} optimizer steps: {:.1} trained tokens a second; {:.1} rollouts a second",
+            self.steps, self.trained_tokens_per_second, self.rollouts_per_second
+        )?;
+        if let Some(changing) = &self.changing {
+            let ChangingStats { changes, versions, clients, .. } = changing;
+            writeln!(f, "version changes      {changes} between {versions} versions")?;
+            for (i, name) in ["p50", "p99"].into_iter().enumerate() {
+                for (label, idle, found) in [
+                    ("first token", idle.first_token_ms, clients.first_token_ms),
+                    ("per token", idle.per_token_ms, clients.per_token_ms),
+                ] {
+                    let label = format!("  {label} {name}");
+                    let (found, ratio) = (found[i], found[i] / idle[i]);
+                    writeln!(f, "{label:<20} {found:>18.2} ms  {ratio:>7.2}")?;
+                }
+            }
+            let [[first, last], [cached, at_end]] = [changing.resident_mib, changing.cache_mib];
+            writeln!(f, "  requests           {}; {} failed", clients.requests, clients.failed)?;
+            writeln!(f, "  resident           {first:.0} MiB, {last:.0} MiB in the last round")?;
+            writeln!(f, "  cached pages       {cached:.0} MiB, {at_end:.0} MiB in the last round")?;
+            let growth = changing.growth_mib;
+            writeln!(f, "  growth             {growth:.1} MiB without them, during all changes")?;
+        }
+        writeln!(f, "{}", self.memory)?;
+        write!(f, "load                 {:.2} before, {:.2} after", self.load[0], self.load[1])
+    }
 }
 
 #[cfg(test)]
@@ -330,5 +660,77 @@ mod tests {
           sampler cache      90 of 100 planned MiB hold something
         load                 0.10 before, 1.90 after
         ");
+    }
+
+    mod memory {
+        use hone_core::metrics::Metrics;
+
+        use super::super::*;
+
+        #[test]
+        fn the_plan_and_the_cache_are_read_from_the_metrics() {
+            let metrics = Metrics::new().unwrap();
+            let parts = [("base weights", 100), ("sampler cache", 64), ("ledger cache", 8)];
+            for (part, mib) in
+                parts.into_iter().chain([("one layer or logits", 3), ("gradients", 7)])
+            {
+                metrics.memory_planned.with_label_values(&[part]).set(mib << 20);
+            }
+            metrics.memory_planned_peak.set(200 << 20);
+            metrics.engine_cache_capacity.set(64);
+            metrics.engine_cache_pages.with_label_values(&["used"]).set(3);
+            metrics.engine_cache_pages.with_label_values(&["cached"]).set(13);
+            let scrape = Scrape::new(metrics.encode().unwrap());
+            let stats = MemoryStats::now(&scrape);
+            assert_eq!(
+                [stats.planned_peak_mib, stats.base_mib, stats.caches_mib, stats.activations_mib],
+                [200.0, 100.0, 72.0, 3.0]
+            );
+            assert_eq!(stats.sampler_cache_mib, [64.0, 16.0]);
+            let reading = MemoryReading::now(&scrape);
+            assert_eq!(reading.cache, 16.0);
+            assert_eq!(reading.outside(), reading.resident - 16.0);
+        }
+    }
+
+    mod setup {
+        use super::super::*;
+
+        #[test]
+        fn the_configuration_is_valid_as_a_file() {
+            for (backend, model, parts) in [
+                (EngineBackend::Mistralrs, None, 2),
+                (EngineBackend::Native, Some("models/embedded".to_owned()), 3),
+            ] {
+                let dir = tempfile::tempdir().unwrap();
+                let options = InterferenceOptions {
+                    rounds: 1,
+                    seconds: 1.0,
+                    users: 1,
+                    pause_ms: 10.0,
+                    model,
+                    backend,
+                    sampler: SamplerKind::Engine,
+                    changes: 0,
+                    quantize: Quantize::None,
+                    serving_share: Some(0.25),
+                };
+                let config = config(&options, dir.path()).unwrap();
+                crate::config::validate(&config).unwrap();
+                assert_eq!(
+                    crate::config::parse(&toml::to_string(&config).unwrap()).unwrap(),
+                    config
+                );
+                assert_eq!(config.train.serving_share, 0.25);
+                let samples = if options.model.is_some() { 16 } else { 64 };
+                assert_eq!(config.train.samples_per_step, samples);
+                assert_eq!(config.model.path, options.model.unwrap_or_default());
+                let trained =
+                    config.routes.0.iter().find(|route| route.name == TASK_ASKED).unwrap();
+                assert_eq!(trained.rewards.len(), parts);
+                let rows = std::fs::read_to_string(config.dataset_in_use().unwrap().path).unwrap();
+                assert_eq!(rows.lines().count(), PROMPTS);
+            }
+        }
     }
 }

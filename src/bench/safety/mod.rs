@@ -6,38 +6,42 @@
 
 mod crowd;
 mod html;
-mod report;
 mod run;
 mod scenario;
 mod setup;
 mod taste;
-mod traffic;
 mod verdict;
 mod windows;
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use hone_core::types::{PolicyState, PolicyVersion};
 use hone_engine::EngineBackend;
 use hone_train::policy::Promotion;
 
-use super::Folder;
-use crate::config::Config;
-use crate::demo::DaemonHandle;
-use crate::demo::client::Client;
-use crate::demo::config::{TASK_ASKED, TASK_HELD_OUT, serve_with};
-use crate::progress::Progress;
-
-use self::crowd::{Crowd, CrowdCounts, ObservedAnswer, RatingHabits};
+use self::crowd::RatingHabits;
 use self::run::{mode_name, was_active};
 use self::taste::{Satisfaction, UserTaste};
 use self::verdict::is_judged_by_windows;
 use self::windows::{Experience, WINDOW, final_mean, moving_mean, worst_window};
+use super::Folder;
+use crate::config::Config;
+use crate::demo::DaemonHandle;
+use crate::demo::client::{Client, ClientError, UserRequest};
+use crate::demo::config::{TASK_ASKED, TASK_HELD_OUT, serve_with};
+use crate::demo::task::MAX_TOKENS;
+use crate::progress::Progress;
+use crowd::{Crowd, CrowdCounts, ObservedAnswer, UserVisit};
 
-pub use report::SafetyReport;
+pub use html::SafetyReport;
 pub use run::SafetyRun;
 pub use scenario::SafetyScenario;
 pub use verdict::{LateFeedbackTest, SafetyCheck, SafetyVerdict};
@@ -123,7 +127,7 @@ async fn measure_base(
     let sent = async {
         let client = Client::new(daemon.url())?;
         client.wait_ready(PATIENCE).await?;
-        anyhow::Ok(traffic::send(&client, TASK_HELD_OUT, None, crowd).await)
+        anyhow::Ok(send(&client, TASK_HELD_OUT, None, crowd).await)
     };
     let sent = sent.await;
     daemon.shut_down().await?;
@@ -169,7 +173,7 @@ async fn measure(
     let measured = async {
         let client = Client::new(daemon.url())?;
         client.wait_ready(PATIENCE).await?;
-        let (answers, counts) = traffic::send(&client, TASK_ASKED, most_waiting, crowd).await;
+        let (answers, counts) = send(&client, TASK_ASKED, most_waiting, crowd).await;
         let state = final_state(&client).await?;
         let exam = match is_judged_by_windows(scenario, mode) {
             true => examine(&client, &state.good, || examiners(options, seed)).await?,
@@ -208,7 +212,7 @@ async fn examine(
     let mut all = Vec::new();
     for &version in good.iter().filter(|version| **version > 0) {
         client.activate(PolicyVersion(version)).await?;
-        let (answers, counts) = traffic::send(client, TASK_HELD_OUT, None, examiners()).await;
+        let (answers, counts) = send(client, TASK_HELD_OUT, None, examiners()).await;
         anyhow::ensure!(counts.failed == 0, "version {version}: {}", counts.failures.join("; "));
         all.extend(answers);
     }
@@ -270,6 +274,120 @@ fn curve(values: &[f64]) -> Vec<(f64, f64)> {
         kept.extend(last);
     }
     kept
+}
+
+// Sends the users' requests and ratings to a daemon.
+
+/// Requests at a time.
+const PARALLEL: usize = 4;
+/// Longest pause. Prompts of which nothing comes must not end the traffic.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+/// How often a pausing user looks whether to go on.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// How often the trainer's load is read.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// A pause after a failed request.
+const AFTER_FAILURE: Duration = Duration::from_millis(50);
+
+/// Sends every request of `crowd` with `metadata.task` = `task`. With `most_waiting`, users pause while that
+/// many prompts and groups wait for the trainer, except during a canary and while training pauses. Returns
+/// the answers in the order of their arrival.
+async fn send(
+    client: &Client,
+    task: &str,
+    most_waiting: Option<u64>,
+    crowd: Crowd,
+) -> (Vec<ObservedAnswer>, CrowdCounts) {
+    let crowd = Arc::new(Mutex::new(crowd));
+    let (sender, pause) = watch::channel(false);
+    let mut users = JoinSet::new();
+    for _ in 0..PARALLEL {
+        let (client, crowd) = (client.clone(), Arc::clone(&crowd));
+        let (task, pause) = (task.to_owned(), pause.clone());
+        users.spawn(async move { ask_all(&client, &task, &crowd, &pause).await });
+    }
+    let everyone = async { while users.join_next().await.is_some() {} };
+    let pacing = async {
+        match most_waiting {
+            Some(most) => watch_load(client, &sender, most).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = everyone => {}
+        () = pacing => {}
+    }
+    let mut crowd = lock(&crowd);
+    (std::mem::take(&mut crowd.answers), std::mem::take(&mut crowd.counts))
+}
+
+/// Sets `pause` while `most_waiting` prompts and groups wait for the trainer. Never returns.
+async fn watch_load(client: &Client, pause: &watch::Sender<bool>, most_waiting: u64) {
+    loop {
+        // A failed poll must not stop the users, who count failures.
+        let wait = should_pause(client, most_waiting).await.unwrap_or(false);
+        pause.send_replace(wait);
+        sleep(POLL_INTERVAL).await;
+    }
+}
+
+async fn should_pause(client: &Client, most_waiting: u64) -> Result<bool, ClientError> {
+    let status = client.trainer().await?;
+    let waiting = status.queued_prompts + status.in_flight_groups + status.ready_groups;
+    if status.settled() || waiting < most_waiting {
+        return Ok(false);
+    }
+    let share = client.metrics().await?.value("hone_policy_canary_share_ratio");
+    Ok(share.unwrap_or(0.0) == 0.0)
+}
+
+fn lock(crowd: &Mutex<Crowd>) -> MutexGuard<'_, Crowd> {
+    crowd.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn ask_all(client: &Client, task: &str, crowd: &Mutex<Crowd>, pause: &watch::Receiver<bool>) {
+    loop {
+        let Some(visit) = lock(crowd).next() else { return };
+        match client.ask(&request(task, &visit)).await {
+            Ok(answer) => {
+                let version = answer.version.0;
+                let due = lock(crowd).answered(&visit, answer.completion_id, version, &answer.text);
+                for thumb in due {
+                    match client.thumb(&thumb.completion_id, thumb.up).await {
+                        Ok(reply) => lock(crowd).rated(reply.trained.unwrap_or(true)),
+                        Err(error) => lock(crowd).failed(error.to_string()),
+                    }
+                }
+            }
+            Err(error) => {
+                lock(crowd).failed(error.to_string());
+                sleep(AFTER_FAILURE).await;
+            }
+        }
+        let began = Instant::now();
+        while *pause.borrow() && began.elapsed() < LONGEST_PAUSE {
+            sleep(CHECK_INTERVAL).await;
+        }
+    }
+}
+
+fn request(task: &str, visit: &UserVisit) -> UserRequest {
+    let metadata = [
+        ("task", task.to_owned()),
+        ("session_id", format!("user-{}", visit.user)),
+        ("answer", visit.question.answer().to_string()),
+    ];
+    UserRequest {
+        text: visit.question.text(),
+        metadata: metadata
+            .map(|(key, value)| (key.to_owned(), value))
+            .into_iter()
+            .collect::<BTreeMap<_, _>>(),
+        temperature: 1.0,
+        seed: visit.seed,
+        max_tokens: MAX_TOKENS,
+        store: true,
+    }
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use hone_model::kernels::compute::Compute;
 use hone_train::config::{PeakRate, Recompute, TrainConfig};
 use hone_train::{Learner, MemoryPlan, StepTiming};
 
-use super::machine::{Peak, Seconds};
-use super::{Folder, machine};
+use super::Folder;
+use super::{Peak, Seconds};
 
 pub(crate) use hone_model::adapter::LoraConfig;
 pub use subject::{Data, Row, Subject, Workload};
@@ -141,7 +141,7 @@ pub fn run(options: &TrainBenchOptions) -> anyhow::Result<TrainBenchReport> {
 }
 
 fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainBenchReport> {
-    let load = machine::load();
+    let load = super::machine_load();
     let start_bytes = memory::resident();
     let config = TrainConfig {
         beta: options.beta,
@@ -169,7 +169,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
     // Excludes the memory of loading.
     memory::reset_peak();
     let mut step = || -> anyhow::Result<(Seconds, StepTiming, StepTokens)> {
-        let (stats, seconds) = machine::timed(|| learner.step(&samples, 1, longest));
+        let (stats, seconds) = super::timed(|| learner.step(&samples, 1, longest));
         let stats = stats?;
         if let Some(reason) = stats.skipped {
             anyhow::bail!("a step was skipped: {reason}");
@@ -227,7 +227,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
         start_bytes,
         planned_bytes: plan.total(),
         kept_layers: plan.kept_layers,
-        load: (load, machine::load()),
+        load: (load, super::machine_load()),
         steps,
     })
 }
@@ -251,7 +251,7 @@ impl StepTokens {
 fn publish(learner: &Learner) -> anyhow::Result<f64> {
     let dir = Folder::temporary()?;
     let snapshot = learner.snapshot()?;
-    let (written, took) = machine::timed(|| snapshot.write(&dir.0.join("adapter"), "bench"));
+    let (written, took) = super::timed(|| snapshot.write(&dir.0.join("adapter"), "bench"));
     written?;
     Ok(took.wall)
 }

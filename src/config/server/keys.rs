@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use toml::{Table, Value};
 
+use hone_core::config::between;
 use hone_core::config::describe::describe;
-use hone_core::config::range::between;
 use hone_core::config::{Checked, Problem, label};
 
 use super::expiry::KeyExpiry;

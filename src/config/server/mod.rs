@@ -2,20 +2,18 @@
 
 mod expiry;
 mod keys;
-mod tls;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::range::{between, texts};
 use hone_core::config::{Checked, Problem, quoted};
+use hone_core::config::{between, texts};
 use hone_engine::ToolFormatSetting;
 
 pub use expiry::KeyExpiry;
 pub use keys::{KeyConfig, KeyHash, KeyLimits, KeyScope, hash_key};
-pub use tls::TlsConfig;
 
 /// `[server]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -252,6 +250,38 @@ impl ServerConfig {
     fn check_distinct(&self, file: &[KeyConfig]) -> Checked {
         let plain = self.client_keys.iter().chain(&self.admin_keys).map(|key| hash_key(key));
         keys::check_distinct(plain.collect(), self.keys.iter().chain(file))
+    }
+}
+
+// `[server.tls]`: the files of the server's certificate.
+
+/// `[server.tls]`. Empty paths mean plain HTTP.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TlsConfig {
+    /// A PEM file with the server's certificate and those that lead to its root.
+    pub certificate: PathBuf,
+    /// A PEM file with the certificate's private key.
+    pub key: PathBuf,
+}
+
+impl TlsConfig {
+    /// Whether the server speaks TLS.
+    pub fn is_enabled(&self) -> bool {
+        !self.certificate.as_os_str().is_empty()
+    }
+
+    fn check(&self) -> Checked {
+        let Self { certificate, key } = self;
+        for (name, file, other, beside) in
+            [("certificate", certificate, "key", key), ("key", key, "certificate", certificate)]
+        {
+            if file.as_os_str().is_empty() && !beside.as_os_str().is_empty() {
+                let allowed = format!("the path of a file beside server.tls.{other}");
+                return Err(Problem::value(&format!("server.tls.{name}"), "\"\"", &allowed));
+            }
+        }
+        Ok(())
     }
 }
 

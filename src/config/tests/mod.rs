@@ -2,6 +2,7 @@
 
 mod advice;
 mod dataset;
+mod effective;
 mod objective;
 mod shipped;
 mod trl;

@@ -1,7 +1,5 @@
 //! The demo's HTTP client. It uses only the public API of the daemon.
 
-mod scrape;
-mod sse;
 mod stream;
 
 use std::collections::BTreeMap;
@@ -9,14 +7,12 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sse::SseDecoder;
-use stream::{StreamReader, error_message};
 
 use hone_core::types::{PolicyRecord, PolicyVersion};
 
 use super::task::THUMBS;
+use stream::{StreamReader, error_message};
 
-pub use scrape::Scrape;
 pub use stream::StreamedAnswer;
 
 /// Longest wait for a response, streamed or not.
@@ -304,4 +300,183 @@ fn transport(what: &'static str, error: &reqwest::Error) -> ClientError {
         cause = source;
     }
     ClientError::Transport { what, reason: cause.to_string() }
+}
+
+// Decoder of `text/event-stream` bodies.
+
+/// Incremental decoder of server-sent events. Chunks may end anywhere, also inside a UTF-8 sequence
+/// or a line end. Fields other than `data` are ignored, because OpenAI's streams have none. An event
+/// that the end of the stream cuts off is dropped, as in the HTML standard.
+#[derive(Debug, Default)]
+pub struct SseDecoder {
+    line: Vec<u8>,
+    data: Option<String>,
+    after_cr: bool,
+}
+
+impl SseDecoder {
+    /// Adds the next bytes of the body; returns the `data` of each event that they complete.
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
+        let mut events = Vec::new();
+        for &byte in bytes {
+            let ends_crlf = self.after_cr && byte == b'\n';
+            self.after_cr = byte == b'\r';
+            match byte {
+                b'\n' if ends_crlf => {}
+                b'\n' | b'\r' => events.extend(self.end_line()),
+                other => self.line.push(other),
+            }
+        }
+        events
+    }
+
+    fn end_line(&mut self) -> Option<String> {
+        let line = std::mem::take(&mut self.line);
+        let line = String::from_utf8_lossy(&line);
+        if line.is_empty() {
+            return self.data.take();
+        }
+        let (field, value) = line.split_once(':').unwrap_or((&line, ""));
+        if field == "data" {
+            let value = value.strip_prefix(' ').unwrap_or(value);
+            let lines = self.data.take().map(|before| before + "\n").unwrap_or_default();
+            self.data = Some(lines + value);
+        }
+        None
+    }
+}
+
+// Reads metrics out of `/metrics`.
+
+/// One scrape in Prometheus' text format.
+#[derive(Clone, Debug)]
+pub struct Scrape(String);
+
+impl Scrape {
+    /// Keeps the text of a response.
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The sum over all label values; `None` if the metric is absent.
+    pub fn value(&self, name: &str) -> Option<f64> {
+        self.samples(name).map(|(_, value)| value).reduce(|a, b| a + b)
+    }
+
+    /// The sum over the samples that have a label of this value; 0 without one.
+    pub fn labelled(&self, name: &str, label: &str) -> f64 {
+        let label = format!("=\"{label}\"");
+        let found = self.samples(name).filter(|(labels, _)| labels.contains(&label));
+        found.map(|(_, value)| value).sum()
+    }
+
+    /// The `q`-quantile of a histogram without other labels, linear within its bucket as
+    /// Prometheus' `histogram_quantile`; `None` while the histogram is empty.
+    pub fn quantile(&self, name: &str, q: f64) -> Option<f64> {
+        let bucket = format!("{name}_bucket");
+        let bound = |labels: &str| labels.split('"').nth(1)?.parse::<f64>().ok();
+        let mut buckets: Vec<(f64, f64)> = self
+            .samples(&bucket)
+            .filter_map(|(labels, count)| Some((bound(labels)?, count)))
+            .collect();
+        buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let rank = q * buckets.last().map(|(_, total)| *total).filter(|total| *total > 0.0)?;
+        let (mut low, mut below) = (0.0, 0.0);
+        for (high, count) in buckets {
+            if count >= rank && count > below {
+                // The last bucket has no upper bound.
+                let inside = (rank - below) / (count - below);
+                return Some(if high.is_finite() { low + (high - low) * inside } else { low });
+            }
+            (low, below) = (high, count);
+        }
+        None
+    }
+
+    /// Labels and value of each sample of a metric. Lines that are not samples are skipped.
+    fn samples(&self, name: &str) -> impl Iterator<Item = (&str, f64)> {
+        self.0.lines().filter_map(move |line| {
+            let (labels, value) = line.strip_prefix(name)?.rsplit_once(' ')?;
+            let is_whole_name = labels.is_empty() || labels.starts_with('{');
+            Some((labels, value.parse().ok().filter(|_| is_whole_name)?))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STREAM: &str = ": hello\n\ndata: {\"a\":\"é\"}\n\nevent: x\ndata: one\r\ndata:two\r\n\r\n\
+                          data: [DONE]\n\ndata: cut off";
+
+    fn all(chunks: impl Iterator<Item = Vec<u8>>) -> Vec<String> {
+        let mut decoder = SseDecoder::default();
+        chunks.flat_map(|chunk| decoder.push(&chunk)).collect()
+    }
+
+    #[test]
+    fn any_chunking_gives_the_same_events() {
+        let expected = ["{\"a\":\"é\"}", "one\ntwo", "[DONE]"];
+        for size in 1..=STREAM.len() {
+            let events = all(STREAM.as_bytes().chunks(size).map(<[u8]>::to_vec));
+            assert_eq!(events, expected, "in chunks of {size} bytes");
+        }
+    }
+
+    #[test]
+    fn bare_carriage_returns_end_lines() {
+        assert_eq!(all([b"data: a\r\rdata: b\r\r".to_vec()].into_iter()), ["a", "b"]);
+    }
+
+    #[test]
+    fn empty_data_is_an_event_and_other_fields_are_not() {
+        let stream = b"data:\n\ndatabase: no\n\nid: 7\n\n".to_vec();
+        assert_eq!(all([stream].into_iter()), [""]);
+    }
+
+    mod scrape {
+        use hone_core::metrics::Metrics;
+
+        use super::super::*;
+
+        #[test]
+        fn reads_the_metrics_of_the_daemon() {
+            let metrics = Metrics::new().unwrap();
+            metrics.policy_published.inc_by(12);
+            metrics.train.kl.set(0.25);
+            metrics.feedback.with_label_values(&["recorded"]).inc_by(3);
+            metrics.feedback.with_label_values(&["unknown"]).inc_by(2);
+            let scrape = Scrape::new(metrics.encode().unwrap());
+            assert_eq!(scrape.value("hone_policy_published_total"), Some(12.0));
+            assert_eq!(scrape.value("hone_train_kl"), Some(0.25));
+            assert_eq!(scrape.value("hone_http_feedback_total"), Some(5.0));
+            assert_eq!(scrape.labelled("hone_http_feedback_total", "recorded"), 3.0);
+            assert_eq!(scrape.labelled("hone_http_feedback_total", "lost"), 0.0);
+            assert_eq!(scrape.value("hone_no_such_thing"), None);
+            assert_eq!(scrape.value("hone_train_k"), None);
+        }
+
+        #[test]
+        fn quantiles_are_linear_within_a_bucket() {
+            let metrics = Metrics::new().unwrap();
+            assert_eq!(quantile(&metrics, 0.5), None);
+            // Buckets … 0.5, 1, 2.5, 5 …: two observations in (1, 2.5], two in (2.5, 5].
+            for seconds in [2.0, 2.0, 3.0, 4.0] {
+                metrics.feedback_to_policy.observe(seconds);
+            }
+            assert_eq!(quantile(&metrics, 0.25), Some(1.75));
+            assert_eq!(quantile(&metrics, 0.5), Some(2.5));
+            assert_eq!(quantile(&metrics, 1.0), Some(5.0));
+            // Above the last bound, only the bound is known.
+            for _ in 0..100 {
+                metrics.feedback_to_policy.observe(5000.0);
+            }
+            assert_eq!(quantile(&metrics, 0.9), Some(900.0));
+        }
+
+        fn quantile(metrics: &Metrics, q: f64) -> Option<f64> {
+            Scrape::new(metrics.encode().unwrap()).quantile("hone_feedback_to_policy_seconds", q)
+        }
+    }
 }

@@ -10,15 +10,17 @@ use hone_core::memory;
 use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
 
-use super::dir::SERVE_FILE;
+use super::config;
+use super::error::DemoError;
 use super::eval::{Decoding, DemoEvaluation, ScoredAnswer};
 use super::options::RewardsMode;
 use super::tally::{Latency, UserTally};
 use super::task::QuestionKind;
 use super::versions::{DecisionKind, VersionHistory};
+use crate::config::Config;
 use crate::progress::clock;
-use crate::runs::stats::{self, Estimate, Interval};
-use crate::runs::table;
+use crate::runs::stats::{Estimate, Interval};
+use crate::runs::{stats, table};
 
 /// Held-out questions whose answers are shown: always the first ones.
 const SAMPLES_SHOWN: usize = 3;
@@ -413,6 +415,52 @@ fn mark(answer: &ScoredAnswer) -> char {
 /// One visible line of at most [`ANSWER_WIDTH`] columns.
 fn shortened(text: &str) -> String {
     table::cut(&table::one_line(text), ANSWER_WIDTH)
+}
+
+// The data directory of a demo.
+
+/// The configuration file that a demo leaves in its data directory.
+pub const SERVE_FILE: &str = "hone.toml";
+
+/// The data directory. A temporary one is removed on drop.
+pub(super) struct DemoDir {
+    pub(super) path: PathBuf,
+    pub(super) is_temporary: bool,
+}
+
+impl DemoDir {
+    /// Creates the directory. It must be new or empty, because a demo starts from the base model.
+    pub(super) fn open(data: Option<&Path>) -> Result<Self, DemoError> {
+        let name = format!("hone-demo-{}", uuid::Uuid::now_v7().simple());
+        let dir = data.map_or_else(|| std::env::temp_dir().join(name), Path::to_owned);
+        let wrong = |reason: String| DemoError::Data { dir: dir.clone(), reason };
+        let open = || {
+            std::fs::create_dir_all(&dir)?;
+            Ok((std::fs::read_dir(&dir)?.next().is_none(), dir.canonicalize()?))
+        };
+        let (is_empty, path) = open().map_err(|e: std::io::Error| wrong(e.to_string()))?;
+        if !is_empty {
+            let advice = "`hone serve --data` continues with an existing directory";
+            return Err(wrong(format!("is not empty, and a demo needs a new one ({advice})")));
+        }
+        Ok(Self { path, is_temporary: data.is_none() })
+    }
+
+    /// Writes the configuration with which `hone serve` continues.
+    pub(super) fn write_config(&self, demo: &Config) -> Result<(), DemoError> {
+        let wrong = |reason: String| DemoError::Data { dir: self.path.clone(), reason };
+        let text = toml::to_string(&config::to_serve(demo)).map_err(|e| wrong(e.to_string()))?;
+        std::fs::write(self.path.join(SERVE_FILE), text).map_err(|e| wrong(e.to_string()))
+    }
+}
+
+impl Drop for DemoDir {
+    fn drop(&mut self) {
+        if self.is_temporary {
+            // The system cleans its temporary directory.
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
 }
 
 #[cfg(test)]

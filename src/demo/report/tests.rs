@@ -233,3 +233,24 @@ fn long_answers_are_shortened() {
 fn peak_memory_is_known_on_linux() {
     assert!(peak_rss_mib().unwrap() > 1.0);
 }
+
+mod dir {
+    use super::super::*;
+
+    #[test]
+    fn a_temporary_directory_is_removed_and_a_named_one_is_kept() {
+        let home = DemoDir::open(None).unwrap();
+        let dir = home.path.clone();
+        std::fs::write(dir.join("ledger"), "x").unwrap();
+        drop(home);
+        assert!(!dir.exists());
+
+        let parent = tempfile::tempdir().unwrap();
+        let named = parent.path().join("a/b");
+        drop(DemoDir::open(Some(&named)).unwrap());
+        assert!(named.is_dir());
+        std::fs::write(named.join("ledger"), "x").unwrap();
+        let error = DemoDir::open(Some(&named)).err().unwrap().to_string();
+        assert!(error.contains("is not empty"), "{error}");
+    }
+}

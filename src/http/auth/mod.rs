@@ -3,11 +3,10 @@
 //! Each route except [`PUBLIC`] requires a scope. A key opens the routes of its scopes. Without a key
 //! that has a scope of `/v1`, `/v1` requires no key. Without a key that has the scope `admin`, `/admin`
 //! answers only programs on the same machine. Requests that are accepted because they are local must
-//! name this machine in the header `Host` ([`host`]). [`ring`] holds the keys, and [`limits`] what each has
+//! name this machine in the header `Host` (`HostRule`). [`ring`] holds the keys, and [`limits`] what each has
 //! used of its limits.
 
 mod cors;
-mod host;
 mod limits;
 mod ring;
 
@@ -16,6 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, Uri, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -26,8 +26,6 @@ use hone_engine::admission::Owner;
 
 use super::error::ApiError;
 use crate::config::{KeyScope, ServerConfig, hash_key};
-
-use host::HostRule;
 use limits::KeySlot;
 
 pub(super) use cors::{CorsRule, share};
@@ -284,6 +282,60 @@ fn is_local(head: &RequestHead<'_>) -> bool {
         // A proxy of nginx without further settings, which adds no header.
         && head.version != Version::HTTP_10
         && !FOREIGN.iter().any(|name| head.headers.contains_key(*name))
+}
+
+// The header `Host` of requests that need no key.
+//
+// A web page whose name an attacker resolves to a loopback address (DNS rebinding) can send requests from
+// a browser on this machine, which its own origin policy does not stop. Such requests have the page's
+// name as their host. So a request that is accepted because it is local must name this machine.
+
+/// The hosts that requests without a key may name.
+struct HostRule {
+    bind: IpAddr,
+    hosts: Vec<String>,
+}
+
+impl HostRule {
+    fn new(config: &ServerConfig) -> Self {
+        Self { bind: config.bind.ip(), hosts: config.hosts.clone() }
+    }
+
+    /// Whether `server.hosts` has names.
+    fn are_listed(&self) -> bool {
+        !self.hosts.is_empty()
+    }
+
+    /// The host of a request that is not allowed. A request without a host is allowed, because browsers
+    /// always send one.
+    fn refused(&self, uri: &Uri, headers: &HeaderMap) -> Option<String> {
+        let of_uri = uri.authority().map(|authority| authority.as_str().to_owned());
+        let of_headers = headers.get_all(header::HOST).iter();
+        let of_headers =
+            of_headers.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+        of_uri.into_iter().chain(of_headers).find(|host| !self.allows(host))
+    }
+
+    fn allows(&self, host: &str) -> bool {
+        let Ok(authority) = host.parse::<Authority>() else { return false };
+        let name = authority.host();
+        let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+        if let Ok(address) = inner.unwrap_or(name).parse::<IpAddr>() {
+            let listed = |host: &String| host.parse::<IpAddr>() == Ok(address);
+            return address.to_canonical().is_loopback()
+                || address == self.bind
+                || self.hosts.iter().any(listed);
+        }
+        let name = name.strip_suffix('.').unwrap_or(name);
+        let below = |suffix: &str| {
+            let start = name.len().checked_sub(suffix.len());
+            let end = start.and_then(|start| name.get(start..));
+            end.is_some_and(|end| end.eq_ignore_ascii_case(suffix))
+        };
+        name.eq_ignore_ascii_case("localhost")
+            || below(".localhost")
+            || self.hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
+    }
 }
 
 #[cfg(test)]

@@ -185,3 +185,62 @@ fn refusals_name_the_key_and_the_scope() {
     insta::assert_snapshot!(message("/v1/fine_tuning/alpha/graders/run", Some("secret")), @r#"{"error":{"message":"the key \"web\" lacks the scope graders: it has chat and feedback","type":"invalid_request_error","param":null,"code":"missing_scope"}}"#);
     insta::assert_snapshot!(message("/admin/train", Some("secret")), @r#"{"error":{"message":"the key \"web\" lacks the scope admin: it has chat and feedback","type":"invalid_request_error","param":null,"code":"missing_scope"}}"#);
 }
+
+mod host {
+    use axum::http::HeaderValue;
+
+    use super::super::*;
+
+    fn rule() -> HostRule {
+        HostRule {
+            bind: "192.0.2.7".parse().unwrap(),
+            hosts: ["hone.example".to_owned(), "10.0.0.7".to_owned()].into(),
+        }
+    }
+
+    #[test]
+    fn only_names_of_this_machine_are_allowed() {
+        for host in [
+            "localhost",
+            "LOCALHOST:8080",
+            "localhost.",
+            "a.localhost:1",
+            "127.0.0.1:8080",
+            "127.1.2.3",
+            "[::1]:8080",
+            "[::ffff:127.0.0.1]",
+            "192.0.2.7:8080",
+            "hone.example",
+            "HONE.example:443",
+            "10.0.0.7:80",
+        ] {
+            assert!(rule().allows(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "evil.example:8080",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "notlocalhost",
+            "192.0.2.8",
+            "[::2]",
+            "a b",
+        ] {
+            assert!(!rule().allows(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn every_host_of_a_request_counts() {
+        let mut headers = HeaderMap::new();
+        let plain = Uri::from_static("/v1/models");
+        assert_eq!(rule().refused(&plain, &headers), None);
+        headers.insert(header::HOST, HeaderValue::from_static("localhost:8080"));
+        assert_eq!(rule().refused(&plain, &headers), None);
+        let absolute = Uri::from_static("http://evil.example/v1/models");
+        assert_eq!(rule().refused(&absolute, &headers).as_deref(), Some("evil.example"));
+        headers.append(header::HOST, HeaderValue::from_static("second.example"));
+        assert_eq!(rule().refused(&plain, &headers).as_deref(), Some("second.example"));
+    }
+}

@@ -10,7 +10,7 @@ use hone_engine::answer::{AnswerForm, AnswerParser, AnswerPart};
 use hone_engine::{Codec, TextStream, Token, ToolFormat};
 
 use crate::http::error::ApiError;
-use crate::http::generate::types::{ChoiceUpdate, CompletionTokens, Usage};
+use crate::http::generate::{ChoiceUpdate, CompletionTokens, Usage};
 
 /// A new part of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@ use hone_engine::{CompiledGrammar, Engine};
 use super::answer::{Answers, WholeMessage};
 use super::calls::CallRules;
 use super::constraint::RequestedGrammar;
+use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::error::ApiError;
 use crate::http::generate::admit::{BYTES_PER_TOKEN, WantedTokens, admit};
@@ -20,8 +21,7 @@ use crate::http::generate::continuation::{ChatPrompt, chat_prompt};
 use crate::http::generate::models;
 use crate::http::generate::prompt::{PromptContext, size, tool_format};
 use crate::http::generate::run::RequestRun;
-use crate::http::generate::types::{SamplingRequest, Usage};
-use crate::http::state::AppState;
+use crate::http::generate::{SamplingRequest, Usage};
 
 /// A valid request for the next message of a conversation.
 #[derive(Debug, PartialEq)]

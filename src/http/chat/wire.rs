@@ -7,7 +7,7 @@ use hone_core::types::{Interaction, PolicyVersion, TokenId, ToolCall};
 use hone_engine::{Codec, Token};
 
 use super::answer::{MessagePart, WholeMessage};
-use crate::http::generate::types::{Usage, shown_logprob};
+use crate::http::generate::{Usage, shown_logprob};
 
 /// The response without streaming.
 #[derive(Serialize, JsonSchema)]

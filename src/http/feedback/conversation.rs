@@ -17,8 +17,8 @@ use hone_store::{FeedbackOutcome, Op, Store, StoreError};
 use super::posted::PostedFeedback;
 use super::rating;
 use super::recording::{Refusal, after_commit, commit, prospect, reused};
+use crate::http::AppState;
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// Largest number of turns of a conversation that one post can judge.
 const MAX_TURNS: usize = 1000;

@@ -17,9 +17,9 @@ use super::rating;
 use super::recording::{
     Refusal, after_commit, check_rater, commit, find_choice, find_interaction, prospect, reused,
 };
+use crate::http::AppState;
 use crate::http::error::ApiError;
 use crate::http::generate::prompt::{TextSize, check_size, encode_apart};
-use crate::http::state::AppState;
 
 /// The response to a correction.
 #[derive(Serialize, JsonSchema)]

@@ -22,10 +22,10 @@ use super::recording::{
     Refusal, after_commit, check_rater, commit, find_choice, find_interaction, prospect, reused,
     unknown_completion,
 };
+use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields};
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 const CHOSEN: &str = "chosen";
 const REJECTED: &str = "rejected";

@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 
 use super::conversation::Sessions;
 use super::{FeedbackResponse, record};
+use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields, JsonValue, List, invalid, object_schema};
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// Largest number of pieces in a list.
 const MAX_LIST: usize = 1000;

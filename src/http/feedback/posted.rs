@@ -10,10 +10,10 @@ use hone_reward::feedback::{aggregator, read_value};
 use hone_store::FeedbackEntry;
 
 use super::recording::{Refusal, unknown_completion};
+use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields};
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// Longest name of a reward part.
 pub(super) const NAME_CHARS: usize = 64;

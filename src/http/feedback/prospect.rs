@@ -4,7 +4,7 @@ use hone_core::types::{Interaction, PolicyState, Sample, concerns_rater};
 use hone_reward::feedback::FeedbackType;
 use hone_store::StoreError;
 
-use crate::http::state::AppState;
+use crate::http::AppState;
 
 /// Why feedback on a completion is not trained on, as the ledger and the metric
 /// `hone_feedback_ratings_total` name it; `None` if it is, unless something later prevents it: the

@@ -6,7 +6,7 @@ use hone_store::FeedbackEntry;
 use hone_train::policy::VersionRating;
 
 use super::prospect::is_quarantined;
-use crate::http::state::AppState;
+use crate::http::AppState;
 
 /// Adds a recorded rating to the evidence of a canary in progress. A part without bounds cannot be
 /// compared, one with the weight 0 is not what the policy is trained for, and a quarantined rater decides

@@ -9,10 +9,10 @@ use hone_store::{FeedbackOutcome, Op, StoreError};
 
 use super::prospect::untrained_reason;
 use crate::config::KeyScope;
+use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::body::Fields;
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// The reason why nothing was recorded, as the metric counts it.
 pub(super) enum Refusal {

@@ -4,9 +4,9 @@
 use hone_core::types::SamplingParams;
 use hone_engine::EngineError;
 
+use crate::http::AppState;
 use crate::http::auth::{Caller, KeyPermit};
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// Usual bytes of a token.
 pub const BYTES_PER_TOKEN: usize = 4;

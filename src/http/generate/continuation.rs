@@ -20,11 +20,11 @@ use hone_engine::Codec;
 use hone_store::{Op, Store, StoreError};
 
 use super::prompt::{TextSize, encode, size, tokenize, tool_format};
-use super::recent_turns::{RecentTurns, TurnDigest};
+use super::{RecentTurns, TurnDigest};
+use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::chat::answer::{WholeMessage, recorded, recorded_form};
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// Messages of the assistant that are looked up, counted from the last one.
 const MAX_LOOKUPS: usize = 64;

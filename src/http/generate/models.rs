@@ -7,9 +7,9 @@ use axum::extract::State;
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::http::AppState;
 use crate::http::body::{List, PathText};
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// The alias of the served model.
 const DEFAULT_MODEL: &str = "default";

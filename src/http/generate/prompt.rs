@@ -10,10 +10,10 @@ use hone_core::types::{
 };
 use hone_engine::{Codec, EngineError, ToolFormat};
 
+use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::body::invalid;
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// Bytes of texts, or ids of a list, that a request may have for each token of the model's context. A usual text
 /// has about four bytes a token, so four times the context can be counted.

@@ -21,10 +21,10 @@ use hone_train::TrainState;
 use super::choice::{ChoiceEvent, ChoiceState, choice_events, choice_seed};
 use super::continuation::PromptTurns;
 use super::reading::ReadingPace;
-use super::types::{ChoiceUpdate, FinishedChoice, PromptTokens, SamplingRequest, Usage};
+use super::{ChoiceUpdate, FinishedChoice, PromptTokens, SamplingRequest, Usage};
+use crate::http::AppState;
 use crate::http::auth::KeyPermit;
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// One prompt of a run.
 struct RunPrompt {

@@ -10,8 +10,8 @@ use futures::{FutureExt, Stream, StreamExt, stream};
 use serde::Serialize;
 use tokio::time::timeout;
 
+use super::ChoiceUpdate;
 use super::run::RequestRun;
-use super::types::ChoiceUpdate;
 use crate::http::error::ApiError;
 
 /// The data of the event that ends every complete stream.

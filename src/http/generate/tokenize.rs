@@ -15,11 +15,11 @@ use hone_engine::Codec;
 use super::models;
 use super::prompt;
 use super::prompt::{TextSize, encode, encode_apart, token_ids};
+use crate::http::AppState;
 use crate::http::body::{Field, FieldTable, Fields, JsonObject};
 use crate::http::chat::fields::{model_schema, token_schema};
 use crate::http::chat::{messages, tools};
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// The fields of `/tokenize`.
 pub(in crate::http) const FIELDS: FieldTable = &[&[

@@ -10,7 +10,7 @@ use hone_core::types::{Interaction, TokenId, ToolCall};
 use hone_engine::{Codec, TextStream};
 
 use crate::http::chat::answer::{MessageEnd, MessageItem};
-use crate::http::generate::types::Usage;
+use crate::http::generate::Usage;
 
 /// The only member of a call's `input` whose arguments are no JSON object, with their text; the name that
 /// Anthropic's documentation suggests.

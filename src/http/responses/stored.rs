@@ -15,16 +15,16 @@ use hone_core::types::{
 use super::items::OutputItem;
 use super::output::ResponseOutput;
 use super::wire::{DeletedResponse, ResponseObject};
+use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields, PathText, QueryObject};
 use crate::http::chat::answer::{MessageEnd, MessageItem, WholeMessage, recorded, recorded_form};
 use crate::http::chat::stored;
+use crate::http::chat::stored::ListPage;
 use crate::http::chat::stored::query::{NEWEST_PAGE, PageQuery};
-use crate::http::chat::stored::wire::ListPage;
 use crate::http::error::ApiError;
 use crate::http::generate::prompt::tool_format;
-use crate::http::generate::types::{CompletionTokens, Usage};
-use crate::http::state::AppState;
+use crate::http::generate::{CompletionTokens, Usage};
 
 /// The parameters of a read. Streams cannot be resumed.
 pub(in crate::http) const RETRIEVE: FieldTable = &[

@@ -14,7 +14,7 @@ use hone_core::types::{
 use super::items::OutputItem;
 use crate::http::chat::answer::MessageEnd;
 use crate::http::error::ApiError;
-use crate::http::generate::types::Usage;
+use crate::http::generate::Usage;
 
 /// A response, whole or while it is sampled.
 #[derive(Clone, Serialize, JsonSchema)]

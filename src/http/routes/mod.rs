@@ -20,10 +20,9 @@ use hone_core::metrics::Metrics;
 
 use self::document::ApiDocument;
 use self::route::ApiRoute;
+use super::AppState;
 use super::body::check_length;
 use super::error::ApiError;
-use super::operator::health;
-use super::state::AppState;
 use super::{auth, messages, observe};
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
@@ -54,9 +53,9 @@ pub fn router(state: AppState) -> Router {
 /// The routes while the model is loading. Nothing but probes and metrics is answered, so no key is checked.
 pub(super) fn starting(metrics: Arc<Metrics>) -> Router {
     Router::new()
-        .route("/livez", get(health::live))
-        .route("/metrics", get(health::early_metrics))
-        .fallback(health::loading)
+        .route("/livez", get(super::operator::live))
+        .route("/metrics", get(super::operator::early_metrics))
+        .fallback(super::operator::loading)
         .layer(from_fn_with_state(metrics.clone(), observe::observe))
         .layer(from_fn(messages::shape_errors))
         .with_state(metrics)
@@ -65,7 +64,7 @@ pub(super) fn starting(metrics: Arc<Metrics>) -> Router {
 /// The answer to every request for which there is no connection.
 pub(super) fn crowded(metrics: Arc<Metrics>) -> Router {
     Router::new()
-        .fallback(health::crowded)
+        .fallback(super::operator::crowded)
         .layer(from_fn_with_state(metrics, observe::observe))
         .layer(from_fn(messages::shape_errors))
 }

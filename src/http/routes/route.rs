@@ -9,9 +9,9 @@ use axum::routing::{self, MethodRouter};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
 
+use crate::http::AppState;
 use crate::http::body::FieldTable;
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
 
 /// Makes a schema, and adds those to which it refers to the generator.
 type SchemaOf = fn(&mut SchemaGenerator) -> Schema;

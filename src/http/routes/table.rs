@@ -13,25 +13,23 @@ use super::document;
 use super::route::ApiRoute;
 use crate::config::ServerConfig;
 use crate::http::body::{List, check_length};
-use crate::http::chat::stored::wire::{
-    DeletedCompletion, ListPage, StoredCompletion, StoredMessage,
-};
+use crate::http::chat::stored::{DeletedCompletion, ListPage, StoredCompletion, StoredMessage};
 use crate::http::chat::wire::{ChatChunk, ChatCompletion};
 use crate::http::chat::{self, stored};
 use crate::http::feedback::{self, FeedbackRecord, FeedbackResponse, ListedResponse};
 use crate::http::generate::models::{self, ModelObject};
 use crate::http::generate::text::{self, wire::TextCompletion};
 use crate::http::generate::tokenize::{self, DetokenizedText, TokenizedText};
-use crate::http::graders::{self, GraderQueue, ValidGrader};
 use crate::http::messages::wire::{MessageEvent, MessageObject, TokenCount};
 use crate::http::messages::{self, MessageError};
-use crate::http::operator::admin::quarantine::{self, QuarantineEntry, ReleasedKey};
+use crate::http::operator::ProbeStatus;
 use crate::http::operator::admin::{self, PolicyList};
-use crate::http::operator::health::{self, ProbeStatus};
+use crate::http::operator::admin::{QuarantineEntry, ReleasedKey};
 use crate::http::responses;
 use crate::http::responses::events::ResponseEvent;
 use crate::http::responses::stored::ListedItem;
 use crate::http::responses::wire::{DeletedResponse, ResponseObject};
+use crate::http::{GraderQueue, ValidGrader};
 
 /// Every route of a server with this configuration.
 pub(super) fn routes(config: &ServerConfig) -> Vec<ApiRoute> {
@@ -218,14 +216,14 @@ fn graders(config: &ServerConfig) -> Vec<ApiRoute> {
     });
     let run = json!({"grader": grader, "model_sample": "19", "item": {"answer": "19"}});
     let routes = [
-        ApiRoute::post("/v1/fine_tuning/alpha/graders/run", graders::run)
+        ApiRoute::post("/v1/fine_tuning/alpha/graders/run", super::super::run)
             .named("runGrader", "Run an OpenAI grader on a text")
-            .takes("GraderRun", graders::RUN_FIELDS)
+            .takes("GraderRun", super::super::RUN_FIELDS)
             .example(run)
             .answers::<GradeOutcome>(),
-        ApiRoute::post("/v1/fine_tuning/alpha/graders/validate", graders::validate)
+        ApiRoute::post("/v1/fine_tuning/alpha/graders/validate", super::super::validate)
             .named("validateGrader", "Check an OpenAI grader")
-            .takes("GraderCheck", graders::VALIDATE_FIELDS)
+            .takes("GraderCheck", super::super::VALIDATE_FIELDS)
             .example(json!({"grader": grader}))
             .answers::<ValidGrader>(),
     ];
@@ -278,17 +276,20 @@ fn policies() -> Vec<ApiRoute> {
 
 fn quarantine() -> Vec<ApiRoute> {
     vec![
-        ApiRoute::get("/admin/feedback/quarantine", quarantine::list)
+        ApiRoute::get("/admin/feedback/quarantine", super::super::operator::admin::list)
             .named("listQuarantine", "List the quarantined keys")
             .answers::<List<QuarantineEntry>>(),
-        ApiRoute::post("/admin/feedback/quarantine/{key}", quarantine::flag)
+        ApiRoute::post("/admin/feedback/quarantine/{key}", super::super::operator::admin::flag)
             .named("quarantineKey", "Train on no feedback of a key")
-            .takes("QuarantinePost", quarantine::FIELDS)
+            .takes("QuarantinePost", super::super::operator::admin::FIELDS)
             .example(json!({"reason": "votes for everything"}))
             .answers::<QuarantineEntry>(),
-        ApiRoute::delete("/admin/feedback/quarantine/{key}", quarantine::release)
-            .named("releaseKey", "End a quarantine")
-            .answers::<ReleasedKey>(),
+        ApiRoute::delete(
+            "/admin/feedback/quarantine/{key}",
+            super::super::operator::admin::release,
+        )
+        .named("releaseKey", "End a quarantine")
+        .answers::<ReleasedKey>(),
     ]
 }
 
@@ -301,14 +302,14 @@ fn erasure() -> Vec<ApiRoute> {
 
 fn probes() -> Vec<ApiRoute> {
     vec![
-        ApiRoute::get("/livez", health::live)
+        ApiRoute::get("/livez", super::super::operator::live)
             .named("getLiveness", "Whether the process runs")
             .answers::<ProbeStatus>(),
-        ApiRoute::get("/readyz", health::ready)
+        ApiRoute::get("/readyz", super::super::operator::ready)
             .named("getReadiness", "Whether requests can be served and recorded")
             .answers::<ProbeStatus>()
             .errors(&[503]),
-        ApiRoute::get("/metrics", health::metrics)
+        ApiRoute::get("/metrics", super::super::operator::metrics)
             .named("getMetrics", "Metrics in Prometheus' text format")
             .answers_text()
             .errors(&[500]),

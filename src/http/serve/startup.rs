@@ -10,8 +10,8 @@ use hone_core::metrics::Metrics;
 
 use super::tls::Tls;
 use crate::config::ServerConfig;
+use crate::http::AppState;
 use crate::http::routes::{crowded, router, starting};
-use crate::http::state::AppState;
 
 /// A server from its first connection on. Until [`Self::finish`], it answers `/livez`, `/metrics`, and
 /// everything else with 503. Clones share it.

@@ -1,18 +1,15 @@
 //! The meaning of TRL's options in Hone's keys.
 
-mod batch;
 mod copied;
 mod loss;
-mod schedule;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use hone_core::text::shortened;
 
-use crate::config::counterpart;
-
 use super::options::{Given, TrlOptions};
 use super::settings::TrlSettings;
+use crate::config::counterpart;
 
 /// Options in conversion: what remains of the file, and what it became.
 struct TrlConversion {
@@ -92,4 +89,285 @@ impl TrlConversion {
             self.settings.rewards.push((name, weight));
         }
     }
+}
+
+// Sizes of groups, batches and completions, and evaluations, logs and memory of a run.
+
+impl TrlConversion {
+    /// A count, TRL's default without a literal, and the comment for it.
+    fn count_or(&mut self, name: &str, default: u64) -> Result<(u64, String), String> {
+        let origin = self.options.origin(name);
+        Ok((self.options.count(name)?.unwrap_or(default), origin))
+    }
+
+    fn batch(&mut self) -> Result<(), String> {
+        let aliases = ["num_generations", "num_generation", "group_size"];
+        let name = aliases.into_iter().find(|name| self.options.has(name));
+        let (size, origin) = self.count_or(name.unwrap_or("num_generations"), 8)?;
+        self.settings.set_count("rollout.group_size", size, origin);
+        let (tokens, origin) = self.count_or("max_completion_length", 512)?;
+        self.settings.set_count("rollout.max_tokens", tokens, origin);
+
+        let (pass, pass_origin) = self.count_or("per_device_train_batch_size", 8)?;
+        let (passes, passes_origin) = self.count_or("gradient_accumulation_steps", 1)?;
+        self.settings.set_count("train.micro_batch", pass, pass_origin.as_str());
+        let batch = pass.saturating_mul(passes);
+        let origin = format!("{pass_origin}, times {passes_origin}");
+        // TRL refuses other batches. The guides, which have them, count prompts.
+        let is_prompts = size > 0 && batch % size != 0;
+        let (samples, origin) = if is_prompts {
+            let why = format!(
+                "{batch} is no multiple of num_generations, so it counts prompts, times {size}"
+            );
+            (batch.saturating_mul(size), format!("{origin}: {why}"))
+        } else {
+            (batch, origin)
+        };
+        self.settings.set_count("train.samples_per_step", samples, origin);
+        let comment = "TRL samples from the weights of the last step, and has no gate";
+        self.settings.set("policy.promotion", "direct", comment);
+        self.settings.set_count("policy.publish_every", 1, comment);
+        Ok(())
+    }
+
+    /// Evaluations, logs, checkpoints, the order of the prompts, and memory.
+    fn run(&mut self) -> Result<(), String> {
+        if let Some(value) = self.options.take("report_to") {
+            let names = match &value {
+                Value::Array(names) => names.clone(),
+                name => vec![name.clone()],
+            };
+            let has = |name: &str| names.iter().any(|known| known == name);
+            let is_on = has("tensorboard") || has("all");
+            if is_on || has("none") || names.is_empty() {
+                self.settings.set("run.tensorboard", is_on, "report_to");
+            } else {
+                self.note_value(
+                    "report_to",
+                    &value,
+                    "TensorBoard files and run/steps.jsonl are written",
+                );
+            }
+        }
+        let every = self.options.number("logging_steps")?;
+        match self.options.flag("log_completions")? {
+            Some(true) => {
+                let steps = every.filter(|steps| *steps >= 1.0).unwrap_or(10.0);
+                self.settings.set_count(
+                    "run.samples_every",
+                    whole(steps),
+                    "log_completions, logging_steps",
+                );
+            }
+            Some(false) => self.settings.set_count("run.samples_every", 0, "log_completions"),
+            None => {}
+        }
+        if every.is_some() {
+            self.settings.note("logging_steps", "every step is logged");
+        }
+        self.evaluation()?;
+        if let Some(limit) = self.options.count("save_total_limit")? {
+            self.settings.set_count("train.keep_checkpoints", limit.max(1), "save_total_limit");
+        }
+        for name in ["gradient_checkpointing", "use_gradient_checkpointing"] {
+            match self.options.take(name) {
+                Some(Value::Bool(false)) => self.settings.set("train.recompute", "never", name),
+                // Unsloth's value is "unsloth".
+                Some(_) => self.settings.set("train.recompute", "always", name),
+                None => {}
+            }
+        }
+        if let Some(shuffled) = self.options.flag("shuffle_dataset")? {
+            let strategy = if shuffled { "shuffle" } else { "sequential" };
+            self.settings.set("dataset.strategy", strategy, "shuffle_dataset");
+        }
+        match self.options.take("train_sampling_strategy") {
+            Some(value) if value == "random" || value == "sequential" => {
+                let strategy = if value == "random" { "shuffle" } else { "sequential" };
+                self.settings.set("dataset.strategy", strategy, "train_sampling_strategy");
+            }
+            Some(value) => {
+                self.note_value("train_sampling_strategy", &value, "compare dataset.strategy");
+            }
+            None => {}
+        }
+        if let Some(level) = self.options.text("log_level")? {
+            match level.as_str() {
+                "debug" | "info" | "error" => self.settings.set("log.level", level, "log_level"),
+                "warning" => self.settings.set("log.level", "warn", "log_level"),
+                "critical" => self.settings.set("log.level", "error", "log_level"),
+                _ => self.note_value("log_level", &level.into(), "log.level keeps its default"),
+            }
+        }
+        Ok(())
+    }
+
+    fn evaluation(&mut self) -> Result<(), String> {
+        const NAMES: [&str; 2] = ["eval_strategy", "evaluation_strategy"];
+        let name = NAMES.into_iter().find(|name| self.options.has(name)).unwrap_or(NAMES[0]);
+        let strategy = self.options.text(name)?;
+        let steps = self.options.number("eval_steps")?;
+        match (strategy.as_deref(), steps) {
+            (Some("no"), _) => self.settings.set_count("run.eval_every", 0, name),
+            (Some("steps") | None, Some(steps)) if steps >= 1.0 => {
+                self.settings.set_count("run.eval_every", whole(steps), "eval_steps");
+                return Ok(());
+            }
+            (Some("steps"), None) => self.settings.set_count("run.eval_every", 10, name),
+            (Some(other), _) => {
+                self.note_value(name, &Value::from(other), "run.eval_every counts steps");
+            }
+            (None, _) => {}
+        }
+        if steps.is_some() {
+            self.settings.note("eval_steps", "run.eval_every counts whole steps");
+        }
+        Ok(())
+    }
+}
+
+/// A number of at least 1 without its fraction.
+fn whole(number: f64) -> u64 {
+    number.trunc().to_string().parse().unwrap_or(u64::MAX)
+}
+
+// The length of a run, the learning rate and the optimizer.
+
+impl TrlConversion {
+    /// Steps or epochs.
+    fn duration(&mut self) -> Result<(), String> {
+        let steps = self.options.number("max_steps")?.filter(|steps| *steps > 0.0);
+        let origin = self.options.origin("num_train_epochs");
+        let given = self.options.number("num_train_epochs")?;
+        match steps {
+            Some(steps) => {
+                let steps = steps.ceil().to_string().parse().unwrap_or(u64::MAX);
+                self.settings.set_count("train.max_steps", steps, "max_steps");
+                if given.is_some() {
+                    self.settings.note("num_train_epochs", "max_steps takes precedence, as in TRL");
+                }
+            }
+            None => self.settings.set("train.epochs", given.unwrap_or(3.0), origin),
+        }
+        Ok(())
+    }
+
+    fn schedule(&mut self) -> Result<(), String> {
+        let mut origin = self.options.origin("learning_rate");
+        let given = self.options.number("learning_rate")?;
+        if given.is_none() {
+            origin += ", for all parameters; adapters need 1e-5 to 1e-4";
+        }
+        let rate = given.unwrap_or(1e-6);
+        self.settings.set("train.learning_rate", rate, origin);
+
+        let origin = self.options.origin("lr_scheduler_type");
+        let name = self.options.text("lr_scheduler_type")?.unwrap_or_else(|| "linear".to_owned());
+        let mut more = match self.options.take("lr_scheduler_kwargs") {
+            Some(Value::Object(more)) => more,
+            Some(value) => {
+                self.note_value("lr_scheduler_kwargs", &value, "it must be a mapping");
+                Map::new()
+            }
+            None => Map::new(),
+        };
+        // `SchedulerType.COSINE` is "cosine".
+        let name = name.rsplit('.').next().unwrap_or_default().to_lowercase();
+        let kind = match name.as_str() {
+            "constant_with_warmup" => "constant",
+            "cosine_with_min_lr" | "cosine_warmup_with_min_lr" => "cosine",
+            "constant" | "linear" | "cosine" | "polynomial" | "inverse_sqrt" => name.as_str(),
+            other => {
+                let reason = "Hone has constant, linear, cosine, polynomial and inverse_sqrt";
+                self.note_value("lr_scheduler_type", &Value::from(other), reason);
+                "constant"
+            }
+        };
+        self.settings.set("train.schedule", kind, origin);
+        self.warmup(name == "constant")?;
+        let comment = "lr_scheduler_kwargs";
+        let lowest = match kind {
+            "cosine" => {
+                let share = take_number(&mut more, "min_lr_rate").map(|share| share * rate);
+                take_number(&mut more, "min_lr").or(share)
+            }
+            "polynomial" => Some(take_number(&mut more, "lr_end").unwrap_or(1e-7)),
+            _ => None,
+        };
+        if let Some(lowest) = lowest {
+            self.settings.set("train.min_learning_rate", lowest.min(rate), comment);
+        }
+        if kind == "polynomial"
+            && let Some(power) = take_number(&mut more, "power")
+        {
+            self.settings.set("train.schedule_power", power, comment);
+        }
+        for (name, value) in more {
+            self.note_value(
+                &format!("lr_scheduler_kwargs.{name}"),
+                &value,
+                "the schedule has no such key",
+            );
+        }
+        self.optimizer()
+    }
+
+    /// Warm-up in steps, or below 1 as a share. TRL's `constant` schedule ignores it.
+    fn warmup(&mut self, is_ignored: bool) -> Result<(), String> {
+        let origin = if is_ignored {
+            "lr_scheduler_type: \"constant\" has no warm-up in TRL".to_owned()
+        } else {
+            self.options.origin("warmup_steps")
+        };
+        let steps = self.options.number("warmup_steps")?;
+        let share = self.options.number("warmup_ratio")?;
+        let given = [("warmup_steps", steps), ("warmup_ratio", share)];
+        let mut is_set = false;
+        for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+            if is_ignored && value > 0.0 {
+                self.settings.note(name, "the schedule \"constant\" has no warm-up in TRL");
+            } else if is_set && value > 0.0 {
+                self.settings.note(name, "warmup_steps takes precedence, as in TRL");
+            } else if value >= 1.0 {
+                let steps = value.ceil().to_string().parse().unwrap_or(u64::MAX);
+                self.settings.set_count("train.warmup_steps", steps, name);
+            } else if name == "warmup_steps" && value == 0.0 {
+                self.settings.set_count("train.warmup_steps", 0, name);
+            } else {
+                self.settings.set("train.warmup_ratio", value, name);
+            }
+            is_set |= value > 0.0;
+        }
+        // Hone's default is not 0.
+        if (is_ignored || !is_set) && !self.settings.has("train.warmup_steps") {
+            self.settings.set_count("train.warmup_steps", 0, origin);
+        }
+        Ok(())
+    }
+
+    fn optimizer(&mut self) -> Result<(), String> {
+        let Some(name) = self.options.text("optim")? else { return Ok(()) };
+        let lower = name.rsplit('.').next().unwrap_or_default().to_lowercase();
+        let kind = match lower.as_str() {
+            "adamw" | "adamw_hf" | "adamw_torch" | "adamw_torch_fused" | "adamw_torch_xla"
+            | "adamw_apex_fused" | "paged_adamw" | "paged_adamw_32bit" => "adamw",
+            "adamw_8bit" | "adamw_bnb_8bit" | "paged_adamw_8bit" => "adamw_8bit",
+            _ => {
+                self.note_value(
+                    "optim",
+                    &Value::from(name),
+                    "Hone has AdamW, also with 8-bit moments",
+                );
+                return Ok(());
+            }
+        };
+        self.settings.set("train.optimizer", kind, "optim");
+        Ok(())
+    }
+}
+
+fn take_number(from: &mut Map<String, Value>, name: &str) -> Option<f64> {
+    let number = from.get(name)?.as_f64()?;
+    from.remove(name);
+    Some(number)
 }

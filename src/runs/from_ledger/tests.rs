@@ -14,8 +14,8 @@ use hone_reward::routes::RouteList;
 use hone_store::{FeedbackEntry, LedgerReader, MERGED, Op, QuarantinedKey, Store, StoreConfig};
 
 use super::filter::{LedgerFilter, VersionRange};
-use super::held_out::split;
-use super::read::{RecordCounts, UsableGroup, read};
+use super::split;
+use super::{RecordCounts, UsableGroup, read_records};
 
 const ROUTES: &str = "[[route]]\nname = \"users\"\n\
     reward = [{ name = \"stars\", kind = \"feedback\", weight = 2.0 }]\n\
@@ -146,7 +146,7 @@ impl Book {
         let store = Store::open(&path, &StoreConfig::default(), metrics).unwrap();
         store.commit_blocking(self.0).unwrap();
         drop(store);
-        read(&LedgerReader::open(&path).unwrap(), &routes(), filter, 8)
+        read_records(&LedgerReader::open(&path).unwrap(), &routes(), filter, 8)
     }
 }
 
@@ -264,4 +264,84 @@ fn prompts_of_exams_are_held_out_and_no_side_may_be_empty() {
         refused(0.999_999_999),
         @"--holdout is 0.999999999: of 2 recorded prompts it leaves none to train on; use a smaller share"
     );
+}
+
+mod held_out {
+    use super::super::*;
+
+    #[test]
+    fn the_side_depends_on_the_prompt_and_the_share_alone() {
+        let prompt = |n: u64| Digest::new().bytes(n.to_le_bytes()).prefix::<16>();
+        let held = |share: f64| (0..4000).filter(|n| is_held_out(prompt(*n), share)).count();
+        assert_eq!((held(0.0), held(1.0)), (0, 4000));
+        assert!((320..480).contains(&held(0.1)), "{}", held(0.1));
+        // A larger share holds out the same prompts and more.
+        assert!((0..4000).all(|n| !is_held_out(prompt(n), 0.1) || is_held_out(prompt(n), 0.3)));
+    }
+}
+
+mod report {
+    use std::collections::BTreeMap;
+
+    use super::super::*;
+    use crate::runs::from_ledger::RecordSkip;
+
+    fn report() -> RecordReport {
+        let estimate = |reward, effective_records, log_ratio| PolicyEstimate {
+            reward: Some(reward),
+            effective_records,
+            reliable: effective_records >= 2.0,
+            log_ratio_above: Some(log_ratio),
+            log_ratio_below: None,
+            behavior_kl: Some(0.001),
+        };
+        RecordReport {
+            ledger: "old_data/ledger.redb".to_owned(),
+            records: RecordCounts {
+                found: 120,
+                used: 105,
+                skipped: BTreeMap::from([(RecordSkip::TooLong, 12), (RecordSkip::NoReward, 3)]),
+            },
+            train_prompts: 11,
+            train_records: 85,
+            held_out_prompts: 3,
+            held_out_records: 20,
+            left_out: 2,
+            skipped_batches: 0,
+            mean_reward: 0.5,
+            before: estimate(0.5, 19.5, 0.0),
+            after: estimate(0.75, 1.5, 3.25),
+        }
+    }
+
+    #[test]
+    fn the_table_of_a_run() {
+        insta::assert_snapshot!(report().to_string(), @r"
+        120 records in old_data/ledger.redb
+        not used: 12 too long, 3 without a reward
+        trained on 85 records of 11 prompts, 20 of 3 prompts held out
+        left out of steps: 2 samples from which the policy has moved away
+        mean recorded reward of held-out records: 0.5000
+
+                                                  before       after
+          estimated reward                        0.5000      0.7500
+          effective records                      19.5000      1.5000
+          log-ratio, reward above the mean        0.0000      3.2500
+          log-ratio, reward below the mean             –           –
+          KL to the behavior policy               0.0010      0.0010
+
+        warning: the estimated reward after training is unreliable: fewer than 10 % of the held-out records are effective, because the policy is far from those that sampled them
+        ");
+    }
+
+    #[test]
+    fn the_section_of_a_report() {
+        let text = report().markdown();
+        assert!(text.contains("- 120 records in old\\_data/ledger.redb\n"), "{text}");
+        assert!(text.contains("| estimated reward | 0.5000 | 0.7500 |\n"), "{text}");
+        assert!(text.contains("\n**Warning**: the estimated reward after training"), "{text}");
+        let json = serde_json::to_value(report()).unwrap();
+        assert_eq!(json["records"]["skipped"]["too_long"], 12);
+        assert_eq!(serde_json::from_value::<RecordReport>(json).unwrap(), report());
+    }
 }

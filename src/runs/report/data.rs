@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use hone_core::types::{StepRecord, UnixMillis};
 use hone_train::monitoring::warnings::Warning;
 
-use crate::runs::early_stop::Best;
-use crate::runs::from_ledger::report::RecordReport;
+use crate::runs::Best;
+use crate::runs::from_ledger::RecordReport;
 use crate::runs::stats::Estimate;
 
 /// Why a run ended.

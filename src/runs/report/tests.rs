@@ -7,7 +7,7 @@ use hone_train::monitoring::warnings::{Warning, WarningKind};
 
 use super::svg::{Chart, Series, render};
 use super::*;
-use crate::runs::early_stop::Best;
+use crate::runs::Best;
 use crate::runs::stats::{estimate, paired_difference};
 
 fn step(step: u64) -> StepRecord {

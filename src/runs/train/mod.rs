@@ -4,37 +4,36 @@
 //! policy. A resumed run continues from the ledger and the checkpoints in the data directory, and
 //! from this module's state in `run/state.json`.
 
-mod epochs;
-mod samples;
-pub(super) mod saved_config;
 pub(super) mod state;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use epochs::Epochs;
-use saved_config::SavedConfig;
-use state::{Logs, RunState};
 
-use hone_core::types::{StepRecord, now_ms};
+use hone_core::files::{FileError, replace_file};
+use hone_core::types::{Reward, StepRecord, now_ms};
 use hone_dataset::Dataset;
+use hone_reward::{Route, Routes};
 use hone_rollout::RolloutError;
+use hone_store::{Store, StoreError};
 use hone_train::TrainState;
+use hone_train::config::TrainConfig;
 use hone_train::monitoring::metric_names;
 use hone_train::monitoring::warnings::HealthMonitor;
 
-use super::early_stop::StopDecision;
 use super::eval_set::{EvalSet, Evaluation};
-use super::progress::{RunProgress, RunView, warning_text};
 use super::report::{Ending, RunReport};
-use super::{NO_DATASET, NO_LENGTH, compare, data_check, table};
-use crate::app::{self, Core};
-use crate::config;
+use super::{NO_DATASET, NO_LENGTH, StopDecision, compare, data_check, table};
+use super::{RunProgress, RunView, warning_text};
+use crate::app::Core;
 use crate::config::Config;
-use crate::usage;
+use crate::runs::stats;
+use crate::runs::table::ScoredSample;
+use crate::{app, config, usage};
+use state::{Logs, RunState};
 
 /// How often the ledger is read for new steps.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -245,7 +244,7 @@ impl Run {
         let mut logged = record.clone();
         logged.metrics.insert("epoch".to_owned(), self.epochs.at(record.step));
         let (store, routes) = (&self.core.store, &self.core.routes);
-        self.logs.step(&logged, || samples::distributions(store, routes, record))?;
+        self.logs.step(&logged, || distributions(store, routes, record))?;
         let raised = self.monitor.check(record, &self.core.metrics);
         self.state.watch = self.monitor.state().clone();
         for warning in raised {
@@ -256,7 +255,7 @@ impl Run {
         let every = self.config.run.samples_every;
         let most = self.config.run.samples_shown;
         if every > 0 && record.step.is_multiple_of(every) && most > 0 {
-            let shown = samples::of_step(&self.core.store, &self.core.routes, record, most)?;
+            let shown = of_step(&self.core.store, &self.core.routes, record, most)?;
             let title = format!("samples of step {}", record.step);
             self.progress.note(&format!("{title}\n{}", table::render(&shown, self.options.width)));
         }
@@ -345,5 +344,213 @@ impl Run {
         core.shutdown(app::RUN_GRACE).await?;
         let file = report.write(&options.report.unwrap_or_else(|| folder.join("report")))?;
         Ok(TrainOutcome { report, file })
+    }
+}
+
+// `train.epochs`: the length of a run in passes over its prompts.
+
+/// The relation between optimizer steps and passes over the prompts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Epochs {
+    /// Prompts to train on.
+    prompts: usize,
+    /// Completions per prompt.
+    group_size: usize,
+    /// Completions per optimizer step.
+    samples_per_step: usize,
+}
+
+impl Epochs {
+    /// A run that trains on `prompts` prompts.
+    fn new(config: &Config, prompts: usize) -> Self {
+        let (group_size, samples_per_step) =
+            (config.rollout.group_size, config.train.samples_per_step);
+        Self { prompts, group_size, samples_per_step }
+    }
+
+    /// Optimizer steps of one pass.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    fn steps_per_pass(self) -> f64 {
+        (self.prompts * self.group_size) as f64 / self.samples_per_step as f64
+    }
+
+    /// The passes at the end of step `step`, if every completion is trained on once. As in TRL, it
+    /// counts steps: groups that are dropped or prompts that are left out for their length do not
+    /// change it.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    fn at(self, step: u64) -> f64 {
+        step as f64 / self.steps_per_pass()
+    }
+
+    /// The steps of `epochs` passes, at least 1. A last incomplete batch counts as a step, so that
+    /// each prompt is drawn; TRL leaves it out.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "from 1 to 1e6 passes over a file"
+    )]
+    fn steps(self, epochs: f64) -> u64 {
+        let exact = epochs * self.steps_per_pass();
+        // 0.07 passes of 100 steps are 7 steps, although their product is above 7 in f64.
+        let rounded = exact.round();
+        let steps = if (exact - rounded).abs() < 1e-9 * exact { rounded } else { exact.ceil() };
+        steps.max(1.0) as u64
+    }
+
+    /// Replaces `train.epochs` by `train.max_steps`, and returns a line about it; `None` if
+    /// `train.epochs` is 0.
+    fn resolve(self, train: &mut TrainConfig) -> Option<String> {
+        let epochs = std::mem::take(&mut train.epochs);
+        if epochs <= 0.0 {
+            return None;
+        }
+        train.max_steps = self.steps(epochs);
+        let Self { prompts, samples_per_step, .. } = self;
+        let (plural, steps) = (if epochs == 1.0 { "" } else { "s" }, train.max_steps);
+        Some(format!(
+            "{epochs} epoch{plural} of {prompts} prompts: {steps} steps of {samples_per_step} \
+             completions"
+        ))
+    }
+}
+
+// Completions that a step was trained on, and their rewards.
+
+/// At most `most` completions of a step's groups, the first of each group first.
+fn of_step(
+    store: &Store,
+    routes: &Routes,
+    record: &StepRecord,
+    most: usize,
+) -> Result<Vec<ScoredSample>, StoreError> {
+    let mut shown = Vec::new();
+    for (index, id) in record.groups.iter().enumerate() {
+        if shown.len() >= most {
+            break;
+        }
+        let Some(group) = store.group(*id)? else { continue };
+        // At least two of each group, to show that its members differ.
+        let each = most.div_ceil(record.groups.len() - index).max(2).min(most - shown.len());
+        let interaction = store.interaction(group.interaction)?;
+        let prompt = interaction.and_then(|i| i.messages.last().map(|m| m.content.clone()));
+        let prompt = prompt.unwrap_or_default();
+        let route = routes.get(&group.route);
+        for member in group.members.iter().take(each) {
+            let Some(sample) = store.sample(*member)? else { continue };
+            let rewards = store.rewards_of(*member)?;
+            let total = weighted_sum(route, &rewards);
+            shown.push(ScoredSample {
+                prompt: prompt.clone(),
+                completion: sample.text,
+                parts: rewards.into_iter().map(|reward| (reward.name, reward.value)).collect(),
+                total,
+                extracted: BTreeMap::new(),
+            });
+        }
+    }
+    Ok(shown)
+}
+
+/// The weighted sum of a completion's rewards without the missing ones; `None` if all are missing.
+fn weighted_sum(route: Option<&Arc<Route>>, rewards: &[Reward]) -> Option<f64> {
+    let weighted = |reward: &Reward| Some(route?.weight(&reward.name)? * reward.value?);
+    rewards.iter().filter_map(weighted).reduce(|sum, value| sum + value)
+}
+
+/// The rewards of all completions of a step, by the name of their histogram: the weighted sum as
+/// `rewards/total`, the mean and the deviation of each group's sums as `rewards/group_mean` and
+/// `rewards/group_std`, and each part as `rewards/PART`. Missing values are left out.
+fn distributions(
+    store: &Store,
+    routes: &Routes,
+    record: &StepRecord,
+) -> Result<BTreeMap<String, Vec<f64>>, StoreError> {
+    let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let mut add = |name: &str, value| {
+        values.entry(format!("rewards/{name}")).or_default().push(value);
+    };
+    for id in &record.groups {
+        let Some(group) = store.group(*id)? else { continue };
+        let route = routes.get(&group.route);
+        let mut totals = Vec::with_capacity(group.members.len());
+        for member in &group.members {
+            let rewards = store.rewards_of(*member)?;
+            totals.extend(weighted_sum(route, &rewards));
+            for reward in rewards {
+                if let Some(value) = reward.value {
+                    add(&reward.name, value);
+                }
+            }
+        }
+        totals.iter().for_each(|total| add("total", *total));
+        if !totals.is_empty() {
+            add("group_mean", stats::mean(&totals));
+        }
+        if let Some(deviation) = stats::deviation(&totals) {
+            add("group_std", deviation);
+        }
+    }
+    Ok(values)
+}
+
+// The configuration that a run was started with, in its folder and in its report.
+
+/// The effective configuration: file, environment and flags together.
+#[derive(Clone, Debug)]
+pub(in crate::runs) struct SavedConfig {
+    /// The keys that differ from the defaults, and the parts of the dataset's route.
+    pub(in crate::runs) keys: Vec<(String, String)>,
+    /// All keys as TOML, without secrets.
+    pub(in crate::runs) text: String,
+}
+
+impl SavedConfig {
+    pub(in crate::runs) fn new(config: &Config) -> Result<Self, toml::ser::Error> {
+        let mut keys = config::differences(config)?;
+        let routes = config.routes.0.iter().filter(|r| r.name == config.rollout.dataset_route);
+        for part in routes.flat_map(|route| route.parts()) {
+            let value = format!("{} ({}), weight {}", part.name, part.kind.name(), part.weight);
+            keys.push(("route.reward".to_owned(), value));
+        }
+        Ok(Self { keys, text: config::effective(config)? })
+    }
+
+    /// Writes `config.toml` in the run's folder, in place of that of an earlier process. `step` is the
+    /// last step before this one.
+    pub(in crate::runs) fn save(&self, folder: &Path, step: u64) -> Result<PathBuf, FileError> {
+        let path = folder.join("config.toml");
+        let head = format!("# Configuration of `hone train` from step {} on.", step + 1);
+        let note = "# The keys of the server, if any, are replaced by random ones.";
+        replace_file(&path, format!("{head}\n{note}\n\n{}", self.text).as_bytes())?;
+        Ok(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EPOCHS: Epochs = Epochs { prompts: 6725, group_size: 8, samples_per_step: 80 };
+
+    #[test]
+    fn steps_of_whole_and_partial_passes() {
+        assert_eq!(EPOCHS.steps(1.0), 673, "672.5 steps");
+        assert_eq!(EPOCHS.steps(2.0), 1345, "exactly 1345 steps");
+        assert_eq!(EPOCHS.steps(1e-6), 1);
+        let even = Epochs { prompts: 100, group_size: 8, samples_per_step: 8 };
+        assert_eq!((even.steps(0.07), even.steps(0.071)), (7, 8));
+        let one = Epochs { prompts: 1, group_size: 4, samples_per_step: 64 };
+        assert_eq!((one.steps(1.0), one.steps(17.0)), (1, 2));
+        assert_eq!((even.at(0), even.at(50), even.at(100)), (0.0, 0.5, 1.0));
+    }
+
+    #[test]
+    fn the_steps_replace_the_epochs() {
+        let mut train = TrainConfig { epochs: 0.5, ..TrainConfig::default() };
+        let note = EPOCHS.resolve(&mut train).unwrap();
+        insta::assert_snapshot!(note, @"0.5 epochs of 6725 prompts: 337 steps of 80 completions");
+        assert_eq!((train.epochs, train.max_steps, train.schedule_steps()), (0.0, 337, 337));
+        let mut steps = TrainConfig { max_steps: 5, ..TrainConfig::default() };
+        assert_eq!((EPOCHS.resolve(&mut steps), steps.max_steps), (None, 5));
     }
 }

@@ -12,7 +12,7 @@ use hone_core::types::{StepRecord, UnixMillis, now_ms};
 use hone_store::StoreError;
 use hone_train::monitoring::warnings::{MonitorState, Warning};
 
-use crate::runs::early_stop::BestTracker;
+use crate::runs::BestTracker;
 use crate::runs::eval_set::Evaluation;
 use crate::runs::jsonl::JsonlLog;
 use crate::runs::tensorboard::EventWriter;

@@ -139,7 +139,14 @@ fn headers() {
                 request = request.header(name, value);
             }
         }
-        let response = runtime.block_on(async { request.send().await.unwrap() });
+        let response = match runtime.block_on(async { request.send().await }) {
+            Ok(response) => response,
+            Err(error) => {
+                // The server may refuse the head and close while the client still sends the body.
+                prop_assert!(method == Method::POST && error.is_request(), "{error:?}");
+                return Ok(());
+            }
+        };
         let id = response.headers().get("x-request-id").map(|id| id.to_str().is_ok());
         prop_assert_eq!(id, Some(true));
         let reply = runtime.block_on(Reply::read(response));

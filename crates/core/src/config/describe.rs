@@ -1,6 +1,6 @@
 //! Errors of a configuration as one sentence: the key, its value, and the allowed values.
 //!
-//! [`range`](super::range) makes them for values out of range; [`describe`] turns serde's errors
+//! The functions that check ranges make them for values out of range; [`describe`] turns serde's errors
 //! into them.
 
 use serde_path_to_error::{Path, Segment};

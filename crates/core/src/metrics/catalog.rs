@@ -1,12 +1,11 @@
 //! The metrics of the service.
 
-use prometheus::Result;
+use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec, Result};
 
 use super::registry::{
     BATCH, FAST, FIRST_TOKEN, MetricDescription, MetricRegistry, REQUEST, REWARD, SLOW, metric_set,
+    new_metric,
 };
-use super::remote::{CallMetrics, JudgeMetrics, webhook_calls};
-use super::train::TrainMetrics;
 
 metric_set! {
     /// Every metric of the process. Share it with an `Arc`.
@@ -206,6 +205,190 @@ impl Metrics {
     pub fn encode(&self) -> Result<String> {
         self.registry.encode()
     }
+}
+
+// Metrics of the trainer.
+
+metric_set! {
+    /// The trainer's metrics. Gauges show the last optimizer step; a gauge that a step does not
+    /// compute keeps its previous value.
+    TrainMetrics {
+        steps: IntCounter("hone_train_steps_total", "Optimizer steps."),
+        step_duration: Histogram("hone_train_step_duration_seconds",
+            "Time of one optimizer step.", SLOW),
+        state: IntGaugeVec("hone_train_state",
+            "1 for the trainer's current state, 0 for the others.", &["state"]),
+        reward_mean: GaugeVec("hone_train_reward_mean",
+            "Mean weighted reward of the last step's samples, `graded` by reward functions or `rated` \
+             by users: the two have different units and different completions.", &["kind"]),
+        reward_std: Gauge("hone_train_reward_std",
+            "Standard deviation of the weighted reward within a group, mean over the last step's \
+             groups."),
+        reward_batch_std: Gauge("hone_train_reward_batch_std",
+            "Standard deviation of the weighted reward over all samples of the last step."),
+        reward_part: GaugeVec("hone_train_reward_part_mean",
+            "Mean of each reward part over the last step's samples that have a value for it.",
+            &["route", "part"]),
+        reward_part_std: GaugeVec("hone_train_reward_part_std",
+            "Standard deviation of each reward part over the last step's samples that have a value \
+             for it.", &["route", "part"]),
+        zero_std_groups: Gauge("hone_train_zero_std_groups_ratio",
+            "Fraction of the last step's groups whose rewards are all equal."),
+        advantages: IntCounterVec("hone_train_advantages_total",
+            "Reward parts turned into advantages, by baseline.", &["baseline"]),
+        loss: Gauge("hone_train_loss", "Loss of the last step."),
+        kl: Gauge("hone_train_kl",
+            "Estimate of KL(policy || reference policy), mean over tokens, in nats."),
+        beta: Gauge("hone_train_beta",
+            "Coefficient of the KL term in the loss, if it is adaptive."),
+        entropy: Gauge("hone_train_entropy",
+            "Entropy of the policy's next-token distribution, mean over tokens, in nats."),
+        entropy_coefficient: Gauge("hone_train_entropy_coefficient",
+            "Coefficient of the entropy bonus, if there is one."),
+        clip_ratio: GaugeVec("hone_train_clip_ratio",
+            "Fraction of importance ratios whose gradient was clipped, by side; `low_min` and \
+             `high_max` are the extremes over sequences.", &["side"]),
+        importance_ratio: GaugeVec("hone_train_importance_ratio",
+            "Importance ratio exp(logp - old logp) over the last step's tokens, by statistic.",
+            &["stat"]),
+        sampler_difference: GaugeVec("hone_train_sampler_logprob_difference",
+            "Absolute difference between recorded and recomputed log-probabilities of samples of \
+             the current version, by statistic.", &["stat"]),
+        sampler_ratio: GaugeVec("hone_train_sampler_ratio",
+            "Weights of the sampler correction, if it is enabled, by statistic.", &["stat"]),
+        off_policy: Gauge("hone_train_off_policy_ratio",
+            "Fraction of the last step's sequences masked because they are too far off policy, if \
+             masking is enabled."),
+        staleness: Gauge("hone_train_staleness_versions",
+            "Mean number of versions between sampling and training."),
+        grad_norm: Gauge("hone_train_grad_norm", "Global gradient norm before clipping."),
+        learning_rate: Gauge("hone_train_learning_rate", "Current learning rate."),
+        completion_length: GaugeVec("hone_train_completion_length_tokens",
+            "Length of the last step's completions, by statistic.", &["stat"]),
+        terminated_length: GaugeVec("hone_train_terminated_length_tokens",
+            "Length of the last step's completions that ended before the token limit, by \
+             statistic.",
+            &["stat"]),
+        truncated: Gauge("hone_train_truncated_ratio",
+            "Fraction of the last step's completions that ended at the token limit."),
+        tokens: IntCounter("hone_train_tokens_total", "Completion tokens trained on."),
+        seen_tokens: Gauge("hone_train_seen_tokens",
+            "Prompt and completion tokens of all steps so far."),
+        loss_token_fraction: Gauge("hone_train_loss_token_fraction",
+            "Completion tokens divided by all tokens that the forward pass computed."),
+        corrections: IntCounterVec("hone_train_corrections_total",
+            "Corrections whose outcome is final: trained, or the reason why they are not used.",
+            &["outcome"]),
+        correction_nll: Gauge("hone_train_correction_nll",
+            "Negative log-likelihood of the last step's corrections, mean over tokens, in nats."),
+        replayed: IntCounter("hone_train_replayed_samples_total",
+            "Samples of earlier steps that steps trained on again."),
+        ready_groups: IntGauge("hone_train_ready_groups", "Groups that wait for the trainer."),
+        skipped_steps: IntCounterVec("hone_train_skipped_steps_total",
+            "Steps skipped, by reason.", &["reason"]),
+        damaged_checkpoints: IntCounter("hone_train_damaged_checkpoints_total",
+            "Checkpoints that could not be read and were set aside."),
+        dropped_groups: IntCounterVec("hone_train_dropped_groups_total",
+            "Groups that were ready but will not be trained on, by reason.", &["reason"]),
+        restarts: IntCounter("hone_train_restarts_total",
+            "Restarts of the trainer from its checkpoint."),
+        warnings: IntCounterVec("hone_train_warnings_total",
+            "Warnings raised about the run, by kind.", &["kind"]),
+        warning_active: IntGaugeVec("hone_train_warning_active",
+            "1 while a warning's condition holds, else 0, by kind.", &["kind"]),
+    }
+}
+
+// Metrics of external services that score samples: webhooks and judges.
+
+/// Calls to one kind of service.
+#[derive(Clone)]
+pub struct CallMetrics {
+    /// Requests by outcome, retries included.
+    pub requests: IntCounterVec,
+    /// Time of one request.
+    pub duration: HistogramVec,
+    /// 1 while a circuit breaker blocks requests after repeated failures.
+    pub circuit_open: IntGaugeVec,
+    /// Samples without a value, by reason.
+    pub missing: IntCounterVec,
+}
+
+metric_set! {
+    /// Calls to judges, and their costs.
+    JudgeMetrics {
+        cache: IntCounterVec("hone_reward_judge_cache_total",
+            "Lookups in the cache of judgments, by result.", &["route", "part", "result"]),
+        tokens: IntCounterVec("hone_reward_judge_tokens_total",
+            "Tokens that judges read and wrote, by kind.", &["route", "part", "kind"]),
+        cost: CounterVec("hone_reward_judge_cost_total",
+            "Cost of judges' tokens, in the currency of the configured prices.",
+            &["route", "part"]),
+    }
+    with {
+        /// Calls to judges.
+        pub calls: CallMetrics = judge_calls,
+    }
+}
+
+pub(super) fn webhook_calls(registry: &mut MetricRegistry) -> Result<CallMetrics> {
+    Ok(CallMetrics {
+        requests: registry.add(new_metric!(
+            IntCounterVec,
+            "hone_reward_webhook_requests_total",
+            "Requests to reward webhooks, retries included, by outcome.",
+            &["route", "part", "outcome"]
+        ))?,
+        duration: registry.add(new_metric!(
+            HistogramVec,
+            "hone_reward_webhook_duration_seconds",
+            "Time of one request to a reward webhook.",
+            REQUEST,
+            &["route", "part"]
+        ))?,
+        circuit_open: registry.add(new_metric!(
+            IntGaugeVec,
+            "hone_reward_webhook_circuit_open",
+            "1 while a reward webhook is not called because it kept failing, else 0.",
+            &["route", "part"]
+        ))?,
+        missing: registry.add(new_metric!(
+            IntCounterVec,
+            "hone_reward_webhook_missing_total",
+            "Samples that a reward webhook did not score, by reason.",
+            &["route", "part", "reason"]
+        ))?,
+    })
+}
+
+fn judge_calls(registry: &mut MetricRegistry) -> Result<CallMetrics> {
+    Ok(CallMetrics {
+        requests: registry.add(new_metric!(
+            IntCounterVec,
+            "hone_reward_judge_requests_total",
+            "Requests to judges, retries included, by outcome.",
+            &["route", "part", "outcome"]
+        ))?,
+        duration: registry.add(new_metric!(
+            HistogramVec,
+            "hone_reward_judge_duration_seconds",
+            "Time of one request to a judge.",
+            REQUEST,
+            &["route", "part"]
+        ))?,
+        circuit_open: registry.add(new_metric!(
+            IntGaugeVec,
+            "hone_reward_judge_circuit_open",
+            "1 while a judge is not called because it kept failing, else 0.",
+            &["route", "part"]
+        ))?,
+        missing: registry.add(new_metric!(
+            IntCounterVec,
+            "hone_reward_judge_missing_total",
+            "Samples that a judge did not score, by reason.",
+            &["route", "part", "reason"]
+        ))?,
+    })
 }
 
 #[cfg(test)]

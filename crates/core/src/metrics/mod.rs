@@ -5,10 +5,8 @@
 
 mod catalog;
 mod registry;
-mod remote;
-mod train;
 
 pub use catalog::Metrics;
+pub use catalog::TrainMetrics;
+pub use catalog::{CallMetrics, JudgeMetrics};
 pub use registry::{MetricDescription, MetricKind};
-pub use remote::{CallMetrics, JudgeMetrics};
-pub use train::TrainMetrics;

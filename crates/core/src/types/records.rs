@@ -3,19 +3,13 @@
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::digest::Digest;
-
-use super::chat::Message;
-use super::endpoint::ClientEndpoint;
-use super::grammar::GrammarSpec;
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
-use super::rater::key_of_rater;
 use super::sampling::{EndRules, FinishReason, SamplingParams};
-use super::spans::TokenSpan;
-use super::time::UnixMillis;
-use super::tools::ChatOptions;
+use super::{ChatOptions, ToolCall};
+use super::{ClientEndpoint, GrammarSpec, UnixMillis, key_of_rater};
+use crate::digest::Digest;
 
 /// Where a prompt came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -376,4 +370,175 @@ pub struct StepRecord {
     pub metrics: BTreeMap<String, f64>,
     /// When it ended.
     pub created: UnixMillis,
+}
+
+// Positions within a sequence of tokens.
+
+/// Consecutive positions of a sequence: `start` is the first one, `end` the one after the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenSpan {
+    /// The first position.
+    pub start: u32,
+    /// The position after the last one.
+    pub end: u32,
+}
+
+impl TokenSpan {
+    /// Adds a position after all positions of ordered spans: to the last span if it is adjacent.
+    pub fn append(spans: &mut Vec<Self>, position: usize) {
+        let start = u32::try_from(position).unwrap_or(u32::MAX);
+        let end = start.saturating_add(1);
+        match spans.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ => spans.push(Self { start, end }),
+        }
+    }
+
+    /// For each of `len` positions whether a span contains it.
+    pub fn mask(spans: &[Self], len: usize) -> Vec<bool> {
+        let mut mask = vec![false; len];
+        for span in spans {
+            let (start, end) = (span.start as usize, (span.end as usize).min(len));
+            if let Some(positions) = mask.get_mut(start..end) {
+                positions.fill(true);
+            }
+        }
+        mask
+    }
+}
+
+// Conversations.
+
+/// The author of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Instructions of the operator.
+    System,
+    /// OpenAI's newer name for `system`.
+    Developer,
+    /// The person who asks.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a tool call.
+    Tool,
+}
+
+impl Role {
+    /// The name in chat templates.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::Developer => "developer",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// One message of a conversation. In JSON it has OpenAI's shape; fields without a value are absent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// The author.
+    pub role: Role,
+    /// The text; empty for an assistant's message that only calls tools, whose content may be null.
+    #[serde(deserialize_with = "null_as_default")]
+    pub content: String,
+    /// The name of the participant, or of the function whose result this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What the assistant thought before its text.
+    #[serde(
+        default,
+        rename = "reasoning_content",
+        alias = "reasoning",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub reasoning: Option<String>,
+    /// The assistant's calls, in their order.
+    #[serde(default, deserialize_with = "null_as_default", skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// The call whose result this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+}
+
+impl Message {
+    /// A message of text alone.
+    pub fn new(role: Role, content: impl Into<String>) -> Self {
+        Self {
+            role,
+            content: content.into(),
+            name: None,
+            reasoning: None,
+            tool_calls: Vec::new(),
+            tool_call_id: None,
+        }
+    }
+}
+
+fn null_as_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_and_masks_describe_the_same_positions() {
+        let mut spans = Vec::new();
+        for position in [0, 1, 4, 6, 7, 8] {
+            TokenSpan::append(&mut spans, position);
+        }
+        let span = |start, end| TokenSpan { start, end };
+        assert_eq!(spans, [span(0, 2), span(4, 5), span(6, 9)]);
+        let mask = TokenSpan::mask(&spans, 8);
+        assert_eq!(mask, [true, true, false, false, true, false, true, true]);
+        assert_eq!(TokenSpan::mask(&[span(5, 9), span(3, 1)], 4), [false; 4]);
+    }
+
+    mod chat {
+        use serde_json::{Value, json};
+
+        use super::super::*;
+
+        #[test]
+        fn a_message_of_text_has_two_fields() {
+            let message = Message::new(Role::User, "Hi");
+            let shown = serde_json::to_value(&message).unwrap();
+            assert_eq!(shown, json!({"role": "user", "content": "Hi"}));
+            let nulls = json!({"role": "user", "content": "Hi", "name": null, "tool_calls": null,
+                           "tool_call_id": null, "reasoning_content": null});
+            assert_eq!(serde_json::from_value::<Message>(nulls).unwrap(), message);
+        }
+
+        #[test]
+        fn calls_have_openais_shape() {
+            let call = json!({"id": "call_1", "type": "function",
+                          "function": {"name": "add", "arguments": "{\"a\": 1}"}});
+            let mut shown = json!({"role": "assistant", "content": null, "reasoning_content": "hm",
+                               "tool_calls": [call]});
+            let message: Message = serde_json::from_value(shown.clone()).unwrap();
+            shown["content"] = json!("");
+            assert_eq!(message.tool_calls[0].arguments, "{\"a\": 1}");
+            assert_eq!(message.reasoning.as_deref(), Some("hm"));
+            assert_eq!(serde_json::to_value(&message).unwrap(), shown);
+        }
+
+        #[test]
+        fn arguments_may_be_an_object_as_in_transformers() {
+            let call = json!({"function": {"name": "add", "arguments": {"b": 2, "a": [1]}}});
+            let call: ToolCall = serde_json::from_value(call).unwrap();
+            assert_eq!((call.id.as_str(), call.name.as_str()), ("", "add"));
+            let arguments: Value = serde_json::from_str(&call.arguments).unwrap();
+            assert_eq!(arguments, json!({"b": 2, "a": [1]}));
+        }
+    }
 }

@@ -1,25 +1,24 @@
 //! Turns rows into prompts: conversation, system message, worked examples and metadata.
 
-mod extract;
-mod id;
 mod messages;
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use minijinja::{Environment, UndefinedBehavior};
+use regex::Regex;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use extract::{AnswerExtractor, EXTRACT};
-use messages::parse_messages;
-
-use hone_core::text::shortened;
+use hone_core::digest::Digest;
+use hone_core::text::{boxed, shortened, trim};
 use hone_core::types::{Message, Role};
 
 use crate::config::{DatasetConfig, FewShot};
 use crate::error::{BadRow, DatasetError, RowPlace};
 use crate::read::{DatasetRow, text_of};
+use messages::parse_messages;
 
-pub use id::PromptId;
 pub(crate) use messages::normalize;
 
 /// Metadata key of the answer, which rewards read.
@@ -271,6 +270,119 @@ fn with_context(system_prompt: &str, examples: &[Message], own: Vec<Message>) ->
 
 fn is_system(role: Role) -> bool {
     matches!(role, Role::System | Role::Developer)
+}
+
+// Finds the answer within the text of the answer column (`dataset.extract_answer`).
+
+/// The configuration key.
+const EXTRACT: &str = "dataset.extract_answer";
+const BOXED: &str = r"\boxed{}";
+
+/// Where the answer is within the answer column.
+enum AnswerExtractor {
+    /// The whole column.
+    Whole,
+    /// After this text, up to its next occurrence or the end, as Python's `split(marker)[1]`.
+    Marker(String),
+    /// In the last `\boxed{…}`.
+    Boxed,
+    /// In the first group of the first match.
+    Pattern(Regex),
+}
+
+impl AnswerExtractor {
+    /// Reads the key's value. A text with a parenthesis is a pattern, because only that needs a
+    /// group; any other text is a marker.
+    fn new(rule: &str) -> Result<Self, DatasetError> {
+        if rule.is_empty() {
+            return Ok(Self::Whole);
+        }
+        if rule == BOXED {
+            return Ok(Self::Boxed);
+        }
+        if !rule.contains('(') {
+            return Ok(Self::Marker(rule.to_owned()));
+        }
+        let error = |reason: String| DatasetError::Config {
+            key: EXTRACT.to_owned(),
+            value: rule.to_owned(),
+            reason,
+        };
+        let pattern = Regex::new(rule).map_err(|cause| {
+            let cause = cause.to_string();
+            let last = cause.lines().last().unwrap_or_default().trim();
+            error(format!("not a regular expression: {}", last.trim_start_matches("error: ")))
+        })?;
+        if pattern.captures_len() < 2 {
+            return Err(error("it needs a group, in parentheses, around the answer".to_owned()));
+        }
+        Ok(Self::Pattern(pattern))
+    }
+
+    /// Whether the answer is a part of the column.
+    fn is_partial(&self) -> bool {
+        !matches!(self, Self::Whole)
+    }
+
+    /// The answer, trimmed unless it is the whole text; `None` if there is none or it is blank.
+    fn find<'t>(&self, text: &'t str) -> Option<&'t str> {
+        let found = match self {
+            Self::Whole => return Some(text),
+            Self::Marker(marker) => text.split(marker.as_str()).nth(1)?,
+            Self::Boxed => boxed(text)?,
+            Self::Pattern(pattern) => pattern.captures(text)?.get(1)?.as_str(),
+        };
+        Some(trim(found)).filter(|found| !found.is_empty())
+    }
+}
+
+// Identifies prompts by their content.
+
+/// Identifies a prompt by its content: the first 128 bits of the SHA-256 of the row's conversation,
+/// without the configuration's system message and examples. Rows with the same conversation share
+/// it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PromptId(pub u128);
+
+impl PromptId {
+    /// The id of a conversation.
+    pub fn of(messages: &[Message]) -> Self {
+        let digest = messages.iter().fold(Digest::new(), |digest, message| {
+            digest.field(message.role.as_str()).field(&message.content)
+        });
+        Self(u128::from_be_bytes(digest.prefix()))
+    }
+
+    /// Parses the output of `Display`; `None` for any other text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let hex = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        hex.then(|| u128::from_str_radix(text, 16).ok().map(Self)).flatten()
+    }
+}
+
+impl fmt::Display for PromptId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for PromptId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl Serialize for PromptId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for PromptId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| serde::de::Error::custom("a prompt id has 32 hex digits"))
+    }
 }
 
 #[cfg(test)]

@@ -138,3 +138,65 @@ fn other_parts_than_text_are_refused() {
     assert_snapshot!(with(r#"[{"type":"image"},{"type":"text","text":"what?"}]"#), @r#"`a.jsonl`, line 1: `prompt[0].content` has a part of type "image": only "text" is supported"#);
     assert_snapshot!(with(r#"[{"type":"text"}]"#), @"`a.jsonl`, line 1: `prompt[0].content` is not a text");
 }
+
+mod extract {
+    use insta::assert_snapshot;
+
+    use super::super::*;
+
+    fn find<'t>(rule: &str, text: &'t str) -> Option<&'t str> {
+        AnswerExtractor::new(rule).unwrap().find(text)
+    }
+
+    #[test]
+    fn a_marker_precedes_the_answer() {
+        assert_eq!(find("####", "48/2 = <<48/2=24>>24\n#### 1,234\r\n"), Some("1,234"));
+        assert_eq!(find("####", "#### -5 #### 6"), Some("-5"), "up to the next marker");
+        assert_eq!(find("####", "####5"), Some("5"));
+        for none in ["", "no marker", "at the end ####", "#### \n", "### 4", "#### #### 4"] {
+            assert_eq!(find("####", none), None, "{none:?}");
+        }
+        assert_eq!(find(r"A\d:", r"A1: 3 A\d: 4"), Some("4"), "not a pattern without a group");
+        assert_eq!(find("", " x "), Some(" x "), "no rule, no change");
+    }
+
+    /// An empty answer is none, so that its row is refused. The guides keep the row.
+    #[test]
+    fn a_marker_finds_what_the_guides_find() {
+        let path =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/guides/guide_cases.json");
+        let json = std::fs::read_to_string(path).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let cases = json["functions"]["dataset_answer"]["cases"].as_array().unwrap();
+        assert!(cases.len() >= 20, "{} cases", cases.len());
+        for case in cases {
+            let expected = case[1].as_str().filter(|answer| !answer.is_empty());
+            assert_eq!(find("####", case[0].as_str().unwrap()), expected, "{case}");
+        }
+    }
+
+    #[test]
+    fn a_box_contains_the_answer() {
+        let boxed = |text| find(r"\boxed{}", text);
+        assert_eq!(boxed(r"\boxed{1}, so \boxed{\frac{1}{2}}."), Some(r"\frac{1}{2}"));
+        for none in ["1", r"\boxed{1", r"\boxed{ }", r"\boxed"] {
+            assert_eq!(boxed(none), None, "{none:?}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_contains_the_answer_in_its_first_group() {
+        assert_eq!(find(r"answer is (\S+)", "The answer is 12 or the answer is 13"), Some("12"));
+        assert_eq!(find(r"(?s)<a>(.*?)</a>", "<a>\n 7 </a>"), Some("7"));
+        assert_eq!(find("a(b)?", "ac"), None, "the group takes no part");
+        assert_eq!(find("a( *)", "a  "), None, "the group is blank");
+    }
+
+    #[test]
+    fn a_wrong_pattern_is_refused() {
+        let error = |rule| AnswerExtractor::new(rule).err().unwrap().to_string();
+        assert_snapshot!(error(r"answer is (\S+"), @r#"dataset.extract_answer = "answer is (\\S+": not a regular expression: unclosed group"#);
+        assert_snapshot!(error(r"\(\d+\)"), @r#"dataset.extract_answer = "\\(\\d+\\)": it needs a group, in parentheses, around the answer"#);
+        assert_snapshot!(error("(?:a)"), @r#"dataset.extract_answer = "(?:a)": it needs a group, in parentheses, around the answer"#);
+    }
+}

@@ -13,8 +13,6 @@ use serde::{Deserialize, Serialize};
 use crate::config::{DatasetConfig, DifficultyConfig, SamplingStrategy};
 use crate::curriculum::{Curriculum, CurriculumStage};
 use crate::error::{DatasetError, RowPlace};
-use crate::mix::LiveMix;
-use crate::outcome::PromptOutcome;
 use crate::prompt::{Prompt, PromptId};
 use crate::split::key;
 
@@ -343,6 +341,129 @@ impl PromptSampler {
         let wanted = bits as f64 / (1_u64 << 53) as f64 * sum;
         let at = sums.partition_point(|(sum, _)| *sum <= wanted);
         sums.get(at).or(sums.last()).map(|(_, index)| *index)
+    }
+}
+
+// Shares groups between live prompts and dataset prompts.
+
+/// Credit for one group. Credits are integers, so that rounding errors do not accumulate.
+const WHOLE: u32 = 1_000_000;
+
+/// Decides which prompt the next group uses while both kinds wait, without randomness: among any
+/// `n` consecutive decisions, `floor(n share)` to `ceil(n share)` use a live prompt (the error term
+/// of Bresenham's line algorithm).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveMix {
+    share: u32,
+    credit: u32,
+}
+
+impl LiveMix {
+    /// `share` is the fraction of live prompts, from 0 to 1, rounded to a millionth.
+    pub fn new(share: f64) -> Self {
+        Self { share: (share.clamp(0.0, 1.0) * f64::from(WHOLE)).round() as u32, credit: 0 }
+    }
+
+    /// Decides one group; true for a live prompt. If only one kind has a prompt, that kind gets the
+    /// group and the share of later groups does not change.
+    pub fn takes_live(&mut self, live_waits: bool, dataset_has: bool) -> bool {
+        if !(live_waits && dataset_has) {
+            return live_waits;
+        }
+        self.credit += self.share;
+        let live = self.credit >= WHOLE;
+        if live {
+            self.credit -= WHOLE;
+        }
+        live
+    }
+
+    /// Continues from the credit of a saved mix, with the configured share.
+    pub(crate) fn resume(&mut self, saved: Self) {
+        self.credit = saved.credit.min(WHOLE - 1);
+    }
+}
+
+// Running statistics of a prompt's groups: success rate and mean reward.
+
+/// Running statistics of one prompt. A group counts with weight `(1 - 1/window)^age`, because the
+/// policy that sampled it changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PromptOutcome {
+    /// Number of groups with at least one scored member.
+    pub groups: u64,
+    /// Number of groups without a scored member.
+    pub unscored: u64,
+    /// Number of groups of two or more scored members with equal rewards, from which GRPO learns
+    /// nothing.
+    pub zero_variance: u64,
+    /// Number of the last draw of this prompt, from 0.
+    pub last_drawn: Option<u64>,
+    /// Weighted number of scored members.
+    #[serde(with = "bits")]
+    scored: f64,
+    /// Weighted number of successes.
+    #[serde(with = "bits")]
+    successes: f64,
+    /// Weighted sum of rewards.
+    #[serde(with = "bits")]
+    rewards: f64,
+}
+
+/// Serializes a number as its bits in hexadecimal. A JSON reader may round a decimal number, and a
+/// resumed run would then draw other prompts.
+mod bits {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{:x}", value.to_bits()))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        u64::from_str_radix(&text, 16).map(f64::from_bits).map_err(D::Error::custom)
+    }
+}
+
+impl PromptOutcome {
+    /// Adds a group. `None` and values that are not finite count as missing, not as 0.
+    pub(crate) fn add(&mut self, rewards: &[Option<f64>], config: &DifficultyConfig) {
+        let known: Vec<f64> = rewards.iter().flatten().copied().filter(|r| r.is_finite()).collect();
+        let Some(first) = known.first() else {
+            self.unscored += 1;
+            return;
+        };
+        let keep = 1.0 - 1.0 / config.window.max(1.0);
+        let successes = known.iter().filter(|r| **r >= config.success_reward).count();
+        self.groups += 1;
+        self.zero_variance += u64::from(known.len() > 1 && known.iter().all(|r| r == first));
+        self.scored = keep * self.scored + known.len() as f64;
+        self.successes = keep * self.successes + successes as f64;
+        self.rewards = keep * self.rewards + known.iter().sum::<f64>();
+    }
+
+    /// The success rate `p` among scored members, 0 to 1; `None` before the first.
+    pub fn success(&self) -> Option<f64> {
+        (self.scored > 0.0).then(|| (self.successes / self.scored).clamp(0.0, 1.0))
+    }
+
+    /// The mean reward of scored members; `None` before the first.
+    pub fn mean_reward(&self) -> Option<f64> {
+        (self.scored > 0.0).then(|| self.rewards / self.scored)
+    }
+
+    /// `1 - p`; `None` before the first scored member.
+    pub fn difficulty(&self) -> Option<f64> {
+        self.success().map(|p| 1.0 - p)
+    }
+
+    /// The sampling weight `p (1 - p) + epsilon`. `p (1 - p)` is the variance of a success; without
+    /// variance within a group all advantages are 0. A prompt without a score has the weight of
+    /// `p = 1/2`, so that it is tried.
+    pub fn weight(&self, epsilon: f64) -> f64 {
+        let p = self.success().unwrap_or(0.5);
+        p * (1.0 - p) + epsilon
     }
 }
 

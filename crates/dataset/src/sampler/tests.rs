@@ -269,3 +269,68 @@ proptest! {
         prop_assert_eq!(whole.state(), resumed.state());
     }
 }
+
+mod mix {
+    use super::super::*;
+
+    #[test]
+    fn groups_without_a_choice_do_not_change_the_share() {
+        let mut mix = LiveMix::new(0.5);
+        for _ in 0..10 {
+            assert!(mix.takes_live(true, false));
+            assert!(!mix.takes_live(false, true));
+            assert!(!mix.takes_live(false, false));
+        }
+        assert_eq!(mix, LiveMix::new(0.5));
+        let always = [LiveMix::new(1.0); 1].map(|mut m| (0..9).all(|_| m.takes_live(true, true)));
+        let never = [LiveMix::new(0.0); 1].map(|mut m| (0..9).any(|_| m.takes_live(true, true)));
+        assert_eq!((always, never), ([true], [false]));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn every_window_contains_its_share(millionths in 0_u32..=WHOLE, skip in 0_usize..50, n in 1_usize..200) {
+            let share = f64::from(millionths) / f64::from(WHOLE);
+            let mut mix = LiveMix::new(share);
+            let taken: Vec<bool> = (0..skip + n).map(|_| mix.takes_live(true, true)).collect();
+            let live = taken[skip..].iter().filter(|live| **live).count() as f64;
+            let exact = n as f64 * share;
+            proptest::prop_assert!(live >= (exact - 1e-9).floor() && live <= (exact + 1e-9).ceil());
+        }
+    }
+}
+
+mod outcome {
+    use super::super::*;
+
+    fn outcome(window: f64, groups: &[&[Option<f64>]]) -> PromptOutcome {
+        let config = DifficultyConfig { window, ..DifficultyConfig::default() };
+        let mut outcome = PromptOutcome::default();
+        groups.iter().for_each(|group| outcome.add(group, &config));
+        outcome
+    }
+
+    #[test]
+    fn missing_rewards_are_not_zero() {
+        let none = outcome(4.0, &[&[None, None], &[Some(f64::NAN)], &[]]);
+        assert_eq!((none.groups, none.unscored, none.success()), (0, 3, None));
+        assert_eq!((none.mean_reward(), none.difficulty()), (None, None));
+        assert_eq!(none.weight(0.02), 0.27);
+        let half = outcome(4.0, &[&[Some(1.5), None, Some(0.5), None]]);
+        assert_eq!((half.success(), half.mean_reward()), (Some(0.5), Some(1.0)));
+        assert_eq!(half.zero_variance, 0);
+    }
+
+    #[test]
+    fn the_weight_of_old_groups_decays() {
+        let (bad, good): (&[_], &[_]) = (&[Some(0.0); 2], &[Some(1.0); 2]);
+        // With a window of 2, the last group has twice the weight. With a window of 1, only it
+        // counts.
+        let two = outcome(2.0, &[bad, good]);
+        assert!((two.success().unwrap() - 2.0 / 3.0).abs() < 1e-12);
+        assert_eq!((two.groups, two.zero_variance), (2, 2));
+        assert_eq!(outcome(1.0, &[bad, good]).success(), Some(1.0));
+        assert!((two.weight(0.1) - (2.0 / 9.0 + 0.1)).abs() < 1e-12);
+        assert_eq!(outcome(2.0, &[&[Some(0.0)]]).zero_variance, 0, "one member has no variance");
+    }
+}

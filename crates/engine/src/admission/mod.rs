@@ -11,12 +11,10 @@
 //! lease began, and the color keeps that version until the lease ends
 //! ([`Admission::wait_until_idle`]).
 
-mod cancel;
 mod fair_queue;
-mod service_rate;
 
 use std::cmp::Reverse;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
@@ -27,9 +25,7 @@ use hone_core::types::PolicyVersion;
 use crate::api::{EngineLoad, Priority};
 use crate::error::EngineError;
 
-pub use cancel::{CancelFlag, CancelReason};
 pub use fair_queue::{FairQueue, Owner, QueueCapacity, QueueLimits};
-pub use service_rate::ServiceRate;
 
 /// One of the two sets of slots. As a number it is an index: `color as usize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -455,6 +451,63 @@ impl AdmissionState {
             live_waiting: waiting(Priority::Live),
             shadow_waiting: waiting(Priority::Shadow),
         }
+    }
+}
+
+// The end of a running sequence before its last token.
+
+/// Why a running sequence must end early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelReason {
+    /// The reader dropped the generation.
+    ReaderGone,
+    /// A live request needs the slot.
+    Preempted,
+    /// The daemon is shutting down.
+    ShuttingDown,
+}
+
+/// Asks the thread that runs a sequence to end it. The first reason wins.
+#[derive(Debug, Default)]
+pub struct CancelFlag(OnceLock<CancelReason>);
+
+impl CancelFlag {
+    /// Sets the reason; false if one is set already.
+    pub fn set(&self, reason: CancelReason) -> bool {
+        self.0.set(reason).is_ok()
+    }
+
+    /// The reason, if one is set.
+    pub fn get(&self) -> Option<CancelReason> {
+        self.0.get().copied()
+    }
+}
+
+// How long requests of clients take, to predict how long a full queue takes to become shorter.
+
+/// Weight of the newest request in the mean.
+const WEIGHT: f64 = 0.1;
+/// The prediction before any request has ended.
+const UNKNOWN: Duration = Duration::from_secs(1);
+
+/// An exponentially weighted mean of the time that a request occupies its slot.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServiceRate {
+    /// Seconds; `None` before the first request has ended.
+    mean: Option<f64>,
+}
+
+impl ServiceRate {
+    /// Adds the time that one request occupied its slot.
+    pub fn record(&mut self, time: Duration) {
+        let seconds = time.as_secs_f64();
+        self.mean = Some(self.mean.map_or(seconds, |mean| mean + WEIGHT * (seconds - mean)));
+    }
+
+    /// The time until `waiting` requests have begun, if `slots` slots serve them and nothing else.
+    pub fn wait(&self, waiting: usize, slots: usize) -> Duration {
+        let Some(mean) = self.mean else { return UNKNOWN };
+        Duration::try_from_secs_f64(mean * waiting as f64 / slots.max(1) as f64).unwrap_or(UNKNOWN)
     }
 }
 

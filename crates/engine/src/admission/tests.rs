@@ -250,3 +250,22 @@ async fn a_request_that_waits_too_long_is_refused() {
     drop(shadow.await.unwrap().unwrap());
     assert_eq!(admission.metrics.engine_queue_wait.get_sample_count(), 2);
 }
+
+mod service_rate {
+    use super::super::*;
+
+    #[test]
+    fn the_wait_follows_from_the_mean_time_and_the_slots() {
+        let mut rate = ServiceRate::default();
+        assert_eq!(rate.wait(8, 4), UNKNOWN);
+        rate.record(Duration::from_secs(2));
+        assert_eq!(rate.wait(8, 4), Duration::from_secs(4));
+        assert_eq!(rate.wait(3, 0), Duration::from_secs(6));
+        rate.record(Duration::from_secs(12));
+        assert_eq!(rate.wait(1, 1), Duration::from_secs(3));
+        for _ in 0..200 {
+            rate.record(Duration::from_secs(5));
+        }
+        assert!((rate.wait(1, 1).as_secs_f64() - 5.0).abs() < 1e-6);
+    }
+}

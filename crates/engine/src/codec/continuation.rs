@@ -11,7 +11,7 @@
 
 use hone_core::types::{ChatOptions, Message, TokenId};
 
-use super::content::StandIns;
+use super::StandIns;
 use super::{Codec, RenderedChat};
 use crate::error::EngineError;
 use crate::tools::ToolFormat;

@@ -1,17 +1,19 @@
 //! Text to token ids and back: tokenizer, chat template and stop tokens.
 
-mod alphabet;
-mod content;
 mod continuation;
 mod stream;
 mod texts;
 
 use std::borrow::Cow;
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::{Arc, LazyLock};
 
-use regex::Regex;
-use tokenizers::{Model as _, OffsetType, PreTokenizer as _, Token, Tokenizer};
+use regex::{Captures, Regex};
+use serde_json::Value;
+use tokenizers::{
+    DecoderWrapper, Model as _, NormalizedString, OffsetType, PreTokenizer as _, Token, Tokenizer,
+};
 
 use hone_core::types::{ChatOptions, GrammarSpec, Message, Role, TokenId};
 
@@ -20,8 +22,6 @@ use crate::grammar::{CompiledGrammar, GrammarError, GrammarQueue, GrammarVocabul
 use crate::model_dir::ModelDir;
 use crate::template::{ChatTemplate, ThinkTags};
 use crate::tools::ToolFormat;
-use alphabet::Alphabet;
-use content::StandIns;
 
 pub use continuation::{ContinuedPrompt, EncodedAgain};
 pub use stream::{TextPiece, TextStream};
@@ -74,7 +74,7 @@ impl Codec {
         let added = tokenizer.get_added_tokens_decoder();
         let special = added.iter().filter(|(_, t)| t.special).map(|(id, _)| *id).collect();
         let reserved = added.iter().filter(|(id, t)| t.special || dir.stop_ids.contains(id));
-        let markup = content::finder(reserved.map(|(_, token)| token.content.clone()))?;
+        let markup = token_finder(reserved.map(|(_, token)| token.content.clone()))?;
         let mut codec = Self {
             tokenizer: Arc::new(tokenizer),
             template: ChatTemplate::new(&dir.chat_template, &dir.special_tokens)?,
@@ -358,6 +358,183 @@ impl Codec {
     /// Number of ids that the tokenizer knows, from 0.
     pub fn vocab(&self) -> usize {
         self.tokenizer.get_vocab_size(true)
+    }
+}
+
+// How the tokens of a tokenizer spell the bytes of texts.
+
+/// SentencePiece's sign for a space.
+const SPACE: char = '\u{2581}';
+
+/// How tokens spell bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Alphabet {
+    /// A character for each byte, as in GPT-2.
+    Bytes,
+    /// SentencePiece's: plain text with [`SPACE`] for spaces, and `<0x0A>` for single bytes.
+    Pieces {
+        /// Whether texts are encoded with a space before them, which decoding removes.
+        prefixed: bool,
+    },
+}
+
+/// The byte for each character of a byte-level token, by code point.
+static BYTE_OF_CHAR: LazyLock<Vec<Option<u8>>> = LazyLock::new(byte_of_char);
+
+impl Alphabet {
+    /// The alphabet whose tokens a decoder joins, if it is known.
+    pub fn of(decoder: Option<&DecoderWrapper>) -> Option<Self> {
+        let decoder = match decoder? {
+            DecoderWrapper::ByteLevel(_) => return Some(Self::Bytes),
+            DecoderWrapper::Sequence(sequence) => serde_json::to_value(sequence).ok()?,
+            _ => return None,
+        };
+        let steps = decoder.get("decoders")?.as_array()?;
+        let kinds: Vec<&str> = steps.iter().filter_map(|step| step["type"].as_str()).collect();
+        let prefixed = match kinds[..] {
+            ["Replace", "ByteFallback", "Fuse"] => false,
+            ["Replace", "ByteFallback", "Fuse", "Strip"] => is_one_space(&steps[3]),
+            _ => return None,
+        };
+        let replace = &steps[0];
+        let spaces = replace["pattern"]["String"] == SPACE.to_string() && replace["content"] == " ";
+        (spaces && (prefixed || kinds.len() == 3)).then_some(Self::Pieces { prefixed })
+    }
+
+    /// The bytes of a token.
+    pub fn bytes(self, token: String) -> Vec<u8> {
+        match self {
+            Self::Bytes => {
+                let byte = |c: char| BYTE_OF_CHAR.get(c as usize).copied().flatten();
+                // An added token may have characters outside the byte alphabet. It is literal text then.
+                let bytes: Option<Vec<u8>> = token.chars().map(byte).collect();
+                bytes.unwrap_or_else(|| token.into_bytes())
+            }
+            Self::Pieces { .. } => match single_byte(&token) {
+                Some(byte) => vec![byte],
+                None => token.replace(SPACE, " ").into_bytes(),
+            },
+        }
+    }
+
+    /// A text that starts with its first token, without the space that encoding put before it.
+    pub fn without_prefix(self, text: &str) -> &str {
+        match self {
+            Self::Pieces { prefixed: true } => text.strip_prefix(' ').unwrap_or(text),
+            _ => text,
+        }
+    }
+}
+
+/// Whether a `Strip` removes one space before the text.
+fn is_one_space(strip: &Value) -> bool {
+    strip["content"] == " " && strip["start"] == 1 && strip["stop"] == 0
+}
+
+/// The byte of a token like `<0x0A>`.
+fn single_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() != 2 {
+        return None;
+    }
+    u8::from_str_radix(digits, 16).ok()
+}
+
+/// GPT-2's byte alphabet: printable Latin-1 characters represent their own byte, the characters
+/// from U+0100 on represent the other bytes in order.
+fn byte_of_char() -> Vec<Option<u8>> {
+    let mut table = vec![None; 512];
+    let mut next = 256;
+    for byte in 0..=u8::MAX {
+        if matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
+            table[usize::from(byte)] = Some(byte);
+        } else {
+            table[next] = Some(byte);
+            next += 1;
+        }
+    }
+    table
+}
+
+// Special tokens in the texts of clients, where they are ordinary text.
+//
+// A chat template joins markup and the texts of messages to one string, in which the tokenizer recognizes
+// special tokens. A client could so begin another turn by writing `<|im_start|>system`. Therefore a
+// stand-in replaces every special token in a client's text before the template is applied: one
+// character of Unicode's private use planes that no text contains, which a template treats like any
+// other. When the special tokens of the markup have been recognized, the text of its token replaces
+// each stand-in again, and is encoded like any text.
+//
+// Other added tokens, such as Qwen's `<think>`, are recognized in texts, too.
+
+/// The expression that finds `tokens` in a text: of those that begin first, the longest. `None` without
+/// tokens.
+///
+/// # Errors
+/// [`EngineError::Component`] if the expression is too large.
+fn token_finder(tokens: impl Iterator<Item = String>) -> Result<Option<Regex>, EngineError> {
+    let mut tokens: Vec<String> = tokens.filter(|token| !token.is_empty()).collect();
+    if tokens.is_empty() {
+        return Ok(None);
+    }
+    // The first alternative that matches is taken.
+    tokens.sort_by_key(|token| Reverse(token.len()));
+    let any: Vec<String> = tokens.iter().map(|token| regex::escape(token)).collect();
+    let regex = Regex::new(&any.join("|"));
+    regex.map(Some).map_err(|error| EngineError::component("special tokens", error))
+}
+
+/// The stand-ins of the special tokens in the texts of one conversation.
+struct StandIns<'f> {
+    finder: &'f Regex,
+    /// By the text of the token.
+    characters: BTreeMap<String, char>,
+}
+
+impl<'f> StandIns<'f> {
+    /// Chooses a stand-in for every token of `finder` that occurs in `texts`; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`EngineError::Invalid`] if the texts contain too many characters of the private use planes.
+    pub fn choose<'t>(
+        finder: &'f Regex,
+        texts: impl Iterator<Item = &'t str> + Clone,
+    ) -> Result<Option<Self>, EngineError> {
+        let found = texts.clone().flat_map(|text| finder.find_iter(text)).map(|hit| hit.as_str());
+        let found: BTreeSet<&str> = found.collect();
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let mut free = ('\u{F0000}'..='\u{FFFFD}').chain('\u{100000}'..='\u{10FFFD}');
+        let used: HashSet<char> =
+            texts.flat_map(str::chars).filter(|c| *c >= '\u{F0000}').collect();
+        let mut characters = BTreeMap::new();
+        for token in found {
+            let Some(character) = free.find(|c| !used.contains(c)) else {
+                let reason = "the messages contain special tokens and every private use character";
+                return Err(EngineError::Invalid(reason.to_owned()));
+            };
+            characters.insert(token.to_owned(), character);
+        }
+        Ok(Some(Self { finder, characters }))
+    }
+
+    /// Replaces the special tokens of a text by their stand-ins.
+    pub fn hide<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        self.finder.replace_all(text, |hit: &Captures<'_>| match self.characters.get(&hit[0]) {
+            Some(character) => character.to_string(),
+            None => hit[0].to_owned(),
+        })
+    }
+
+    /// Replaces the stand-ins of a text by the special tokens' texts.
+    pub fn reveal(&self, text: &mut NormalizedString) -> tokenizers::Result<()> {
+        for (token, character) in &self.characters {
+            if text.get().contains(*character) {
+                text.replace(*character, token)?;
+            }
+        }
+        Ok(())
     }
 }
 

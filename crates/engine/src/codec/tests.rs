@@ -425,3 +425,22 @@ proptest! {
         }
     }
 }
+
+mod alphabet {
+    use super::super::*;
+
+    #[test]
+    fn pieces_spell_spaces_and_bytes() {
+        let alphabet = Alphabet::Pieces { prefixed: true };
+        let bytes = |token: &str| alphabet.bytes(token.to_owned());
+        assert_eq!(bytes("\u{2581}a\u{2581}b"), b" a b");
+        assert_eq!((bytes("<0x0A>"), bytes("<0xff>")), (vec![10], vec![255]));
+        for literal in ["<0x0>", "<0xGG>", "<s>", "<0x0A> "] {
+            assert_eq!(bytes(literal), literal.as_bytes());
+        }
+        assert_eq!(alphabet.without_prefix("  a"), " a");
+        assert_eq!(Alphabet::Pieces { prefixed: false }.without_prefix(" a"), " a");
+        assert_eq!(Alphabet::Bytes.without_prefix(" a"), " a");
+        assert_eq!(Alphabet::Bytes.bytes("\u{120}a".to_owned()), b" a");
+    }
+}

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use hone_core::types::{GrammarSpec, TokenId};
 
-use super::error::GrammarError;
+use super::GrammarError;
 use super::lark;
 
 /// The first line of these grammars, a comment.

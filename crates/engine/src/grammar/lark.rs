@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use hone_core::types::TokenId;
 
-use super::error::GrammarError;
+use super::GrammarError;
 use super::schema::{self, MAX_COMBINED, combined_schemas};
 
 /// Most `&` and `~` of a grammar. The time for an intersection grows exponentially with its parts.

@@ -1,6 +1,6 @@
 //! Constrained completions: which token may come next so that the text follows a grammar.
 //!
-//! A [`GrammarSpec`](hone_core::types::GrammarSpec) is compiled once per request by
+//! A [`GrammarSpec`] is compiled once per request by
 //! [`Codec::compile_grammar`](crate::Codec::compile_grammar), on a thread `hone-grammar` of its own, and
 //! the last grammars are kept. Each sequence has a [`GrammarMatcher`], which the token sampler asks for the
 //! permitted tokens and gives every drawn token. The grammars are those of llguidance.
@@ -14,21 +14,272 @@
 //! - Text that the grammar forces has the tokens that a byte-level tokenizer makes of it.
 
 mod calls;
-mod compiled;
-mod compiler;
-mod error;
 mod lark;
-mod program;
 mod queue;
 mod schema;
-mod vocabulary;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::Matcher;
+use tokenizers::Tokenizer;
+use toktrie::{SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
+
+use hone_core::types::{GrammarSpec, TokenId};
 
 pub use calls::{CallGrammar, CallPiece, FreeText, Thought};
-pub use compiled::{AllowedTokens, CompiledGrammar, GrammarMatcher};
-pub use error::GrammarError;
 pub(crate) use queue::GrammarQueue;
 pub use schema::random_schema;
-pub(crate) use vocabulary::GrammarVocabulary;
+
+// Why a grammar is refused, and why a sequence cannot follow one.
+
+/// An error of a grammar.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// A JSON schema cannot be enforced exactly. `path` is the JSON pointer of the place.
+    #[error("{path}: {reason}")]
+    Schema {
+        /// The place in the schema, as `#` and a JSON pointer.
+        path: String,
+        /// The keyword, its value and what is supported.
+        reason: String,
+    },
+    /// Another grammar is malformed, too large, or matches no text.
+    #[error("{0}")]
+    Refused(String),
+    /// Too many grammars wait for their compilation.
+    #[error("{waiting} grammars are already waiting for their compilation")]
+    Busy {
+        /// Grammars that are compiled at once.
+        places: usize,
+        /// Grammars that wait.
+        waiting: usize,
+    },
+    /// No token continues the text. The grammar never ends it, or the tokenizer cannot spell the rest.
+    #[error("the grammar permits no further token")]
+    DeadEnd,
+    /// The computation failed or exceeded its limits.
+    #[error("the grammar cannot be followed: {0}")]
+    Failed(String),
+}
+
+impl GrammarError {
+    /// An [`Self::Schema`] error.
+    fn schema(path: &str, reason: impl Into<String>) -> Self {
+        Self::Schema { path: path.to_owned(), reason: reason.into() }
+    }
+
+    /// Whether a client caused it with its grammar before anything was sampled.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Schema { .. } | Self::Refused(_))
+    }
+}
+
+// The tokens of a model as the grammar library sees them.
+
+/// The tokens of a model.
+pub(crate) struct GrammarVocabulary {
+    /// The bytes that each token adds to a text, by id; none for a padding row.
+    pub words: Vec<Vec<u8>>,
+    /// Tokens that add no text, each with its name.
+    pub special: Vec<(TokenId, String)>,
+    /// Tokens that end a text.
+    pub stop_ids: Vec<TokenId>,
+    /// Tokens that cannot begin a text, because decoding would remove a part of them.
+    pub not_first: Vec<TokenId>,
+    /// The tokenizer, if it spells any part of a text as it would spell it within a longer one.
+    pub tokenizer: Option<Arc<Tokenizer>>,
+}
+
+impl GrammarVocabulary {
+    /// The prefix tree of the tokens. It and its slices take some hundred milliseconds for a large
+    /// vocabulary.
+    ///
+    /// # Errors
+    /// [`GrammarError::Refused`] for a model without stop token.
+    fn environment(self) -> Result<TokEnv, GrammarError> {
+        let Self { mut words, special, stop_ids, tokenizer, not_first: _ } = self;
+        let Some(first) = stop_ids.first().copied() else {
+            return Err(GrammarError::Refused("the model has no stop token".to_owned()));
+        };
+        let names = special.iter().map(|(id, _)| *id);
+        let longest = names.chain(stop_ids.iter().copied()).max().unwrap_or_default() as usize;
+        if longest >= words.len() {
+            words.resize(longest + 1, Vec::new());
+        }
+        for (id, name) in special {
+            if let Some(word) = words.get_mut(id as usize) {
+                // No text contains this byte.
+                *word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
+                word.extend_from_slice(name.as_bytes());
+            }
+        }
+        let size = u32::try_from(words.len())
+            .map_err(|_| GrammarError::Refused("the vocabulary is too large".to_owned()))?;
+        let trie = TokTrie::from(&TokRxInfo::new(size, first), &words).with_eos_tokens(&stop_ids);
+        Ok(Arc::new(VocabularyEnv { trie, tokenizer }))
+    }
+}
+
+/// The prefix tree, with the tokenizer that spells forced text.
+struct VocabularyEnv {
+    trie: TokTrie,
+    tokenizer: Option<Arc<Tokenizer>>,
+}
+
+impl VocabularyEnv {
+    /// The ids of a text; `None` if they do not spell exactly this text, for example because it contains
+    /// the name of a special token.
+    fn encode(&self, text: &str) -> Option<Vec<TokenId>> {
+        let encoding = self.tokenizer.as_ref()?.encode_fast(text, false).ok()?;
+        let ids = encoding.get_ids();
+        (self.trie.decode_raw(ids) == text.as_bytes()).then(|| ids.to_vec())
+    }
+}
+
+impl TokenizerEnv for VocabularyEnv {
+    fn tok_trie(&self) -> &TokTrie {
+        &self.trie
+    }
+
+    fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
+        self.trie.tokenize_with_greedy_fallback(bytes, |text| {
+            self.encode(text).unwrap_or_else(|| self.trie.greedy_tokenize(text.as_bytes()))
+        })
+    }
+
+    /// Whether text that the grammar forces is spelled as the tokenizer spells it.
+    fn tokenize_is_canonical(&self) -> bool {
+        self.tokenizer.is_some()
+    }
+}
+
+// A compiled grammar, and its state within one sequence.
+
+/// Tokens in one word of a set.
+const WORD: usize = 32;
+
+/// A grammar that sequences can follow. Several requests may share it.
+pub struct CompiledGrammar {
+    spec: GrammarSpec,
+    /// The state at the beginning of a text.
+    start: Mutex<Matcher>,
+    /// Tokens that cannot begin a text.
+    not_first: Arc<[TokenId]>,
+}
+
+impl CompiledGrammar {
+    fn new(spec: GrammarSpec, start: Matcher, not_first: Arc<[TokenId]>) -> Self {
+        Self { spec, start: Mutex::new(start), not_first }
+    }
+
+    /// What was compiled.
+    pub fn spec(&self) -> &GrammarSpec {
+        &self.spec
+    }
+
+    /// The state of a new sequence. It is independent of all others.
+    pub fn matcher(&self) -> GrammarMatcher {
+        let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
+        GrammarMatcher {
+            matcher: start.deep_clone(),
+            not_first: Arc::clone(&self.not_first),
+            is_start: true,
+        }
+    }
+}
+
+impl fmt::Debug for CompiledGrammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CompiledGrammar").field(&self.spec).finish()
+    }
+}
+
+/// How far one sequence has followed a grammar.
+pub struct GrammarMatcher {
+    matcher: Matcher,
+    not_first: Arc<[TokenId]>,
+    is_start: bool,
+}
+
+impl GrammarMatcher {
+    /// The tokens that may come next. Stop tokens are among them where the text may end, and alone where
+    /// it must.
+    ///
+    /// # Errors
+    /// [`GrammarError::DeadEnd`] if no token may, or [`GrammarError::Failed`] if the computation exceeds
+    /// its limits.
+    pub fn allowed(&mut self) -> Result<AllowedTokens, GrammarError> {
+        let mask = self.matcher.compute_mask_or_eos();
+        let mut allowed = AllowedTokens(mask.map_err(|error| failure(&error.to_string()))?);
+        if self.is_start {
+            self.not_first.iter().for_each(|id| allowed.set(*id, false));
+        }
+        if allowed.count() == 0 { Err(GrammarError::DeadEnd) } else { Ok(allowed) }
+    }
+
+    /// Adds a token to the sequence, which must be one of [`Self::allowed`].
+    ///
+    /// # Errors
+    /// [`GrammarError::Failed`] if it is not, or if the computation exceeds its limits.
+    pub fn push(&mut self, id: TokenId) -> Result<(), GrammarError> {
+        self.is_start = false;
+        self.matcher.consume_token(id).map_err(|error| failure(&error.to_string()))
+    }
+}
+
+impl fmt::Debug for GrammarMatcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrammarMatcher").field("is_start", &self.is_start).finish_non_exhaustive()
+    }
+}
+
+/// The library's error message. It adds a state after the first line, or the trace of a caught panic.
+fn failure(message: &str) -> GrammarError {
+    let line = message.lines().next().unwrap_or_default();
+    if line.starts_with("NoExtension") {
+        return GrammarError::DeadEnd;
+    }
+    GrammarError::Failed(line.to_owned())
+}
+
+/// A set of tokens.
+#[derive(Clone, Debug)]
+pub struct AllowedTokens(SimpleVob);
+
+impl AllowedTokens {
+    /// Whether a token is in the set. Ids outside the vocabulary are not.
+    pub fn contains(&self, id: TokenId) -> bool {
+        (id as usize) < self.0.len() && self.0.get(id as usize)
+    }
+
+    /// Adds or removes a token. Ids outside the vocabulary are ignored.
+    pub fn set(&mut self, id: TokenId, allowed: bool) {
+        if (id as usize) < self.0.len() {
+            self.0.set(id as usize, allowed);
+        }
+    }
+
+    /// The number of tokens.
+    pub fn count(&self) -> usize {
+        self.0.num_set()
+    }
+
+    /// Sets the logits of all other tokens to minus infinity.
+    pub fn mask(&self, logits: &mut [f32]) {
+        let words = self.0.as_slice().iter().chain(std::iter::repeat(&0));
+        for (logits, word) in logits.chunks_mut(WORD).zip(words) {
+            if *word == u32::MAX {
+                continue;
+            }
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                if (*word >> bit) & 1 == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests;

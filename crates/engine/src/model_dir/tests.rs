@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::ModelDir;
-use super::files::object;
+use super::object;
 
 fn fixture() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny")
@@ -265,4 +265,29 @@ fn options_that_mistral_rs_ignores_are_refused() {
         family_error("phi3-longrope", "max_position_embeddings", json!(500)), @"config.json: max_position_embeddings is 500; with longrope, only multiples of 512 can be served");
     insta::assert_snapshot!(
         family_error("gemma2", "rope_parameters", json!({"full_attention": {"rope_theta": 1.0}})), @r#"config.json: rope_parameters is {"full_attention":{"rope_theta":1.0}}; only one set of rotary parameters for all layers can be served"#);
+}
+
+mod normalize {
+    use std::collections::BTreeMap;
+
+    use hone_core::digest::sha256;
+
+    use super::super::*;
+
+    /// Directories of earlier versions are reused, so the digest must not change.
+    #[test]
+    fn the_directory_name_is_that_of_earlier_versions() {
+        let model = ModelDir {
+            path: PathBuf::from("/models/tiny"),
+            name: String::new(),
+            config: Value::Null,
+            stop_ids: Vec::new(),
+            chat_template: String::new(),
+            weights: Vec::new(),
+            special_tokens: BTreeMap::new(),
+        };
+        let texts = [("a", "b".to_owned()), ("c", "d".to_owned())];
+        let digest = &sha256("abcd")[..16];
+        assert_eq!(directory_name(&model, &texts).unwrap(), format!("tiny-{digest}"));
+    }
 }

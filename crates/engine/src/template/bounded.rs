@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -199,8 +200,17 @@ fn call(
     if bytes > budget.bytes.load(Ordering::Relaxed) {
         return Err(refusal("it builds more than a chat template may"));
     }
-    let value = run()?;
+    let mut value = run()?;
     budget.take_value(&value)?;
+    // Some values compute their items from another value each time: a row of them would be read by recursion.
+    if is_list(&value) {
+        value = value.try_iter()?.collect();
+    } else if name == "chain" {
+        value = value
+            .try_iter()?
+            .map(|key| (key.clone(), value.get_item(&key).unwrap_or_default()))
+            .collect();
+    }
     Ok(value)
 }
 
@@ -246,6 +256,42 @@ fn concatenate(state: &State, a: Value, b: Value) -> Result<Value, Error> {
     print(state, &mut text, &a)?;
     print(state, &mut text, &b)?;
     Ok(Value::from(text))
+}
+
+/// `a[start:stop:step]` as in Python. Minijinja's panics for an empty text and a negative step, and slices of
+/// slices would be iterated by recursion.
+fn slice(
+    state: &State,
+    a: Value,
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: Option<i64>,
+) -> Result<Value, Error> {
+    let items: Vec<Value> = match a.as_str() {
+        Some(text) => text.chars().map(Value::from).collect(),
+        None if a.is_none() || a.is_undefined() => Vec::new(),
+        None if is_list(&a) => a.try_iter()?.collect(),
+        None => return Err(refusal("only a text or a list can be sliced")),
+    };
+    Budget::of(state).take_bytes(items.len() as u64 * ITEM)?;
+    let (count, step) = (i64::try_from(items.len()).unwrap_or(i64::MAX), step.unwrap_or(1));
+    let (least, most) = if step > 0 { (0, count) } else { (-1, count - 1) };
+    let place = |index: i64| match index {
+        ..0 => (index.saturating_add(count)).max(least),
+        _ => index.min(most),
+    };
+    let (first, end) = if step > 0 { (least, most) } else { (most, least) };
+    let (mut at, end) = (start.map_or(first, place), stop.map_or(end, place));
+    let mut taken = Vec::new();
+    while step != 0 && if step > 0 { at < end } else { at > end } {
+        taken.extend(usize::try_from(at).ok().and_then(|at| items.get(at)).cloned());
+        at = at.saturating_add(step);
+    }
+    match (step, a.as_str()) {
+        (0, _) => Err(refusal("the step of a slice must not be 0")),
+        (_, Some(_)) => Ok(Value::from(taken.iter().filter_map(Value::as_str).collect::<String>())),
+        (_, None) => Ok(Value::from(taken)),
+    }
 }
 
 fn list(state: &State, items: Rest<Value>) -> Result<Value, Error> {
@@ -297,6 +343,7 @@ impl BoundedTemplate {
         environment.add_filter("+", add);
         environment.add_filter("*", multiply);
         environment.add_filter("~", concatenate);
+        environment.add_filter("[:]", slice);
         environment.add_filter("[]", list);
         environment.add_filter("{}", map);
         environment.add_filter("held!", held);
@@ -352,7 +399,10 @@ impl BoundedTemplate {
         let mut text = String::new();
         let mut output = make_string_output(&mut text);
         let vm = Vm::new(&self.environment);
-        vm.eval(&code, variables, &blocks, &mut output, AutoEscape::None)?;
+        // A panic of the library must not end more than this rendering.
+        let run = || vm.eval(&code, variables, &blocks, &mut output, AutoEscape::None).map(drop);
+        let done = catch_unwind(AssertUnwindSafe(run));
+        done.unwrap_or_else(|_| Err(refusal("the template's interpreter failed")))?;
         Ok(text)
     }
 
@@ -371,6 +421,7 @@ impl BoundedTemplate {
                 Instruction::Add => filter("+", Some(2)),
                 Instruction::Mul => filter("*", Some(2)),
                 Instruction::StringConcat => filter("~", Some(2)),
+                Instruction::Slice => filter("[:]", Some(4)),
                 Instruction::BuildList(Some(n)) if u16::try_from(*n).is_ok() => {
                     filter("[]", Some(*n as u16))
                 }

@@ -11,8 +11,8 @@ mod python;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use minijinja::value::merge_maps;
-use minijinja::{Environment, Error, ErrorKind, Value, context};
+use minijinja::value::{Kwargs, merge_maps};
+use minijinja::{Environment, Error, ErrorKind, State, Value, context};
 use regex::{Captures, Regex};
 
 use hone_core::digest::sha256;
@@ -20,9 +20,9 @@ use hone_core::types::{ChatOptions, Message};
 
 use crate::error::EngineError;
 use crate::tools::ToolFormat;
-use bounded::BoundedTemplate;
+use bounded::{Bounded, BoundedTemplate};
 use conversation::{Abilities, Conversation};
-use python::{PyDict, to_json, value_of};
+use python::{PyDict, value_of, write_json};
 
 /// The texts around a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +189,15 @@ fn without_generation_blocks(text: &str) -> Result<String, EngineError> {
         format!("{{%{} {statement} {}%}}", &tag[1], &tag[3])
     };
     Ok(tag.replace_all(text, replace).into_owned())
+}
+
+/// The filter `tojson`.
+fn to_json(state: &State, value: Value, kwargs: Kwargs) -> Result<Value, Error> {
+    let mut bytes = Vec::new();
+    write_json(&value, &kwargs, &mut Bounded::new(state, &mut bytes))?;
+    let text = String::from_utf8(bytes);
+    let text = text.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(Value::from_safe_string(text))
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

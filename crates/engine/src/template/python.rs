@@ -6,12 +6,10 @@ use std::io;
 use std::sync::Arc;
 
 use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Value, ValueKind};
-use minijinja::{Error, ErrorKind, State};
+use minijinja::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::Value as Json;
 use serde_json::ser::{Formatter, Serializer};
-
-use super::bounded::Bounded;
 
 /// Most spaces of an indentation.
 const MAX_INDENT: usize = 64;
@@ -172,7 +170,11 @@ pub(super) fn dumps(json: &Json) -> String {
 
 /// The filter `tojson` of transformers: `json.dumps` with its options, of which `ensure_ascii` is false unless it
 /// is given. Jinja's filter would escape HTML.
-pub(super) fn to_json(state: &State, value: Value, kwargs: Kwargs) -> Result<Value, Error> {
+pub(super) fn write_json(
+    value: &Value,
+    kwargs: &Kwargs,
+    to: &mut impl io::Write,
+) -> Result<(), Error> {
     let fail = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
     let indent: Option<Value> = kwargs.get("indent")?;
     let indent = match indent.filter(|indent| !indent.is_none()) {
@@ -201,19 +203,16 @@ pub(super) fn to_json(state: &State, value: Value, kwargs: Kwargs) -> Result<Val
     formatter.ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sorts = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     kwargs.assert_all_used()?;
-    let mut bytes = Vec::new();
-    let mut bounded = Bounded::new(state, &mut bytes);
     let written = if sorts {
-        let json = serde_json::to_value(&value).map(|mut json| {
+        let json = serde_json::to_value(value).map(|mut json| {
             json.sort_all_objects();
             json
         });
-        json.and_then(|json| formatter.write(&json, &mut bounded))
+        json.and_then(|json| formatter.write(&json, to))
     } else {
-        formatter.write(&value, &mut bounded)
+        formatter.write(value, to)
     };
-    written.map_err(|error| fail(error.to_string()))?;
-    Ok(Value::from_safe_string(String::from_utf8(bytes).map_err(|error| fail(error.to_string()))?))
+    written.map_err(|error| fail(error.to_string()))
 }
 
 /// Writes JSON as Python's `json.dumps`.
@@ -349,7 +348,7 @@ mod tests {
     #[test]
     fn wrong_options_of_tojson_are_named() {
         let mut environment = minijinja::Environment::new();
-        environment.add_filter("tojson", to_json);
+        environment.add_filter("tojson", crate::template::to_json);
         for (arguments, reason) in [
             ("indent=1000", "indent is 1000: at most 64 are possible"),
             ("separators=(',',)", "separators must be two texts"),

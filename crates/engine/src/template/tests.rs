@@ -285,6 +285,8 @@ fn renderings_have_bounds_of_time_and_memory() {
         grown("[1]", "{'a': ns.a}"),
         grown("[1]", "ns.a | batch(1) | list"),
         grown("1", "ns"),
+        grown("range(100000)", "ns.a[1:]"),
+        grown("[1]", "ns.a | chain([1])"),
         grown("1", "[ns]"),
         grown("['x' * 100000]", "ns.a + [ns.a[0] | upper]"),
         "{% macro f(a) %}{{ f(a + a) }}{% endmacro %}{{ f('x') }}".to_owned(),
@@ -302,14 +304,23 @@ fn renderings_have_bounds_of_time_and_memory() {
     for template in &hostile {
         assert!(render(template, &user("Hi")).is_err(), "{template}");
     }
-    let errors =
-        [0, 3, 9, 25].map(|i: usize| render(&hostile[i], &user("Hi")).unwrap_err().to_string());
+    let errors = [0, 3, 9, hostile.len() - 1]
+        .map(|i: usize| render(&hostile[i], &user("Hi")).unwrap_err().to_string());
     insta::assert_snapshot!(errors.join("\n"), @r"
     the chat template refuses these messages: engine ran out of fuel (in chat_template:1)
     the chat template refuses these messages: it builds more than a chat template may
     the chat template refuses these messages: its values are nested too deeply
     the chat template does not parse: invalid operation: a chat template cannot include another
     ");
+    // These would be read by recursion.
+    for (start, step) in [
+        ("[1]", "ns.a | reverse"),
+        ("[1]", "ns.a | map('string')"),
+        ("[1]", "ns.a[0:]"),
+        ("{'a': 1}", "ns.a | chain({'b': 2})"),
+    ] {
+        assert!(render(&grown(start, step), &user("Hi")).is_ok(), "{step}");
+    }
     // Ordinary templates have room for long conversations.
     let plain = ChatTemplate::new(PLAIN, &BTreeMap::new()).unwrap();
     let long: Vec<Message> = (0..20_000).map(|_| message(Role::User, "Hi")).collect();
@@ -328,7 +339,17 @@ fn operators_and_filters_have_their_values_within_the_bounds() {
     let expected = "3 3.5 42 abab [1, 2] [1, 1] a1None[x]True {'b': 1, 'a': 2} a\n  b a-b a,b a+b a-1 \
                     [[1, 2], [3]] A [x][y] one 1 two 12 [1, 2, 3] 1+";
     assert_eq!(render(template, &user("x")).unwrap(), expected);
-    for refused in ["{{ none + 1 }}", "{{ missing + 'a' }}", "{{ 'a' + 1 }}", "{{ 'a' * 'b' }}"] {
+    let slices = "{{ 'abcd'[::-1] }} {{ ''[::-1] }} {{ [1, 2, 3, 4][3:0:-1] }} {{ [][::-1] }} {{ 'é字x'[1:] }} \
+        {{ [1, 2, 3][-2:] }} {{ [1, 2, 3][:-5] }} {{ 'abcdef'[1:5:2] }} {{ [1, 2][9:] }} {{ missing[1:] }}";
+    assert_eq!(render(slices, &user("x")).unwrap(), "dcba  [4, 3, 2] [] 字x [2, 3] [] bd [] []");
+    for refused in [
+        "{{ none + 1 }}",
+        "{{ [1][::0] }}",
+        "{{ 3[1:] }}",
+        "{{ missing + 'a' }}",
+        "{{ 'a' + 1 }}",
+        "{{ 'a' * 'b' }}",
+    ] {
         assert!(render(refused, &user("x")).is_err(), "{refused}");
     }
 }

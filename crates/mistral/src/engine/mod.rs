@@ -1,7 +1,5 @@
 //! [`Engine`] and [`Publisher`] on mistral.rs.
 
-mod processor;
-mod replica;
 mod staging;
 mod thread;
 mod worker;
@@ -26,8 +24,8 @@ use hone_engine::{
 
 use crate::hot_swap::PipelineLoader;
 
-use replica::{Replica, threads_per_engine};
 use staging::HotSwap;
+use staging::{Replica, threads_per_engine};
 use thread::{no_thread, run_on_thread};
 use worker::GenerateJob;
 

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::OwnedMutexGuard;
 
-use hone_core::types::PolicyVersion;
-use hone_engine::EngineError;
+use hone_core::types::{PolicyVersion, TokenId};
 use hone_engine::admission::{Admission, Color};
+use hone_engine::{EngineError, ModelDir};
 
-use super::replica::Replica;
 use super::thread::{no_thread, panicked};
+use super::worker::ReplicaWorker;
 use crate::hot_swap::{Adapter, PipelineLoader, SwapPipeline};
 
 /// The hot swap of a whole color, which must be idle.
@@ -79,4 +79,46 @@ impl HotSwap {
             loaded.into_iter().collect()
         })
     }
+}
+
+// One mistral.rs engine and the thread that runs its requests.
+
+/// One engine of one color.
+pub(super) struct Replica {
+    /// The engine's pipeline, shared with the engine, for hot swaps.
+    pub pipeline: Box<dyn SwapPipeline>,
+    pub worker: ReplicaWorker,
+}
+
+impl Replica {
+    /// Loads the base model and builds an engine around it. `stop` is a stop token, and `threads` the
+    /// size of the engine's pool.
+    pub fn start(
+        loader: &PipelineLoader,
+        stop: TokenId,
+        threads: usize,
+    ) -> Result<Self, EngineError> {
+        let loaded = loader.load(None)?;
+        // mistral.rs runs a prompt of its own if it is built within a multi-threaded runtime.
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| EngineError::Internal(format!("a runtime cannot be started: {e}")))?;
+        let engine = runtime.block_on(loaded.engine.build());
+        let worker = ReplicaWorker::spawn(engine, stop, threads)?;
+        Ok(Self { pipeline: loaded.pipeline, worker })
+    }
+}
+
+/// Computes the pool size of each of `slots` engines: an equal share of the processors, or one thread
+/// where every matmul of a single token is too small for `gemm` to split.
+pub(super) fn threads_per_engine(dir: &ModelDir, slots: usize) -> usize {
+    /// Multiplications from which `gemm` 0.19 splits a product between threads.
+    const SPLIT: u64 = 48 * 48 * 256;
+    let size = |key: &str| dir.config.get(key).and_then(serde_json::Value::as_u64).unwrap_or(0);
+    if size("hidden_size") * size("vocab_size").max(size("intermediate_size")) < SPLIT {
+        return 1;
+    }
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    (processors / slots).max(1)
 }

@@ -13,7 +13,7 @@ use mistralrs::core::{
 use hone_engine::{EngineError, ModelDir};
 
 use super::adapter::Adapter;
-use super::swap::{PipelineHandle, SwapPipeline};
+use super::{PipelineHandle, SwapPipeline};
 
 /// Bytes of weights that are small enough to hold several more copies in memory.
 const SMALL: u64 = 64 << 20;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::modules::{Modules, Patterns};
+use super::{Modules, Patterns};
 
 /// The type of the frozen base's weights in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::thread::LocalKey;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::exp::exp_f32;
+use super::exp_f32;
 use crate::weights::QuantizedMatrix;
 
 /// f32 for training, f64 for checking gradients.

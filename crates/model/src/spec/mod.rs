@@ -1,6 +1,5 @@
 //! The shape and the options of a decoder, read from `config.json`.
 
-mod attention;
 pub(crate) mod family;
 mod fields;
 mod linear_kind;
@@ -12,8 +11,6 @@ use crate::{ModelError, Result};
 use family::{AttentionBias, ModelFamily};
 use fields::{flag_or, get, invalid, number_or, optional_number, size, size_or, wrong};
 
-pub use attention::AttentionOptions;
-pub(crate) use attention::HeadLayout;
 pub use linear_kind::LinearKind;
 pub(crate) use rope::rope_tables;
 pub use rope::{RopeScaling, RopeSpec};
@@ -313,6 +310,31 @@ fn reject_unsupported(config: &Value, family: &ModelFamily) -> Result<()> {
         true => Err(invalid(field, true, "false: only causal attention is supported")),
         false => Ok(()),
     }
+}
+
+// The options and the shape of one layer's attention.
+
+/// How scores become weights: `softmax(mask(cap(scale * q k^T)))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionOptions {
+    /// Factor of the products of queries and keys.
+    pub scale: f64,
+    /// Soft cap c on the scaled scores: `c tanh(score / c)` (Gemma 2).
+    pub softcap: Option<f64>,
+    /// A query at position i attends to the keys from `i - window + 1` to i; without a window to all
+    /// keys up to i.
+    pub window: Option<usize>,
+}
+
+/// Counts and width of the heads of a layer.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadLayout {
+    /// Query heads.
+    pub queries: usize,
+    /// Key and value heads; divides `queries`.
+    pub keys: usize,
+    /// Width of a head.
+    pub dim: usize,
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 
+use super::Segments;
 use super::attention::graph_attention;
-use super::segments::Segments;
 use crate::adapter::weights::{Dropout, LoraPair, LoraWeights};
 use crate::kernels::compute::Compute;
 use crate::kernels::ops;

@@ -9,10 +9,10 @@ use candle_core::{DType, Device, Tensor};
 
 use hone_core::digest::Digest;
 
+use super::Segments;
 use super::block::{Block, Context, unquantized};
 use super::head::{OutputLayer, head_stats};
 use super::layers::{Layers, SavedLayers, backward_from, variable};
-use super::segments::Segments;
 use super::token_stats::token_stats;
 use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::kernels::compute::{Compute, available};

@@ -8,9 +8,9 @@ use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 use hone_core::memory::collect_into_huge_pages;
 use hone_core::simd::dispatch;
 
-use super::dequantize::DequantizeTask;
+use super::DequantizeTask;
 use super::format::{BlockFormat, WeightType};
-use super::interleave::interleave;
+use super::interleave;
 use crate::{ModelError, Result};
 
 /// A matrix `[rows, columns]` of quantized blocks in main memory. The blocks of

@@ -18,25 +18,26 @@
 //! may find the nonce. Prefer pairs or calls if that matters.
 
 mod calls;
-mod extract;
-mod grader;
 mod params;
 mod python;
-mod scripted;
 mod suite;
 mod syntax;
 mod trl;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use suite::{IoCase, SuiteError, TestCounts, TestSuite};
+use rhai::{Dynamic, Engine, Scope};
+use serde_json::{Value, json};
 
-use crate::sandbox::{Sandbox, SandboxError};
+use crate::sandbox::{Limits, RunOutcome, RunRequest, Sandbox, SandboxError, Status};
+use crate::script::engine;
+use crate::text::fenced_blocks;
 use crate::{RewardFn, ScoreInput};
+use suite::{IoCase, SuiteError, TestCounts, TestSuite, same_output};
 
-pub use grader::{PythonGrader, PythonGraderError};
 pub use params::{BlockChoice, CodeLanguage, CodeParams};
 pub use syntax::SyntaxReward;
 pub use trl::{ColumnType, PromptForm, PythonFunction, PythonFunctionError, PythonParams};
@@ -107,13 +108,13 @@ impl CodeReward {
         if tests.is_none() && cases.is_empty() && calls.is_empty() {
             return Ok(TestCounts::default());
         }
-        let code = extract::block(&input.text, self.params.block, self.params.language);
+        let code = extract_block(&input.text, self.params.block, self.params.language);
         let code = code.unwrap_or(&input.text).to_owned();
         let entry = input.metadata.get("entry_point").cloned();
         let suite = TestSuite { code, tests, entry, cases, calls };
         match &self.runner {
             Runner::Python(sandbox) => python::run(suite, &self.params, sandbox).await,
-            Runner::Rhai => scripted::run(suite, self.params.clone()).await,
+            Runner::Rhai => run(suite, self.params.clone()).await,
         }
     }
 }
@@ -122,6 +123,165 @@ impl CodeReward {
 impl RewardFn for CodeReward {
     async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
         futures::future::join_all(samples.iter().map(|input| self.score_one(input))).await
+    }
+}
+
+// Runs Rhai test suites in this process: the language can only compute, so it needs no sandbox.
+
+/// Operations that each evaluation may take.
+const OPERATIONS: u64 = 10_000_000;
+
+/// Runs a suite in a blocking task.
+///
+/// Each line of the tests is an expression that must be true, or a statement that must not throw. It
+/// can call the solution's functions, but the solution's statements do not run. A pair runs the
+/// solution with `input` set; its output is the printed text, or else its last value.
+async fn run(suite: TestSuite, params: CodeParams) -> Result<TestCounts, SuiteError> {
+    tokio::task::spawn_blocking(move || evaluate(&suite, &params)).await?
+}
+
+fn evaluate(suite: &TestSuite, params: &CodeParams) -> Result<TestCounts, SuiteError> {
+    let mut engine = engine::restricted(OPERATIONS);
+    let lines = suite.tests.as_deref().unwrap_or_default().lines().map(str::trim);
+    let tests: Vec<rhai::AST> = lines
+        .filter(|line| !line.is_empty() && !line.starts_with("//"))
+        .map(|line| engine.compile(line).map_err(|e| SuiteError::Tests(format!("`{line}`: {e}"))))
+        .collect::<Result<_, _>>()?;
+    let mut counts = TestCounts { passed: 0, total: tests.len() + suite.cases.len() };
+    let Ok(solution) = engine.compile(&suite.code) else { return Ok(counts) };
+    let deadline = Instant::now() + Duration::from_millis(params.timeout_ms);
+    let functions = solution.clone_functions_only();
+    for test in &tests {
+        // Functions of the test line override the solution's.
+        let merged = functions.merge(test);
+        let value = engine::until(deadline, || engine.eval_ast::<Dynamic>(&merged));
+        let passed = value.is_ok_and(|v| v.is_unit() || v.as_bool() == Ok(true));
+        counts.passed += usize::from(passed);
+    }
+    let printed = keep_prints(&mut engine, params.max_output_bytes);
+    for case in &suite.cases {
+        take(&printed);
+        let mut scope = Scope::new();
+        scope.push_constant("input", case.input.clone());
+        let value = engine::until(deadline, || {
+            engine.eval_ast_with_scope::<Dynamic>(&mut scope, &solution)
+        });
+        let Ok(value) = value else { continue };
+        let text = take(&printed);
+        let output = if text.is_empty() { value.to_string() } else { text };
+        counts.passed += usize::from(same_output(&output, &case.output));
+    }
+    Ok(counts)
+}
+
+/// Collects printed lines, up to `limit` bytes. Further lines are dropped, so that the output is
+/// wrong.
+fn keep_prints(engine: &mut Engine, limit: usize) -> Arc<Mutex<String>> {
+    let printed = Arc::new(Mutex::new(String::new()));
+    let target = Arc::clone(&printed);
+    engine.on_print(move |line| {
+        if let Ok(mut text) = target.lock()
+            && text.len() + line.len() < limit
+        {
+            text.push_str(line);
+            text.push('\n');
+        }
+    });
+    printed
+}
+
+fn take(printed: &Mutex<String>) -> String {
+    printed.lock().map(|mut text| std::mem::take(&mut *text)).unwrap_or_default()
+}
+
+// Finds the code in a completion.
+
+/// The first or last fenced block of a completion that names `language`, or if no block does, that
+/// names none; `None` without such a block.
+fn extract_block(text: &str, choice: BlockChoice, language: CodeLanguage) -> Option<&str> {
+    let own: &[&str] = match language {
+        CodeLanguage::Python => &["python", "python3", "py", "py3"],
+        CodeLanguage::Rhai => &["rhai"],
+    };
+    // Blocks that name the language, and blocks without a name.
+    let mut found: [Vec<&str>; 2] = Default::default();
+    let mut keep = |info: &str, content| {
+        let name = info.trim_start_matches(['{', '.', ' ']);
+        let name = name.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+        if own.contains(&name.to_lowercase().as_str()) {
+            found[0].push(content);
+        } else if info.is_empty() {
+            found[1].push(content);
+        }
+    };
+    for block in fenced_blocks(text) {
+        keep(block.info, block.content);
+    }
+    let blocks = found.iter().find(|blocks| !blocks.is_empty())?;
+    let chosen = match choice {
+        BlockChoice::First => blocks.first(),
+        BlockChoice::Last => blocks.last(),
+    };
+    chosen.copied()
+}
+
+// Graders written in Python: `grade(sample, item) -> float`, as in OpenAI's `python` grader.
+
+/// Why a Python grader returned no value.
+#[derive(Debug, thiserror::Error)]
+pub enum PythonGraderError {
+    /// The sandbox did not run it.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// It was killed for the named reason.
+    #[error("the grader's source was stopped: {0}")]
+    Stopped(&'static str),
+    /// It raised an exception; contains the last line of the traceback.
+    #[error("the grader's source failed: {0}")]
+    Raised(String),
+    /// It returned infinity or NaN.
+    #[error("the grader's source returned {0}, not a finite number")]
+    NotFinite(String),
+}
+
+/// Runs a grader's source, each call in a new process.
+#[derive(Clone, Debug)]
+pub struct PythonGrader {
+    source: String,
+    sandbox: Arc<Sandbox>,
+    limits: Limits,
+}
+
+impl PythonGrader {
+    /// Prepares a grader. The source must define `grade(sample, item)`; the first call checks this.
+    pub fn new(source: impl Into<String>, sandbox: Arc<Sandbox>, limits: Limits) -> Self {
+        Self { source: source.into(), sandbox, limits }
+    }
+
+    /// Returns `float(grade(sample, item))`; Python sees both arguments as `json.loads` reads them.
+    ///
+    /// # Errors
+    /// If the source cannot be confined, hits a limit, raises, or returns no finite number.
+    pub async fn grade(&self, sample: &Value, item: &Value) -> Result<f64, PythonGraderError> {
+        let stdin = json!({"source": self.source, "sample": sample, "item": item}).to_string();
+        let code = include_str!("grader.py").to_owned();
+        let outcome = self.sandbox.run(RunRequest { code, stdin, limits: self.limits }).await?;
+        match (outcome.status.stopped(), &outcome.status) {
+            (Some(reason), _) => Err(PythonGraderError::Stopped(reason)),
+            (None, Status::Ok) => finite(&outcome),
+            (None, _) => Err(PythonGraderError::Raised(outcome.stderr_tail(1))),
+        }
+    }
+}
+
+/// Parses the value as Python's `repr` printed it.
+fn finite(outcome: &RunOutcome) -> Result<f64, PythonGraderError> {
+    let text: String = serde_json::from_str(&outcome.report).unwrap_or_default();
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() => Ok(value),
+        // The source called `exit(0)`.
+        _ if text.is_empty() => Err(PythonGraderError::Raised("it ended without a value".into())),
+        _ => Err(PythonGraderError::NotFinite(text)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::range::between;
+use hone_core::config::between;
 use hone_core::config::{Checked, Problem, quoted};
 
 use crate::kinds::define::parameters;

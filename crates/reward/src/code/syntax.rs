@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use serde_json::json;
 
-use super::extract::block;
+use super::extract_block;
 use super::{Runner, runner};
 use crate::kinds::CodeSyntax;
 use crate::sandbox::{Limits, RunRequest, Sandbox, SandboxError};
@@ -36,7 +36,7 @@ impl SyntaxReward {
     /// The code of a completion; `None` where there is none.
     fn code<'t>(&self, text: &'t str) -> Option<&'t str> {
         let whole = (!self.params.require_block).then_some(text);
-        block(text, self.params.block, self.params.language)
+        extract_block(text, self.params.block, self.params.language)
             .or(whole)
             .filter(|code| !code.trim().is_empty())
     }

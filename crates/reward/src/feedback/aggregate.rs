@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hone_core::types::Rating;
 
-use super::params::Aggregate;
+use super::Aggregate;
 
 /// Each rater's newest rating, in the order of their times: a later rating corrects the rater's
 /// earlier ones. Of ratings with equal times, the later in the list counts.

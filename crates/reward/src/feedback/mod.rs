@@ -4,16 +4,18 @@
 //! All functions are pure; the caller reads and writes the ledger.
 
 mod aggregate;
-mod params;
-mod share;
+
+use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use hone_core::config::{Checked, Problem};
+
+use crate::kinds::define::parameters;
+
 pub use aggregate::{aggregate, aggregator, latest_per_rater};
-pub use params::{Aggregate, FeedbackParams, FeedbackType, ShareRule};
-pub use share::{Shares, cap_shares};
 
 /// Why a key's feedback is in quarantine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -97,6 +99,188 @@ fn shown(value: &Value) -> String {
     }
 }
 
+// Caps on the share of a batch that one key may contribute.
+
+/// The weights of a batch of feedback.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shares {
+    /// Weight of each item, from 0 (dropped) to 1, in the batch's order.
+    pub weights: Vec<f64>,
+    /// The keys that were cut; `None` is the feedback without a key.
+    pub capped: Vec<Option<String>>,
+}
+
+type Counts<'a> = BTreeMap<Option<&'a str>, usize>;
+type Masses<'a> = BTreeMap<Option<&'a str>, f64>;
+
+/// Relative rounding error allowed in a quotient of whole numbers.
+const ROUNDING: f64 = 1e-9;
+
+/// Weights for a batch of feedback such that no key's weights sum to more than `max_share` of the
+/// total. `keys` has the key of each item, newest last; items without a key count as one key.
+///
+/// The cap is at least 1 / (number of keys), as of three keys one must have a third. `Weight`
+/// assigns every capped key the same mass `x = s U / (1 - m s)`, for `m` capped keys and the mass
+/// `U` of the others; `Drop` keeps a whole number of each key's newest items, at least one.
+/// Deterministic.
+pub fn cap_shares(keys: &[Option<&str>], max_share: f64, rule: ShareRule) -> Shares {
+    let mut counts = Counts::new();
+    for key in keys {
+        *counts.entry(*key).or_default() += 1;
+    }
+    let share = max_share.max(1.0 / counts.len().max(1) as f64);
+    let masses = match rule {
+        ShareRule::Weight => capped_masses(&counts, share),
+        ShareRule::Drop => kept_counts(&counts, share),
+    };
+    let mut left = masses.clone();
+    let mut weights = vec![1.0; keys.len()];
+    for (weight, key) in weights.iter_mut().zip(keys).rev() {
+        let (mass, count) = (masses[key], counts[key] as f64);
+        *weight = match rule {
+            ShareRule::Weight => mass / count,
+            ShareRule::Drop => {
+                let left = left.get_mut(key).map_or(0.0, |l| std::mem::replace(l, *l - 1.0));
+                f64::from(u8::from(left > 0.0))
+            }
+        };
+    }
+    let cut = counts.iter().filter(|(key, count)| masses[*key] < **count as f64);
+    Shares { weights, capped: cut.map(|(key, _)| key.map(str::to_owned)).collect() }
+}
+
+/// The mass of each key, with as few as possible of the heaviest keys capped: `m` of them, so that
+/// the next is below the cap.
+fn capped_masses<'a>(counts: &Counts<'a>, share: f64) -> Masses<'a> {
+    let mut heaviest: Vec<usize> = counts.values().copied().collect();
+    heaviest.sort_unstable_by(|a, b| b.cmp(a));
+    let mut others: usize = heaviest.iter().sum();
+    let mut cap = f64::INFINITY;
+    for (m, &next) in heaviest.iter().enumerate() {
+        // Ends at the latest when m + 1 shares are the whole: then the cap is `others` or more.
+        cap = share * others as f64 / (1.0 - m as f64 * share);
+        if next as f64 <= cap * (1.0 + ROUNDING) {
+            break;
+        }
+        others -= next;
+    }
+    counts.iter().map(|(key, count)| (*key, (*count as f64).min(cap))).collect()
+}
+
+/// The greatest whole numbers, at least 1, that are each at most the share of their sum.
+fn kept_counts<'a>(counts: &Counts<'a>, share: f64) -> Masses<'a> {
+    let mut kept = counts.clone();
+    loop {
+        let total: usize = kept.values().sum();
+        let limit = ((total as f64 * share * (1.0 + ROUNDING)).floor() as usize).max(1);
+        if kept.values().all(|k| *k <= limit) {
+            return kept.into_iter().map(|(key, k)| (key, k as f64)).collect();
+        }
+        kept.values_mut().for_each(|k| *k = (*k).min(limit));
+    }
+}
+
+// The parameters of `kind = "feedback"`.
+
+/// The type of a feedback part's values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FeedbackType {
+    /// A number, or a boolean as 1 or 0.
+    #[default]
+    Number,
+    /// `true` or `false` (1 or 0).
+    Boolean,
+    /// A comment without a value, which trains nothing.
+    Comment,
+}
+
+/// How the values of several raters of one sample become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aggregate {
+    /// The newest value.
+    #[default]
+    Last,
+    /// The arithmetic mean.
+    Mean,
+    /// The median; of an even number of values the mean of the middle two.
+    Median,
+    /// The most frequent value; missing where two are equally frequent.
+    Majority,
+}
+
+/// How a key's feedback beyond its share is cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ShareRule {
+    /// All of the key's feedback is down-weighted.
+    #[default]
+    Weight,
+    /// The key's oldest feedback is dropped.
+    Drop,
+}
+
+parameters! {
+    /// Parameters of `kind = "feedback"`. The defaults accept -1 to 1; the last value counts.
+    pub struct FeedbackParams {
+        /// The type of the values.
+        #[serde(rename = "type")]
+        pub kind: FeedbackType = FeedbackType::Number,
+        /// Least and greatest number, both allowed; absent: -1 and 1.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub range: Option<[f64; 2]> = None,
+        /// How the values of several raters of one sample become one.
+        pub aggregate: Aggregate = Aggregate::Last,
+        /// Largest share of a batch's feedback that one key may contribute; 1 is no cap.
+        pub max_key_share: f64 = 1.0,
+        /// How a key's feedback beyond its share is cut.
+        pub share_rule: ShareRule = ShareRule::Weight,
+    }
+}
+
+/// The range of numbers without a configured one. Every part has a range, because a single value far outside
+/// of the others would make them equal in the running baseline.
+const DEFAULT_RANGE: [f64; 2] = [-1.0, 1.0];
+
+impl FeedbackParams {
+    /// The least and the greatest value that clients may post; `None` for comments, which have no value.
+    pub fn bounds(&self) -> Option<[f64; 2]> {
+        match self.kind {
+            FeedbackType::Boolean => Some([0.0, 1.0]),
+            FeedbackType::Number => Some(self.range.unwrap_or(DEFAULT_RANGE)),
+            FeedbackType::Comment => None,
+        }
+    }
+
+    /// A value scaled so that 0 is the least and 1 the greatest that clients may post; `None` for comments.
+    pub fn scaled(&self, value: f64) -> Option<f64> {
+        let [low, high] = self.bounds()?;
+        Some(((value - low) / (high - low)).clamp(0.0, 1.0))
+    }
+
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first value that is out of range.
+    pub fn check(&self) -> Checked {
+        if let Some([low, high]) = self.range {
+            let wrong = |allowed| Err(Problem::value("range", format!("[{low}, {high}]"), allowed));
+            if self.kind != FeedbackType::Number {
+                return wrong("absent unless type = \"number\"");
+            }
+            if !(low.is_finite() && high.is_finite() && low < high) {
+                return wrong("two finite numbers, the lesser first");
+            }
+        }
+        if !(self.max_key_share > 0.0 && self.max_key_share <= 1.0) {
+            let allowed = "greater than 0 and at most 1";
+            return Err(Problem::value("max_key_share", self.max_key_share, allowed));
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -161,5 +345,112 @@ mod tests {
         insta::assert_snapshot!(read(Some(&one), Some("x")).unwrap_err(), @r#"value is 1: "why" takes a comment and no value"#);
         insta::assert_snapshot!(read(None, None).unwrap_err(), @r#"comment is absent: "why" takes a comment"#);
         insta::assert_snapshot!(read(None, Some(" ")).unwrap_err(), @r#"comment is "": "why" takes a comment that is not empty"#);
+    }
+
+    mod share {
+        use proptest::prelude::*;
+
+        use super::super::*;
+
+        fn batch(text: &str) -> Vec<Option<&str>> {
+            text.split_terminator("").skip(1).map(|k| (k != "-").then_some(k)).collect()
+        }
+
+        #[test]
+        fn without_a_cap_nothing_changes() {
+            for rule in [ShareRule::Weight, ShareRule::Drop] {
+                let shares = cap_shares(&batch("aaab"), 1.0, rule);
+                assert_eq!(shares, Shares { weights: vec![1.0; 4], capped: vec![] });
+                // A single key has the whole batch.
+                assert_eq!(cap_shares(&batch("aa"), 0.1, rule).weights, [1.0, 1.0]);
+                assert!(cap_shares(&[], 0.1, rule).weights.is_empty());
+                assert_eq!(cap_shares(&batch("aabbcc"), 1.0 / 3.0, rule).capped, []);
+            }
+        }
+
+        #[test]
+        fn a_heavy_key_is_cut_to_its_share() {
+            // x = 0.5 (x + 2)
+            let shares = cap_shares(&batch("aaaabc"), 0.5, ShareRule::Weight);
+            assert_eq!(shares.weights, [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]);
+            assert_eq!(shares.capped, [Some("a".to_owned())]);
+            let shares = cap_shares(&batch("aaaabc"), 0.5, ShareRule::Drop);
+            assert_eq!(shares.weights, [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+            // Items without a key are one key.
+            let shares = cap_shares(&batch("---ab"), 0.4, ShareRule::Drop);
+            assert_eq!(
+                (shares.weights, shares.capped),
+                (vec![0.0, 0.0, 1.0, 1.0, 1.0], vec![None])
+            );
+        }
+
+        #[test]
+        fn an_impossible_cap_makes_all_keys_equal() {
+            let shares = cap_shares(&batch("aaaabb"), 0.1, ShareRule::Weight);
+            assert_eq!(shares.weights, [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]);
+            let shares = cap_shares(&batch("aaaabbc"), 0.1, ShareRule::Drop);
+            assert_eq!(shares.weights, [0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
+        }
+
+        proptest! {
+            #[test]
+            fn no_key_exceeds_the_cap(
+                batch in prop::collection::vec(0_u8..6, 1..60), max_share in 0.01_f64..1.0, drop: bool,
+            ) {
+                let names: Vec<String> = batch.iter().map(u8::to_string).collect();
+                let keys: Vec<Option<&str>> = names.iter().map(|n| Some(n.as_str())).collect();
+                let rule = if drop { ShareRule::Drop } else { ShareRule::Weight };
+                let shares = cap_shares(&keys, max_share, rule);
+                let mut masses: BTreeMap<Option<&str>, f64> = BTreeMap::new();
+                for (key, weight) in keys.iter().zip(&shares.weights) {
+                    prop_assert!((0.0..=1.0).contains(weight));
+                    *masses.entry(*key).or_default() += weight;
+                }
+                let total: f64 = masses.values().sum();
+                let share = max_share.max(1.0 / masses.len() as f64);
+                prop_assert!(masses.values().all(|m| {
+                    *m > 0.0 && (*m <= total * share + 1e-6 || drop && *m <= 1.0)
+                }), "{masses:?} of {total}");
+                prop_assert_eq!(&cap_shares(&keys, max_share, rule), &shares);
+            }
+        }
+    }
+
+    mod params {
+        use super::super::*;
+
+        fn read(text: &str) -> FeedbackParams {
+            toml::from_str(text).unwrap()
+        }
+
+        fn refusal(text: &str) -> String {
+            read(text).check().unwrap_err().sentence()
+        }
+
+        #[test]
+        fn keys_are_read_and_written() {
+            assert_eq!(read(""), FeedbackParams::default());
+            let stars = read("type = \"number\"\nrange = [1, 5]\naggregate = \"median\"");
+            assert_eq!(stars.range, Some([1.0, 5.0]));
+            assert_eq!(stars.check(), Ok(()));
+            assert_eq!(read(&toml::to_string(&stars).unwrap()), stars);
+            assert!(toml::from_str::<FeedbackParams>("ranges = [1, 5]").is_err());
+        }
+
+        #[test]
+        fn values_are_scaled_to_their_range() {
+            let stars = read("range = [1, 5]");
+            assert_eq!([1.0, 4.0, 5.0].map(|v| stars.scaled(v)), [0.0, 0.75, 1.0].map(Some));
+            assert_eq!(read("type = \"boolean\"").scaled(1.0), Some(1.0));
+            assert_eq!([-1.0, 0.0, 1.0].map(|v| read("").scaled(v)), [0.0, 0.5, 1.0].map(Some));
+            assert_eq!(read("type = \"comment\"").scaled(1.0), None);
+        }
+
+        #[test]
+        fn ranges_are_named() {
+            insta::assert_snapshot!(refusal("range = [5, 1]"), @"range is [5, 1]: it must be two finite numbers, the lesser first");
+            insta::assert_snapshot!(refusal("type = \"boolean\"\nrange = [0, 1]"), @r#"range is [0, 1]: it must be absent unless type = "number""#);
+            insta::assert_snapshot!(refusal("max_key_share = 0"), @"max_key_share is 0: it must be greater than 0 and at most 1");
+        }
     }
 }

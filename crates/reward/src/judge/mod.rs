@@ -10,31 +10,31 @@
 //! judge is asked a second time; then the value is missing. It is also missing for pairs and ranks of
 //! a prompt with a single completion. Every missing value is counted with its reason.
 
-mod cache;
-mod client;
-mod compare;
-mod events;
 mod model;
 mod params;
 mod parse;
 mod rubric;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use cache::{JudgementCache, PromptKey};
-use client::{EndpointJudge, SelfJudgeClient};
-use events::JudgeEvents;
 use futures::future::join_all;
-use parse::{Judgement, ParseFailure};
-use rubric::{JudgePrompt, JudgePrompts, PromptError};
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use serde_json::json;
 use tokio::sync::Semaphore;
 
+use hone_core::digest::Digest;
 use hone_core::metrics::Metrics;
 use hone_core::types::{Message, Role};
 
+use crate::remote::{CallError, CallEvents, ChatEndpoint};
 use crate::{RewardFn, ScoreInput};
+use parse::{Judgement, ParseFailure};
+use rubric::{JudgePrompt, JudgePrompts, PromptError};
 
 pub use model::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
 pub use params::{JudgeMode, JudgeParams, Rubric, SELF_JUDGE, TokenLimitField};
@@ -99,7 +99,7 @@ impl Judge {
         for (place, prompt) in prompts {
             match prompt {
                 Ok(prompt) => {
-                    let key = cache::key(&model, &prompt.messages, &self.sampling);
+                    let key = prompt_key(&model, &prompt.messages, &self.sampling);
                     places.push((place, key));
                     if distinct.insert(key, prompt).is_some() {
                         self.events.cache_lookup(true);
@@ -173,8 +173,8 @@ impl Judge {
 
     async fn compare(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
         let texts: Vec<&str> = samples.iter().map(|s| s.text.as_str()).collect();
-        let seed = compare::seed(self.params.seed, &texts);
-        let pairs = compare::pairs(texts.len(), self.params.max_pairs, seed);
+        let seed = seed(self.params.seed, &texts);
+        let pairs = pairs(texts.len(), self.params.max_pairs, seed);
         // Equal completions tie without a question.
         let (equal, differing): (Vec<_>, Vec<_>) =
             pairs.into_iter().partition(|(i, j)| texts[*i] == texts[*j]);
@@ -183,12 +183,12 @@ impl Judge {
         let judgements = self.ask_all(prompts).await.into_iter();
         let points: BTreeMap<(usize, usize), f64> =
             judgements.filter_map(|(pair, judgement)| Some((pair, judgement.score()?))).collect();
-        compare::win_rates(texts.len(), &equal, &differing, &points)
+        win_rates(texts.len(), &equal, &differing, &points)
     }
 
     async fn rank(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
         let texts: Vec<&str> = samples.iter().map(|s| s.text.as_str()).collect();
-        let order = compare::distinct(&texts, self.params.seed);
+        let order = distinct(&texts, self.params.seed);
         if order.len() == 1 {
             // All completions are equal and tie.
             return vec![Some(0.5); samples.len()];
@@ -200,7 +200,7 @@ impl Judge {
         }
         let shown: Vec<&str> = order.iter().map(|i| texts[*i]).collect();
         match self.ask_all([((), self.prompts.rank(samples[0], &shown))]).await.pop() {
-            Some(((), Judgement::Ranking(ranking))) => compare::by_rank(&texts, &order, &ranking),
+            Some(((), Judgement::Ranking(ranking))) => by_rank(&texts, &order, &ranking),
             _ => vec![None; samples.len()],
         }
     }
@@ -251,6 +251,260 @@ fn groups(samples: &[ScoreInput]) -> Vec<Vec<usize>> {
         }
     }
     groups
+}
+
+// Logs and counts judges' calls, tokens, costs and cache lookups.
+
+/// Logs and counts the events of one part.
+struct JudgeEvents {
+    calls: Arc<CallEvents>,
+    metrics: Arc<Metrics>,
+    /// Price of a prompt token.
+    prompt_price: f64,
+    /// Price of a completion token.
+    completion_price: f64,
+}
+
+impl JudgeEvents {
+    fn new(params: &JudgeParams, route: &str, part: &str, metrics: &Arc<Metrics>) -> Self {
+        let calls = metrics.reward_judge.calls.clone();
+        Self {
+            calls: Arc::new(CallEvents::new("judge", route, part, calls)),
+            metrics: Arc::clone(metrics),
+            prompt_price: params.prompt_price / 1e6,
+            completion_price: params.completion_price / 1e6,
+        }
+    }
+
+    /// A judgement was looked up in the cache.
+    fn cache_lookup(&self, hit: bool) {
+        let labels =
+            [self.calls.route.as_str(), &self.calls.part, if hit { "hit" } else { "miss" }];
+        self.metrics.reward_judge.cache.with_label_values(&labels).inc();
+    }
+
+    /// A judge answered.
+    fn answered(&self, reply: &JudgeReply) {
+        let (route, part) = (self.calls.route.as_str(), self.calls.part.as_str());
+        let JudgeReply { prompt_tokens, completion_tokens, .. } = *reply;
+        let tokens = &self.metrics.reward_judge.tokens;
+        tokens.with_label_values(&[route, part, "prompt"]).inc_by(prompt_tokens);
+        tokens.with_label_values(&[route, part, "completion"]).inc_by(completion_tokens);
+        let cost = prompt_tokens as f64 * self.prompt_price
+            + completion_tokens as f64 * self.completion_price;
+        self.metrics.reward_judge.cost.with_label_values(&[route, part]).inc_by(cost);
+        tracing::debug!(route, part, prompt_tokens, completion_tokens, cost, "a judge answered");
+    }
+
+    /// `count` judgements are missing for one reason.
+    fn missing(&self, reason: &'static str, count: usize, detail: &str) {
+        // The detail may be a judge's whole answer.
+        let detail: String = detail.chars().take(200).collect();
+        self.calls.missing(reason, count, &detail);
+    }
+}
+
+// A cache of judges' answers that evicts the least recently used.
+
+/// The SHA-256 of a question.
+type PromptKey = [u8; 32];
+
+/// The key of a question: a digest of the model, every message and the sampling parameters.
+fn prompt_key(model: &str, messages: &[Message], sampling: &JudgeSampling) -> PromptKey {
+    let messages = messages.iter().flat_map(|m| [m.role.as_str(), &m.content]);
+    messages
+        .fold(Digest::new().field(model), Digest::field)
+        .bytes(sampling.temperature.to_bits().to_le_bytes())
+        .bytes(sampling.max_tokens.to_le_bytes())
+        .bytes(sampling.seed.to_le_bytes())
+        .finish()
+}
+
+/// Answers by question.
+struct JudgementCache {
+    capacity: usize,
+    /// Counts uses.
+    clock: u64,
+    /// Time of the last use, and the answer.
+    entries: HashMap<PromptKey, (u64, String)>,
+    /// Questions by the time of their last use; one for each entry.
+    by_age: BTreeMap<u64, PromptKey>,
+}
+
+impl JudgementCache {
+    fn new(capacity: usize) -> Self {
+        Self { capacity, clock: 0, entries: HashMap::new(), by_age: BTreeMap::new() }
+    }
+
+    fn get(&mut self, key: &PromptKey) -> Option<&String> {
+        let (used, answer) = self.entries.get_mut(key)?;
+        self.by_age.remove(used);
+        self.clock += 1;
+        *used = self.clock;
+        self.by_age.insert(self.clock, *key);
+        Some(answer)
+    }
+
+    fn insert(&mut self, key: PromptKey, answer: String) {
+        if self.capacity == 0 {
+            return;
+        }
+        self.clock += 1;
+        if let Some((used, _)) = self.entries.insert(key, (self.clock, answer)) {
+            self.by_age.remove(&used);
+        }
+        self.by_age.insert(self.clock, key);
+        while self.entries.len() > self.capacity {
+            let Some((_, oldest)) = self.by_age.pop_first() else { return };
+            self.entries.remove(&oldest);
+        }
+    }
+}
+
+// Selects the pairs to compare and the order in which candidates are shown, and converts comparisons
+// and ranks to values.
+
+/// The seed of one group's random choices: reproducible, and different for every group.
+fn seed(configured: u64, texts: &[&str]) -> u64 {
+    let digest = Digest::new().bytes(configured.to_le_bytes());
+    u64::from_le_bytes(texts.iter().fold(digest, Digest::field).prefix())
+}
+
+/// At most `most` pairs of `n` candidates. If not all pairs fit: a ring in random order, in which
+/// every candidate is compared with two others, then random other pairs.
+fn pairs(n: usize, most: usize, seed: u64) -> Vec<(usize, usize)> {
+    let mut all: Vec<(usize, usize)> =
+        (0..n).flat_map(|i| (i + 1..n).map(move |j| (i, j))).collect();
+    if all.len() <= most {
+        return all;
+    }
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let mut order: Vec<usize> = (0..n).collect();
+    order.shuffle(&mut random);
+    all.shuffle(&mut random);
+    let neighbours = order.iter().zip(order.iter().cycle().skip(1));
+    let ring = neighbours.map(|(&i, &j)| (i.min(j), i.max(j)));
+    let mut taken = BTreeSet::new();
+    ring.chain(all).filter(|pair| taken.insert(*pair)).take(most).collect()
+}
+
+/// The share of comparisons that each of `n` candidates won, from 0 to 1, a tie counting half.
+/// `None` for a candidate without a comparison.
+///
+/// `points[(a, b)]` is the result of `a`, shown first, against `b`: 1 for a win. An `asked` pair
+/// counts only if both orders have a result, because a single one includes the judge's position bias.
+fn win_rates(
+    n: usize,
+    equal: &[(usize, usize)],
+    asked: &[(usize, usize)],
+    points: &BTreeMap<(usize, usize), f64>,
+) -> Vec<Option<f64>> {
+    let mut won = vec![(0.0, 0_u32); n];
+    let mut add = |(i, j): (usize, usize), first: f64| {
+        for (k, value) in [(i, first), (j, 1.0 - first)] {
+            won[k].0 += value;
+            won[k].1 += 1;
+        }
+    };
+    equal.iter().for_each(|pair| add(*pair, 0.5));
+    for &(i, j) in asked {
+        if let (Some(forth), Some(back)) = (points.get(&(i, j)), points.get(&(j, i))) {
+            add((i, j), (forth + 1.0 - back) / 2.0);
+        }
+    }
+    won.iter().map(|(points, count)| (*count > 0).then(|| points / f64::from(*count))).collect()
+}
+
+/// The index of each distinct text, in the random order in which a judge sees them.
+fn distinct(texts: &[&str], configured: u64) -> Vec<usize> {
+    let mut seen = BTreeSet::new();
+    let mut order: Vec<usize> = (0..texts.len()).filter(|i| seen.insert(texts[*i])).collect();
+    order.shuffle(&mut ChaCha8Rng::seed_from_u64(seed(configured, texts)));
+    order
+}
+
+/// `1 - r / (k - 1)` for rank `r` from 0 among `k` distinct texts; equal texts have equal values.
+/// `ranking` is a permutation of the positions in `order`, best first.
+fn by_rank(texts: &[&str], order: &[usize], ranking: &[usize]) -> Vec<Option<f64>> {
+    let last = ranking.len().saturating_sub(1).max(1) as f64;
+    let values: BTreeMap<&str, f64> = ranking
+        .iter()
+        .enumerate()
+        .filter_map(|(rank, shown)| Some((texts[*order.get(*shown)?], 1.0 - rank as f64 / last)))
+        .collect();
+    texts.iter().map(|text| values.get(text).copied()).collect()
+}
+
+// The judge models: an OpenAI-compatible endpoint, and this server's own model.
+
+/// A model at an OpenAI-compatible endpoint.
+struct EndpointJudge {
+    endpoint: ChatEndpoint,
+    model: String,
+    limit_field: &'static str,
+}
+
+impl EndpointJudge {
+    fn new(params: &JudgeParams, events: Arc<CallEvents>) -> Result<Self, JudgeError> {
+        let key = params.api_key.as_ref();
+        if key.is_none() && !params.api_key_env.is_empty() {
+            return Err(JudgeError::Unresolved(params.api_key_env.clone()));
+        }
+        Ok(Self {
+            endpoint: ChatEndpoint::new(&params.base_url, key, params.limits(), events)?,
+            model: params.model.clone(),
+            limit_field: match params.token_limit_field {
+                TokenLimitField::MaxTokens => "max_tokens",
+                TokenLimitField::MaxCompletionTokens => "max_completion_tokens",
+            },
+        })
+    }
+}
+
+#[async_trait]
+impl JudgeModel for EndpointJudge {
+    async fn complete(
+        &self,
+        messages: &[Message],
+        params: &JudgeSampling,
+    ) -> Result<JudgeReply, JudgeError> {
+        let mut body = json!({
+            "model": self.model,
+            "messages": messages,
+            "temperature": params.temperature,
+            "seed": params.seed,
+        });
+        body[self.limit_field] = params.max_tokens.into();
+        let reply = self.endpoint.complete(&body).await?;
+        Ok(JudgeReply {
+            text: reply.text.or(reply.refusal).unwrap_or_default(),
+            prompt_tokens: reply.usage.prompt_tokens,
+            completion_tokens: reply.usage.completion_tokens,
+        })
+    }
+}
+
+/// This server's own model with a time limit; its calls are counted like those of an endpoint.
+struct SelfJudgeClient {
+    model: Arc<dyn JudgeModel>,
+    timeout: Duration,
+    events: Arc<CallEvents>,
+}
+
+#[async_trait]
+impl JudgeModel for SelfJudgeClient {
+    async fn complete(
+        &self,
+        messages: &[Message],
+        params: &JudgeSampling,
+    ) -> Result<JudgeReply, JudgeError> {
+        let start = Instant::now();
+        let reply = tokio::time::timeout(self.timeout, self.model.complete(messages, params)).await;
+        let reply = reply.unwrap_or(Err(CallError::Timeout(self.timeout).into()));
+        let outcome = reply.as_ref().map_or_else(JudgeError::reason, |_| "ok");
+        self.events.attempt(outcome, start.elapsed());
+        reply
+    }
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::range::{at_least, between};
-use hone_core::config::secret::{Secret, from_environment};
 use hone_core::config::{Checked, Problem, quoted};
+use hone_core::config::{Secret, from_environment};
+use hone_core::config::{at_least, between};
 
 use crate::kinds::define::parameters;
 use crate::remote::{CallLimits, call_limits, check_url};

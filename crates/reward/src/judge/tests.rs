@@ -486,3 +486,133 @@ async fn a_slow_endpoint_gives_a_missing_value() {
     assert_eq!(missing.with_label_values(&["math", "judged", "timeout"]).get(), 1);
     task.abort();
 }
+
+mod cache {
+    use proptest::prelude::*;
+
+    use hone_core::types::Role;
+
+    use super::super::*;
+
+    #[test]
+    fn evicts_the_least_recently_used() {
+        let mut cache = JudgementCache::new(2);
+        let key = |n: u8| [n; 32];
+        cache.insert(key(1), "one".into());
+        cache.insert(key(2), "two".into());
+        assert_eq!(cache.get(&key(1)).map(String::as_str), Some("one"));
+        cache.insert(key(3), "three".into());
+        assert_eq!(cache.get(&key(2)), None);
+        assert_eq!(cache.get(&key(1)).map(String::as_str), Some("one"));
+        cache.insert(key(1), "other".into());
+        assert_eq!(cache.get(&key(1)).map(String::as_str), Some("other"));
+        let mut none = JudgementCache::new(0);
+        none.insert(key(1), "one".into());
+        assert_eq!(none.get(&key(1)), None);
+    }
+
+    #[test]
+    fn the_key_depends_on_every_input() {
+        let sampling = JudgeSampling { temperature: 0.0, max_tokens: 8, seed: 0 };
+        let message = |role, content: &str| Message::new(role, content);
+        let base = prompt_key("m", &[message(Role::User, "ab")], &sampling);
+        let others = [
+            prompt_key("n", &[message(Role::User, "ab")], &sampling),
+            prompt_key("m", &[message(Role::System, "ab")], &sampling),
+            prompt_key("m", &[message(Role::User, "a"), message(Role::User, "b")], &sampling),
+            prompt_key("m", &[message(Role::User, "ab")], &JudgeSampling { seed: 1, ..sampling }),
+            prompt_key(
+                "m",
+                &[message(Role::User, "ab")],
+                &JudgeSampling { max_tokens: 9, ..sampling },
+            ),
+            prompt_key(
+                "m",
+                &[message(Role::User, "ab")],
+                &JudgeSampling { temperature: 1.0, ..sampling },
+            ),
+        ];
+        assert!(others.iter().all(|other| *other != base));
+        assert_eq!(prompt_key("m", &[message(Role::User, "ab")], &sampling), base);
+    }
+
+    proptest! {
+        #[test]
+        fn never_exceeds_its_capacity(uses in prop::collection::vec((any::<bool>(), 0_u8..9), 0..60)) {
+            let mut cache = JudgementCache::new(4);
+            for (insert, n) in uses {
+                if insert {
+                    cache.insert([n; 32], n.to_string());
+                } else if let Some(answer) = cache.get(&[n; 32]) {
+                    prop_assert_eq!(answer, &n.to_string());
+                }
+                prop_assert!(cache.entries.len() <= 4);
+                prop_assert_eq!(cache.entries.len(), cache.by_age.len());
+            }
+        }
+    }
+}
+
+mod compare {
+    use proptest::prelude::*;
+
+    use super::super::*;
+
+    #[test]
+    fn all_pairs_if_they_fit_else_a_ring() {
+        assert_eq!(pairs(3, 3, 0), [(0, 1), (0, 2), (1, 2)]);
+        assert_eq!(pairs(1, 3, 0), []);
+        let ring = pairs(8, 8, 5);
+        let met = |k| ring.iter().filter(|(i, j)| *i == k || *j == k).count();
+        assert!((0..8).all(|k| met(k) == 2), "{ring:?}");
+        assert_eq!(pairs(8, 8, 5), ring);
+        assert_ne!(pairs(8, 8, 6), ring);
+        assert_eq!(pairs(8, 12, 5)[..8], ring);
+    }
+
+    #[test]
+    fn position_bias_cancels() {
+        let pair = [(0, 1)];
+        let rates = |forth, back| {
+            win_rates(2, &[], &pair, &BTreeMap::from([((0, 1), forth), ((1, 0), back)]))
+        };
+        assert_eq!(rates(1.0, 1.0), [Some(0.5); 2]);
+        assert_eq!(rates(1.0, 0.0), [Some(1.0), Some(0.0)]);
+        assert_eq!(rates(0.5, 0.0), [Some(0.75), Some(0.25)]);
+        // A single order is not used.
+        assert_eq!(win_rates(2, &[], &pair, &BTreeMap::from([((0, 1), 1.0)])), [None; 2]);
+        assert_eq!(win_rates(3, &[(0, 2)], &pair, &BTreeMap::new()), [Some(0.5), None, Some(0.5)]);
+    }
+
+    #[test]
+    fn rank_values_fall_from_one_to_zero() {
+        let texts = ["a", "b", "a", "c"];
+        // Shown as c, a, b; ranked b, c, a.
+        let values = by_rank(&texts, &[3, 0, 1], &[2, 0, 1]);
+        assert_eq!(values, [Some(0.0), Some(1.0), Some(0.0), Some(0.5)]);
+        let mut shown = distinct(&texts, 1);
+        shown.sort_unstable();
+        assert_eq!(shown, [0, 1, 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn pairs_are_distinct_and_bounded(n in 0_usize..20, most in 1_usize..60, seed: u64) {
+            let pairs = pairs(n, most, seed);
+            let unique: BTreeSet<_> = pairs.iter().collect();
+            prop_assert_eq!(unique.len(), pairs.len());
+            prop_assert_eq!(pairs.len(), most.min(n * n.saturating_sub(1) / 2));
+            prop_assert!(pairs.iter().all(|(i, j)| i < j && *j < n));
+        }
+
+        #[test]
+        fn win_rates_sum_to_half_when_all_are_compared(outcomes in prop::collection::vec(0_u8..3, 12)) {
+            let all = pairs(4, 6, 0);
+            let orders = all.iter().flat_map(|&(i, j)| [(i, j), (j, i)]);
+            let points = orders.zip(outcomes.iter().map(|o| f64::from(*o) / 2.0)).collect();
+            let rates = win_rates(4, &[], &all, &points);
+            let sum: f64 = rates.iter().map(|r| r.unwrap()).sum();
+            prop_assert!((sum - 2.0).abs() < 1e-12);
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::range::finite;
+use hone_core::config::finite;
 use hone_core::config::{Checked, Problem};
 
 use crate::{RewardFn, ScoreInput};

@@ -6,18 +6,15 @@
 //! Tuples, intervals, sets and lists are compared member by member, and words as text. Other texts are equal to
 //! themselves; nothing else is said of them.
 
-mod number;
 mod parse;
 mod rational;
 mod tidy;
 
 use std::iter;
 
-use number::SCALES;
 use rational::Number;
 
 pub use hone_core::text::boxed;
-pub use number::{is_integer, parse_amount, parse_number};
 pub use tidy::tidy;
 
 /// Longest answer that is compared, in bytes; a longer one equals nothing.
@@ -250,6 +247,80 @@ fn split(inner: &str) -> Option<Vec<&str>> {
     }
     parts.push(inner[from..].trim());
     (depth == 0 && (2..=MOST_MEMBERS).contains(&parts.len())).then_some(parts)
+}
+
+// Decimal numbers as people write them.
+
+/// Reads a decimal number: optional sign (`-`, `+` or the typographic `−`), digits with or without
+/// thousands separators (`1,234,567`), optional fraction and exponent, white space at both ends.
+/// `None` for anything else, and on overflow.
+pub fn parse_number(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let (sign, unsigned) = match text.strip_prefix(['-', '\u{2212}']) {
+        Some(rest) => ("-", rest),
+        None => ("", text.strip_prefix('+').unwrap_or(text)),
+    };
+    let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let whole = without_separators(whole)?;
+    let power = exponent.strip_prefix(['-', '+']).unwrap_or(exponent);
+    if (whole.is_empty() && fraction.is_empty()) || power.is_empty() {
+        return None;
+    }
+    if !all_digits(fraction) || !all_digits(power) {
+        return None;
+    }
+    let number: f64 = format!("{sign}{whole}.{fraction}e{exponent}").parse().ok()?;
+    number.is_finite().then_some(number)
+}
+
+/// Reads an amount: a number as [`parse_number`], with a currency sign before or after it, a percent sign, or
+/// up to three words of a unit after it. Words that multiply the number are no unit.
+pub fn parse_amount(text: &str) -> Option<f64> {
+    let text = text.trim().trim_end_matches('.');
+    let (sign, rest) = match text.strip_prefix(['-', '\u{2212}']) {
+        Some(rest) => (-1.0, rest),
+        None => (1.0, text),
+    };
+    let rest = rest.trim_start_matches('\\').trim_start_matches(CURRENCIES).trim_start();
+    let number =
+        rest.trim_end_matches(|c: char| c.is_alphabetic() || c.is_whitespace() || "°/".contains(c));
+    let unit = &rest[number.len()..];
+    let is_unit = unit.split_whitespace().count() <= 3
+        && unit.split_whitespace().all(|word| !SCALES.contains(&word.to_lowercase().as_str()));
+    let number = number.trim_end_matches('%').trim_end_matches('\\').trim_end_matches(CURRENCIES);
+    let is_signed = number.starts_with(['-', '+', '\u{2212}']) && sign < 0.0;
+    (is_unit && !is_signed).then(|| parse_number(number)).flatten().map(|number| sign * number)
+}
+
+/// Words that multiply a number, which are no units.
+const SCALES: [&str; 6] = ["hundred", "thousand", "million", "billion", "trillion", "dozen"];
+const CURRENCIES: [char; 6] = ['$', '€', '£', '¥', '₹', '₩'];
+
+/// Whether a text is a whole number: optional sign, digits with or without thousands separators.
+pub fn is_integer(text: &str) -> bool {
+    parse_number(text).is_some() && !text.contains(['.', 'e', 'E'])
+}
+
+/// The digits of a whole part; `None` unless it is digits, or groups of three digits after commas.
+fn without_separators(whole: &str) -> Option<String> {
+    let mut groups = whole.split(',');
+    let first = groups.next()?;
+    let mut digits = first.to_owned();
+    let mut separated = false;
+    for group in groups {
+        if group.len() != 3 {
+            return None;
+        }
+        separated = true;
+        digits.push_str(group);
+    }
+    let first_fits = !separated || (1..=3).contains(&first.len());
+    (first_fits && all_digits(&digits)).then_some(digits)
+}
+
+fn all_digits(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_digit())
 }
 
 #[cfg(test)]

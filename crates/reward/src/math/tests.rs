@@ -229,3 +229,52 @@ proptest! {
         prop_assert_eq!(same(&a, &b, 0.0), same(&b, &a, 0.0));
     }
 }
+
+mod number {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::super::*;
+
+    #[test]
+    fn numbers_are_read_as_people_write_them() {
+        for (text, number) in [
+            ("42", 42.0),
+            (" +42\n", 42.0),
+            ("-7", -7.0),
+            ("\u{2212}7", -7.0),
+            ("1,234", 1234.0),
+            ("12,345,678.5", 12_345_678.5),
+            ("0.25", 0.25),
+            (".5", 0.5),
+            ("5.", 5.0),
+            ("1e3", 1000.0),
+            ("2.5E-1", 0.25),
+            ("007", 7.0),
+        ] {
+            assert_eq!(parse_number(text), Some(number), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn texts_that_are_not_numbers_are_refused() {
+        for text in [
+            "", " ", "-", ".", "e3", "1e", "1e+", "1e1.5", "abc", "4 2", "1,23", "1,2345", ",123",
+            "1234,567", "1.5.2", "1.2,345", "--1", "+-1", "inf", "NaN", "1e999", "٣", "0x10",
+            "12px",
+        ] {
+            assert_eq!(parse_number(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn every_finite_number_that_rust_prints_is_read_back() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        for _ in 0..10_000 {
+            let number = f64::from_bits(rng.random());
+            if number.is_finite() {
+                assert_eq!(parse_number(&format!("{number:e}")), Some(number));
+            }
+        }
+    }
+}

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use hone_core::config::Secret;
 
+use super::CallError;
+use super::CallEvents;
 use super::endpoint::Endpoint;
-use super::error::CallError;
-use super::events::CallEvents;
 use super::limits::CallLimits;
 use crate::grader::TokenUsage;
 

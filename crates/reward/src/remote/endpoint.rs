@@ -1,15 +1,15 @@
 //! One URL that JSON is posted to.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use chrono::DateTime;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use reqwest::{Response, Url, redirect};
 
-use super::breaker::{Breaker, CircuitChange, Permit};
-use super::error::CallError;
-use super::events::CallEvents;
+use super::CallError;
+use super::CallEvents;
 use super::limits::CallLimits;
-use super::retry;
 
 /// One URL that JSON is posted to.
 pub(crate) struct Endpoint {
@@ -67,7 +67,7 @@ impl Endpoint {
             {
                 return Err(error);
             }
-            let delay = retry::backoff(&self.limits, retries, rand::random());
+            let delay = backoff(&self.limits, retries, rand::random());
             tokio::time::sleep(delay.max(requested)).await;
             retries += 1;
         }
@@ -104,7 +104,7 @@ impl Endpoint {
         let response = request.send().await.map_err(|e| self.transport_error(e))?;
         if !response.status().is_success() {
             let wait = response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok());
-            let wait = wait.and_then(|v| retry::retry_after(v, SystemTime::now()));
+            let wait = wait.and_then(|v| retry_after(v, SystemTime::now()));
             return Err(CallError::Status(response.status().as_u16(), wait));
         }
         self.read(response).await
@@ -131,6 +131,230 @@ impl Endpoint {
             CallError::Timeout(self.limits.timeout)
         } else {
             CallError::Broken(error)
+        }
+    }
+}
+
+// Delays between attempts.
+
+/// The delay before retry `n` (from 0): with `d = min(max_backoff, backoff x 2^n)`, a value between
+/// `d / 2` and `d`, chosen by `unit` in 0..1. Callers that failed together so retry at different
+/// times ("equal jitter", AWS Architecture Blog).
+pub(super) fn backoff(limits: &CallLimits, n: u32, unit: f64) -> Duration {
+    let doubled = limits.backoff.saturating_mul(2_u32.saturating_pow(n));
+    doubled.min(limits.max_backoff).mul_f64(0.5 + 0.5 * unit.clamp(0.0, 1.0))
+}
+
+/// Parses `Retry-After` (RFC 9110, 10.2.3): seconds, or a date, which may be in the past.
+pub(super) fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
+    let value = value.trim();
+    if let Ok(seconds) = value.parse::<u64>() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = SystemTime::from(DateTime::parse_from_rfc2822(value).ok()?);
+    Some(date.duration_since(now).unwrap_or_default())
+}
+
+// A circuit breaker (Nygard, *Release It!*): after consecutive failures no request is sent for a
+// while, then one request probes the service; its success closes the circuit.
+
+enum CircuitState {
+    /// Requests are sent; the last `failures` attempts have failed.
+    Closed { failures: u32 },
+    /// No request is sent before `until`.
+    Open { until: Instant },
+    /// One request, started at `since`, tests whether the service has recovered.
+    Probing { since: Instant },
+}
+
+/// The effect of an attempt's result on the circuit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CircuitChange {
+    /// No change.
+    None,
+    /// The circuit opened, for the first time or after a failed probe.
+    Opened,
+    /// The service has recovered.
+    Closed,
+}
+
+/// Decides whether a request may be sent.
+pub(super) struct Breaker {
+    threshold: u32,
+    cooldown: Duration,
+    state: Mutex<CircuitState>,
+}
+
+impl Breaker {
+    /// A breaker that opens for `cooldown` after `threshold` consecutive failures.
+    pub(super) fn new(threshold: u32, cooldown: Duration) -> Self {
+        Self { threshold, cooldown, state: Mutex::new(CircuitState::Closed { failures: 0 }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, CircuitState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A permit for one attempt; `None` while the circuit is open or probing.
+    pub(super) fn admit(&self, now: Instant) -> Option<Permit<'_>> {
+        let mut state = self.state();
+        let probe = match *state {
+            CircuitState::Closed { .. } => false,
+            CircuitState::Open { until } if now >= until => {
+                *state = CircuitState::Probing { since: now };
+                true
+            }
+            CircuitState::Open { .. } | CircuitState::Probing { .. } => return None,
+        };
+        Some(Permit { breaker: self, probe, settled: false })
+    }
+}
+
+/// Permission for one attempt. If a probe's permit is dropped without a result (its future was
+/// cancelled), the next request probes.
+pub(super) struct Permit<'a> {
+    breaker: &'a Breaker,
+    probe: bool,
+    settled: bool,
+}
+
+impl Permit<'_> {
+    /// The service answered.
+    pub(super) fn succeeded(mut self) -> CircuitChange {
+        self.settled = true;
+        let mut state = self.breaker.state();
+        let change = match *state {
+            CircuitState::Closed { .. } => CircuitChange::None,
+            CircuitState::Probing { .. } if self.probe => CircuitChange::Closed,
+            // The attempt started before the circuit opened, so it does not show the current state.
+            CircuitState::Open { .. } | CircuitState::Probing { .. } => return CircuitChange::None,
+        };
+        *state = CircuitState::Closed { failures: 0 };
+        change
+    }
+
+    /// The service failed.
+    pub(super) fn failed(mut self, now: Instant) -> CircuitChange {
+        self.settled = true;
+        let Breaker { threshold, cooldown, .. } = *self.breaker;
+        let mut state = self.breaker.state();
+        match *state {
+            CircuitState::Closed { failures } if failures + 1 < threshold => {
+                *state = CircuitState::Closed { failures: failures + 1 };
+                return CircuitChange::None;
+            }
+            CircuitState::Closed { .. } => {}
+            CircuitState::Probing { .. } if self.probe => {}
+            CircuitState::Open { .. } | CircuitState::Probing { .. } => return CircuitChange::None,
+        }
+        *state = CircuitState::Open { until: now + cooldown };
+        CircuitChange::Opened
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        if self.settled || !self.probe {
+            return;
+        }
+        let mut state = self.breaker.state();
+        if let CircuitState::Probing { since } = *state {
+            *state = CircuitState::Open { until: since };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::webhook::WebhookParams;
+
+    #[test]
+    fn delays_double_up_to_the_maximum() {
+        let limits = WebhookParams::new("https://a.example/").limits();
+        let at = |n, unit| backoff(&limits, n, unit).as_millis();
+        assert_eq!([at(0, 1.0), at(1, 1.0), at(2, 1.0), at(10, 1.0)], [200, 400, 800, 10_000]);
+        assert_eq!([at(0, 0.0), at(10, 0.0)], [100, 5_000]);
+    }
+
+    #[test]
+    fn parses_seconds_and_dates() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777); // RFC 9110's example
+        let read = |text| retry_after(text, now).map(|d| d.as_secs());
+        assert_eq!(read("120"), Some(120));
+        assert_eq!(read("Sun, 06 Nov 1994 08:49:47 GMT"), Some(10));
+        assert_eq!(read("Sun, 06 Nov 1994 08:00:00 GMT"), Some(0));
+        assert_eq!(read("-1"), None);
+        assert_eq!(read("soon"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_delay_stays_within_its_bounds(n in 0_u32..100, unit in 0.0_f64..1.0) {
+            let limits = WebhookParams::new("https://a.example/").limits();
+            let wait = backoff(&limits, n, unit);
+            prop_assert!(wait >= limits.backoff / 2 && wait <= limits.max_backoff);
+        }
+    }
+
+    mod breaker {
+        use super::super::*;
+
+        const COOLDOWN: Duration = Duration::from_secs(10);
+
+        #[test]
+        fn opens_after_consecutive_failures_and_closes_after_a_probe() {
+            let breaker = Breaker::new(3, COOLDOWN);
+            let start = Instant::now();
+            let fail = |now| breaker.admit(now).unwrap().failed(now);
+            assert_eq!([fail(start), fail(start)], [CircuitChange::None; 2]);
+            // A success resets the count.
+            assert_eq!(breaker.admit(start).unwrap().succeeded(), CircuitChange::None);
+            assert_eq!(
+                [fail(start), fail(start), fail(start)],
+                [CircuitChange::None, CircuitChange::None, CircuitChange::Opened]
+            );
+            assert!(breaker.admit(start + COOLDOWN / 2).is_none());
+            // One probe at a time; a failed one opens the circuit for another cooldown.
+            let later = start + COOLDOWN;
+            let probe = breaker.admit(later).unwrap();
+            assert!(breaker.admit(later).is_none());
+            assert_eq!(probe.failed(later), CircuitChange::Opened);
+            assert!(breaker.admit(later + COOLDOWN / 2).is_none());
+            let back = later + COOLDOWN;
+            assert_eq!(breaker.admit(back).unwrap().succeeded(), CircuitChange::Closed);
+            assert_eq!(
+                [fail(back), fail(back), fail(back)],
+                [CircuitChange::None, CircuitChange::None, CircuitChange::Opened]
+            );
+        }
+
+        #[test]
+        fn after_a_cancelled_probe_the_next_request_probes() {
+            let breaker = Breaker::new(1, COOLDOWN);
+            let start = Instant::now();
+            assert_eq!(breaker.admit(start).unwrap().failed(start), CircuitChange::Opened);
+            drop(breaker.admit(start + COOLDOWN).unwrap());
+            assert_eq!(breaker.admit(start + COOLDOWN).unwrap().succeeded(), CircuitChange::Closed);
+        }
+
+        #[test]
+        fn results_of_earlier_attempts_do_not_change_an_open_circuit() {
+            let breaker = Breaker::new(1, COOLDOWN);
+            let start = Instant::now();
+            let (first, second, third) = (
+                breaker.admit(start).unwrap(),
+                breaker.admit(start).unwrap(),
+                breaker.admit(start).unwrap(),
+            );
+            assert_eq!(first.failed(start), CircuitChange::Opened);
+            assert_eq!(second.succeeded(), CircuitChange::None);
+            assert!(breaker.admit(start).is_none());
+            let probe = breaker.admit(start + COOLDOWN).unwrap();
+            assert_eq!(third.failed(start + COOLDOWN), CircuitChange::None);
+            assert_eq!(probe.succeeded(), CircuitChange::Closed);
         }
     }
 }

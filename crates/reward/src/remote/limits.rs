@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use reqwest::Url;
 
-use hone_core::config::range::between;
+use hone_core::config::between;
 use hone_core::config::{Checked, Problem, quoted};
 
 /// How a service is called.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use hone_core::config::Checked;
-use hone_core::config::range::{above, between, finite};
+use hone_core::config::{above, between, finite};
 
 /// The rule of a weight that follows the part's success rate: it grows while successes are rare and
 /// shrinks when nearly every value is one.

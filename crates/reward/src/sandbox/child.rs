@@ -22,8 +22,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{PidfdFlags, Signal, geteuid, kill_process, pidfd_open};
 
 use super::confine::{ChildSetup, LANDLOCK_ENOUGH};
-use super::spec::{LaunchFailure, LaunchSpec};
-use super::types::{Isolation, IsolationLayer, RunOutcome, Status};
+use super::{Isolation, IsolationLayer, RunOutcome, Status};
+use super::{LaunchFailure, LaunchSpec};
 use super::{confine, namespaces, sys};
 
 /// Longest line accepted as a specification.

@@ -18,10 +18,10 @@ use rustix::thread::{
     set_thread_res_uid,
 };
 
+use super::LaunchSpec;
 use super::namespaces::{DEVICES, SCRATCH};
-use super::spec::LaunchSpec;
 use super::syscalls::Permitted;
-use super::types::{Isolation, IsolationLayer};
+use super::{Isolation, IsolationLayer};
 use super::{sys, syscalls};
 
 /// The first Landlock ABI that can replace a mount namespace: version 3 (Linux 6.2) also restricts

@@ -12,10 +12,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 
-use super::error::SandboxError;
-use super::limits::Limits;
-use super::spec::{LaunchFailure, LaunchSpec};
-use super::types::{Isolation, RunOutcome, RunRequest, SUBCOMMAND, Setup, Status};
+use super::Limits;
+use super::SandboxError;
+use super::{Isolation, RunOutcome, RunRequest, SUBCOMMAND, Setup, Status};
+use super::{LaunchFailure, LaunchSpec};
 
 /// Time that a launcher may take beyond the run's own wall time before it is killed too.
 const GRACE: Duration = Duration::from_secs(5);

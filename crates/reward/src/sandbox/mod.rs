@@ -30,34 +30,345 @@
 
 #[cfg(target_os = "linux")]
 mod child;
-mod config;
 #[cfg(target_os = "linux")]
 mod confine;
-mod error;
 mod launch;
-mod limits;
 #[cfg(target_os = "linux")]
 mod namespaces;
-mod spec;
 #[cfg(target_os = "linux")]
 mod sys;
 #[cfg(target_os = "linux")]
 mod syscalls;
-pub mod testing;
-mod types;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use hone_core::config::{Checked, between};
 
 #[cfg(target_os = "linux")]
 pub use child::child_main;
-pub use config::SandboxConfig;
-pub use error::SandboxError;
 pub use launch::Sandbox;
-pub use limits::Limits;
-pub use types::{Isolation, IsolationLayer, RunOutcome, RunRequest, SUBCOMMAND, Setup, Status};
+
+pub mod testing;
 
 /// Fails: only Linux can confine a program.
 #[cfg(not(target_os = "linux"))]
 pub fn child_main() -> std::process::ExitCode {
     std::process::ExitCode::FAILURE
+}
+
+// The keys of `[sandbox]`.
+
+/// The sandbox for code from completions and graders.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SandboxConfig {
+    /// The Python interpreter: a path, or a name to look up on `PATH`.
+    pub python: PathBuf,
+    /// Programs that may run at the same time.
+    pub concurrency: usize,
+    /// The user id of programs if the daemon is root; no other process should use it.
+    pub uid: u32,
+}
+
+impl Default for SandboxConfig {
+    fn default() -> Self {
+        Self { python: PathBuf::from("python3"), concurrency: 2, uid: 65_534 }
+    }
+}
+
+impl SandboxConfig {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first value out of range, with its full key.
+    pub fn check(&self) -> Checked {
+        between("sandbox.concurrency", self.concurrency, 1, 256)?;
+        between("sandbox.uid", self.uid, 1, u32::MAX - 1)
+    }
+}
+
+// The messages between daemon and launcher: one JSON line in, one JSON document out.
+
+/// One run, on the launcher's standard input. The daemon keeps that pipe open until it has the
+/// reply; when the pipe closes, the launcher ends the run.
+#[derive(Debug, Serialize, Deserialize)]
+struct LaunchSpec {
+    /// The interpreter and its arguments.
+    pub argv: Vec<String>,
+    /// The files and directories that the interpreter may read, canonical.
+    pub readable: Vec<PathBuf>,
+    /// The resources that the run may use.
+    pub limits: Limits,
+    /// The id to switch to if the launcher is root.
+    pub uid: u32,
+    /// Layers to treat as unsupported by the kernel.
+    pub without: Vec<IsolationLayer>,
+    /// The content of descriptor 3.
+    pub code: String,
+    /// The content of descriptor 0.
+    pub stdin: String,
+}
+
+/// Why the launcher did not run the interpreter. Its reply is a `Result<RunOutcome, LaunchFailure>`.
+#[derive(Debug, Serialize, Deserialize)]
+enum LaunchFailure {
+    /// A layer and its substitute are missing.
+    Unavailable(String),
+    /// Another step failed.
+    Failed(String),
+}
+
+// Why the sandbox does not run a program.
+
+/// Why a program was not run.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// This machine cannot confine it.
+    #[error("code is not executed here: {0}")]
+    Unavailable(String),
+    /// The interpreter does not work.
+    #[error("sandbox: python = `{python}` cannot be used: {reason}")]
+    Interpreter {
+        /// The configured interpreter.
+        python: String,
+        /// The failure, with the interpreter's own message if it has one.
+        reason: String,
+    },
+    /// A limit is out of range.
+    #[error("sandbox: {key} = {value} is not from {least} to {most}")]
+    Limit {
+        /// The limit's name.
+        key: &'static str,
+        /// Its value.
+        value: u64,
+        /// The smallest allowed value.
+        least: u64,
+        /// The largest allowed value.
+        most: u64,
+    },
+    /// The launcher failed, or did not report, before or while the interpreter ran.
+    #[error("the sandbox's launcher failed: {0}")]
+    Launcher(String),
+    /// The daemon could not start the launcher or exchange data with it.
+    #[error("the sandbox's launcher failed: {step}: {source}")]
+    Exchange {
+        /// The step that failed.
+        step: &'static str,
+        /// The cause.
+        source: Box<dyn Error + Send + Sync>,
+    },
+}
+
+// The resource limits of one run.
+
+/// The resources that one run may use.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Time from the interpreter's start to its end, in milliseconds; 10 to 600,000. Processor time
+    /// is limited to the same, rounded up to seconds.
+    pub wall_ms: u64,
+    /// Address space of each process, in MiB; 32 to 65,536. Python itself takes about 20.
+    pub memory_mb: u64,
+    /// Bytes kept of standard output, and of standard error; 0 to 16 MiB. More ends the run.
+    pub output_bytes: usize,
+    /// Size of the private scratch directory, in MiB; 0 to 1,024. With 0, or without a mount
+    /// namespace to contain it, nothing is writable.
+    pub scratch_mb: u64,
+    /// Threads and processes that may exist at the same time; 1 to 256.
+    pub tasks: u64,
+    /// Whether processes may be started. The run is refused without a pid namespace.
+    pub processes: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            wall_ms: 5_000,
+            memory_mb: 256,
+            output_bytes: 64 * 1024,
+            scratch_mb: 0,
+            tasks: 16,
+            processes: false,
+        }
+    }
+}
+
+impl Limits {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first limit that is out of range.
+    pub fn check(&self) -> Result<(), SandboxError> {
+        let checks = [
+            ("wall_ms", self.wall_ms, 10, 600_000),
+            ("memory_mb", self.memory_mb, 32, 65_536),
+            ("output_bytes", self.output_bytes as u64, 0, 16 << 20),
+            ("scratch_mb", self.scratch_mb, 0, 1_024),
+            ("tasks", self.tasks, 1, 256),
+        ];
+        for (key, value, least, most) in checks {
+            if !(least..=most).contains(&value) {
+                return Err(SandboxError::Limit { key, value, least, most });
+            }
+        }
+        Ok(())
+    }
+
+    /// The wall time as a duration.
+    pub fn wall(&self) -> Duration {
+        Duration::from_millis(self.wall_ms)
+    }
+
+    /// Processor seconds: the wall time rounded up, plus one, so that normally the wall clock ends a
+    /// run.
+    fn cpu_seconds(&self) -> u64 {
+        self.wall_ms.div_ceil(1_000) + 1
+    }
+}
+
+// The sandbox's settings, requests and outcomes.
+
+/// The hidden subcommand under which the binary calls [`child_main`].
+pub const SUBCOMMAND: &str = "sandbox-exec";
+
+/// How a [`Sandbox`] starts runs.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The launcher: a binary whose [`SUBCOMMAND`] calls [`child_main`].
+    /// `/proc/self/exe` is this binary, even after its file has been replaced.
+    pub launcher: PathBuf,
+    /// The Python interpreter: a path, or a name to look up on `PATH`.
+    pub python: PathBuf,
+    /// Runs at a time; at least 1.
+    pub concurrency: usize,
+    /// The user and group id of programs if the daemon is root; not 0. No other process should
+    /// use it.
+    pub uid: u32,
+    /// Layers to treat as unsupported by the kernel; the remaining ones must still suffice.
+    pub without: Vec<IsolationLayer>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            launcher: PathBuf::from("/proc/self/exe"),
+            python: PathBuf::from("python3"),
+            concurrency: 2,
+            uid: 65_534,
+            without: Vec::new(),
+        }
+    }
+}
+
+/// A layer of the isolation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IsolationLayer {
+    /// User, mount, pid, network, IPC and UTS namespaces.
+    Namespaces,
+    /// Landlock: the kernel's file and network access rules for unprivileged processes.
+    Landlock,
+    /// Filtered system calls.
+    Seccomp,
+}
+
+/// The layers that confined a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Isolation {
+    /// New mount, pid, network, IPC and UTS namespaces.
+    pub namespaces: bool,
+    /// A new user namespace, in which the kernel counts the run's threads separately.
+    pub user_namespace: bool,
+    /// Landlock's ABI version; 0 without Landlock.
+    pub landlock_abi: u32,
+    /// Filtered system calls.
+    pub seccomp: bool,
+    /// The id that the run switched to because the daemon is root.
+    pub user_id: Option<u32>,
+    /// The missing layers, each with the reason.
+    pub missing: Vec<String>,
+}
+
+/// A program to run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunRequest {
+    /// Python source, run as `__main__`.
+    pub code: String,
+    /// Its standard input.
+    pub stdin: String,
+    /// The resources that it may use.
+    pub limits: Limits,
+}
+
+/// How a program ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Status {
+    /// With exit code 0.
+    Ok,
+    /// With another exit code.
+    Error {
+        /// The exit code.
+        exit: i32,
+    },
+    /// It reached its deadline or its processor time limit.
+    Timeout,
+    /// It ran out of memory.
+    Memory,
+    /// It was killed because it wrote more than its output limit.
+    Output,
+    /// Another signal killed it.
+    Killed {
+        /// The signal's number.
+        signal: i32,
+    },
+}
+
+impl Status {
+    /// Why the program was stopped, as the rest of a sentence; `None` if it ended by itself.
+    pub fn stopped(&self) -> Option<&'static str> {
+        match self {
+            Self::Ok | Self::Error { .. } => None,
+            Self::Timeout => Some("it exceeded its time limit"),
+            Self::Memory => Some("it exceeded its memory limit"),
+            Self::Output => Some("it exceeded its output limit"),
+            Self::Killed { .. } => Some("a signal ended it"),
+        }
+    }
+}
+
+/// The result of a program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunOutcome {
+    /// How it ended.
+    pub status: Status,
+    /// Its standard output, up to the limit; invalid UTF-8 is replaced.
+    pub stdout: String,
+    /// Its standard error, likewise.
+    pub stderr: String,
+    /// The bytes it wrote to descriptor 4, up to 1 MiB: a channel that `print` does not share.
+    pub report: String,
+    /// Time from the child's start to its end.
+    pub wall: Duration,
+    /// Processor time of the child and its descendants.
+    pub cpu: Duration,
+    /// The layers that confined it.
+    pub isolation: Isolation,
+}
+
+impl RunOutcome {
+    /// The last `lines` lines of standard error, at most 500 characters.
+    pub fn stderr_tail(&self, lines: usize) -> String {
+        let text = self.stderr.trim_end();
+        let start =
+            text.rmatch_indices('\n').nth(lines.saturating_sub(1)).map_or(0, |(i, _)| i + 1);
+        let tail = &text[start..];
+        let skip = tail.chars().count().saturating_sub(500);
+        tail.chars().skip(skip).collect()
+    }
 }
 
 #[cfg(test)]

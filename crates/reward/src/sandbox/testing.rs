@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use hone_core::testing::{has_program, skip};
 
 use super::launch::Sandbox;
-use super::types::{IsolationLayer, Setup};
+use super::{IsolationLayer, Setup};
 
 /// Enters the sandbox's namespaces with util-linux's program; a user who is not root needs a user
 /// namespace.

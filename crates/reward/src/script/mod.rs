@@ -18,18 +18,17 @@
 //! runs on the caller's thread, has no input or output, and is deterministic.
 
 pub(crate) mod engine;
-mod params;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use rhai::{AST, Array, Dynamic, Engine, EvalAltResult, INT, Map, ParseError, Scope};
 
+use hone_core::config::{Checked, between};
 use hone_core::types::Role;
 
+use crate::kinds::define::parameters;
 use crate::{RewardFn, ScoreInput};
-
-pub use params::ScriptParams;
 
 /// Why a script has no value.
 #[derive(Debug, thiserror::Error)]
@@ -148,6 +147,28 @@ fn scope(input: &ScoreInput) -> Scope<'static> {
 fn excerpt(value: &Dynamic) -> String {
     let text: String = value.to_string().chars().take(40).collect();
     format!("the {} `{text}`", value.type_name())
+}
+
+// The parameters of `kind = "script"`.
+
+parameters! {
+    /// Parameters of `kind = "script"`.
+    pub struct ScriptParams {
+        /// The script, in Rhai.
+        pub source: String,
+        /// Most operations for one completion; 100 to 100,000,000.
+        pub max_operations: u64 = 100_000,
+    }
+}
+
+impl ScriptParams {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first value that is out of range.
+    pub fn check(&self) -> Checked {
+        between("max_operations", self.max_operations, 100, 100_000_000)
+    }
 }
 
 #[cfg(test)]

@@ -71,7 +71,7 @@ fn every_metric_equals_the_python_libraries() {
 #[test]
 fn stems_equal_nltk() {
     for (word, wanted) in reference().stems {
-        assert_eq!(porter::stem(&word), wanted, "{word}");
+        assert_eq!(meteor::stem(&word), wanted, "{word}");
     }
 }
 
@@ -130,7 +130,7 @@ proptest! {
         for (name, metric) in Metric::ALL {
             prop_assert!((0.0..=1.0).contains(&metric.score(&a, &b)), "{name}");
         }
-        prop_assert!(porter::stem(&a).len() <= a.len() + 1);
+        prop_assert!(meteor::stem(&a).len() <= a.len() + 1);
     }
 }
 

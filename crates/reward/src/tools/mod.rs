@@ -4,23 +4,25 @@
 //! whose resource is missing is refused by name. [`Tools::backends`] adapts them to OpenAI's
 //! graders. Calls run in the caller's task.
 
-mod config;
 mod endpoint;
-mod python;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde_json::Value;
+use tokio::sync::OnceCell;
 
 use hone_core::metrics::Metrics;
 
-use crate::grader::{Backends, ModelClient, ModelFailure, ModelReply, ModelRequest, TokenUsage};
+use crate::code::{PythonGrader, PythonGraderError};
+use crate::grader::{
+    Backends, CodeFailure, CodeRunner, ModelClient, ModelFailure, ModelReply, ModelRequest,
+    TokenUsage,
+};
 use crate::judge::{JudgeModel, JudgeSampling, SELF_JUDGE};
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Limits, Sandbox, SandboxError, Setup};
 
-pub use config::GradersConfig;
-pub use endpoint::GraderEndpoint;
-pub use python::LazySandbox;
+pub use endpoint::{GraderEndpoint, GradersConfig};
 
 /// Token limit of an answer if the model grader sets none.
 const ANSWER_TOKENS: u32 = 512;
@@ -98,4 +100,45 @@ async fn ask_own(own: &dyn JudgeModel, request: &ModelRequest) -> Result<ModelRe
         ..TokenUsage::default()
     };
     Ok(ModelReply { text: reply.text, model: SELF_JUDGE.to_owned(), usage })
+}
+
+// Runs `python` graders, each call in a sandbox process.
+
+/// A sandbox that is created and probed on first use.
+pub struct LazySandbox {
+    setup: Setup,
+    sandbox: OnceCell<Arc<Sandbox>>,
+}
+
+impl LazySandbox {
+    /// Stores the settings; starts nothing.
+    pub fn new(setup: Setup) -> Self {
+        Self { setup, sandbox: OnceCell::new() }
+    }
+
+    /// The sandbox, created and probed by the first successful call.
+    ///
+    /// # Errors
+    /// If code cannot be confined on this machine; the next call tries again.
+    pub async fn get(&self) -> Result<Arc<Sandbox>, SandboxError> {
+        let start = async || {
+            let sandbox = Sandbox::new(self.setup.clone()).await?;
+            let isolation = sandbox.probe().await?;
+            tracing::info!(?isolation, "sandbox works");
+            Ok(Arc::new(sandbox))
+        };
+        self.sandbox.get_or_try_init(start).await.cloned()
+    }
+}
+
+#[async_trait]
+impl CodeRunner for LazySandbox {
+    async fn grade(&self, source: &str, sample: &Value, item: &Value) -> Result<f64, CodeFailure> {
+        let sandbox = self.get().await.map_err(|error| CodeFailure::Server(error.to_string()))?;
+        let grader = PythonGrader::new(source, sandbox, Limits::default());
+        grader.grade(sample, item).await.map_err(|error| match error {
+            PythonGraderError::Sandbox(error) => CodeFailure::Server(error.to_string()),
+            other => CodeFailure::Runtime(other.to_string()),
+        })
+    }
 }

@@ -8,18 +8,22 @@
 //! reason. Range and typical weight depend on the service.
 
 mod params;
-pub mod signature;
-mod wire;
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use hmac::{Hmac, Mac};
 use reqwest::header::{HeaderMap, HeaderName};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sha2::Sha256;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
-use wire::ParsedRewards;
 
 use hone_core::config::Secret;
+use hone_core::digest::hex;
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 
@@ -90,16 +94,16 @@ impl Webhook {
         // Acquiring cannot fail: the semaphore is never closed.
         let _slot = self.slots.acquire().await;
         let id = Uuid::now_v7().to_string();
-        let body = wire::request(&id, &self.events.route, &self.events.part, samples);
+        let body = request_body(&id, &self.events.route, &self.events.part, samples);
         // Each attempt has its own signature, so that a late retry does not look like a replay.
         let headers = || self.headers(&id, &body);
         self.endpoint.post(&body, headers, &self.events).await
     }
 
     fn headers(&self, id: &str, body: &[u8]) -> HeaderMap {
-        let sign = |secret| signature::sign(secret, now_ms() / 1000, body);
+        let sign = |secret| sign(secret, now_ms() / 1000, body);
         let signature = self.secret.as_ref().map(sign);
-        [(IDEMPOTENCY_HEADER, Some(id.to_owned())), (signature::HEADER, signature)]
+        [(IDEMPOTENCY_HEADER, Some(id.to_owned())), (HEADER, signature)]
             .into_iter()
             .filter_map(|(name, value)| Some((HeaderName::from_static(name), value?.parse().ok()?)))
             .collect()
@@ -112,6 +116,154 @@ impl RewardFn for Webhook {
         let batches = samples.chunks(self.max_batch).map(|batch| self.batch(batch));
         futures::future::join_all(batches).await.concat()
     }
+}
+
+// `Hone-Signature: t=SECONDS,v1=HEX`: authenticates the sender and the time of a request.
+//
+// `HEX` is the HMAC-SHA256 (RFC 2104) of `SECONDS`, a full stop and the body's bytes with the shared
+// secret, as in Stripe's webhooks. A receiver should compare in constant time and refuse an old `t`.
+
+/// The header's name.
+pub const HEADER: &str = "hone-signature";
+
+/// The header's value for a body sent at `seconds` since the Unix epoch.
+pub fn sign(secret: &Secret, seconds: u64, body: &[u8]) -> String {
+    // Cannot fail: HMAC accepts keys of any length.
+    let mac = Hmac::<Sha256>::new_from_slice(secret.expose().as_bytes()).map(|mac| {
+        hex(&mac.chain_update(format!("{seconds}.")).chain_update(body).finalize().into_bytes())
+    });
+    format!("t={seconds},v1={}", mac.unwrap_or_default())
+}
+
+// The JSON of requests and answers.
+
+/// The body of a request for the rewards of `samples`.
+fn request_body(id: &str, route: &str, name: &str, samples: &[ScoreInput]) -> Vec<u8> {
+    let sample = |(index, input): (usize, &ScoreInput)| {
+        json!({
+            "index": index,
+            "messages": *input.messages,
+            "completion": input.text,
+            "completion_tokens": input.ids.len(),
+            "metadata": *input.metadata,
+        })
+    };
+    let samples: Vec<Value> = samples.iter().enumerate().map(sample).collect();
+    let body = json!({"id": id, "route": route, "name": name, "samples": samples});
+    body.to_string().into_bytes()
+}
+
+#[derive(Deserialize)]
+struct WebhookAnswer {
+    rewards: Vec<Value>,
+}
+
+/// The values of an answer.
+#[derive(Debug, Default, PartialEq)]
+struct ParsedRewards {
+    /// One value for each sample.
+    values: Vec<Option<f64>>,
+    /// The number of missing values by reason.
+    missing: BTreeMap<&'static str, usize>,
+    /// The error, for the log.
+    detail: String,
+}
+
+impl ParsedRewards {
+    /// Values that are all missing for one reason.
+    fn all_missing(reason: &'static str, samples: usize, detail: String) -> Self {
+        Self { values: vec![None; samples], missing: BTreeMap::from([(reason, samples)]), detail }
+    }
+
+    /// Parses the answer for `samples` samples.
+    ///
+    /// A list of numbers must be as long as the batch. Otherwise it is unknown which sample each number
+    /// belongs to, so all are missing. Entries `{index, value}` may be in any order and number.
+    fn parse(answer: &[u8], samples: usize) -> Self {
+        let text = String::from_utf8_lossy(answer);
+        let rewards = match serde_json::from_str::<WebhookAnswer>(&quote_non_finite(&text)) {
+            Ok(answer) => answer.rewards,
+            Err(error) => return Self::all_missing("bad_answer", samples, error.to_string()),
+        };
+        let entries = rewards.first().is_some_and(Value::is_object);
+        if !entries && rewards.len() != samples {
+            let reason = if rewards.len() < samples { "too_few" } else { "too_many" };
+            let detail = format!("{} rewards for {samples} samples", rewards.len());
+            return Self::all_missing(reason, samples, detail);
+        }
+        let ordered =
+            if entries { by_index(&rewards, samples) } else { rewards.iter().map(Some).collect() };
+        let mut parsed = Self::default();
+        for value in ordered {
+            let value = value.map_or(Err("too_few"), number);
+            if let Err(reason) = value {
+                *parsed.missing.entry(reason).or_default() += 1;
+            }
+            parsed.values.push(value.ok());
+        }
+        parsed
+    }
+}
+
+/// Puts `{index, value}` entries in order. Ignores indices outside the batch. A repeated index has an
+/// invalid value, because it is unknown which entry counts.
+fn by_index(rewards: &[Value], samples: usize) -> Vec<Option<&Value>> {
+    const REPEATED: &Value = &Value::Bool(false);
+    let mut values = vec![None; samples];
+    for entry in rewards {
+        let index =
+            entry.get("index").and_then(Value::as_u64).and_then(|i| usize::try_from(i).ok());
+        if let Some(place) = index.and_then(|i| values.get_mut(i)) {
+            let value = entry.get("value").unwrap_or(&Value::Null);
+            *place = Some(if place.is_some() { REPEATED } else { value });
+        }
+    }
+    values
+}
+
+fn number(value: &Value) -> Result<f64, &'static str> {
+    match value {
+        Value::Null => Err("null"),
+        Value::Number(n) => n.as_f64().filter(|v| v.is_finite()).ok_or("non_finite"),
+        Value::String(text) if text == NON_FINITE => Err("non_finite"),
+        _ => Err("not_a_number"),
+    }
+}
+
+const NON_FINITE: &str = "non-finite";
+
+/// Replaces `NaN` and `Infinity`, which Python's `json` writes although they are not JSON, and numbers
+/// beyond 64-bit floats by a string, so that one such value does not invalidate the others.
+fn quote_non_finite(text: &str) -> Cow<'_, str> {
+    let mut out = String::new();
+    let mut copied = 0;
+    let (mut quoted, mut escaped) = (false, false);
+    let mut start = None;
+    for (i, c) in text.char_indices() {
+        let in_word = !quoted && (c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'));
+        if in_word {
+            start.get_or_insert(i);
+            continue;
+        }
+        if let Some(start) = start.take()
+            && text[start..i].parse::<f64>().is_ok_and(|v| !v.is_finite())
+        {
+            out.push_str(&text[copied..start]);
+            out.push_str(&format!("\"{NON_FINITE}\""));
+            copied = i;
+        }
+        match c {
+            _ if escaped => escaped = false,
+            '\\' if quoted => escaped = true,
+            '"' => quoted = !quoted,
+            _ => {}
+        }
+    }
+    if copied == 0 {
+        return Cow::Borrowed(text);
+    }
+    out.push_str(&text[copied..]);
+    Cow::Owned(out)
 }
 
 #[cfg(test)]

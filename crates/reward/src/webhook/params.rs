@@ -1,8 +1,8 @@
 //! The parameters of `kind = "webhook"`.
 
 use hone_core::config::Checked;
-use hone_core::config::range::between;
-use hone_core::config::secret::{Secret, from_environment};
+use hone_core::config::between;
+use hone_core::config::{Secret, from_environment};
 
 use crate::kinds::define::parameters;
 use crate::remote::{CallLimits, call_limits, check_url};

@@ -177,7 +177,7 @@ async fn posts_batches_and_keeps_their_order() {
     });
     assert_eq!(body["samples"][1], expected);
     assert!(seen.iter().all(|s| s.header(IDEMPOTENCY_HEADER) == s.json()["id"].as_str().unwrap()));
-    assert!(seen.iter().all(|s| !s.headers.contains_key(signature::HEADER)));
+    assert!(seen.iter().all(|s| !s.headers.contains_key(HEADER)));
     assert!(webhook.score(&[]).await.is_empty());
 }
 
@@ -381,7 +381,7 @@ async fn requests_are_signed() {
     let webhook = TestWebhook::new(&params);
     assert_eq!(webhook.score(&["a"]).await, [Some(1.0)]);
     let seen = &server.seen()[0];
-    let header = seen.header(signature::HEADER);
+    let header = seen.header(HEADER);
     let (time, hex) = header.strip_prefix("t=").unwrap().split_once(",v1=").unwrap();
     let message = [time.as_bytes(), b".", &seen.body].concat();
     assert_eq!(hex, hmac_by_definition(b"hunter2", &message));
@@ -438,4 +438,89 @@ async fn the_example_server_checks_the_signature_and_scores() {
     };
     assert_eq!(score("hunter2").await, (vec![Some(1.0), Some(0.0), None], 0));
     assert_eq!(score("wrong").await, (vec![None, None, None], 3));
+}
+
+mod signature {
+    use super::super::*;
+    use super::hmac_by_definition;
+
+    #[test]
+    fn matches_the_definition_and_the_standard() {
+        // RFC 4231, test case 2.
+        assert_eq!(
+            hmac_by_definition(b"Jefe", b"what do ya want for nothing?"),
+            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
+        );
+        for secret in ["Jefe", "a", &"long".repeat(40)] {
+            let signed = sign(&Secret::new(secret), 1_700_000_000, b"{\"id\":1}");
+            let expected = hmac_by_definition(secret.as_bytes(), b"1700000000.{\"id\":1}");
+            assert_eq!(signed, format!("t=1700000000,v1={expected}"));
+        }
+    }
+}
+
+mod wire {
+    use proptest::prelude::*;
+
+    use super::super::*;
+
+    fn of(answer: &str, samples: usize) -> (Vec<Option<f64>>, Vec<(&'static str, usize)>) {
+        let parsed = ParsedRewards::parse(answer.as_bytes(), samples);
+        (parsed.values, parsed.missing.into_iter().collect())
+    }
+
+    #[test]
+    fn numbers_are_in_sample_order() {
+        assert_eq!(
+            of(r#"{"rewards":[1, -0.5, null]}"#, 3),
+            (vec![Some(1.0), Some(-0.5), None], vec![("null", 1)])
+        );
+        assert_eq!(of(r#"{"rewards":[]}"#, 0), (vec![], vec![]));
+        assert_eq!(of(r#"{"rewards":[1]}"#, 2), (vec![None, None], vec![("too_few", 2)]));
+        assert_eq!(of(r#"{"rewards":[1,2,3]}"#, 2), (vec![None, None], vec![("too_many", 2)]));
+        assert_eq!(
+            of(r#"{"rewards":[true,"2"]}"#, 2),
+            (vec![None, None], vec![("not_a_number", 2)])
+        );
+    }
+
+    #[test]
+    fn a_non_finite_value_leaves_the_others_valid() {
+        let given = r#"{"note":"NaN \" NaN, \\","rewards":[NaN,-Infinity, 1e999 ,0.5]}"#;
+        assert_eq!(of(given, 4), (vec![None, None, None, Some(0.5)], vec![("non_finite", 3)]));
+    }
+
+    #[test]
+    fn entries_name_their_sample() {
+        let given =
+            r#"{"rewards":[{"index":2,"value":3},{"index":0,"value":null},{"index":9,"value":1}]}"#;
+        assert_eq!(of(given, 3), (vec![None, None, Some(3.0)], vec![("null", 1), ("too_few", 1)]));
+        let twice = r#"{"rewards":[{"index":0,"value":3},{"index":0,"value":4}]}"#;
+        assert_eq!(of(twice, 1), (vec![None], vec![("not_a_number", 1)]));
+    }
+
+    #[test]
+    fn anything_else_is_a_bad_answer() {
+        for answer in ["", "{}", "[1]", "<html>", "{\"rewards\":1}", "{\"rewards\":[1}"] {
+            assert_eq!(of(answer, 1), (vec![None], vec![("bad_answer", 1)]), "{answer}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics_and_always_fits(answer in ".{0,80}", samples in 0_usize..5) {
+            let (values, missing) = of(&answer, samples);
+            prop_assert_eq!(values.len(), samples);
+            let counted: usize = missing.iter().map(|(_, n)| n).sum();
+            prop_assert_eq!(counted, values.iter().filter(|v| v.is_none()).count());
+        }
+
+        #[test]
+        fn finite_numbers_are_unchanged(eighths in prop::collection::vec(-80_000_i32..80_000, 0..9)) {
+            let values: Vec<f64> = eighths.iter().map(|n| f64::from(*n) / 8.0).collect();
+            let answer = serde_json::json!({ "rewards": values }).to_string();
+            let expected: Vec<Option<f64>> = values.iter().copied().map(Some).collect();
+            prop_assert_eq!(of(&answer, values.len()), (expected, vec![]));
+        }
+    }
 }

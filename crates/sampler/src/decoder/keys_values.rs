@@ -5,8 +5,8 @@ use std::iter;
 use hone_core::simd::dispatch;
 
 use super::Decoder;
-use super::pass_rows::PassRows;
-use super::rope::NormAndRotate;
+use super::NormAndRotate;
+use super::PassRows;
 use crate::error::{Result, SamplerError};
 use crate::hot_team::{FirstError, for_each_chunk, for_each_pair};
 use crate::kv_cache::{BatchMember, CacheShape, PAGE};

@@ -3,30 +3,24 @@
 mod attend;
 mod keys_values;
 mod linear;
-mod min_work;
-mod pass_rows;
-mod rope;
 mod scratch;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hone_core::simd::dispatch;
+use hone_core::simd::{SimdTask, dispatch, mul_add};
+use hone_core::types::TokenId;
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
 use crate::hot_team::{for_each_chunk, keep_pool_hot};
-use crate::kv_cache::{BatchMember, CacheShape, CacheType, SequencePages};
+use crate::kv_cache::{BatchMember, CacheShape, CacheType, KvView, SequencePages};
 use crate::matmul::{COLUMN_BLOCK, TokenColumns, outputs_of_part, padded_width, par_parts};
 use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
 use crate::transpose::{SharedRows, rows_to_columns};
 use crate::weights::{AdapterWeights, BaseWeights};
+use linear::{LinearPass, MinWork};
 
-use linear::LinearPass;
 pub(crate) use linear::RowAdapter;
-use min_work::MinWork;
-use pass_rows::PassRows;
-pub(crate) use pass_rows::PromptChunk;
-use rope::RotaryTable;
 pub use scratch::Scratch;
 
 /// Bytes of weights that stay in each core's own cache.
@@ -373,6 +367,146 @@ fn par_elements(
     }
     let part = out.len().div_ceil(threads).next_multiple_of(COLUMN_BLOCK);
     for_each_chunk(out, part, |i, out| f(i * part, out));
+}
+
+// The tokens that one forward pass computes.
+
+/// Consecutive tokens of a prompt, which a pass computes without their logits.
+pub(crate) struct PromptChunk<'a> {
+    pub sequence: &'a mut SequencePages,
+    pub tokens: usize,
+}
+
+/// The tokens of a forward pass, one in each row: the next token of each member, then parts of different
+/// prompts.
+pub(crate) struct PassRows<'a, 'c, M> {
+    pub members: &'a mut [M],
+    pub chunks: &'a mut [PromptChunk<'c>],
+}
+
+/// A row's place in its sequence.
+struct SequenceRow<'a> {
+    sequence: &'a SequencePages,
+    /// Tokens between the sequence's next one and the row's.
+    offset: usize,
+    /// Rows of the sequence from this one on.
+    rest: usize,
+}
+
+impl<M: BatchMember> PassRows<'_, '_, M> {
+    pub fn len(&self) -> usize {
+        self.members.len() + self.chunks.iter().map(|chunk| chunk.tokens).sum::<usize>()
+    }
+
+    fn find(&self, row: usize) -> Option<SequenceRow<'_>> {
+        if let Some(member) = self.members.get(row) {
+            return Some(SequenceRow { sequence: member.sequence(), offset: 0, rest: 1 });
+        }
+        let mut offset = row - self.members.len();
+        for PromptChunk { sequence, tokens } in self.chunks.iter() {
+            if offset < *tokens {
+                return Some(SequenceRow { sequence, offset, rest: tokens - offset });
+            }
+            offset -= tokens;
+        }
+        None
+    }
+
+    pub fn token(&self, row: usize) -> Option<TokenId> {
+        self.find(row).and_then(|row| row.sequence.token(row.offset))
+    }
+
+    pub fn position(&self, row: usize) -> usize {
+        self.find(row).map_or(0, |row| row.sequence.position(row.offset))
+    }
+
+    /// The positions that a row attends to, including its own.
+    pub fn view(&self, row: usize) -> KvView<'_> {
+        let empty = KvView { pages: &[], len: 0 };
+        self.find(row).map_or(empty, |row| row.sequence.view(row.offset))
+    }
+
+    /// Rows from `row` on that are consecutive tokens of one sequence.
+    pub fn run_len(&self, row: usize) -> usize {
+        self.find(row).map_or(1, |row| row.rest)
+    }
+
+    /// Marks all rows as computed.
+    pub fn advance(self) {
+        self.members.iter_mut().for_each(|member| member.sequence_mut().advance(1));
+        self.chunks.iter_mut().for_each(|chunk| chunk.sequence.advance(chunk.tokens));
+    }
+}
+
+// Rotary position embeddings, and the norms over heads that precede them.
+
+/// Cosines and sines for each position.
+pub(crate) struct RotaryTable {
+    frequencies: Vec<f32>,
+    /// Multiplies all cosines and sines (YaRN, longrope).
+    attention_factor: f64,
+    /// `[position][cosines | sines]`
+    table: Vec<f32>,
+}
+
+/// The cosines and sines of one position, `[dim / 2]` each.
+pub(crate) type CosSin<'a> = (&'a [f32], &'a [f32]);
+
+impl RotaryTable {
+    pub fn new(frequencies: Vec<f32>, attention_factor: f64) -> Self {
+        Self { frequencies, attention_factor, table: Vec::new() }
+    }
+
+    /// Extends the table to `positions`. Angles are rounded to f32, as in training.
+    pub fn extend(&mut self, positions: usize) {
+        let row = 2 * self.frequencies.len();
+        for position in self.table.len() / row.max(1)..positions {
+            let angles = self.frequencies.iter().map(|f| f64::from(position as f32 * f));
+            let factor = self.attention_factor;
+            self.table.extend(angles.clone().map(|a| (a.cos() * factor) as f32));
+            self.table.extend(angles.map(|a| (a.sin() * factor) as f32));
+        }
+    }
+
+    /// Looks up a position that the table contains.
+    pub fn get(&self, position: usize) -> CosSin<'_> {
+        let half = self.frequencies.len();
+        self.table[2 * half * position..][..2 * half].split_at(half)
+    }
+}
+
+/// Normalizes and rotates all heads of one token.
+pub(crate) struct NormAndRotate<'a> {
+    /// `[heads * dim]`
+    pub x: &'a mut [f32],
+    pub dim: usize,
+    /// The norm's weight `[dim]` and its epsilon.
+    pub norm: Option<(&'a [f32], f32)>,
+    pub rotation: Option<CosSin<'a>>,
+}
+
+impl SimdTask for NormAndRotate<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<const FUSED: bool>(self) {
+        for head in self.x.chunks_exact_mut(self.dim) {
+            if let Some((weight, eps)) = self.norm {
+                let mut sums = [0.0_f32; 8];
+                for (i, x) in head.iter().enumerate() {
+                    sums[i % 8] = mul_add::<FUSED>(*x, *x, sums[i % 8]);
+                }
+                let mean = sums.iter().sum::<f32>() / weight.len() as f32;
+                let scale = 1.0 / (mean + eps).sqrt();
+                head.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * scale * w);
+            }
+            if let Some((cos, sin)) = self.rotation {
+                let (a, b) = head.split_at_mut(cos.len());
+                for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
+                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use serde_json::Value;
 use hone_core::config::Compute;
 use hone_core::types::TokenId;
 
-use super::min_work::MinWork;
+use super::linear::MinWork;
 use super::{PassOutcome, PassSettings, PromptChunk, RowAdapter};
 use crate::testing::{
     DecoderHarness, FAMILIES, POOL_PAGES, best, family, ids, model, random_lora, trainer_logits,
@@ -343,4 +343,27 @@ fn a_step_refuses_rows_tokens_and_positions_that_do_not_fit() {
     let mut longrope =
         super::Decoder::new(&crate::testing::model(&family("phi3-longrope"))).unwrap();
     assert!(longrope.reserve_positions(64).is_ok() && longrope.reserve_positions(65).is_err());
+}
+
+mod rope {
+    use hone_core::testing::assert_same_bits_if_fused;
+    use hone_model::testing::waves;
+
+    use super::super::*;
+
+    #[test]
+    fn every_instruction_set_that_fuses_rotates_to_the_same_bits() {
+        for dim in [6, 16, 54] {
+            let (x, weight, angles) = (waves(3 * dim, 0.3), waves(dim, 1.9), waves(dim, 0.7));
+            for half in [dim / 2, dim / 2 - 1] {
+                assert_same_bits_if_fused(|instructions| {
+                    let mut x = x.clone();
+                    let norm = Some((&weight[..], 1e-6));
+                    let rotation = Some((&angles[..half], &angles[half..2 * half]));
+                    instructions.run(NormAndRotate { x: &mut x, dim, norm, rotation });
+                    x
+                });
+            }
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! [`Engine`] on the batched decoder.
 
 mod adapters;
-mod bridge;
 mod policy;
 mod publisher;
 mod scheduler;
@@ -39,9 +38,9 @@ use crate::error::SamplerError;
 use crate::weights::AdapterWeights;
 
 use adapters::AdapterFiles;
-pub use bridge::BridgedEngine;
 use policy::PolicyWeights;
 pub use publisher::BatchedPublisher;
+pub use publisher::BridgedEngine;
 use scheduler::BatchScheduler;
 use shared::{EngineShared, EngineState, QueuedRequest};
 

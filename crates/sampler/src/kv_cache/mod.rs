@@ -19,7 +19,15 @@ mod page;
 mod pool;
 mod prefix_cache;
 mod sequence;
-mod slab;
+
+use std::fmt;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use hone_core::memory::prefer_huge_pages;
+
+use crate::prefetch::CACHE_LINE;
 
 pub(crate) use page::PAGE;
 pub use page::{CacheShape, CacheType};
@@ -27,8 +35,140 @@ pub use pool::PagePool;
 pub use prefix_cache::{CacheSpace, WeightsId};
 pub(crate) use sequence::KvView;
 pub use sequence::{BatchMember, SequencePages};
+
+// The memory of pages: large blocks, which the system can back with huge pages.
+
+/// Bytes of a slab, unless all pages take less. Allocators map so large a block separately, as zeros that take no
+/// memory until they are used.
+const SLAB_BYTES: usize = 64 << 20;
+
+/// The values of a page, empty by default. Written only while it has one owner.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Page(Option<Arc<PageValues>>);
+
+/// A part of a slab that no other page has.
+struct PageValues {
+    values: NonNull<[f32]>,
+    /// Keeps the memory.
+    _slab: Arc<Slab>,
+}
+
+/// A block of memory for several pages.
+struct Slab(NonNull<[f32]>);
+
+// SAFETY: a page is the only one with access to its values, which it shares and lends by the rules of
+// references. Floats can be used from any thread.
+unsafe impl Send for PageValues {}
+// SAFETY: as above.
+unsafe impl Sync for PageValues {}
+// SAFETY: a slab gives access to its memory only through its pages.
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+unsafe impl Sync for Slab {}
+
+impl Page {
+    /// The values, if this is the only owner.
+    pub fn values_mut(&mut self) -> Option<&mut [f32]> {
+        let values = Arc::get_mut(self.0.as_mut()?)?.values;
+        // SAFETY: the memory lives as long as the page, no other page has it, and `self`, which is borrowed
+        // mutably, is the only owner of this one.
+        Some(unsafe { &mut *values.as_ptr() })
+    }
+
+    /// Owners of the page.
+    #[cfg(test)]
+    pub fn owners(&self) -> usize {
+        self.0.as_ref().map_or(0, Arc::strong_count)
+    }
+}
+
+impl Deref for Page {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match &self.0 {
+            None => &[],
+            // SAFETY: the memory lives as long as the page, and is written only through the only owner of the
+            // page, which is borrowed mutably meanwhile.
+            Some(page) => unsafe { &*page.values.as_ptr() },
+        }
+    }
+}
+
+impl fmt::Debug for PageValues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} values", self.values.len())
+    }
+}
+
+impl Slab {
+    /// A block of zeros.
+    fn new(len: usize) -> Self {
+        let memory = vec![0.0_f32; len].into_boxed_slice();
+        prefer_huge_pages(&memory);
+        Self(NonNull::from(Box::leak(memory)))
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: the memory is that of a box, and the last page has been dropped.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// Allocates pages of one size from slabs. Memory is taken when a page is first used.
+#[derive(Debug)]
+struct PageAllocator {
+    /// Values of a page.
+    page: usize,
+    /// Pages of a slab.
+    pages: usize,
+    /// The last slab, and its pages so far.
+    last: Option<(Arc<Slab>, usize)>,
+}
+
+impl fmt::Debug for Slab {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a slab of {} values", self.0.len())
+    }
+}
+
+impl PageAllocator {
+    /// An allocator of up to about `limit` pages of `page` values.
+    pub fn new(page: usize, limit: usize) -> Self {
+        let fit = SLAB_BYTES / (page * size_of::<f32>()).max(1);
+        Self { page, pages: fit.min(limit).max(1), last: None }
+    }
+
+    /// A page of zeros.
+    pub fn allocate(&mut self) -> Page {
+        let (slab, at) = match self.last.take() {
+            Some((slab, at)) if at < self.pages => (slab, at),
+            _ => (Arc::new(Slab::new(self.pages * self.page + CACHE_LINE)), 0),
+        };
+        self.last = Some((Arc::clone(&slab), at + 1));
+        // Vectors of keys that begin with a cache line are read faster.
+        let start = slab.0.cast::<f32>();
+        let aligned = start.align_offset(CACHE_LINE * size_of::<f32>());
+        let skip = if aligned < CACHE_LINE { aligned } else { 0 };
+        // SAFETY: the slab has these values, after fewer than `CACHE_LINE` others.
+        let first = unsafe { start.add(skip + at * self.page) };
+        let values = NonNull::slice_from_raw_parts(first, self.page);
+        Page(Some(Arc::new(PageValues { values, _slab: slab })))
+    }
+}
+
 #[cfg(test)]
-pub(crate) use slab::Page;
+impl From<Vec<f32>> for Page {
+    fn from(values: Vec<f32>) -> Self {
+        let mut page = PageAllocator::new(values.len(), 1).allocate();
+        if let Some(to) = page.values_mut() {
+            to.copy_from_slice(&values);
+        }
+        page
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use hone_core::types::TokenId;
 
 use super::page::CacheShape;
 use super::prefix_cache::{CacheMatch, CachePlace, CacheSpace, PrefixCache, WeightsId};
-use super::slab::{Page, PageAllocator};
+use super::{Page, PageAllocator};
 
 /// Values in the smallest page of a system's memory, 4 KiB.
 const SYSTEM_PAGE: usize = 1024;

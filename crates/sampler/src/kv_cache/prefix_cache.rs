@@ -15,8 +15,8 @@ use std::mem::take;
 
 use hone_core::types::TokenId;
 
+use super::Page;
 use super::page::PAGE;
-use super::slab::Page;
 
 /// Identifies weights: keys and values that other weights computed are never used. The default is the
 /// base model.

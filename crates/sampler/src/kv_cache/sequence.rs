@@ -4,10 +4,10 @@ use std::mem::{replace, take};
 
 use hone_core::types::TokenId;
 
+use super::Page;
 use super::page::{PAGE, pages};
 use super::pool::PagePool;
 use super::prefix_cache::{CachePlace, CacheSpace};
-use super::slab::Page;
 
 /// The keys and values that one token attends to.
 #[derive(Clone, Copy)]

@@ -279,3 +279,65 @@ fn prepared_pages_are_used_first() {
     [sequence, other].into_iter().for_each(|sequence| sequence.free(&mut pool));
     pool.check();
 }
+
+mod slab {
+    use super::super::*;
+
+    #[test]
+    fn pages_of_all_slabs_are_separate_and_aligned() {
+        // Three pages of a slab.
+        let len = SLAB_BYTES / size_of::<f32>() / 3;
+        let mut allocator = PageAllocator::new(len, 100);
+        let mut pages: Vec<Page> = (0..5).map(|_| allocator.allocate()).collect();
+        for (i, page) in (0_u8..).zip(&mut pages) {
+            assert!(page.iter().step_by(1 << 12).all(|x| *x == 0.0) && page.len() == len);
+            let values = page.values_mut().unwrap();
+            (values[0], values[len - 1]) = (f32::from(i), -f32::from(i));
+            // All pages of a slab are aligned if a page is a number of cache lines.
+            let before = usize::from(i) % 3 * len;
+            let [aligned, whole] =
+                [page.as_ptr().addr() / 4, before].map(|at| at.is_multiple_of(16));
+            assert_eq!(aligned, whole);
+        }
+        drop(allocator);
+        let last = pages.pop().unwrap();
+        let other = last.clone();
+        assert_eq!((other.owners(), other[0], other[len - 1]), (2, 4.0, -4.0));
+        for (i, page) in (0_u8..).zip(&pages) {
+            assert_eq!((page[0], page[len - 1]), (f32::from(i), -f32::from(i)));
+        }
+        drop(pages);
+        // The slab lives as long as one of its pages.
+        drop(last);
+        let mut last = other;
+        assert_eq!(last[0], 4.0);
+        assert!(last.values_mut().is_some());
+    }
+
+    #[test]
+    fn a_shared_page_is_not_written_and_the_default_is_empty() {
+        let mut page = Page::from(vec![1.0, 2.0]);
+        let copy = page.clone();
+        assert!(page.values_mut().is_none());
+        drop(copy);
+        page.values_mut().unwrap()[1] = 3.0;
+        assert_eq!(page[..], [1.0, 3.0]);
+        let mut none = Page::default();
+        assert!(none.is_empty() && none.values_mut().is_none() && none.owners() == 0);
+        assert_eq!(PageAllocator::new(0, 0).allocate().len(), 0);
+    }
+
+    #[test]
+    fn threads_write_different_pages_of_one_slab() {
+        let mut allocator = PageAllocator::new(32, 8);
+        let mut pages: Vec<Page> = (0..8).map(|_| allocator.allocate()).collect();
+        std::thread::scope(|scope| {
+            for (i, page) in (0_u8..).zip(&mut pages) {
+                scope.spawn(move || page.values_mut().unwrap().fill(f32::from(i)));
+            }
+        });
+        for (i, page) in (0_u8..).zip(&pages) {
+            assert!(page.iter().all(|x| *x == f32::from(i)));
+        }
+    }
+}

@@ -8,8 +8,7 @@ use redb::{Builder, StorageBackend};
 
 use super::*;
 use crate::file::Opener;
-use crate::format::schema;
-use crate::{FeedbackOutcome, StoreError, check, migrate};
+use crate::{FeedbackOutcome, StoreError, migrate};
 
 /// Reproducible random numbers (splitmix64).
 #[derive(Clone, Debug)]
@@ -184,7 +183,7 @@ fn assert_holds(image: Vec<u8>, acknowledged: &BTreeSet<u64>, context: &str) {
         let thumbs = rewards.iter().find(|r| r.name == "thumbs");
         assert_eq!(thumbs.and_then(|r| r.value), Some(*n as f64), "{context}: {n}");
     }
-    let problems = store.inner.file.read(check::references).unwrap();
+    let problems = store.inner.file.read(super::super::maintain::references).unwrap();
     assert_eq!(problems.count, 0, "{context}: {:?}", problems.first);
 }
 
@@ -228,7 +227,7 @@ fn run(seed: u64, length: u64) -> usize {
     // A failed commit may be in the file, but not twice.
     let feedback = stats.feedback as usize;
     assert!((acknowledged.len()..=acknowledged.len() + failed).contains(&feedback), "seed {seed}");
-    let problems = store.inner.file.read(check::references).unwrap();
+    let problems = store.inner.file.read(super::super::maintain::references).unwrap();
     assert_eq!(problems.count, 0, "seed {seed}: {:?}", problems.first);
     drop(store);
     let image = disk.state().durable.clone();
@@ -265,6 +264,6 @@ fn a_migration_that_the_disk_interrupted_can_be_repeated() {
         store.commit_blocking(prompt_ops(1, 0)).unwrap();
         drop(store);
         let database = disk.opener()().unwrap();
-        assert_eq!(migrate::version(&database).unwrap(), schema::VERSION);
+        assert_eq!(migrate::version(&database).unwrap(), super::super::format::VERSION);
     }
 }

@@ -110,7 +110,7 @@ fn further_contents() -> Vec<Op> {
 #[test]
 #[ignore = "writes a fixture"]
 fn write_the_fixture() {
-    let path = fixture(crate::format::schema::VERSION);
+    let path = fixture(crate::format::VERSION);
     assert!(!path.exists(), "{} is released", path.display());
     let database = file::create(&path).unwrap();
     migrate::to_current(&database).unwrap();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::faults::Disk;
 use super::*;
-use crate::{FeedbackOutcome, check};
+use crate::FeedbackOutcome;
 
 /// A random action. The numbers are small, so that actions concern the same records.
 #[derive(Clone, Debug)]
@@ -267,7 +267,7 @@ proptest! {
         }
         let store = store.unwrap();
         model.compare(&store);
-        let problems = store.inner.file.read(check::references).unwrap();
+        let problems = store.inner.file.read(super::super::maintain::references).unwrap();
         prop_assert_eq!(problems.first, Vec::<String>::new());
     }
 }

@@ -4,11 +4,11 @@ use std::fmt::Display;
 
 use serde::Serialize;
 
-use hone_core::config::range::{above, at_least, below, between, finite};
 use hone_core::config::{Checked, Problem};
+use hone_core::config::{above, at_least, below, between, finite};
 
+use super::ScheduleKind;
 use super::objective::{AdvantageScale, CorrectionMode, LossKind, RatioLevel, RewardAggregation};
-use super::optimizer::ScheduleKind;
 use super::train::TrainConfig;
 
 impl TrainConfig {

@@ -2,21 +2,320 @@
 
 mod check;
 mod objective;
-mod optimizer;
-mod peak_rate;
-mod replay;
 mod timetable;
 mod train;
-mod warnings;
+
+use std::fmt;
+
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use hone_core::config::{Checked, above, at_least, between, finite};
 
 pub use objective::{
     AdvantageBaseline, AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig,
     KlEstimator, LossKind, RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
 };
-pub use optimizer::{OptimizerKind, Recompute, ScheduleKind};
-pub use peak_rate::PeakRate;
-pub use replay::ReplayConfig;
 pub(crate) use timetable::day;
 pub use timetable::{DailyWindow, TrainWhen};
-pub use train::TrainConfig;
-pub use warnings::{WarningAction, WarningActions, WarningConfig};
+pub use train::{ReplayConfig, TrainConfig};
+
+// Choices of the optimizer, the schedule and the memory.
+
+/// How the learning rate changes after warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// Stays at the peak.
+    #[default]
+    Constant,
+    /// Falls linearly to 0 at the schedule's end.
+    Linear,
+    /// Falls to `min_learning_rate` at the schedule's end along half a cosine.
+    Cosine,
+    /// Falls to `min_learning_rate` at the schedule's end with the power `schedule_power`.
+    Polynomial,
+    /// Falls with the inverse square root of the steps, without an end.
+    InverseSqrt,
+}
+
+/// The optimizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OptimizerKind {
+    /// AdamW with moments in 32 bits.
+    #[default]
+    #[serde(rename = "adamw")]
+    AdamW,
+    /// AdamW with moments in 8 bits (Dettmers et al. 2021): a quarter of their memory.
+    #[serde(rename = "adamw_8bit")]
+    AdamW8bit,
+}
+
+/// Which layers the backward pass recomputes instead of keeping their activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// The first layers, as many as needed to keep at most 768 MiB of activations.
+    #[default]
+    Auto,
+    /// All layers: least memory, about a third more time.
+    Always,
+    /// No layer.
+    Never,
+}
+
+// The peak learning rate: a number, or one that follows the model's size.
+
+/// The word for [`PeakRate::Auto`].
+const AUTO: &str = "auto";
+
+/// The automatic rate times the square root of the number of parameters.
+const SCALE: f64 = 1.2;
+
+/// The peak learning rate.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum PeakRate {
+    /// A rate that falls with the size of the model, as [`PeakRate::of`] computes it.
+    #[default]
+    Auto,
+    /// This rate.
+    Fixed(f64),
+}
+
+impl PeakRate {
+    /// The rate for a model with so many parameters.
+    pub fn of(self, parameters: usize) -> f64 {
+        match self {
+            Self::Auto => Self::for_size(parameters),
+            Self::Fixed(rate) => rate,
+        }
+    }
+
+    /// 1.2 / sqrt(parameters), and at most 2e-3.
+    ///
+    /// The best rate of an adapter falls with the size of the model (Schulman et al. 2025, "LoRA Without
+    /// Regret"). The formula agrees with what was measured with Hone, 2e-3 for half a million parameters
+    /// (1.7e-3) and 1e-4 for 135 million (1.03e-4), and with the 1e-5 to 5e-5 that are usual for adapters of
+    /// one to eight billion (3.8e-5 to 1.3e-5).
+    #[expect(clippy::cast_precision_loss, reason = "a size")]
+    fn for_size(parameters: usize) -> f64 {
+        (SCALE / (parameters.max(1) as f64).sqrt()).min(2e-3)
+    }
+
+    /// The rate, if it does not depend on the model.
+    pub fn fixed(self) -> Option<f64> {
+        match self {
+            Self::Auto => None,
+            Self::Fixed(rate) => Some(rate),
+        }
+    }
+}
+
+impl Serialize for PeakRate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str(AUTO),
+            Self::Fixed(rate) => serializer.serialize_f64(*rate),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for PeakRate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct RateVisitor;
+
+        impl Visitor<'_> for RateVisitor {
+            type Value = PeakRate;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number or \"auto\"")
+            }
+
+            fn visit_f64<E: de::Error>(self, rate: f64) -> Result<PeakRate, E> {
+                Ok(PeakRate::Fixed(rate))
+            }
+
+            #[expect(clippy::cast_precision_loss, reason = "a rate of such a size is refused")]
+            fn visit_i64<E: de::Error>(self, rate: i64) -> Result<PeakRate, E> {
+                Ok(PeakRate::Fixed(rate as f64))
+            }
+
+            /// Numbers in text are those of environment variables.
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<PeakRate, E> {
+                match text.parse() {
+                    _ if text == AUTO => Ok(PeakRate::Auto),
+                    Ok(rate) => Ok(PeakRate::Fixed(rate)),
+                    Err(_) => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
+                }
+            }
+        }
+
+        deserializer.deserialize_any(RateVisitor)
+    }
+}
+
+// The keys of `[run.warnings]`.
+
+/// What the daemon does when a warning begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarningAction {
+    /// Log it, as always.
+    #[default]
+    Log,
+    /// Halve the learning rate until training is resumed.
+    LowerRate,
+    /// Pause training until it is resumed.
+    Pause,
+    /// Roll the active version back to its parent.
+    RollBack,
+}
+
+/// `[run.warnings.actions]`: the action of each warning in the daemon. A run on a dataset only logs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WarningActions {
+    /// Of `collapse`.
+    pub collapse: WarningAction,
+    /// Of `kl_explosion`.
+    pub kl_explosion: WarningAction,
+    /// Of `flat_reward`.
+    pub flat_reward: WarningAction,
+    /// Of `format_ignored`.
+    pub format_ignored: WarningAction,
+    /// Of `length_hacking`.
+    pub length_hacking: WarningAction,
+    /// Of `entropy_collapse`.
+    pub entropy_collapse: WarningAction,
+    /// Of `clip_ratio_high`.
+    pub clip_ratio_high: WarningAction,
+}
+
+/// Limits of the warnings. Guides to GRPO call a reward standard deviation above 0.1 and a KL below
+/// 0.5 healthy; the other defaults are estimates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WarningConfig {
+    /// Consecutive steps, 1 or more, that begin an episode, and that end it.
+    pub patience: u64,
+    /// Steps, 4 or more, over which trends of reward and length are measured.
+    pub window: usize,
+    /// An episode ends only if the metric is within its limit by this share of the limit, at least 0
+    /// and less than 1.
+    pub hysteresis: f64,
+    /// Collapse: minimum of the reward's standard deviation within groups, or over the completions of a
+    /// step that has single ones only.
+    pub min_reward_std: f64,
+    /// Collapse: maximum share of groups with equal rewards.
+    pub max_zero_std_groups: f64,
+    /// Exploding KL: maximum in nats per token. One token that became unlikely can raise a step's
+    /// estimate far, so it takes `patience` steps; a value that is not finite takes one.
+    pub max_kl: f64,
+    /// Flat reward: minimum rise over the window, in those standard deviations.
+    pub min_rise: f64,
+    /// The reward of a perfect completion. A reward within a tenth of it is neither flat nor collapsed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_max: Option<f64>,
+    /// Format ignored: minimum of the part's mean.
+    pub min_format: f64,
+    /// Format ignored: consecutive steps, 1 or more, that begin an episode.
+    pub format_patience: u64,
+    /// Length hacking: maximum growth of completions over the window, as a share of their length.
+    pub max_length_growth: f64,
+    /// Length hacking: maximum share of completions that end at the token limit.
+    pub max_truncated: f64,
+    /// Entropy collapse: minimum share of the mean entropy of the first `patience` steps.
+    pub min_entropy_share: f64,
+    /// Clip ratio high: maximum share of clipped ratios, both bounds together.
+    pub max_clip_ratio: f64,
+    /// `[run.warnings.actions]`
+    pub actions: WarningActions,
+}
+
+impl Default for WarningConfig {
+    fn default() -> Self {
+        Self {
+            patience: 5,
+            window: 40,
+            hysteresis: 0.2,
+            min_reward_std: 0.1,
+            max_zero_std_groups: 0.8,
+            max_kl: 0.5,
+            min_rise: 0.1,
+            reward_max: None,
+            min_format: 0.05,
+            format_patience: 20,
+            max_length_growth: 0.25,
+            max_truncated: 0.5,
+            min_entropy_share: 0.1,
+            max_clip_ratio: 0.3,
+            actions: WarningActions::default(),
+        }
+    }
+}
+
+impl WarningConfig {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first value out of range, with its full key.
+    pub fn check(&self) -> Checked {
+        between("run.warnings.patience", self.patience, 1, 1 << 40)?;
+        between("run.warnings.window", self.window, 4, 1 << 20)?;
+        between("run.warnings.hysteresis", self.hysteresis, 0.0, 0.99)?;
+        at_least("run.warnings.min_reward_std", self.min_reward_std, 0.0)?;
+        between("run.warnings.max_zero_std_groups", self.max_zero_std_groups, 0.0, 1.0)?;
+        above("run.warnings.max_kl", self.max_kl, 0.0)?;
+        at_least("run.warnings.min_rise", self.min_rise, 0.0)?;
+        if let Some(most) = self.reward_max {
+            finite("run.warnings.reward_max", most)?;
+        }
+        finite("run.warnings.min_format", self.min_format)?;
+        between("run.warnings.format_patience", self.format_patience, 1, 1 << 40)?;
+        at_least("run.warnings.max_length_growth", self.max_length_growth, 0.0)?;
+        between("run.warnings.max_truncated", self.max_truncated, 0.0, 1.0)?;
+        between("run.warnings.min_entropy_share", self.min_entropy_share, 0.0, 1.0)?;
+        between("run.warnings.max_clip_ratio", self.max_clip_ratio, 0.0, 1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_automatic_rate_is_near_those_that_were_measured() {
+        for (parameters, low, high) in [
+            (530_000, 1.5e-3, 2e-3),
+            (135_000_000, 9e-5, 1.2e-4),
+            (1_000_000_000, 1e-5, 5e-5),
+            (8_000_000_000, 1e-5, 5e-5),
+        ] {
+            let rate = PeakRate::Auto.of(parameters);
+            assert!((low..=high).contains(&rate), "{parameters}: {rate}");
+        }
+        assert_eq!(PeakRate::Auto.of(0), 2e-3);
+        assert_eq!(PeakRate::Fixed(0.5).of(1_000_000), 0.5);
+    }
+
+    #[test]
+    fn rates_are_read_and_written() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Table {
+            rate: PeakRate,
+        }
+        let read = |text: &str| toml::from_str::<Table>(&format!("rate = {text}"));
+        for (text, rate) in [
+            ("1e-4", PeakRate::Fixed(1e-4)),
+            ("1", PeakRate::Fixed(1.0)),
+            ("\"2e-5\"", PeakRate::Fixed(2e-5)),
+            ("\"auto\"", PeakRate::Auto),
+        ] {
+            let found = read(text).unwrap();
+            assert_eq!(found.rate, rate);
+            assert_eq!(toml::from_str::<Table>(&toml::to_string(&found).unwrap()).unwrap(), found);
+        }
+        let error = read("\"fast\"").unwrap_err().to_string();
+        assert!(error.contains("a number or \"auto\""), "{error}");
+    }
+}

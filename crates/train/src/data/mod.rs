@@ -5,19 +5,238 @@
 //! 1. `batch_builder` loads ready groups with their samples and rewards, and corrections: a
 //!    `TrainBatch`.
 //! 2. `feedback_cap` limits the part of the batch's feedback that comes from one API key.
-//! 3. `adaptive_weights` sets the current weights of adaptive reward parts.
+//! 3. `AdaptiveWeights` sets the current weights of adaptive reward parts.
 //! 4. `advantage` computes advantages from the rewards; each member that has one, and
 //!    each correction, becomes a `TrainSample`.
 //! 5. `packing` splits the step into shards and lays each shard out for one forward pass. It is
 //!    called by the learner.
 //!
-//! `recorded` has the groups of a ledger that another process wrote, which replace step 1. `replay` draws
-//! groups of earlier steps, which pass through the same files.
+//! `RecordedGroup` has the groups of a ledger that another process wrote, which replace step 1.
+//! `draw_replayed` draws groups of earlier steps, which pass through the same steps.
 
-pub(crate) mod adaptive_weights;
 pub(crate) mod advantage;
 pub(crate) mod batch_builder;
 pub(crate) mod feedback_cap;
 pub(crate) mod packing;
-pub(crate) mod recorded;
-pub(crate) mod replay;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+
+use hone_core::types::{Group, GroupId, GroupState, SampleId, TokenId};
+use hone_reward::{AdaptiveState, AdaptiveWeight, Routes};
+use hone_store::{RecordSource, Store, StoreError};
+
+use crate::config::TrainConfig;
+use batch_builder::{BatchGroup, TrainBatch, VersionAges};
+
+// Current weights of adaptive reward parts; a part of the checkpoint.
+
+/// State of every adaptive part that was observed: route -> part -> state.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct AdaptiveWeights(BTreeMap<String, BTreeMap<String, AdaptiveState>>);
+
+impl AdaptiveWeights {
+    /// Replaces the configured weights of the batch's adaptive parts with their current ones.
+    pub(crate) fn apply(&self, routes: &Routes, batch: &mut TrainBatch) {
+        for group in &mut batch.groups {
+            for (part, weight) in &mut group.weights {
+                if let Some(adaptive) = self.adaptive(routes, &group.group.route, part) {
+                    *weight = adaptive.weight();
+                }
+            }
+        }
+    }
+
+    /// Updates the weights from a batch that was trained on, group by group.
+    pub(crate) fn observe(&mut self, routes: &Routes, batch: &TrainBatch) {
+        for group in &batch.groups {
+            let route = &group.group.route;
+            for part in group.weights.keys() {
+                let Some(mut adaptive) = self.adaptive(routes, route, part) else { continue };
+                adaptive.observe(group.members.iter().map(|m| m.parts.get(part).copied()));
+                let parts = self.0.entry(route.clone()).or_default();
+                parts.insert(part.clone(), adaptive.state());
+            }
+        }
+    }
+
+    /// `(route, part, weight)` of every adaptive part that was observed.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&str, &str, f64)> {
+        self.0.iter().flat_map(|(route, parts)| {
+            parts.iter().map(move |(part, state)| (route.as_str(), part.as_str(), state.weight))
+        })
+    }
+
+    /// The configured adaptive weight of a part with its saved state; `None` for fixed weights.
+    fn adaptive(&self, routes: &Routes, route: &str, part: &str) -> Option<AdaptiveWeight> {
+        let parts = &routes.get(route)?.parts;
+        let mut adaptive = parts.iter().find(|p| p.name == part)?.adaptive.clone()?;
+        if let Some(state) = self.0.get(route).and_then(|parts| parts.get(part)) {
+            adaptive.restore(*state);
+        }
+        Some(adaptive)
+    }
+}
+
+// Groups of earlier steps that a step trains on again.
+//
+// Only samples of versions that the weights descend from are drawn. The draw depends on the ledger,
+// `train.seed` and the number of steps alone, so it is the same when a step is repeated after a restart.
+
+/// Draws groups of the last `train.replay.window_steps` of `steps` steps, without replacement, that have
+/// at most `most` members together. Their members are weighted like late feedback, because older policies
+/// have sampled them. Groups that `fits` refuses are left out, and so are those with a member of a version
+/// that the weights do not descend from or without the log-probability of every token.
+///
+/// # Errors
+/// If the ledger cannot be read.
+pub(crate) fn draw_replayed(
+    store: &Store,
+    routes: &Routes,
+    ages: &VersionAges,
+    config: &TrainConfig,
+    steps: u64,
+    most: usize,
+    fits: impl Fn(&BatchGroup) -> bool,
+) -> Result<TrainBatch, StoreError> {
+    let mut batch = TrainBatch::default();
+    let first = steps.saturating_sub(config.replay.window_steps) + 1;
+    let count = usize::try_from((steps + 1).saturating_sub(first)).unwrap_or(usize::MAX);
+    if count == 0 || most == 0 {
+        return Ok(batch);
+    }
+    let mut candidates: Vec<(u64, GroupId)> = Vec::new();
+    for record in store.steps(first, count)?.into_iter().filter(|record| record.step <= steps) {
+        candidates.extend(record.groups.iter().map(|group| (record.step, *group)));
+    }
+    let mut random = ChaCha8Rng::seed_from_u64(config.seed);
+    random.set_stream(steps);
+    candidates.shuffle(&mut random);
+    let quarantined = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
+    let mut samples = 0;
+    for (step, id) in candidates {
+        if samples == most {
+            break;
+        }
+        let Some(group) = store.group(id)? else { continue };
+        let is_trained = group.state == GroupState::Trained(step) && !group.is_correction();
+        if !is_trained || group.members.len() > most - samples {
+            continue;
+        }
+        let group = RecordedGroup::load(store, routes, &quarantined, group)?.batch;
+        let is_usable = group.members.iter().all(|member| {
+            let sample = &member.sample;
+            ages.of(sample.version).is_some() && sample.logprobs.len() == sample.ids.len()
+        });
+        if is_usable && !group.members.is_empty() && fits(&group) {
+            samples += group.members.len();
+            batch.groups.push(group);
+        }
+    }
+    Ok(batch)
+}
+
+// Groups that another process recorded, for training without a daemon.
+
+/// A recorded group with its prompt, its trainable completions and their rewards.
+#[derive(Clone, Debug)]
+pub struct RecordedGroup {
+    pub(crate) batch: BatchGroup,
+}
+
+/// A completion of a [`RecordedGroup`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedSample<'a> {
+    /// The key in the ledger. Several groups may have the same completion, with other parts.
+    pub id: SampleId,
+    /// The route whose weights apply.
+    pub route: &'a str,
+    /// Token ids of the prompt.
+    pub prompt_ids: &'a [TokenId],
+    /// Sampled token ids, the stop token included.
+    pub ids: &'a [TokenId],
+    /// Natural-log probability of each of `ids` under the behavior policy at `temperature`, without
+    /// grammar and without truncation by top-p, top-k or min-p.
+    pub logprobs: Vec<f32>,
+    /// For each of `ids` whether the grammar forced it; empty if it forced none.
+    pub masked: Vec<bool>,
+    /// Sampling temperature.
+    pub temperature: f32,
+    /// Weight times value of each reward part, by name. Missing values are absent.
+    pub rewards: BTreeMap<&'a str, f64>,
+}
+
+impl RecordedSample<'_> {
+    /// Of one value for each token, those of the tokens that the policy chose.
+    pub fn chosen(&self, values: &[f32]) -> Vec<f32> {
+        let masked = self.masked.iter().copied().chain(std::iter::repeat(false));
+        values.iter().zip(masked).filter(|(_, masked)| !masked).map(|(value, _)| *value).collect()
+    }
+}
+
+impl RecordedGroup {
+    /// Reads the completions and rewards of a group. Completions that cannot be trained on or have no
+    /// reward are left out, and so are ratings of the `quarantined` API keys. The others are treated as
+    /// late feedback: a truncated importance weight corrects for the policy that sampled them.
+    ///
+    /// # Errors
+    /// If a record cannot be read.
+    pub fn load(
+        source: &impl RecordSource,
+        routes: &Routes,
+        quarantined: &BTreeSet<String>,
+        group: Group,
+    ) -> Result<Self, StoreError> {
+        let mut batch = batch_builder::load(source, routes, quarantined, group)?;
+        for member in &mut batch.members {
+            member.late = true;
+        }
+        Ok(Self { batch })
+    }
+
+    /// The record of the group.
+    pub fn group(&self) -> &Group {
+        &self.batch.group
+    }
+
+    /// Number of completions.
+    pub fn len(&self) -> usize {
+        self.batch.members.len()
+    }
+
+    /// Whether no completion can be trained on.
+    pub fn is_empty(&self) -> bool {
+        self.batch.members.is_empty()
+    }
+
+    /// Whether ratings of quarantined API keys were left out.
+    pub fn without_quarantined(&self) -> bool {
+        self.batch.without_quarantined
+    }
+
+    /// The completions.
+    pub fn samples(&self) -> impl Iterator<Item = RecordedSample<'_>> {
+        let BatchGroup { group, prompt_ids, weights, members, .. } = &self.batch;
+        members.iter().map(move |member| {
+            let reward = |(name, value): (&String, &f64)| {
+                let (part, weight) = weights.get_key_value(name)?;
+                Some((part.as_str(), weight * value))
+            };
+            RecordedSample {
+                id: member.sample.id,
+                route: &group.route,
+                prompt_ids,
+                ids: &member.sample.ids,
+                logprobs: batch_builder::full_logprobs(&member.sample),
+                masked: batch_builder::masked(&member.sample),
+                temperature: member.sample.params.temperature,
+                rewards: member.parts.iter().filter_map(reward).collect(),
+            }
+        })
+    }
+}

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use hone_core::types::{GroupId, PolicyVersion, StepRecord, UnixMillis};
 
 use crate::config::day;
-use crate::data::adaptive_weights::AdaptiveWeights;
+use crate::data::AdaptiveWeights;
 use crate::data::advantage::Baselines;
 
 /// A pause of training that the trainer began: after an operator's activation, or after too many

@@ -13,12 +13,12 @@ use hone_core::threads::to_background;
 use hone_core::types::{TokenId, UnixMillis, now_ms};
 use hone_model::kernels::compute::Compute;
 
-use super::command::TrainCommand;
+use super::TrainCommand;
 use super::error::TrainFailure;
 use super::progress::TrainProgress;
 use super::setup::TrainSetup;
 use crate::error::LearnError;
-use crate::learning::snapshot::Snapshot;
+use crate::learning::Snapshot;
 use crate::policy::{Candidate, Policies, PolicyError, PublishOutcome, ScoredBy};
 
 /// The outcome of a publication and the time at which it was known.

@@ -10,15 +10,15 @@ use hone_core::files::{at, remove_any};
 use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, now_ms};
 use hone_store::Op;
 
-use super::command::TrainCommand;
+use super::SkipLog;
+use super::TrainCommand;
 use super::error::TrainFailure;
 use super::markers::{ActivationMarker, AttemptMarker};
 use super::progress::{Hold, TrainProgress};
 use super::setup::{ThreadPools, TrainSetup};
-use super::skipped::SkipLog;
 use super::status::StatusCell;
 use super::trainer::Trainer;
-use crate::data::adaptive_weights::AdaptiveWeights;
+use crate::data::AdaptiveWeights;
 use crate::data::advantage::Baselines;
 use crate::data::batch_builder;
 use crate::error::LearnError;

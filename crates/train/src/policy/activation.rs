@@ -7,9 +7,9 @@ use tokio::sync::watch;
 use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion};
 use hone_store::Op;
 
-use super::error::PolicyError;
+use super::PolicyError;
 use super::registry::Policies;
-use super::rollback::{Rollback, WITHDRAWN, activation_ops};
+use super::{Rollback, WITHDRAWN, activation_ops};
 
 impl Policies {
     /// Changes whenever an existing version is activated.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::range::{above, at_least, between};
 use hone_core::config::{Checked, Problem};
+use hone_core::config::{above, at_least, between};
 use hone_model::kernels::compute::Compute;
 
 /// What a version must pass before all traffic gets it.

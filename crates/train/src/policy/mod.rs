@@ -11,29 +11,273 @@
 
 mod activation;
 mod canary;
-mod candidate;
 mod config;
-mod error;
 mod gate;
 mod guard;
 mod publish;
 mod registry;
-mod retention;
-mod rollback;
 mod traffic;
-mod version_dir;
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::{fs, io};
+
+use hone_core::digest::sha256_file;
+use hone_core::file_stamp::FileStamp;
+use hone_core::files::{FileError, at, replace_dir};
+use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, TokenId};
+use hone_engine::EngineError;
+use hone_model::adapter::peft::WEIGHTS_FILE;
+use hone_model::kernels::compute::Compute;
+use hone_store::{Op, StoreError};
+
+use crate::error::{LearnError, Result};
 
 pub use activation::Suspension;
 pub use canary::VersionRating;
-pub use candidate::{Candidate, PublishOutcome, ScoredBy};
 pub use config::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion, RollbackConfig};
-pub use error::PolicyError;
 pub use gate::{ExamPrompt, Examiner};
 pub use registry::{Policies, PolicySetup};
-pub use rollback::Rollback;
-pub(crate) use rollback::is_activated;
-pub use version_dir::adapter_digest;
-pub(crate) use version_dir::{relative_dir, version_name, write_version};
+
+// Errors of policy versions.
+
+/// Why a version cannot be listed, published or activated.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// The ledger has no version of this number.
+    #[error("there is no policy version {0}")]
+    Unknown(PolicyVersion),
+    /// The version was rejected, or its files are missing or altered.
+    #[error("policy version {version} cannot be served: {reason}")]
+    Unservable {
+        /// The version that was asked for.
+        version: PolicyVersion,
+        /// A clause without a period.
+        reason: String,
+        /// The I/O error, if its files cannot be read.
+        source: Option<io::Error>,
+    },
+    /// The version's files cannot be written.
+    #[error(transparent)]
+    Files(#[from] FileError),
+    /// The candidate cannot be written or scored.
+    #[error(transparent)]
+    Candidate(#[from] LearnError),
+    /// The engine cannot load, probe or activate the version.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The ledger cannot be read or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+// The directory of a version: PEFT files and a manifest.
+
+/// The directory of all versions, relative to the data directory.
+const ADAPTERS: &str = "adapters";
+
+/// The name of a version's directory.
+pub(crate) fn version_name(version: PolicyVersion) -> String {
+    format!("v{:06}", version.0)
+}
+
+/// A version's directory relative to the data directory.
+pub(crate) fn relative_dir(version: PolicyVersion) -> String {
+    format!("{ADAPTERS}/{}", version_name(version))
+}
+
+/// SHA-256 of the weights in a version's directory, in hexadecimal.
+///
+/// # Errors
+/// If the file cannot be read.
+pub fn adapter_digest(dir: &Path) -> io::Result<String> {
+    sha256_file(&dir.join(WEIGHTS_FILE))
+}
+
+/// Digests that are remembered, at most.
+const REMEMBERED: usize = 64;
+
+/// A weights file, and its digest while it has this stamp.
+struct DigestOf {
+    file: PathBuf,
+    stamp: FileStamp,
+    digest: String,
+}
+
+/// The digests of weights files that were read last. A version that is activated again is not read again
+/// unless its file has changed.
+#[derive(Default)]
+struct KnownDigests(Mutex<VecDeque<DigestOf>>);
+
+impl KnownDigests {
+    /// [`adapter_digest`], from memory if the file did not change since it was read.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn of(&self, dir: &Path) -> io::Result<String> {
+        let file = dir.join(WEIGHTS_FILE);
+        let stamp = FileStamp::of(&file)?;
+        let known = |all: &VecDeque<DigestOf>| {
+            let found = all.iter().find(|known| known.file == file && known.stamp == stamp);
+            found.map(|known| known.digest.clone())
+        };
+        if let Some(digest) = self.with(|all| known(all)) {
+            return Ok(digest);
+        }
+        let digest = sha256_file(&file)?;
+        // What was read while the file changed is not remembered.
+        if FileStamp::of(&file)? == stamp {
+            self.with(|all| {
+                all.retain(|known| known.file != file);
+                while all.len() >= REMEMBERED {
+                    all.pop_front();
+                }
+                all.push_back(DigestOf { file, stamp, digest: digest.clone() });
+            });
+        }
+        Ok(digest)
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut VecDeque<DigestOf>) -> R) -> R {
+        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Writes the PEFT files of `write_adapter` and a manifest to `dir`, which is complete or absent after a
+/// crash. Replaces what an interrupted publication left there. Returns the weights' SHA-256.
+pub(crate) fn write_version(
+    dir: &Path,
+    write_adapter: impl FnOnce(&Path) -> Result<()>,
+    record: &PolicyRecord,
+) -> std::result::Result<String, PolicyError> {
+    let mut digest = String::new();
+    replace_dir(dir, |new| {
+        write_adapter(new)?;
+        digest = adapter_digest(new).map_err(at(&new.join(WEIGHTS_FILE)))?;
+        let manifest = serde_json::json!({
+            "version": record.version,
+            "parent": record.parent,
+            "step": record.step,
+            "sha256": digest,
+            "metrics": record.metrics,
+            "created": record.created,
+        });
+        let path = new.join("manifest.json");
+        fs::write(&path, format!("{manifest:#}\n")).map_err(at(&path))?;
+        Ok::<_, PolicyError>(())
+    })?;
+    Ok(digest)
+}
+
+// New weights before their publication, and its outcome.
+
+/// The policy that scores tokens.
+#[derive(Clone, Copy, Debug)]
+pub enum ScoredBy<'a> {
+    /// The new weights.
+    Candidate,
+    /// The base model.
+    Base,
+    /// The adapter in a PEFT directory.
+    Adapter(&'a Path),
+}
+
+/// Weights that [`Policies::publish`] can make a version of.
+pub trait Candidate: Send + Sync {
+    /// Writes `adapter_config.json` and `adapter_model.safetensors` into an existing directory.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    fn write(&self, dir: &Path) -> Result<()>;
+
+    /// The arithmetic of [`Self::score`], which decides how far an engine's log-probabilities may differ.
+    fn compute(&self) -> Compute {
+        Compute::F32
+    }
+
+    /// Natural-log probabilities of `ids` after `prompt_ids` under a policy at `temperature`, one for
+    /// each of `ids`. Blocks while it computes.
+    ///
+    /// # Errors
+    /// If the forward pass fails or the adapter cannot be read.
+    fn score(
+        &self,
+        policy: ScoredBy<'_>,
+        prompt_ids: &[TokenId],
+        ids: &[TokenId],
+        temperature: f32,
+    ) -> Result<Vec<f32>>;
+}
+
+/// Result of a publication that did not fail.
+#[derive(Clone, Debug)]
+pub enum PublishOutcome {
+    /// New requests get the version.
+    Published(PolicyRecord),
+    /// A check failed, or the canary was rolled back; `checks` and `reason` in its record explain why.
+    Rejected(PolicyRecord),
+    /// Another version than the candidate's parent is active.
+    Superseded,
+    /// The process ends during the canary, which the next start continues.
+    Suspended,
+}
+
+// What an activation of an existing version changes.
+
+/// Reason of a version that is served because the files of its successor are unusable.
+const RECOVERED: &str = "its successor's files are unusable";
+
+/// Start of the reason of a version that is served because a rule withdrew its successor.
+const WITHDRAWN: &str = "its successor was rolled back";
+
+/// The last activation of an existing version. The trainer then continues from that version.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rollback {
+    /// Number of such activations since the process started; 0 before the first.
+    pub count: u64,
+    /// The version that is served now.
+    pub version: PolicyVersion,
+    /// Its PEFT directory; `None` for the base.
+    pub adapter: Option<PathBuf>,
+    /// Whether an operator activated it, which pauses training.
+    pub by_operator: bool,
+}
+
+/// Whether an operator activated the version, after which training pauses.
+pub(crate) fn is_activated(record: &PolicyRecord) -> bool {
+    let reason = record.reason.as_deref();
+    record.state == PolicyState::Active
+        && reason.is_some_and(|reason| reason != RECOVERED && !reason.starts_with(WITHDRAWN))
+}
+
+/// Ledger writes that make `version` the only active one among `records`, and change the state of the
+/// one that was active to `left`.
+fn activation_ops(
+    records: &[PolicyRecord],
+    version: PolicyVersion,
+    reason: &str,
+    left: PolicyState,
+) -> Vec<Op> {
+    let mut ops = Vec::new();
+    for record in records {
+        let mut changed = record.clone();
+        if record.version == version {
+            changed.state = PolicyState::Active;
+            changed.reason = (!reason.is_empty()).then(|| reason.to_owned());
+        } else if record.state == PolicyState::Active {
+            changed.state = left;
+            if left == PolicyState::RolledBack {
+                changed.reason =
+                    Some(reason.trim_start_matches(WITHDRAWN).trim_matches([':', ' ']).to_owned());
+            }
+        } else {
+            continue;
+        }
+        ops.push(Op::Policy(Box::new(changed)));
+    }
+    ops
+}
 
 #[cfg(test)]
 mod tests;

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use hone_core::types::{PolicyCheck, PolicyRecord, PolicyState, PolicyVersion, now_ms};
 use hone_store::Op;
 
-use super::candidate::{Candidate, PublishOutcome};
+use super::PolicyError;
+use super::activation_ops;
 use super::config::Promotion;
-use super::error::PolicyError;
-use super::gate::{self, Examination, all_passed};
+use super::gate;
+use super::gate::{Examination, all_passed};
 use super::registry::Policies;
-use super::rollback::activation_ops;
-use super::{retention, version_dir};
+use super::{Candidate, PublishOutcome};
 
 /// How the evaluation of a candidate ended.
 enum Evaluated {
@@ -108,7 +108,7 @@ impl Policies {
         metrics: BTreeMap<String, f64>,
     ) -> Result<PolicyRecord, PolicyError> {
         let version = PolicyVersion(self.list()?.last().map_or(1, |r| r.version.0 + 1));
-        let relative = version_dir::relative_dir(version);
+        let relative = super::relative_dir(version);
         let dir = self.data_dir.join(&relative);
         let mut record = PolicyRecord {
             version,
@@ -123,8 +123,7 @@ impl Policies {
             pinned: false,
             checks: Vec::new(),
         };
-        record.sha256 =
-            Some(version_dir::write_version(&dir, |new| candidate.write(new), &record)?);
+        record.sha256 = Some(super::write_version(&dir, |new| candidate.write(new), &record)?);
         self.save(&mut record).await?;
         Ok(record)
     }
@@ -276,12 +275,74 @@ impl Policies {
         let old = existing.len().saturating_sub(newest);
         for (record, dir) in &existing[..old] {
             let is_previous = record.state == PolicyState::Active;
-            if record.pinned || is_previous || retention::is_kept(&chain, record.version) {
+            if record.pinned || is_previous || is_kept(&chain, record.version) {
                 continue;
             }
             if let Err(error) = std::fs::remove_dir_all(dir) {
                 tracing::warn!(version = %record.version, %error, "old adapter could not be deleted");
             }
         }
+    }
+}
+
+// Which ancestors of the served version keep their files.
+
+/// Whether an ancestor keeps its files although newer versions have taken its place.
+///
+/// `chain` is the served version, its parent, and so on to the base. The version at depth `d` below
+/// the base is kept while it is less than twice the largest power of two that divides `d` away. So the
+/// distances of the kept ancestors grow exponentially: of `n` versions, at most `log2(n) + 1` are kept.
+/// The distance of a version only grows until a rollback, so a version that was deleted would not be
+/// kept later either.
+pub(super) fn is_kept(chain: &[PolicyVersion], version: PolicyVersion) -> bool {
+    let Some(distance) = chain.iter().position(|ancestor| *ancestor == version) else {
+        return false;
+    };
+    let depth = chain.len() - 1 - distance;
+    // The base, at depth 0, has no files.
+    depth > 0 && distance < 2 * (1 << depth.trailing_zeros())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kept versions of a chain of `n` versions after the base.
+    fn kept(n: u64) -> Vec<u64> {
+        let chain: Vec<PolicyVersion> = (0..=n).rev().map(PolicyVersion).collect();
+        (0..=n).filter(|version| is_kept(&chain, PolicyVersion(*version))).collect()
+    }
+
+    #[test]
+    fn ancestors_are_kept_at_growing_distances() {
+        assert_eq!(kept(1), [1]);
+        assert_eq!(kept(10), [4, 8, 9, 10]);
+        assert_eq!(kept(100), [64, 80, 88, 96, 98, 99, 100]);
+        for n in 1..2_000 {
+            let versions = kept(n);
+            assert!(versions.len() <= n.ilog2() as usize + 1, "{n}: {versions:?}");
+            // A version as far back as any given distance, up to a factor of two.
+            for distance in (0..).map(|power| 1 << power).take_while(|distance| 2 * distance < n) {
+                let near = distance / 2..=2 * distance;
+                assert!(versions.iter().any(|v| near.contains(&(n - v))), "{n}: {distance}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_deleted_version_is_never_needed_again() {
+        let mut gone: Vec<u64> = Vec::new();
+        for n in 1..500 {
+            let versions = kept(n);
+            assert!(gone.iter().all(|version| !versions.contains(version)), "{n}");
+            gone = (1..=n).filter(|version| !versions.contains(version)).collect();
+        }
+    }
+
+    #[test]
+    fn versions_of_another_branch_are_not_kept() {
+        let chain = [9, 8, 3, 0].map(PolicyVersion);
+        assert!(is_kept(&chain, PolicyVersion(8)));
+        assert!(!is_kept(&chain, PolicyVersion(4)));
     }
 }

@@ -13,13 +13,13 @@ use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, TokenId, now_ms
 use hone_engine::{EngineError, Publisher};
 use hone_store::{Op, Store};
 
+use super::PolicyError;
 use super::canary::Canary;
 use super::config::PolicyConfig;
-use super::error::PolicyError;
 use super::gate::Examiner;
 use super::guard::ActiveGuard;
-use super::rollback::{RECOVERED, Rollback, activation_ops};
-use super::version_dir::{ADAPTERS, KnownDigests};
+use super::{ADAPTERS, KnownDigests};
+use super::{RECOVERED, Rollback, activation_ops};
 
 /// The inputs of [`Policies`].
 pub struct PolicySetup {

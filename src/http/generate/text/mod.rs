@@ -3,11 +3,10 @@
 //! No chat template is applied. A text is recorded as one message of a user, beside the token ids, which
 //! alone are trained on. Each of several prompts has its own record and id.
 
-mod head;
 pub(in crate::http) mod request;
-mod stream;
 pub(in crate::http) mod wire;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,22 +16,26 @@ use axum::{Extension, Json};
 use futures::{StreamExt, TryStreamExt};
 
 use hone_core::types::{
-    ChatOptions, ClientEndpoint, FinishReason, Interaction, Message, Role, TokenId,
+    ChatOptions, ClientEndpoint, FinishReason, Interaction, Message, PolicyVersion, Role, TokenId,
 };
 use hone_engine::{Codec, GenerateRequest, Token};
 
-use self::head::TextHead;
 use self::request::TextPrompt;
-use self::wire::TextChoice;
 use super::admit::{WantedTokens, admit};
 use super::prompt::{PromptContext, TextSize, encode};
-use super::run::{RequestRun, assigned_version};
-use super::types::{FinishedChoice, SamplingRequest, Usage};
+use super::run::assigned_version;
+use super::{FinishedChoice, SamplingRequest};
 use super::{models, with_version};
+use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::body::JsonObject;
 use crate::http::error::ApiError;
-use crate::http::state::AppState;
+use crate::http::generate::run::RequestRun;
+use crate::http::generate::sse;
+use crate::http::generate::sse::RunEvents;
+use crate::http::generate::{ChoiceUpdate, Usage};
+use request::TextRequest;
+use wire::{PromptLogprob, TextChoice, TextCompletion, TextLogprobs, prompt_logprobs};
 
 /// Prompts of one request that are scored at the same time.
 const SCORED_AT_ONCE: usize = 8;
@@ -94,7 +97,7 @@ pub async fn create(
     };
     let mut run = RequestRun::new(state, &run, arrived).with_permit(permit);
     if request.stream {
-        let (version, response) = stream::respond(run, head, request.include_usage).await?;
+        let (version, response) = respond(run, head, request.include_usage).await?;
         return Ok(with_version(response, version));
     }
     let choices = run.finish().await?;
@@ -195,5 +198,200 @@ fn whole(run: &RequestRun, head: &TextHead, choice: FinishedChoice) -> TextChoic
         prompt_logprobs: head.prompt_logprobs(codec, index),
         finish_reason: Some(finish.as_str()),
         completion_id: head.own_id(index),
+    }
+}
+
+// Streams text completions as server-sent events: for each choice its prompt, if requested, then
+// events with text and an event with the finish reason; then usage, if requested; then `[DONE]`. A
+// failure after the first byte ends the stream with an `error` event and without `[DONE]`.
+
+struct TextEvents {
+    run: RequestRun,
+    head: TextHead,
+    /// The version of the first choice to start, if that was before the headers.
+    version: Option<PolicyVersion>,
+    include_usage: bool,
+    /// The length of each choice's text so far, in characters.
+    offsets: Vec<usize>,
+}
+
+/// Starts the run before it responds, so that a refusal still has its status code, unless the run waits too
+/// long. Returns the version of the first choice to start, if one has started.
+async fn respond(
+    mut run: RequestRun,
+    head: TextHead,
+    include_usage: bool,
+) -> Result<(Option<PolicyVersion>, Response), ApiError> {
+    let (version, keep_alive) = (run.start_in_time().await?, run.keep_alive());
+    let offsets = vec![0; head.choices()];
+    let events = TextEvents { run, head, version, include_usage, offsets };
+    Ok((version, sse::respond(sse::events_of(events), keep_alive)))
+}
+
+impl RunEvents for TextEvents {
+    fn run(&mut self) -> &mut RequestRun {
+        &mut self.run
+    }
+
+    fn of(&mut self, updates: Vec<ChoiceUpdate>) -> Result<String, ApiError> {
+        let Some(&ChoiceUpdate { index, version, finish, .. }) = updates.last() else {
+            return Ok(String::new());
+        };
+        let started = updates.iter().any(|update| update.started);
+        let text: String = updates.iter().map(|update| update.text.as_str()).collect();
+        let tokens: Vec<Token> = updates.into_iter().flat_map(|update| update.tokens).collect();
+        let mut choices = Vec::new();
+        let part = |text, logprobs, finish_reason| {
+            let completion_id = self.head.own_id(index);
+            TextChoice {
+                index,
+                text,
+                logprobs,
+                prompt_logprobs: None,
+                finish_reason,
+                completion_id,
+            }
+        };
+        let codec = self.run.state.engine.codec();
+        let mut elsewhere = 0;
+        let offset = self.offsets.get_mut(index as usize).unwrap_or(&mut elsewhere);
+        if started {
+            let prompt_logprobs = self.head.prompt_logprobs(codec, index);
+            let echoed = self.head.echoed(index);
+            if echoed.is_some() || prompt_logprobs.is_some() {
+                let logprobs =
+                    echoed.and_then(|_| self.head.logprobs(codec, index, (true, &[]), offset));
+                let prompt = part(echoed.unwrap_or_default().to_owned(), logprobs, None);
+                choices.push(TextChoice { prompt_logprobs, ..prompt });
+            }
+        }
+        if !text.is_empty() || !tokens.is_empty() {
+            let logprobs = self.head.logprobs(codec, index, (false, &tokens), offset);
+            choices.push(part(text, logprobs, None));
+        }
+        if let Some(finish) = finish {
+            choices.push(part(String::new(), None, Some(finish.as_str())));
+        }
+        let usage = self.include_usage.then_some(None);
+        let event = |choice| sse::json_event(&self.head.completion(version, vec![choice], usage));
+        Ok(choices.into_iter().map(event).collect())
+    }
+
+    fn last(&mut self) -> String {
+        let mut events = String::new();
+        if self.include_usage {
+            let usage = Some(Some(self.run.usage()));
+            let version = self.version.unwrap_or_else(|| self.run.version());
+            events = sse::json_event(&self.head.completion(version, Vec::new(), usage));
+        }
+        events.push_str(&sse::event(sse::DONE));
+        events
+    }
+}
+
+// What the parts of one response have in common.
+
+/// The prompts of a response.
+struct TextHead {
+    prompts: Vec<Arc<Interaction>>,
+    choices_per_prompt: usize,
+    echo: bool,
+    /// Alternatives of each token in `logprobs`, if the client wants them.
+    logprobs: Option<usize>,
+    /// Alternatives of each token in `prompt_logprobs`, if the client wants them.
+    prompt_logprobs: Option<usize>,
+    /// The tokens of each prompt after the first with their log-probabilities; empty if nothing needs them.
+    scored: Vec<Vec<Token>>,
+    /// The id of the response, which is the first prompt's.
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl TextHead {
+    fn new(prompts: Vec<Arc<Interaction>>, request: &TextRequest, scored: Vec<Vec<Token>>) -> Self {
+        let first = prompts.first();
+        Self {
+            choices_per_prompt: request.choices.max(1) as usize,
+            echo: request.echo,
+            logprobs: request.logprobs.map(usize::from),
+            prompt_logprobs: request.prompt_logprobs.map(usize::from),
+            scored,
+            id: first.map(|prompt| prompt.completion_id()).unwrap_or_default(),
+            created: first.map_or(0, |prompt| prompt.created / 1000),
+            model: first.map(|prompt| prompt.model.clone()).unwrap_or_default(),
+            prompts,
+        }
+    }
+
+    /// Number of choices.
+    fn choices(&self) -> usize {
+        self.prompts.len() * self.choices_per_prompt
+    }
+
+    fn prompt(&self, index: u32) -> Option<&Interaction> {
+        self.prompts.get(index as usize / self.choices_per_prompt).map(Arc::as_ref)
+    }
+
+    /// The text of a choice's prompt, if the client wants it before the completion.
+    fn echoed(&self, index: u32) -> Option<&str> {
+        let prompt = self.prompt(index).filter(|_| self.echo)?;
+        prompt.messages.first().map(|message| message.content.as_str())
+    }
+
+    /// The log-probabilities of sampled tokens, after those of the prompt if `echoed`. `offset` is as in
+    /// [`TextLogprobs::first`].
+    fn logprobs(
+        &self,
+        codec: &Codec,
+        index: u32,
+        (echoed, sampled): (bool, &[Token]),
+        offset: &mut usize,
+    ) -> Option<TextLogprobs> {
+        let most = self.logprobs?;
+        let mut all = TextLogprobs::default();
+        if echoed
+            && self.echo
+            && let Some(first) = self.prompt(index)?.prompt_ids.first()
+        {
+            all = TextLogprobs::first(codec, *first, offset);
+            all = all.with(codec, self.scored_of(index), most, offset);
+        }
+        Some(all.with(codec, sampled, most, offset))
+    }
+
+    fn prompt_logprobs(
+        &self,
+        codec: &Codec,
+        index: u32,
+    ) -> Option<Vec<Option<BTreeMap<TokenId, PromptLogprob>>>> {
+        Some(prompt_logprobs(codec, self.scored_of(index), self.prompt_logprobs?))
+    }
+
+    fn scored_of(&self, index: u32) -> &[Token] {
+        self.scored.get(index as usize / self.choices_per_prompt).map_or(&[], Vec::as_slice)
+    }
+
+    /// The id of a choice's prompt, if there are several.
+    fn own_id(&self, index: u32) -> Option<String> {
+        let prompt = self.prompt(index).filter(|_| self.prompts.len() > 1)?;
+        Some(prompt.completion_id())
+    }
+
+    fn completion(
+        &self,
+        version: PolicyVersion,
+        choices: Vec<TextChoice>,
+        usage: Option<Option<Usage>>,
+    ) -> TextCompletion<'_> {
+        TextCompletion {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: version.fingerprint(),
+            choices,
+            usage,
+        }
     }
 }

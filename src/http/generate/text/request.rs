@@ -9,7 +9,7 @@ use hone_core::types::{SamplingParams, TokenId};
 
 use crate::http::body::{Field, FieldTable, Fields, invalid};
 use crate::http::chat::fields::{CHOICES, MAX_CHOICES, MAX_TOP_LOGPROBS, SAMPLING, token_schema};
-use crate::http::chat::request::{include_usage, metadata, params, stop, to_u32};
+use crate::http::chat::{include_usage, metadata, params, stop, to_u32};
 use crate::http::error::ApiError;
 use crate::http::generate::admit::BYTES_PER_TOKEN;
 use crate::http::generate::prompt::token_ids;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use hone_core::types::TokenId;
 use hone_engine::{Codec, Token};
 
-use crate::http::generate::types::{Usage, shown_logprob};
+use crate::http::generate::{Usage, shown_logprob};
 
 /// The response, and each event of a stream.
 #[derive(Serialize, JsonSchema)]

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::grammar::error::GrammarError;
+use crate::grammar::GrammarError;
 
 /// The types of JSON Schema.
 const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use hone_core::types::{GrammarSpec, TokenId};
 
+mod compiled;
 mod limits;
 
 use super::*;

@@ -130,7 +130,7 @@ fn errors_name_the_key_and_the_value() {
 
 /// The pieces of a text, by the tokenizer of a file with another pre-tokenizer.
 fn pieces(name: &str, text: &str) -> Vec<String> {
-    let way = super::pre_tokenizer::PreTokenizer::named(name).unwrap();
+    let way = super::tokenizer::PreTokenizer::named(name).unwrap();
     let json = serde_json::json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
         "normalizer": way.normalizer(), "pre_tokenizer": way.json(), "post_processor": null,
@@ -196,4 +196,22 @@ fn a_sentence_piece_tokenizer_encodes_and_decodes_as_the_library() {
     let dog = codec.encode("The dog").unwrap();
     assert_eq!(codec.encode_text("The dog", true).unwrap(), [vec![1], dog.clone()].concat());
     assert_eq!(codec.prompt(&[message]).unwrap(), [vec![1, 3], dog].concat());
+}
+
+mod rope {
+    use super::super::*;
+
+    #[test]
+    fn parameters_of_llama_3_are_recovered_from_its_factors() {
+        // Llama 3.1 and 3.2.
+        for (factor, original) in [(8.0, 8192_u64), (32.0, 8192)] {
+            let wavelength = |i: usize| std::f64::consts::TAU * 500_000_f64.powf(i as f64 / 32.0);
+            let factor_of = |i| llama3_factor(wavelength(i), factor, original as f64) as f32;
+            let factors: Vec<f32> = (0..32).map(factor_of).collect();
+            let found = llama3(&factors, 500_000.0, 64.0).unwrap();
+            assert_eq!(found["factor"], factor);
+            assert_eq!(found["original_max_position_embeddings"], original);
+        }
+        assert_eq!(llama3(&[1.0, 2.0, 1.0, 3.0], 10_000.0, 8.0), None);
+    }
 }

@@ -9,7 +9,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use super::config::LoraConfig;
-use super::modules::{Modules, Patterns};
+use super::{Modules, Patterns};
 
 /// Rank and scale of one module's adapter: `scale * B A`, A `[r, in]`, B `[out, r]`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use serde_json::Value;
 use hone_core::files::{at, sync_dir, write_synced};
 
 use super::config::{LoraConfig, LoraInit};
-use super::modules::{Modules, Patterns};
 use super::weights::LoraWeights;
+use super::{Modules, Patterns};
 use crate::files::safetensors_bytes;
 use crate::{ModelError, ModelSpec, Result};
 

@@ -4,7 +4,7 @@ use candle_core::{D, Tensor};
 
 use crate::kernels::ops;
 use crate::spec::{AttentionOptions, HeadLayout};
-use crate::transformer::segments::Segments;
+use crate::transformer::Segments;
 
 type Result<T> = candle_core::Result<T>;
 

@@ -5,8 +5,8 @@ use candle_core::{Device, Tensor, Var};
 
 use hone_core::testing::assert_same_bits;
 
-use super::tile::{Softmax, SoftmaxGrad, tiles};
 use super::{Attention, graph_attention};
+use super::{Softmax, SoftmaxGrad, tiles};
 use crate::kernels::float::Real;
 use crate::kernels::parallel::with_threads;
 use crate::spec::{AttentionOptions, HeadLayout};

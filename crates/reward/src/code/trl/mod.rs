@@ -9,23 +9,21 @@
 //! Unlike tests of `code`, the source is trusted: a function that itself executes a completion's
 //! code lets that code choose every value of its group.
 
-mod params;
-
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use hone_core::config::{Checked, Problem};
+use hone_core::config::{Checked, Problem, between, quoted};
 use hone_core::types::Role;
 
+use crate::kinds::define::parameters;
 use crate::sandbox::{Limits, RunRequest, Sandbox, SandboxError};
 use crate::{RewardFn, ScoreInput};
-
-pub use params::{ColumnType, PromptForm, PythonParams};
 
 /// Most bytes that one call may print.
 const PRINTED_BYTES: usize = 1 << 20;
@@ -200,6 +198,88 @@ fn typed(text: &str, of_type: Option<ColumnType>) -> Value {
         None => None,
     };
     parsed.unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+// The parameters of `kind = "python"`.
+
+/// The form in which a function gets prompts and completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptForm {
+    /// Lists of messages, as TRL passes for conversational datasets.
+    Chat,
+    /// Texts, as TRL passes for datasets of plain text: the last user message and the completion.
+    Text,
+}
+
+/// What a function gets for an entry of the metadata, which is always a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ColumnType {
+    /// The text.
+    Text,
+    /// The JSON value that the text contains; the text if it contains none.
+    Json,
+}
+
+parameters! {
+    /// Parameters of `kind = "python"`.
+    pub struct PythonParams {
+        /// The Python file with the function, relative to the working directory. It is read once, at
+        /// start.
+        pub path: PathBuf = PathBuf::new(),
+        /// The Python itself, instead of `path`.
+        pub source: String = String::new(),
+        /// The function's name. It may be empty if one function alone has an argument `completions`.
+        pub function: String = String::new(),
+        /// Whether prompts and completions are lists of messages or texts.
+        pub format: PromptForm = PromptForm::Chat,
+        /// Types of columns. Others are JSON if they contain a list or an object, and else text.
+        pub columns: BTreeMap<String, ColumnType> = BTreeMap::new(),
+        /// Time of one call, which scores a group, in milliseconds; 10 to 600,000.
+        pub timeout_ms: u64 = 10_000,
+        /// Memory of one call, in MiB; 32 to 65,536.
+        pub memory_mb: u64 = 512,
+    }
+}
+
+impl PythonParams {
+    /// Checks every range, and that there is one source.
+    ///
+    /// # Errors
+    /// The first key with a wrong value.
+    pub fn check(&self) -> Checked {
+        let path = self.path.to_string_lossy();
+        match (path.is_empty(), self.source.trim().is_empty()) {
+            (true, true) => return Err(Problem::new("path", " is missing: give it, or source")),
+            (false, false) => {
+                let allowed = "absent where source is given";
+                return Err(Problem::value("path", quoted(&path), allowed));
+            }
+            _ => {}
+        }
+        between("timeout_ms", self.timeout_ms, 10, 600_000)?;
+        between("memory_mb", self.memory_mb, 32, 65_536)
+    }
+
+    /// The name of the source in tracebacks.
+    fn file(&self) -> String {
+        match self.path.as_os_str().is_empty() {
+            true => "<source>".to_owned(),
+            false => self.path.display().to_string(),
+        }
+    }
+
+    /// Why the source cannot be used, as an error of its key.
+    fn wrong_source(&self, why: &str) -> Problem {
+        match self.path.as_os_str().is_empty() {
+            true => Problem::new("source", format!(" {why}")),
+            false => {
+                let path = quoted(&self.path.to_string_lossy());
+                Problem::new("path", format!(" is {path}, which {why}"))
+            }
+        }
+    }
 }
 
 #[cfg(test)]

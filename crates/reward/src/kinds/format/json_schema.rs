@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use hone_core::text::inexact_number;
 
-use super::json_valid::json_text;
+use super::json_text;
 use crate::ScoreInput;
 use crate::kinds::prelude::*;
 

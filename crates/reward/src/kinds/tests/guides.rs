@@ -42,6 +42,7 @@ const DIFFERENCES: &[(&str, &[usize], &str)] = &[
     ("exact_match", &[26], WHOLE),
     ("exact_match", &[31], NO_ANSWER),
     ("fuzzy_match", &[11, 33], TRIMMED),
+    ("ideal_words", &[24], "each character of a script without spaces is a word"),
     ("fuzzy_match", &[36], WHOLE),
     ("fuzzy_match", &[37], NO_ANSWER),
     ("fuzzy_match", &[38], LAST),

@@ -11,7 +11,6 @@ mod admit;
 mod pass;
 mod plan;
 mod sequence;
-mod shares;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -27,10 +26,10 @@ use crate::decoder::{Decoder, PassOutcome, Scratch};
 use crate::error::SamplerError;
 use crate::kv_cache::{PAGE, PagePool};
 
+use pass::LEAST_TOKENS;
 use pass::{DecodingPass, PromptPart};
 use plan::{IterationPlan, oldest_shadow};
 use sequence::EngineSequence;
-use shares::LEAST_TOKENS;
 
 /// How often a pause checks whether clients are still served.
 const PAUSE_POLL: Duration = Duration::from_micros(500);

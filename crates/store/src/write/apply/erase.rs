@@ -13,8 +13,8 @@ use hone_core::types::{
 
 use super::tables::LedgerTables;
 use crate::error::StoreError;
+use crate::format::Id;
 use crate::format::codec::decode;
-use crate::format::schema::Id;
 use crate::op::ERASED;
 use crate::reader;
 

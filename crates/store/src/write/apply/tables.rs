@@ -8,7 +8,7 @@ use hone_core::types::{Group, GroupState, Interaction, InteractionId, Rating, Re
 
 use crate::error::StoreError;
 use crate::format::codec::encode;
-use crate::format::schema::{self, Bytes, Id, IdPair};
+use crate::format::{Bytes, Id, IdPair};
 use crate::reader;
 
 /// Effects of a transaction, for metrics.
@@ -75,28 +75,28 @@ impl<'t> LedgerTables<'t> {
     /// Opens every table.
     pub(crate) fn new(tx: &'t WriteTransaction) -> Result<Self, StoreError> {
         Ok(Self {
-            interactions: tx.open_table(schema::INTERACTIONS)?,
-            samples: tx.open_table(schema::SAMPLES)?,
-            rewards: tx.open_table(schema::REWARDS)?,
-            feedback: tx.open_table(schema::FEEDBACK)?,
-            groups: tx.open_table(schema::GROUPS)?,
-            policies: tx.open_table(schema::POLICIES)?,
-            steps: tx.open_table(schema::STEPS)?,
-            samples_of: tx.open_table(schema::SAMPLES_OF)?,
-            groups_of: tx.open_table(schema::GROUPS_OF)?,
-            ready: tx.open_table(schema::READY)?,
-            ungrouped: tx.open_table(schema::UNGROUPED)?,
-            idempotency: tx.open_table(schema::IDEMPOTENCY)?,
-            ratings: tx.open_table(schema::RATINGS)?,
-            sessions: tx.open_table(schema::SESSIONS)?,
-            same_prompt: tx.open_table(schema::SAME_PROMPT)?,
-            held_out: tx.open_table(schema::HELD_OUT)?,
-            quarantine: tx.open_table(schema::QUARANTINE)?,
-            by_key: tx.open_table(schema::BY_KEY)?,
-            feedback_of: tx.open_table(schema::FEEDBACK_OF)?,
-            turns: tx.open_table(schema::TURNS)?,
-            turns_of: tx.open_table(schema::TURNS_OF)?,
-            erased: tx.open_table(schema::ERASED)?,
+            interactions: tx.open_table(crate::format::INTERACTIONS)?,
+            samples: tx.open_table(crate::format::SAMPLES)?,
+            rewards: tx.open_table(crate::format::REWARDS)?,
+            feedback: tx.open_table(crate::format::FEEDBACK)?,
+            groups: tx.open_table(crate::format::GROUPS)?,
+            policies: tx.open_table(crate::format::POLICIES)?,
+            steps: tx.open_table(crate::format::STEPS)?,
+            samples_of: tx.open_table(crate::format::SAMPLES_OF)?,
+            groups_of: tx.open_table(crate::format::GROUPS_OF)?,
+            ready: tx.open_table(crate::format::READY)?,
+            ungrouped: tx.open_table(crate::format::UNGROUPED)?,
+            idempotency: tx.open_table(crate::format::IDEMPOTENCY)?,
+            ratings: tx.open_table(crate::format::RATINGS)?,
+            sessions: tx.open_table(crate::format::SESSIONS)?,
+            same_prompt: tx.open_table(crate::format::SAME_PROMPT)?,
+            held_out: tx.open_table(crate::format::HELD_OUT)?,
+            quarantine: tx.open_table(crate::format::QUARANTINE)?,
+            by_key: tx.open_table(crate::format::BY_KEY)?,
+            feedback_of: tx.open_table(crate::format::FEEDBACK_OF)?,
+            turns: tx.open_table(crate::format::TURNS)?,
+            turns_of: tx.open_table(crate::format::TURNS_OF)?,
+            erased: tx.open_table(crate::format::ERASED)?,
             pending: BTreeMap::new(),
             counts: AppliedCounts::default(),
         })

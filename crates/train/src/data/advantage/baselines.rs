@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::compare::{running_advantages, standardize};
+use super::BatchValues;
+use super::GroupRewards;
 use super::moments::Moments;
-use super::rewards::GroupRewards;
 use super::statistics::Advantages;
 use super::sums::GroupSums;
-use super::values::BatchValues;
+use super::{running_advantages, standardize};
 use crate::config::{AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance};
 
 /// The running baselines of every part of every route; a part of the checkpoint.

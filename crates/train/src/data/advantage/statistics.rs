@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::BatchValues;
+use super::GroupRewards;
 use super::moments::Moments;
-use super::rewards::GroupRewards;
 use super::sums::GroupSums;
-use super::values::BatchValues;
 
 /// The advantages of a batch, and metrics of its rewards.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,9 +1,9 @@
 //! The parts that all trained members of a group have, and their weighted sum.
 
-use super::compare::group_advantages;
+use super::BatchValues;
+use super::GroupRewards;
+use super::group_advantages;
 use super::moments::Moments;
-use super::rewards::GroupRewards;
-use super::values::BatchValues;
 use crate::config::{RewardAggregation, TrainConfig};
 
 /// The trained members of a group and the parts that all of them have.

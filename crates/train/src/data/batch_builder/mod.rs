@@ -1,29 +1,27 @@
 //! Builds one optimizer step's batch from ready groups in the ledger.
 
-pub(crate) mod corrections;
 pub(crate) mod group;
 mod load;
-mod staleness;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use prometheus::IntCounterVec;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Sample, SampleId, TokenSpan, UnixMillis,
+    FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Sample, SampleId, TokenId,
+    TokenSpan, UnixMillis, include_rater,
 };
 use hone_reward::Routes;
-use hone_store::{Op, Store, StoreError};
+use hone_store::{ERASED, Op, QUARANTINED, Store, StoreError};
 
-use self::corrections::BatchCorrection;
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
+use crate::config::TrainConfig;
 use load::{BatchTurns, is_rated, load_ready, unused_reason};
-use staleness::ABANDONED;
 
 pub(crate) use group::{BatchGroup, GroupMember};
 pub(crate) use load::load;
-pub(crate) use staleness::{STALE, StalenessLimits, VersionAges};
 
 /// Ready groups among which graded ones are looked for.
 const LOOKAHEAD: usize = 4096;
@@ -347,6 +345,125 @@ pub(crate) fn drop_groups(
         dropped_groups.with_label_values(&[&reason]).inc();
     }
     Ok(())
+}
+
+// How old the samples of a batch may be, in policy versions.
+
+/// How many versions ago a sample's policy was the one that the trainer continues from.
+#[derive(Clone, Debug)]
+pub(crate) struct VersionAges {
+    /// The tree of versions.
+    pub(crate) lineage: Arc<Lineage>,
+    /// The newest version that the trainer's weights descend from.
+    pub(crate) head: PolicyVersion,
+    /// Versions that are being published on top of `head`.
+    pub(crate) ahead: u64,
+}
+
+impl VersionAges {
+    /// The age of a version; `None` if the weights do not descend from it, for example because an
+    /// operator activated one of its ancestors.
+    pub(crate) fn of(&self, version: PolicyVersion) -> Option<u64> {
+        Some(self.lineage.age(self.head, version)? + self.ahead)
+    }
+}
+
+/// Reason of a dropped group with a sample of a version that the weights do not descend from.
+const ABANDONED: &str = "abandoned";
+/// Reason of a dropped group with a sample of a version that is too many versions old, or from which
+/// the policy has moved too far away.
+pub(crate) const STALE: &str = "stale";
+
+/// The limits on the age of samples, in versions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StalenessLimits {
+    /// `train.max_staleness`, beyond which a sample is late.
+    pub(crate) graded: u64,
+    /// `train.feedback_max_staleness`, for groups of ratings alone.
+    pub(crate) rated: u64,
+}
+
+impl StalenessLimits {
+    /// The configured limits.
+    pub(crate) fn new(config: &TrainConfig) -> Self {
+        Self { graded: config.max_staleness, rated: config.feedback_max_staleness }
+    }
+
+    /// The limit of a group of ratings alone, or of another group.
+    fn of(self, is_rated: bool) -> u64 {
+        if is_rated { self.rated } else { self.graded }
+    }
+}
+
+// The corrections of a batch: texts that clients wrote in place of a completion.
+//
+// A correction is a ready group of its own and counts like a completion towards
+// `train.samples_per_step`. No policy sampled it, so it does not become stale, and it stays valid when
+// an operator activates another version.
+
+/// Reason of a dropped correction whose prompt or text has no token.
+const UNSCORED: &str = "unscored";
+
+/// One correction with everything that training needs from the ledger.
+#[derive(Debug)]
+pub(crate) struct BatchCorrection {
+    pub(crate) group: GroupId,
+    pub(crate) sample: SampleId,
+    pub(crate) prompt_ids: Vec<TokenId>,
+    /// The tokens of the text, the stop token included.
+    pub(crate) ids: Vec<TokenId>,
+    /// Time of arrival.
+    pub(crate) created: UnixMillis,
+}
+
+impl BatchCorrection {
+    /// Reads a correction; the inner error is why it is not trained on.
+    ///
+    /// # Errors
+    /// If the ledger cannot be read.
+    fn load(
+        store: &Store,
+        quarantined: &BTreeSet<String>,
+        group: &Group,
+    ) -> Result<Result<Self, &'static str>, StoreError> {
+        let sample = group.members.first().map(|id| store.sample(*id)).transpose()?.flatten();
+        let prompt = store.interaction(group.interaction)?;
+        let Some((sample, prompt)) = sample.zip(prompt) else { return Ok(Err(ERASED)) };
+        if sample.ids.is_empty() || prompt.prompt_ids.is_empty() {
+            return Ok(Err(UNSCORED));
+        }
+        let rater = store.correction(sample.id)?.and_then(|row| row.key_id);
+        if rater.is_some_and(|rater| include_rater(quarantined, &rater)) {
+            return Ok(Err(QUARANTINED));
+        }
+        Ok(Ok(Self {
+            group: group.id,
+            sample: sample.id,
+            prompt_ids: prompt.prompt_ids,
+            ids: sample.ids,
+            created: sample.created,
+        }))
+    }
+
+    /// Prompt and text in tokens.
+    pub(crate) fn tokens(&self) -> usize {
+        self.prompt_ids.len() + self.ids.len()
+    }
+
+    fn train_sample(&self) -> TrainSample {
+        TrainSample {
+            prompt_ids: self.prompt_ids.clone(),
+            ids: self.ids.clone(),
+            logprobs: Vec::new(),
+            masked: Vec::new(),
+            temperature: 1.0,
+            advantage: 0.0,
+            version: u64::MAX,
+            truncated: false,
+            late: false,
+            correction: true,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -491,3 +491,117 @@ fn erased_members_are_not_counted_as_unscored() {
 fn a_batch_without_members_has_a_staleness_of_zero() {
     assert_eq!(TrainBatch::default().staleness(&ages(&[])), 0.0);
 }
+
+mod corrections {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use hone_core::metrics::Metrics;
+    use hone_core::types::{
+        FinishReason, GroupState, Interaction, InteractionId, Lineage, PolicyVersion, PromptSource,
+        Sample, SampleOrigin, SamplingParams,
+    };
+    use hone_store::{CorrectionEntry, Op, QuarantinedKey, StoreConfig};
+
+    use super::super::*;
+    use crate::data::advantage::Advantages;
+    use crate::data::batch_builder::{StalenessLimits, TrainBatch, VersionAges, build_batch};
+
+    /// Records a completion of an unknown version, and its correction by a client.
+    fn corrected(store: &Store, key: &str, prompt: TokenId, created: UnixMillis) -> GroupId {
+        let interaction = InteractionId::new();
+        let ops = vec![
+            Op::Interaction(Box::new(Interaction {
+                id: interaction,
+                created,
+                source: PromptSource::Live,
+                route: String::new(),
+                model: "default".to_owned(),
+                endpoint: Default::default(),
+                key_id: Some(key.to_owned()),
+                messages: Vec::new(),
+                metadata: BTreeMap::new(),
+                params: SamplingParams::default(),
+                prompt_ids: vec![prompt, 9],
+                template_hash: String::new(),
+                stop: Vec::new(),
+                held_out: false,
+                chat: Default::default(),
+                grammar: None,
+                continues: None,
+            })),
+            Op::Sample(Box::new(Sample {
+                id: SampleId::new(),
+                interaction,
+                choice: 0,
+                origin: SampleOrigin::Served,
+                created,
+                ids: vec![1],
+                logprobs: vec![-1.0],
+                kept: Vec::new(),
+                forced: Vec::new(),
+                text: String::new(),
+                finish: FinishReason::Stop,
+                version: PolicyVersion(7),
+                params: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+                untrainable: Some("greedy".to_owned()),
+            })),
+            Op::Correction(Box::new(CorrectionEntry {
+                interaction,
+                choice: 0,
+                text: "better".to_owned(),
+                ids: vec![prompt, 5, 2],
+                unused: None,
+                rating: None,
+                comment: None,
+                idempotency_key: None,
+                key_id: Some(key.to_owned()),
+                created,
+            })),
+        ];
+        store.commit_blocking(ops).unwrap();
+        store.groups_of(interaction).unwrap()[0].id
+    }
+
+    #[test]
+    fn corrections_fill_a_batch_whatever_the_version_of_the_completion() {
+        let dir = tempfile::tempdir().unwrap();
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let path = dir.path().join("ledger.redb");
+        let store = Store::open(&path, &StoreConfig::default(), metrics.clone()).unwrap();
+        let first = corrected(&store, "alice", 3, 10);
+        let unwanted = corrected(&store, "mallory", 4, 20);
+        let row = QuarantinedKey { key_id: "mallory".to_owned(), reason: String::new(), since: 1 };
+        store.commit_blocking(vec![Op::Quarantine(row)]).unwrap();
+        let lineage = Arc::new(Lineage::default());
+        let ages = VersionAges { lineage, head: PolicyVersion::BASE, ahead: 0 };
+        let limits = StalenessLimits { graded: 0, rated: 0 };
+        let routes = crate::testing::routes(
+            "[[route]]\nname = \"users\"\nreward = [{ name = \"stars\", kind = \"feedback\" }]",
+        );
+        let dropped = &metrics.train.dropped_groups;
+        let build =
+            |wanted| build_batch(&store, &routes, &ages, limits, wanted, 2, dropped).unwrap();
+        assert!(build(3).is_none(), "two are not enough");
+        assert!(build(2).is_none(), "one of two is quarantined");
+        let state = store.group(unwanted).unwrap().unwrap().state;
+        assert_eq!(state, GroupState::Dropped(QUARANTINED.to_owned()));
+        assert_eq!(dropped.with_label_values(&[QUARANTINED]).get(), 1);
+        let second = corrected(&store, "bob", 6, 30);
+        let batch: TrainBatch = build(2).unwrap();
+        assert_eq!((batch.sample_count(), batch.members().count()), (2, 0));
+        assert_eq!(batch.group_ids(), [first, second]);
+        assert_eq!(batch.feedback_times().collect::<Vec<_>>(), [10, 30]);
+        assert_eq!(batch.staleness(&ages), 0.0);
+        let none = Advantages::default();
+        let samples = batch.train_samples(&none);
+        assert!(samples.iter().all(|s| s.correction && s.temperature == 1.0 && !s.late));
+        assert_eq!(
+            (&samples[0].prompt_ids[..], &samples[0].ids[..]),
+            (&[3, 9][..], &[3, 5, 2][..])
+        );
+        assert_eq!((batch.group_of(&none, 1), batch.group_of(&none, 2)), (vec![second], vec![]));
+        assert_eq!(batch.without(&none, &[]).1, [first, second], "they are never stale");
+        assert_eq!(batch.corrections[0].tokens(), 5);
+    }
+}

@@ -4,11 +4,11 @@ use hone_core::types::GroupId;
 use hone_store::Op;
 
 use super::Trainer;
-use crate::data::batch_builder::corrections::BatchCorrection;
+use crate::data::batch_builder::BatchCorrection;
 use crate::data::batch_builder::{BatchGroup, STALE, StalenessLimits, TrainBatch};
 use crate::data::{batch_builder, feedback_cap};
+use crate::driver::PreparedBatch;
 use crate::driver::error::TrainFailure;
-use crate::driver::prepared::PreparedBatch;
 use crate::memory;
 
 /// Reason of a dropped correction that has no weight in the loss.

@@ -2,7 +2,6 @@
 
 mod batch;
 mod offline;
-mod replay;
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -13,18 +12,15 @@ use tokio::runtime::Handle;
 use hone_core::types::{StepRecord, UnixMillis, now_ms};
 use hone_store::Op;
 
-use crate::data::batch_builder;
-use crate::data::batch_builder::{TrainBatch, VersionAges};
-use crate::driver::command::{StepGate, StepReply, TrainCommand};
+use crate::data::batch_builder::{BatchGroup, TrainBatch, VersionAges};
+use crate::data::{batch_builder, feedback_cap};
 use crate::driver::error::{TrainError, TrainFailure};
 use crate::driver::markers::{ActivationMarker, AttemptMarker, StepAttempt};
-use crate::driver::prepared::PreparedBatch;
 use crate::driver::progress::{Hold, TrainProgress};
 use crate::driver::publication::Publication;
 use crate::driver::setup::{ThreadPools, TrainSetup};
-use crate::driver::skipped::{SkipLog, SkippedBatch};
 use crate::driver::status::{StatusCell, TrainState};
-use crate::driver::step_metrics;
+use crate::driver::{PreparedBatch, SkipLog, SkippedBatch, StepGate, StepReply, TrainCommand};
 use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::{Learner, StepStats};
@@ -318,7 +314,7 @@ impl Trainer<'_> {
         let record = StepRecord {
             step: self.learner.step_count(),
             groups,
-            metrics: step_metrics::collect(stats.metrics, &prepared, weights, started.elapsed()),
+            metrics: super::collect(stats.metrics, &prepared, weights, started.elapsed()),
             created: now_ms(),
         };
         self.progress.baselines = prepared.baselines;
@@ -326,7 +322,7 @@ impl Trainer<'_> {
         self.checkpoint()?;
         ops.push(Op::Step(Box::new(record.clone())));
         setup.store.commit_blocking(ops)?;
-        step_metrics::export(&setup.metrics, &record, &prepared.advantages, started.elapsed());
+        super::export(&setup.metrics, &record, &prepared.advantages, started.elapsed());
         self.skip_log.stepped();
         self.feedback_times.extend(prepared.batch.feedback_times());
         self.report();
@@ -461,5 +457,42 @@ impl Trainer<'_> {
                 s.metrics.clone_from(&step.metrics);
             }
         });
+    }
+}
+
+// Samples of earlier steps in a step.
+
+impl Trainer<'_> {
+    /// Adds samples of earlier steps to those of the batch, at most `train.replay.share` of all. They are
+    /// used for their gradient alone: baselines, adaptive weights, the ledger and the metrics of rewards and
+    /// feedback have had them before.
+    fn add_replay(&self, prepared: &mut PreparedBatch) -> Result<(), TrainFailure> {
+        let (setup, config) = (self.setup, &self.setup.config);
+        let most = config.replay.most(prepared.samples.len());
+        if most == 0 {
+            return Ok(());
+        }
+        let fits = |group: &BatchGroup| {
+            group.longest_tokens() <= setup.longest_sample
+                && (self.publication.is_none() || !self.is_long_shard(group.tokens()))
+        };
+        let steps = self.learner.step_count();
+        let ages = self.version_ages();
+        let mut batch = crate::data::draw_replayed(
+            &setup.store,
+            &setup.routes,
+            &ages,
+            config,
+            steps,
+            most,
+            fits,
+        )?;
+        feedback_cap::cap(&mut batch, &setup.routes, None);
+        self.progress.weights.apply(&setup.routes, &mut batch);
+        let advantages = self.progress.baselines.clone().advantages(&batch.rewards(), config);
+        let samples = batch.train_samples(&advantages);
+        prepared.replayed = samples.len();
+        prepared.samples.extend(samples);
+        Ok(())
     }
 }

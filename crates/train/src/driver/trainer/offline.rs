@@ -23,13 +23,12 @@ use hone_store::{Op, Store};
 use crate::config::TrainConfig;
 use crate::data::batch_builder::TrainBatch;
 use crate::data::feedback_cap;
-use crate::data::recorded::{RecordedGroup, RecordedSample};
+use crate::data::{RecordedGroup, RecordedSample};
+use crate::driver::PreparedBatch;
 use crate::driver::error::TrainFailure;
-use crate::driver::prepared::PreparedBatch;
 use crate::driver::progress::TrainProgress;
 use crate::driver::restore::json_error;
 use crate::driver::setup::ThreadPools;
-use crate::driver::step_metrics;
 use crate::error::{LearnError, Result as LearnResult};
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
@@ -105,7 +104,7 @@ impl OfflineTrainer {
         let weights = &mut self.progress.weights;
         weights.observe(&self.setup.routes, &prepared.batch);
         let elapsed = started.elapsed();
-        let mut metrics = step_metrics::collect(stats.metrics, &prepared, weights, elapsed);
+        let mut metrics = super::super::collect(stats.metrics, &prepared, weights, elapsed);
         // The versions are those of another ledger.
         metrics.remove("staleness_versions");
         let step = self.learner.step_count();

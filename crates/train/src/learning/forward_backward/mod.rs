@@ -16,7 +16,7 @@ use hone_model::transformer::SavedActivations;
 
 use super::loss::{LEAST_WEIGHT, LossSequence, late_weight};
 use super::objective::{AdaptiveCoefficients, Objective, StepTotals};
-use super::step_timing::{StepTiming, timed};
+use super::{StepTiming, timed};
 use crate::config::{CorrectionMode, TrainConfig};
 use crate::data::packing::{PackedBatch, TrainSample, sequences, shards};
 use crate::error::Result;

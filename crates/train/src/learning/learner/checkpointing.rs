@@ -13,10 +13,10 @@ use hone_model::adapter::{ModuleScale, peft};
 
 use super::Learner;
 use crate::error::Result;
-use crate::learning::average::Average;
+use crate::learning::Average;
 use crate::learning::checkpoint::{self, Checkpoint, LearnerState};
 use crate::learning::objective::AdaptiveCoefficients;
-use crate::learning::schedule::restart_steps;
+use crate::learning::restart_steps;
 
 impl Learner {
     /// Rolls the policy back to the adapter in a PEFT directory, or to the base with a fresh

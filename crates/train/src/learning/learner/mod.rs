@@ -20,13 +20,12 @@ use hone_model::kernels::compute::Compute;
 use hone_model::weights::LoadOptions;
 use hone_model::{Model, ModelError, ModelSpec};
 
-use super::average::Average;
+use super::Average;
+use super::Snapshot;
+use super::StepTiming;
 use super::objective::AdaptiveCoefficients;
 use super::optimizer::{AdamW, AdamWConfig};
-use super::reference::Reference;
-use super::snapshot::Snapshot;
-use super::step_timing::StepTiming;
-use crate::config::{OptimizerKind, PeakRate, TrainConfig};
+use crate::config::{KlConfig, OptimizerKind, PeakRate, TrainConfig};
 use crate::error::{LearnError, Result};
 
 pub use super::step_stats::StepStats;
@@ -225,6 +224,78 @@ fn validate(config: &TrainConfig) -> Result<()> {
         return wrong("train.lora.dropout", config.lora.dropout.to_string(), "from 0 to below 1");
     }
     Ok(())
+}
+
+// The reference policy: the base model, or `train.lora.init_adapter`, from which the run starts. So
+// the KL is 0 at the start in either case, and a penalty does not undo what the adapter has learned.
+// With `train.kl.sync_steps` it is a mixture that follows the policy.
+//
+// Every `sync_steps` steps `reference <- alpha policy + (1 - alpha) reference` (Gorbatovski et al.
+// 2024, TR-DPO; TRL's `sync_ref_model`), on the adapter's factors. If the first reference is the base,
+// it is taken as the policy's A with a zero B, so its delta becomes alpha times the policy's.
+
+/// The reference policy's adapter.
+#[derive(Clone, Debug)]
+pub(crate) struct Reference {
+    /// Steps between synchronizations; 0 never synchronizes.
+    every: u64,
+    /// Weight of the policy in a synchronization.
+    alpha: f64,
+    /// The reference before the first synchronization; `None` is the base.
+    initial: Option<LoraWeights>,
+    /// `None` before the first synchronization.
+    synced: Option<LoraWeights>,
+}
+
+impl Reference {
+    /// The adapter that the run starts from; `None` is the base model.
+    pub(crate) fn new(config: &KlConfig, initial: Option<LoraWeights>) -> Self {
+        Self { every: config.sync_steps, alpha: config.sync_mixup, initial, synced: None }
+    }
+
+    /// Forgets the synchronizations.
+    pub(crate) fn reset(&mut self) {
+        self.synced = None;
+    }
+
+    /// Synchronizes with the policy if that is due after step number `steps` (from 1).
+    pub(crate) fn observe(&mut self, policy: &LoraWeights, steps: u64) -> Result<()> {
+        if self.every == 0 || !steps.is_multiple_of(self.every) {
+            return Ok(());
+        }
+        let reference = match (self.synced.take(), &self.initial) {
+            (Some(reference), _) => reference,
+            (None, Some(initial)) => initial.copy()?,
+            (None, None) => policy.zeroed_copy()?,
+        };
+        reference.lerp(policy, self.alpha)?;
+        self.synced = Some(reference);
+        Ok(())
+    }
+
+    /// Its adapter; `None` is the base.
+    pub(crate) fn lora(&self) -> Option<&LoraWeights> {
+        self.synced.as_ref().or(self.initial.as_ref())
+    }
+
+    /// The reference before the first synchronization; `None` is the base.
+    pub(crate) fn initial(&self) -> Option<&LoraWeights> {
+        self.initial.as_ref()
+    }
+
+    /// The synchronized reference; `None` before the first synchronization.
+    pub(crate) fn synced(&self) -> Option<&LoraWeights> {
+        self.synced.as_ref()
+    }
+
+    /// Continues from a checkpoint: from its synchronized reference, unless synchronization is off, and
+    /// from its initial one, which a checkpoint of an older version lacks.
+    pub(crate) fn restore(&mut self, initial: Option<LoraWeights>, synced: Option<LoraWeights>) {
+        if initial.is_some() {
+            self.initial = initial;
+        }
+        self.synced = synced.filter(|_| self.every > 0);
+    }
 }
 
 #[cfg(test)]

@@ -8,9 +8,8 @@ use crate::error::Result;
 use crate::learning::forward_backward::{ForwardBackward, LogprobCache, PassOutput};
 use crate::learning::objective::StepTotals;
 use crate::learning::optimizer::clip_global_norm;
-use crate::learning::schedule;
 use crate::learning::step_stats::completion_metrics;
-use crate::learning::step_timing::{StepTiming, timed};
+use crate::learning::{StepTiming, timed};
 
 impl Learner {
     /// One optimizer step of `train.num_iterations` updates on `samples`.
@@ -69,8 +68,8 @@ impl Learner {
                 && sample.trained_tokens() > 0
         };
         let mut active: Vec<usize> = (0..samples.len()).filter(trains_on).collect();
-        let learning_rate = schedule::learning_rate(&self.config, self.steps)
-            * schedule::restart_factor(&self.config, self.restart);
+        let learning_rate = super::super::learning_rate(&self.config, self.steps)
+            * super::super::restart_factor(&self.config, self.restart);
         // Samples come from the served weights. An average of several steps differs from the weights
         // that the first pass computes with.
         let serves_own = self.average.as_ref().is_none_or(|average| average.count() < 2);

@@ -11,11 +11,11 @@
 //! loss    = sum over tokens of w_i (m rho surrogate(r, l, A) + beta kl) - coef mean(H)
 //! ```
 //!
-//! - `e`: the exponential, with its tangent above 20 ([`ratio::ratio`])
-//! - `surrogate`: [`surrogate()`]; `kl`: [`kl::estimate`], times r with the corrected estimator
-//! - `rho`: [`correction::sampler_weights`], or [`vespo::weight`] for `vespo`
-//! - `m`: 0 for tokens below the entropy threshold ([`entropy::threshold`]) and for sequences that
-//!   [`correction::is_off_policy`] masks, else 1. Neither `rho` nor `m` affects the KL or `w_i`
+//! - `e`: the exponential, with its tangent above 20 ([`surrogate::ratio`])
+//! - `surrogate`: [`surrogate()`]; `kl`: [`kl_estimate`], times r with the corrected estimator
+//! - `rho`: [`sampler_weights`], or [`vespo_weight`] for `vespo`
+//! - `m`: 0 for tokens below the entropy threshold ([`entropy_threshold`]) and for sequences that
+//!   [`is_off_policy`] masks, else 1. Neither `rho` nor `m` affects the KL or `w_i`
 //! - `w_i`: [`sequence_weights`]. Like the threshold and the number of tokens in `mean(H)` (all
 //!   tokens, or those at or above the threshold), it is fixed for the whole optimizer step, so that
 //!   the loss and its gradient do not depend on how the step is split into micro-batches
@@ -31,20 +31,15 @@
 //! stop token does. The loss depends on the network through `l` and `H` alone, so its gradient is
 //! the sum over tokens of `dloss/dl dl + dloss/dH dH`.
 
-mod correction;
-pub(crate) mod entropy;
-pub(crate) mod kl;
-mod late;
-mod ratio;
 mod surrogate;
-mod vespo;
-mod weights;
 
-use crate::config::{KlEstimator, LossKind, RatioLevel, TrainConfig};
+use std::collections::BTreeMap;
+
+use crate::config::{
+    CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
+    TrainConfig, VespoConfig,
+};
 use surrogate::surrogate;
-
-pub(crate) use late::{LEAST_WEIGHT, late_weight};
-pub(crate) use weights::sequence_weights;
 
 /// One completion as the loss sees it. Every slice has one value per sampled token.
 #[derive(Clone, Copy, Debug)]
@@ -119,15 +114,14 @@ pub(crate) fn sequence_loss(
         config.loss == LossKind::Gspo || config.importance_sampling_level == RatioLevel::Sequence;
     let log_ratios = logprobs.iter().zip(old).map(|(l, o)| l - o);
     let ratios: Vec<f64> = if by_sequence {
-        vec![ratio::ratio(log_ratios.sum::<f64>() / count.max(1) as f64)]
+        vec![surrogate::ratio(log_ratios.sum::<f64>() / count.max(1) as f64)]
     } else {
-        log_ratios.map(ratio::ratio).collect()
+        log_ratios.map(surrogate::ratio).collect()
     };
-    let sampler_weights = correction::sampler_weights(&config.sampler_correction, old, recorded);
-    let off_policy =
-        correction::is_off_policy(advantage, logprobs, recorded, config.off_policy_mask_threshold);
+    let sampler_weights = sampler_weights(&config.sampler_correction, old, recorded);
+    let off_policy = is_off_policy(advantage, logprobs, recorded, config.off_policy_mask_threshold);
     let vespo_weight = (config.loss == LossKind::Vespo)
-        .then(|| vespo::weight(logprobs, old, &sampler_weights, advantage, &config.vespo));
+        .then(|| vespo_weight(logprobs, old, &sampler_weights, advantage, &config.vespo));
     let mut out = SequenceLoss {
         dloss_dlogp: vec![0.0; count],
         dloss_dentropy: vec![0.0; count],
@@ -165,13 +159,13 @@ pub(crate) fn sequence_loss(
             dloss_dlog_ratio[t] += factor * term.d_log_ratio;
         }
         if let Some(reference) = sequence.reference {
-            let (value, d_logp) = kl::estimate(config.kl.estimator, logprobs[t], reference[t]);
+            let (value, d_logp) = kl_estimate(config.kl.estimator, logprobs[t], reference[t]);
             let scale = if kl_by_ratio { ratio } else { 1.0 };
             out.kl += scale * value;
             loss += coefficients.beta * scale * value;
             dloss_dlogp += coefficients.beta * scale * d_logp;
             if kl_by_ratio {
-                dloss_dlog_ratio[t] += coefficients.beta * ratio::slope(ratio) * value;
+                dloss_dlog_ratio[t] += coefficients.beta * surrogate::slope(ratio) * value;
             }
         }
         out.loss += coefficients.token * loss;
@@ -190,6 +184,261 @@ pub(crate) fn sequence_loss(
     out.ratios = ratios;
     out.sampler_weights = sampler_weights;
     out
+}
+
+// The sequence weights of `vespo` ("Variational Sequence-Level Soft Policy Optimization",
+// arXiv:2602.10693).
+
+/// Bounds of logarithms as in TRL: `ln 1e-8` and 20.
+const BOUNDS: (f64, f64) = (-18.420_680_743_952_367, 20.0);
+
+/// The gamma weight of a sequence with ratio w. The gradient treats it as a constant:
+///
+/// ```text
+/// phi(w) = w^k exp(lambda (1 - w))
+/// ln w   = sum over tokens of l - o, plus ln rho with a sampler correction
+/// ```
+///
+/// It is 1 at w = 1 and approaches 0 on either side; k and lambda depend on the sign of the
+/// advantage. As in TRL, `l - o` is clamped to [-20, 20], ln rho and ln w to [`BOUNDS`]; ln phi is at most
+/// 20, which only large k reach.
+fn vespo_weight(
+    logprobs: &[f64],
+    old: &[f64],
+    sampler_weights: &[f64],
+    advantage: f64,
+    config: &VespoConfig,
+) -> f64 {
+    let (low, high) = BOUNDS;
+    let policy: f64 = logprobs.iter().zip(old).map(|(l, o)| (l - o).clamp(-high, high)).sum();
+    let sampler: f64 = sampler_weights.iter().map(|rho| rho.ln().clamp(low, high)).sum();
+    let log_w = (policy + sampler).clamp(low, high);
+    let (k, lambda) = if advantage >= 0.0 {
+        (config.k_pos, config.lambda_pos)
+    } else {
+        (config.k_neg, config.lambda_neg)
+    };
+    surrogate::weight(k * log_w + lambda * (1.0 - log_w.exp()))
+}
+
+// Corrections for a sampler whose policy differs from the trained one.
+
+/// Importance weights of each token's surrogate, from the sampler's `recorded` log-probabilities to
+/// the policy's `old` ones. The gradient treats them as constants (truncated: Yao et al. 2025, "Your
+/// efficient RL framework secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When
+/// speed kills stability"):
+///
+/// ```text
+/// token:    rho_t = exp(old_t - recorded_t)
+/// sequence: rho_t = exp(sum over tokens of old_t - recorded_t)
+/// truncate: min(max(rho, low), high)        mask: rho where low <= rho <= high, else 0
+/// ```
+///
+/// `low` is `clip_min`; `high` is `clip_max`, where 0 is no bound but that of [`ratio::weight`], which
+/// keeps the product over a long sequence finite. Returns one weight for the whole
+/// sequence at sequence level, else one per token; empty without a correction.
+fn sampler_weights(config: &CorrectionConfig, old: &[f64], recorded: &[f64]) -> Vec<f64> {
+    let low = config.clip_min;
+    let high = if config.clip_max > 0.0 { config.clip_max } else { f64::INFINITY };
+    let differences = old.iter().zip(recorded).map(|(o, s)| o - s);
+    let ratios: Vec<f64> = match config.mode {
+        CorrectionMode::None => Vec::new(),
+        CorrectionMode::TokenTruncate | CorrectionMode::TokenMask => {
+            differences.map(surrogate::weight).collect()
+        }
+        CorrectionMode::SequenceTruncate | CorrectionMode::SequenceMask => {
+            vec![surrogate::weight(differences.sum())]
+        }
+    };
+    let masks = matches!(config.mode, CorrectionMode::TokenMask | CorrectionMode::SequenceMask);
+    let bounded = |ratio: f64| {
+        if !masks {
+            ratio.clamp(low, high)
+        } else if ratio < low || ratio > high {
+            0.0
+        } else {
+            ratio
+        }
+    };
+    ratios.into_iter().map(bounded).collect()
+}
+
+/// Whether a sequence is too far off policy to have a surrogate: its advantage is negative, and its
+/// log-probability fell since sampling by more than `threshold`, in nats per token (DeepSeek-V3.2,
+/// 2025, eq. 9). Never with a threshold of 0.
+fn is_off_policy(advantage: f64, logprobs: &[f64], recorded: &[f64], threshold: f64) -> bool {
+    if threshold == 0.0 || advantage >= 0.0 {
+        return false;
+    }
+    let sum: f64 = recorded.iter().zip(logprobs).map(|(s, l)| s - l).sum();
+    // False for NaN, so that the surrogate makes the loss NaN and the step is skipped.
+    sum / logprobs.len().max(1) as f64 > threshold
+}
+
+// Estimators of KL(policy || reference) from one sampled token, and the adaptive coefficient.
+
+/// Where `exp(d) - d - 1` reaches 10, the bound of verl's k3.
+const K3_BOUND: f64 = 2.610_868_638_149_876;
+
+/// The estimate at one token and its derivative with respect to the policy's log-probability at a
+/// constant ratio r. With `d = reference - logprob` (Schulman, "Approximating KL divergence", 2020):
+///
+/// ```text
+/// k1 = -d        k2 = d^2 / 2        k3 = exp(d) - d - 1        corrected = r k3
+/// ```
+///
+/// For `corrected` this returns k3; [`super::sequence_loss`] applies the factor r, the surrogate's
+/// ratio with its own gradient (DeepSeek-V3.2, 2025; TRL's `use_bias_correction_kl`). All but k1 are
+/// at least 0. As loss terms on samples of the policy: the mean gradient of k1 is 0, that of k2 is
+/// the gradient of KL(policy || reference), and that of k3 the gradient of KL(reference || policy).
+///
+/// k3 is continued by its tangent above a value of 10 for tokens that became unlikely, so that a single
+/// token adds at most `12.6 d` instead of `exp(d)`. verl limits the value to 10 instead, which removes
+/// the restoring gradient of those tokens. For tokens that became likely k3 is about `-d - 1`, and needs
+/// no bound.
+fn kl_estimate(estimator: KlEstimator, logprob: f64, reference: f64) -> (f64, f64) {
+    let d = reference - logprob;
+    match estimator {
+        KlEstimator::K1 => (-d, 1.0),
+        KlEstimator::K2 => (0.5 * d * d, -d),
+        KlEstimator::K3 | KlEstimator::Corrected => {
+            let bounded = if d > K3_BOUND { K3_BOUND } else { d };
+            let slope = bounded.exp_m1();
+            (slope - bounded + slope * (d - bounded), -slope)
+        }
+    }
+}
+
+/// Beta after an update with a mean KL of `kl` (nats per token) over `samples` samples (Ziegler et
+/// al. 2019, section 2.2; the adaptive controller of PPO trainers):
+///
+/// ```text
+/// beta <- beta (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon)
+/// ```
+///
+/// Beta is unchanged if the target is 0 or `kl` is not finite. The factor is above 0 for fewer than
+/// 5 horizons of samples; the configuration's check ensures that.
+pub(crate) fn adapted_beta(beta: f64, kl: f64, samples: f64, config: &KlConfig) -> f64 {
+    if config.target == 0.0 || !kl.is_finite() {
+        return beta;
+    }
+    let error = (kl / config.target - 1.0).clamp(-0.2, 0.2);
+    beta * (1.0 + error * samples / config.horizon).max(0.0)
+}
+
+// Weights of completions that were sampled many versions ago and rated since.
+
+/// Longest completion whose weight is the product over all its tokens. Longer ones have the weight of
+/// this many of their average tokens.
+const LONGEST: f64 = 64.0;
+
+/// Samples with a smaller weight are left out.
+pub(crate) const LEAST_WEIGHT: f64 = 1e-3;
+
+/// The truncated importance weight of a completion of T tokens, from the `recorded` log-probabilities
+/// of the policy that sampled it to the `old` ones of the policy before the step:
+///
+/// ```text
+/// rho = min(exp(min(T, 64) * mean over tokens of old - recorded), clip_max)
+/// ```
+///
+/// Up to 64 tokens this is truncated importance sampling of the whole sequence (Ionides 2008;
+/// Espeholt et al. 2018 truncate at 1). The product over more tokens is almost always near 0, because
+/// its logarithm falls in proportion to T; beyond that length the geometric mean (GSPO, Zheng et al.
+/// 2025) limits the exponent. Both limits bias the size of the update, but not its sign.
+pub(crate) fn late_weight(old: &[f64], recorded: &[f64], clip_max: f64) -> f64 {
+    let count = old.len().max(1) as f64;
+    let mean = old.iter().zip(recorded).map(|(o, r)| o - r).sum::<f64>() / count;
+    (mean * count.min(LONGEST)).exp().min(clip_max)
+}
+
+// Selection of high-entropy tokens, and the entropy bonus.
+
+/// The lowest entropy of the top `fraction` of tokens: the quantile at `1 - fraction`, linearly
+/// interpolated (type 7, as `torch.quantile`). Tokens at or above it are selected. `None` if all
+/// are: a fraction of 1, or no tokens. Wang et al. 2025, "Beyond the 80/20 Rule".
+pub(crate) fn entropy_threshold(entropies: &[f64], fraction: f64) -> Option<f64> {
+    if fraction >= 1.0 || entropies.is_empty() {
+        return None;
+    }
+    let mut sorted = entropies.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let place = (1.0 - fraction).max(0.0) * (sorted.len() - 1) as f64;
+    let below = place.floor() as usize;
+    let low = *sorted.get(below)?;
+    let high = *sorted.get(below + 1).unwrap_or(&low);
+    Some(low + (high - low) * place.fract())
+}
+
+/// The bonus coefficient of the next update. An adaptive coefficient applies only if the mean
+/// entropy of the last update (infinite before the first) is at or below the target, else it is 0
+/// (Skywork-OR1, He et al. 2025; gated as in TRL).
+pub(crate) fn active_entropy_coef(coef: f64, last: f64, config: &EntropyConfig) -> f64 {
+    if config.adaptive && last > config.target { 0.0 } else { coef }
+}
+
+/// The adaptive coefficient after an update with a mean entropy of `entropy`: increased by
+/// `coef_delta` if that is at or below the target, else decreased, within its bounds. A fixed
+/// coefficient is unchanged.
+pub(crate) fn adapted_coef(coef: f64, entropy: f64, config: &EntropyConfig) -> f64 {
+    if !config.adaptive || !entropy.is_finite() {
+        coef
+    } else if entropy <= config.target {
+        (coef + config.coef_delta).min(config.coef_max)
+    } else {
+        (coef - config.coef_delta).max(config.coef_min)
+    }
+}
+
+// The weight of each token within the optimizer step.
+
+/// The weight of every token of each completion, from the completion lengths (in tokens) of the
+/// *whole* optimizer step of n sequences:
+///
+/// - `grpo`, `sapo`, `gspo`: `1 / (n * length_i)`, the mean over tokens, then over sequences (Shao et
+///   al. 2024)
+/// - `dr_grpo`: `1 / (n * max_completion_tokens)`, free of length bias (Liu et al. 2025); here n is the
+///   number of completions, to each of which the token limit applies
+/// - `bnpo`, `dapo`, `cispo`, `reinforce`, `vespo`: `1 / sum of lengths` (Yu et al. 2025). The local
+///   batch that normalizes `bnpo` is the optimizer step, as in TRL without gradient accumulation;
+///   any other choice would depend on the micro-batches
+/// - `luspo`: `1 / n`, the sum over tokens (Tang et al. 2025)
+///
+/// `sequences` has the sequence of each completion, as any number. A conversation is one sequence of several
+/// completions, whose length is the sum of theirs.
+///
+/// Completions that are not trained on, such as masked truncated completions, have length 0 here.
+/// Their weight is 0 and n does not count them. (TRL zeroes their loss but counts them in n for
+/// `grpo`, `sapo`, `luspo` and `dr_grpo`, which reduces the weight of the other sequences.)
+pub(crate) fn sequence_weights(
+    kind: LossKind,
+    lengths: &[usize],
+    sequences: &[usize],
+    max_completion_tokens: usize,
+) -> Vec<f64> {
+    let trained = || lengths.iter().zip(sequences).filter(|(length, _)| **length > 0);
+    let mut whole = BTreeMap::new();
+    for (length, sequence) in trained() {
+        *whole.entry(sequence).or_insert(0) += length;
+    }
+    let (n, completions) = (whole.len() as f64, trained().count() as f64);
+    let tokens = lengths.iter().sum::<usize>() as f64;
+    let weight = |sequence: &usize| match kind {
+        LossKind::Grpo | LossKind::Sapo | LossKind::Gspo => {
+            1.0 / (n * whole.get(sequence).copied().unwrap_or(1) as f64)
+        }
+        LossKind::DrGrpo => 1.0 / (completions * max_completion_tokens.max(1) as f64),
+        LossKind::Luspo => 1.0 / n,
+        LossKind::Bnpo
+        | LossKind::Dapo
+        | LossKind::Cispo
+        | LossKind::Reinforce
+        | LossKind::Vespo => 1.0 / tokens,
+    };
+    let own = |(length, sequence): (&usize, &usize)| {
+        if *length == 0 { 0.0 } else { weight(sequence) }
+    };
+    lengths.iter().zip(sequences).map(own).collect()
 }
 
 #[cfg(test)]

@@ -4,13 +4,12 @@
 //! [`Objective::new`] fixes what depends on the whole optimizer step: the tokens' weights and the
 //! entropy threshold. [`Objective::add_sequence`] then handles the sequences one by one.
 
-mod corrections;
 mod totals;
 
 use serde::{Deserialize, Serialize};
 
 use super::float_bits;
-use super::loss::{LossCoefficients, LossSequence, entropy, kl, sequence_loss, sequence_weights};
+use super::loss::{LossCoefficients, LossSequence, sequence_loss, sequence_weights};
 use crate::config::TrainConfig;
 
 pub(crate) use totals::StepTotals;
@@ -46,10 +45,11 @@ impl AdaptiveCoefficients {
     /// Adapts the coefficients after one update.
     pub fn update(&mut self, totals: &StepTotals, config: &TrainConfig) {
         if let Some(kl) = totals.kl() {
-            self.beta = kl::adapted_beta(self.beta, kl, totals.samples, &config.kl);
+            self.beta = super::loss::adapted_beta(self.beta, kl, totals.samples, &config.kl);
         }
         if let Some(entropy) = totals.selected_entropy() {
-            self.entropy_coef = entropy::adapted_coef(self.entropy_coef, entropy, &config.entropy);
+            self.entropy_coef =
+                super::loss::adapted_coef(self.entropy_coef, entropy, &config.entropy);
             self.entropy = entropy;
         }
     }
@@ -78,9 +78,13 @@ impl<'a> Objective<'a> {
         max_completion_tokens: usize,
         entropies: &[f64],
     ) -> Self {
-        let entropy_coef =
-            entropy::active_coef(adaptive.entropy_coef, adaptive.entropy, &config.entropy);
-        let entropy_threshold = entropy::threshold(entropies, config.top_entropy_quantile);
+        let entropy_coef = super::loss::active_entropy_coef(
+            adaptive.entropy_coef,
+            adaptive.entropy,
+            &config.entropy,
+        );
+        let entropy_threshold =
+            super::loss::entropy_threshold(entropies, config.top_entropy_quantile);
         let selected = match entropy_threshold {
             Some(least) => entropies.iter().filter(|entropy| **entropy >= least).count(),
             None => lengths.iter().sum(),
@@ -114,6 +118,39 @@ impl<'a> Objective<'a> {
         totals.add_sequence(sequence, &loss);
         let pairs = loss.dloss_dlogp.into_iter().zip(loss.dloss_dentropy);
         gradients.extend(pairs.map(|(dlogp, dentropy)| [dlogp, dentropy]));
+    }
+}
+
+// The loss of corrections: texts that clients wrote in place of a completion.
+
+impl Objective<'_> {
+    /// The same objective for a step with this number of corrections' tokens. It adds
+    ///
+    /// ```text
+    /// train.correction_weight * mean over all tokens of the step's corrections of -l
+    /// ```
+    ///
+    /// to the loss, where `l` is the policy's log-probability at temperature 1. The mean over tokens is
+    /// that of supervised fine-tuning (TRL's `SFTTrainer`); InstructGPT adds a weighted log-likelihood
+    /// to its reinforcement learning objective in the same way (Ouyang et al. 2022, eq. 2). There is no
+    /// importance ratio, because no policy sampled the text, and no KL and no entropy bonus.
+    pub fn with_corrections(self, tokens: usize) -> Self {
+        let correction = self.config.correction_weight / tokens.max(1) as f64;
+        Self { correction, ..self }
+    }
+
+    /// Appends `[dloss/dlogp, dloss/dentropy]` of every token of a correction to `gradients`, and adds
+    /// the correction to `totals`. `logprobs` are the policy's.
+    pub fn add_correction(
+        &self,
+        logprobs: &[f64],
+        gradients: &mut Vec<[f64; 2]>,
+        totals: &mut StepTotals,
+    ) {
+        let nll = -logprobs.iter().sum::<f64>();
+        totals.loss += self.correction * nll;
+        totals.add_correction(logprobs.len(), nll);
+        gradients.extend(logprobs.iter().map(|_| [-self.correction, 0.0]));
     }
 }
 

@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use hone_model::testing::{test_file, values};
 
-use super::quantized_moments::{QuantizedBlocks, SIGNED, UNSIGNED};
 use super::{AdamW, AdamWConfig, clip_global_norm};
+use super::{QuantizedBlocks, SIGNED, UNSIGNED};
 
 fn tensor(case: &Value, name: &str, list: &Value) -> Tensor {
     let shape: Vec<usize> = serde_json::from_value(case["shapes"][name].clone()).unwrap();

@@ -4,11 +4,10 @@ use hone_core::metrics::Metrics;
 use hone_core::types::StepRecord;
 use hone_reward::routes::{RouteConfig, RouteList};
 
-use super::conditions::StepContext;
-use super::roles::RewardRoles;
-use super::state::MonitorState;
-use super::warning::{Warning, WarningKind};
+use super::warning::{EQUAL_REWARDS, Warning, WarningKind};
+use super::{MonitorState, RewardRoles, Signal};
 use crate::config::WarningConfig;
+use crate::monitoring::metric_names;
 
 /// Watches the recorded steps of one run.
 #[derive(Clone, Debug)]
@@ -100,4 +99,219 @@ impl HealthMonitor {
         }
         raised
     }
+}
+
+// The conditions of the warnings, evaluated on one step and the steps before it.
+
+/// The inputs of every condition. `state` already includes `record`.
+pub(super) struct StepContext<'a> {
+    pub(super) config: &'a WarningConfig,
+    pub(super) roles: &'a RewardRoles,
+    pub(super) state: &'a MonitorState,
+    pub(super) record: &'a StepRecord,
+}
+
+impl StepContext<'_> {
+    pub(super) fn signal(&self, kind: WarningKind) -> Signal {
+        match kind {
+            WarningKind::Collapse => self.collapse(),
+            WarningKind::KlExplosion => self.kl_explosion(),
+            WarningKind::FlatReward => self.flat_reward(),
+            WarningKind::FormatIgnored => self.format_ignored(),
+            WarningKind::LengthHacking => self.length_hacking(),
+            WarningKind::EntropyCollapse => self.entropy_collapse(),
+            WarningKind::ClipRatioHigh => self.clip_ratio_high(),
+        }
+    }
+
+    fn metric(&self, name: &str) -> Option<f64> {
+        metric_names::finite(self.record, name)
+    }
+
+    /// Bad above `limit`.
+    fn above(&self, value: f64, limit: f64, message: impl FnOnce() -> String) -> Signal {
+        if value > limit {
+            Signal::Bad(message())
+        } else if value <= limit * (1.0 - self.config.hysteresis) {
+            Signal::Good
+        } else {
+            Signal::Near
+        }
+    }
+
+    /// Bad below `limit`.
+    fn below(&self, value: f64, limit: f64, message: impl FnOnce() -> String) -> Signal {
+        if value < limit {
+            Signal::Bad(message())
+        } else if value >= limit * (1.0 + self.config.hysteresis) {
+            Signal::Good
+        } else {
+            Signal::Near
+        }
+    }
+
+    fn collapse(&self) -> Signal {
+        // Equal rewards at the maximum are a success.
+        if self.metric(metric_names::REWARD_MEAN).is_some_and(|mean| self.is_maximal(mean)) {
+            return Signal::Good;
+        }
+        let std = metric_names::reward_std(self.record).map(|std| {
+            self.below(std, self.config.min_reward_std, || {
+                format!("the reward's standard deviation {} fell to {std:.3}", self.compared())
+            })
+        });
+        let zero = self.metric(metric_names::ZERO_STD_GROUPS).map(|share| {
+            self.above(share, self.config.max_zero_std_groups, || match self.equal_batches() {
+                0 | 1 => {
+                    let percent = share * 100.0;
+                    format!("in {percent:.0} % of groups all completions have equal rewards")
+                }
+                batches => format!("{batches} batches in a row {EQUAL_REWARDS}"),
+            })
+        });
+        Signal::worst([zero, std].into_iter().flatten())
+    }
+
+    /// What [`metric_names::reward_std`] compares.
+    fn compared(&self) -> &'static str {
+        match self.metric(metric_names::REWARD_STD) {
+            Some(_) => "within groups",
+            None => "over single completions",
+        }
+    }
+
+    /// Consecutive steps, this one last, whose groups all had equal rewards.
+    fn equal_batches(&self) -> usize {
+        // Equal rewards deviate by rounding errors only.
+        self.state.stds.iter().rev().take_while(|std| **std < 1e-9).count()
+    }
+
+    fn kl_explosion(&self) -> Signal {
+        let limit = self.config.max_kl;
+        match self.record.metrics.get(metric_names::KL) {
+            Some(kl) if !kl.is_finite() => Signal::Certain(format!("KL to the reference is {kl}")),
+            Some(&kl) => self.above(kl, limit, || {
+                format!("KL to the reference reached {kl:.3} nats per token, above {limit}")
+            }),
+            None => Signal::Unknown,
+        }
+    }
+
+    fn flat_reward(&self) -> Signal {
+        let (Some(rise), Some(std), Some(mean)) = (
+            trend(&self.state.rewards, self.config.window),
+            mean(&self.state.stds),
+            mean(&self.state.rewards),
+        ) else {
+            return Signal::Unknown;
+        };
+        // Without a deviation there is nothing to learn from: a collapse, not a plateau.
+        let is_learnable = std >= self.config.min_reward_std;
+        // The right end of the line through the window.
+        let current = mean + rise / 2.0;
+        if !is_learnable || self.is_maximal(current) {
+            return Signal::Good;
+        }
+        self.below(rise / std, self.config.min_rise, || {
+            format!(
+                "the reward changed by {rise:+.3} in {} steps, at a standard deviation {} of \
+                 {std:.3}",
+                self.config.window,
+                self.compared()
+            )
+        })
+    }
+
+    /// Whether a mean reward is within a tenth of the configured maximum.
+    fn is_maximal(&self, mean: f64) -> bool {
+        self.config.reward_max.is_some_and(|max| mean >= max - 0.1 * max.abs())
+    }
+
+    fn format_ignored(&self) -> Signal {
+        // A part without a mean is bad only if the step has means at all.
+        if metric_names::parts(self.record).next().is_none() {
+            return Signal::Unknown;
+        }
+        let steps = self.config.format_patience;
+        Signal::worst(self.roles.format.iter().map(|part| {
+            match metric_names::part(self.record, part) {
+                Some(mean) => self.below(mean, self.config.min_format, || {
+                    format!("the part \"{part}\" stayed near 0 for {steps} steps ({mean:.3})")
+                }),
+                None => Signal::Bad(format!("the part \"{part}\" had no value for {steps} steps")),
+            }
+        }))
+    }
+
+    fn length_hacking(&self) -> Signal {
+        let truncated = self.metric(metric_names::TRUNCATED).map(|share| {
+            self.above(share, self.config.max_truncated, || {
+                format!("{:.0} % of completions ended at the token limit", share * 100.0)
+            })
+        });
+        Signal::worst([truncated, self.length_growth()].into_iter().flatten())
+    }
+
+    /// Bad if length and reward rise together without correctness.
+    fn length_growth(&self) -> Option<Signal> {
+        let (state, window) = (self.state, self.config.window);
+        let growth = trend(&state.lengths, window)?;
+        let correctness = trend(&state.correctness, window)?;
+        let reward = trend(&state.rewards, window)?;
+        let (length, std) = (mean(&state.lengths)?, mean(&state.stds)?);
+        // Relative to the left end of the line through the window.
+        let share = if length > 0.0 { growth / (length - growth / 2.0).max(1.0) } else { 0.0 };
+        let margin = self.config.min_rise * std;
+        if reward <= margin || correctness > margin {
+            return Some(Signal::Good);
+        }
+        Some(self.above(share, self.config.max_length_growth, || {
+            format!(
+                "in {window} steps completions grew by {growth:.0} tokens and the reward by \
+                 {reward:.3}, but correctness by {correctness:+.3}"
+            )
+        }))
+    }
+
+    fn entropy_collapse(&self) -> Signal {
+        let current = self.metric(metric_names::ENTROPY);
+        let (Some(current), Some(first)) = (current, self.state.first_entropy()) else {
+            return Signal::Unknown;
+        };
+        self.below(current, first * self.config.min_entropy_share, || {
+            format!("the entropy fell from {first:.3} to {current:.3} nats per token")
+        })
+    }
+
+    fn clip_ratio_high(&self) -> Signal {
+        let shares = [metric_names::CLIP_LOW, metric_names::CLIP_HIGH].map(|n| self.metric(n));
+        let Some(share) = shares.into_iter().flatten().reduce(|low, high| low + high) else {
+            return Signal::Unknown;
+        };
+        self.above(share, self.config.max_clip_ratio, || {
+            format!("{:.0} % of importance ratios were clipped", share * 100.0)
+        })
+    }
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// The rise of the least-squares line through the values, from the first to the last of them;
+/// `None` until there are `window` values.
+fn trend(values: &[f64], window: usize) -> Option<f64> {
+    let n = values.len();
+    if n < window.max(2) {
+        return None;
+    }
+    let center = (n - 1) as f64 / 2.0;
+    let mean = mean(values)?;
+    let (mut covariance, mut variance) = (0.0, 0.0);
+    for (i, value) in values.iter().enumerate() {
+        let x = i as f64 - center;
+        covariance += x * (value - mean);
+        variance += x * x;
+    }
+    Some(covariance / variance * (n - 1) as f64)
 }

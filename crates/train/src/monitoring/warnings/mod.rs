@@ -5,18 +5,169 @@
 //! held for some steps in a row, so that a metric near its limit raises one warning, not many. A
 //! missing metric neither begins nor ends an episode.
 
-mod conditions;
 mod health_monitor;
-mod roles;
-mod state;
 mod warning;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use hone_core::types::StepRecord;
+
+use crate::monitoring::metric_names;
 
 pub use crate::config::WarningConfig;
 pub use health_monitor::HealthMonitor;
-pub use roles::RewardRoles;
-pub use state::MonitorState;
 pub(crate) use warning::EQUAL_REWARDS;
 pub use warning::{Warning, WarningKind};
+
+// The meaning of reward parts.
+
+/// Names of the reward parts that measure format and correctness.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RewardRoles {
+    /// Parts that reward a format.
+    pub format: Vec<String>,
+    /// Parts that reward a right answer.
+    pub correctness: Vec<String>,
+}
+
+impl RewardRoles {
+    /// Sorts parts, given as `(name, kind)`, by words in their kind. A kind without such a word (a
+    /// script, a webhook) leaves it to the name. A part may have neither role.
+    pub fn of<'a>(parts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        const FORMAT: [&str; 8] =
+            ["format", "xml", "json", "schema", "think", "tags", "regex", "syntax"];
+        const CORRECT: [&str; 8] =
+            ["match", "math", "numeric", "choice", "code", "correct", "accuracy", "right"];
+        let has = |text: &str, words: &[&str]| {
+            let text = text.to_ascii_lowercase();
+            words.iter().any(|word| text.contains(word))
+        };
+        let mut roles = Self::default();
+        for (name, kind) in parts {
+            match [kind, name].iter().find(|t| has(t, &FORMAT) || has(t, &CORRECT)) {
+                Some(text) if has(text, &FORMAT) => roles.format.push(name.to_owned()),
+                Some(_) => roles.correctness.push(name.to_owned()),
+                None => {}
+            }
+        }
+        roles
+    }
+}
+
+// The monitor's state: recent metrics, and episodes driven by signals.
+
+/// Whether a step is evidence for or against one kind of warning.
+#[derive(Clone, Debug, PartialEq)]
+enum Signal {
+    /// The condition holds; the message describes the observation.
+    Bad(String),
+    /// The condition holds and one step is enough to warn.
+    Certain(String),
+    /// The metric is within its limit by more than the hysteresis.
+    Good,
+    /// The metric is within its limit, but not by enough to end an episode.
+    Near,
+    /// The metrics that the condition needs are missing.
+    Unknown,
+}
+
+impl Signal {
+    /// The most severe signal; unknown ones count least.
+    fn worst(signals: impl IntoIterator<Item = Self>) -> Self {
+        let severity = |signal: &Self| match signal {
+            Self::Certain(_) => 4,
+            Self::Bad(_) => 3,
+            Self::Near => 2,
+            Self::Good => 1,
+            Self::Unknown => 0,
+        };
+        let first_worst = |worst: Self, signal: Self| {
+            if severity(&signal) > severity(&worst) { signal } else { worst }
+        };
+        signals.into_iter().fold(Self::Unknown, first_worst)
+    }
+}
+
+/// Whether a kind of warning is active.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Episode {
+    active: bool,
+    /// Consecutive steps that are evidence for changing `active`.
+    streak: u64,
+}
+
+impl Episode {
+    /// Adds a step's signal. `raise_after` and `end_after` are the consecutive steps that begin and
+    /// end the episode. Returns the message if the episode begins.
+    fn update(&mut self, signal: Signal, raise_after: u64, end_after: u64) -> Option<String> {
+        let needed = if self.active { end_after } else { raise_after };
+        match (&signal, self.active) {
+            (Signal::Unknown, _) => return None,
+            (Signal::Bad(_), false) | (Signal::Good, true) => self.streak += 1,
+            (Signal::Certain(_), false) => self.streak = needed,
+            _ => self.streak = 0,
+        }
+        if self.streak < needed {
+            return None;
+        }
+        self.streak = 0;
+        self.active = !self.active;
+        match signal {
+            Signal::Bad(message) | Signal::Certain(message) => Some(message),
+            _ => None,
+        }
+    }
+}
+
+/// What a resumed run needs in order to warn as if it had not been interrupted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MonitorState {
+    last_step: u64,
+    episodes: BTreeMap<WarningKind, Episode>,
+    rewards: Vec<f64>,
+    stds: Vec<f64>,
+    lengths: Vec<f64>,
+    correctness: Vec<f64>,
+    /// Of the run's first steps; later entropies are compared with their mean.
+    entropies: Vec<f64>,
+    entropy_known: bool,
+}
+
+impl MonitorState {
+    /// The last step that was added.
+    pub fn last_step(&self) -> u64 {
+        self.last_step
+    }
+
+    /// The mean entropy of the first `patience` steps, once there are as many.
+    fn first_entropy(&self) -> Option<f64> {
+        let count = self.entropies.len() as f64;
+        self.entropy_known.then(|| self.entropies.iter().sum::<f64>() / count)
+    }
+
+    /// Adds a step's metrics and forgets those that are outside the window.
+    fn add(&mut self, config: &WarningConfig, roles: &RewardRoles, record: &StepRecord) {
+        let window = config.window.max(4);
+        let parts = roles.correctness.iter().filter_map(|part| metric_names::part(record, part));
+        let correctness = parts.reduce(|sum, mean| sum + mean);
+        for (values, value) in [
+            (&mut self.rewards, metric_names::finite(record, metric_names::REWARD_MEAN)),
+            (&mut self.stds, metric_names::reward_std(record)),
+            (&mut self.lengths, metric_names::finite(record, metric_names::LENGTH)),
+            (&mut self.correctness, correctness),
+        ] {
+            values.extend(value);
+            let surplus = values.len().saturating_sub(window);
+            values.drain(..surplus);
+        }
+        if !self.entropy_known {
+            self.entropies.extend(metric_names::finite(record, metric_names::ENTROPY));
+            self.entropy_known = self.entropies.len() as u64 >= config.patience.max(1);
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests;

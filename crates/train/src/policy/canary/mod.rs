@@ -6,22 +6,22 @@
 //! share is small, so that a bad version reaches few users; the last one is large, because a test
 //! between equally large groups decides with the fewest ratings.
 
-mod evidence;
 mod key_shares;
 mod rating;
 mod sequential;
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
 use hone_core::digest::Digest;
 use hone_core::metrics::Metrics;
-use hone_core::types::{PolicyCheck, PolicyVersion, UnixMillis};
+use hone_core::types::{PolicyCheck, PolicyVersion, SampleId, UnixMillis, now_ms};
 
-use super::config::CanaryConfig;
-use evidence::CanaryEvidence;
+use crate::policy::config::{CanaryConfig, CanaryLimit};
+use sequential::PairedArms;
 
 pub(super) use key_shares::KeyShares;
 pub use rating::VersionRating;
@@ -114,5 +114,416 @@ impl Canary {
         if failed {
             self.changed.notify_one();
         }
+    }
+}
+
+// The evidence for and against a canary.
+
+/// Failed requests of a canary below which they may be a coincidence.
+const MIN_FAILURES: u64 = 3;
+
+/// Requests and ratings of one version.
+#[derive(Clone, Copy, Debug, Default)]
+struct ArmCounts {
+    ratings: u64,
+    requests: u64,
+    failures: u64,
+}
+
+impl ArmCounts {
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    fn failed_share(self) -> f64 {
+        self.failures as f64 / self.requests.max(1) as f64
+    }
+}
+
+/// A test of the pairs of some ratings.
+struct VersionComparison {
+    /// Pairs of ratings by stage, route and part. The two versions' shares of the traffic are constant within
+    /// a stage only: just after a change, quick ratings would come with the new shares and slow ones with the
+    /// old, and the test would take a difference in speed for one in quality.
+    arms: BTreeMap<(usize, String, String), PairedArms>,
+    test: SequentialTest,
+}
+
+impl VersionComparison {
+    fn new(config: &CanaryConfig) -> Self {
+        Self { arms: BTreeMap::new(), test: SequentialTest::new(config.alpha, config.margin) }
+    }
+
+    fn observe(&mut self, stage: usize, is_canary: bool, rating: &VersionRating) {
+        let key = (stage, rating.route.clone(), rating.part.clone());
+        let arms = self.arms.entry(key).or_default();
+        let push = if is_canary { PairedArms::push_canary } else { PairedArms::push_control };
+        if let Some(difference) = push(arms, rating.value) {
+            self.test.observe(difference);
+        }
+    }
+}
+
+/// What is known about a canary so far.
+struct CanaryEvidence {
+    pub version: PolicyVersion,
+    control: PolicyVersion,
+    /// When each stage began, in the time of records. The last one is the current stage.
+    stages: Vec<UnixMillis>,
+    /// The ratings of each key, and which of them count.
+    shares: KeyShares<VersionComparison>,
+    /// The ratings that count.
+    all: VersionComparison,
+    rated: HashSet<SampleId>,
+    canary_counts: ArmCounts,
+    control_counts: ArmCounts,
+    started: Instant,
+    /// How long the canary ran in earlier processes. Otherwise restarts would postpone its limit for ever.
+    before: Duration,
+}
+
+impl CanaryEvidence {
+    /// Nothing is known yet. `created` is when the version was.
+    pub fn new(
+        config: &CanaryConfig,
+        version: PolicyVersion,
+        control: PolicyVersion,
+        created: UnixMillis,
+    ) -> Self {
+        Self {
+            version,
+            control,
+            stages: vec![now_ms()],
+            shares: KeyShares::default(),
+            all: VersionComparison::new(config),
+            rated: HashSet::new(),
+            canary_counts: ArmCounts::default(),
+            control_counts: ArmCounts::default(),
+            started: Instant::now(),
+            before: Duration::from_millis(now_ms().saturating_sub(created)),
+        }
+    }
+
+    /// The current share of the traffic.
+    pub fn share(&self, config: &CanaryConfig) -> f64 {
+        let share = config.shares.get(self.stages.len() - 1).or(config.shares.last());
+        share.copied().unwrap_or_default()
+    }
+
+    /// Ratings of other versions, of completions from before the canary, and later ratings of a completion
+    /// do not count.
+    pub fn rate(&mut self, config: &CanaryConfig, rating: &VersionRating) {
+        let is_canary = |rated: &VersionRating| rated.version == self.version;
+        if !is_canary(rating) && rating.version != self.control {
+            return;
+        }
+        let stage_of = |sampled| self.stages.partition_point(|begin| *begin <= sampled);
+        if stage_of(rating.sampled) == 0 || !self.rated.insert(rating.sample) {
+            return;
+        }
+        let new = || VersionComparison::new(config);
+        let counting = self.shares.add(rating, new, |own| {
+            own.observe(stage_of(rating.sampled), is_canary(rating), rating);
+        });
+        for rating in &counting {
+            self.all.observe(stage_of(rating.sampled), is_canary(rating), rating);
+            let counts =
+                if is_canary(rating) { &mut self.canary_counts } else { &mut self.control_counts };
+            counts.ratings += 1;
+        }
+    }
+
+    pub fn answered(&mut self, version: PolicyVersion, failed: bool) {
+        let counts = if version == self.version {
+            &mut self.canary_counts
+        } else if version == self.control {
+            &mut self.control_counts
+        } else {
+            return;
+        };
+        counts.requests += 1;
+        counts.failures += u64::from(failed);
+    }
+
+    /// The decision, if the evidence permits one. Otherwise, the canary may get its next share.
+    pub fn decide(&mut self, config: &CanaryConfig) -> Option<PolicyCheck> {
+        let rise = self.canary_counts.failed_share() - self.control_counts.failed_share();
+        if self.canary_counts.failures >= MIN_FAILURES && rise > config.max_error_rise {
+            let detail = format!(
+                "{} of {} requests failed, of the active version {} of {}",
+                self.canary_counts.failures,
+                self.canary_counts.requests,
+                self.control_counts.failures,
+                self.control_counts.requests
+            );
+            return Some(self.check("canary/errors", false, Some(config.max_error_rise), detail));
+        }
+        let ratings = self.canary_counts.ratings + self.control_counts.ratings;
+        match self.all.test.verdict() {
+            CanaryVerdict::NotWorse if self.others_lean() <= 0.0 => {
+                Some(self.by_ratings(config, true, "not worse"))
+            }
+            CanaryVerdict::Worse if self.others_lean() >= 0.0 => {
+                Some(self.by_ratings(config, false, "worse"))
+            }
+            _ => {
+                let time = Duration::from_secs(config.max_seconds);
+                let is_over = config.max_ratings > 0 && ratings >= config.max_ratings;
+                if is_over || self.before + self.started.elapsed() >= time {
+                    return Some(self.at_limit(config));
+                }
+                self.next_share(config);
+                None
+            }
+        }
+    }
+
+    /// Above 0 if the ratings of all keys but the busiest one rather show that the canary is worse, below 0
+    /// if they rather show the contrary. A verdict against them would be that of one key.
+    fn others_lean(&self) -> f64 {
+        let lean = |test: &SequentialTest| test.evidence_worse() - test.evidence_not_worse();
+        self.shares.of_the_others(|own| lean(&own.test))
+    }
+
+    /// Raises the share once it has its ratings, unless they rather show that the canary is worse.
+    fn next_share(&mut self, config: &CanaryConfig) {
+        let stages = u64::try_from(self.stages.len()).unwrap_or(u64::MAX);
+        let has_ratings = self.canary_counts.ratings >= config.stage_ratings.saturating_mul(stages);
+        let looks_worse = self.all.test.evidence_worse() > 0.0;
+        if has_ratings && !looks_worse && self.stages.len() < config.shares.len() {
+            self.stages.push(now_ms());
+            let share = self.share(config);
+            tracing::info!(version = %self.version, share, "the canary gets a larger share");
+        }
+    }
+
+    fn at_limit(&self, config: &CanaryConfig) -> PolicyCheck {
+        let estimate = self.all.test.mean();
+        let promote = match config.on_limit {
+            CanaryLimit::Promote => true,
+            CanaryLimit::RollBack => false,
+            CanaryLimit::Estimate => {
+                self.others_lean() <= 0.0 && estimate.is_some_and(|mean| mean >= -config.margin)
+            }
+        };
+        self.by_ratings(config, promote, "undecided at the limit")
+    }
+
+    fn by_ratings(&self, config: &CanaryConfig, passed: bool, finding: &str) -> PolicyCheck {
+        let mean =
+            self.all.test.mean().map_or_else(|| "unknown".to_owned(), |m| format!("{m:+.3}"));
+        let detail = format!(
+            "{finding}: mean difference {mean} of the range, {} ratings of the canary and {} of the \
+             active version, by {}",
+            self.canary_counts.ratings,
+            self.control_counts.ratings,
+            match self.shares.raters() {
+                1 => "one API key".to_owned(),
+                raters => format!("{raters} API keys"),
+            }
+        );
+        self.check("canary/ratings", passed, Some(-config.margin), detail)
+    }
+
+    fn check(&self, name: &str, passed: bool, bound: Option<f64>, detail: String) -> PolicyCheck {
+        PolicyCheck { name: name.to_owned(), passed, value: self.all.test.mean(), bound, detail }
+    }
+
+    /// Exports the state of the test.
+    pub fn report(&self, config: &CanaryConfig, metrics: &Metrics) {
+        metrics.policy_canary_share.set(self.share(config));
+        for (version, counts) in [("canary", self.canary_counts), ("active", self.control_counts)] {
+            let gauge = metrics.policy_canary_ratings.with_label_values(&[version]);
+            gauge.set(i64::try_from(counts.ratings).unwrap_or(i64::MAX));
+        }
+        for (finding, evidence) in [
+            ("not_worse", self.all.test.evidence_not_worse()),
+            ("worse", self.all.test.evidence_worse()),
+        ] {
+            metrics.policy_canary_evidence.with_label_values(&[finding]).set(evidence);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> CanaryConfig {
+        CanaryConfig { stage_ratings: 5, margin: 0.1, ..CanaryConfig::default() }
+    }
+
+    fn evidence(config: &CanaryConfig) -> CanaryEvidence {
+        CanaryEvidence::new(config, PolicyVersion(2), PolicyVersion(1), now_ms())
+    }
+
+    fn rating(version: u64, value: f64) -> VersionRating {
+        VersionRating {
+            version: PolicyVersion(version),
+            sample: SampleId::new(),
+            sampled: now_ms(),
+            route: "chat".to_owned(),
+            part: "thumbs".to_owned(),
+            value,
+            key: None,
+            max_key_share: 1.0,
+            keys: 0,
+        }
+    }
+
+    /// Rates both versions in turn until the decision; returns it with the number of ratings.
+    fn run(config: &CanaryConfig, values: impl Fn(u64) -> (f64, f64)) -> (PolicyCheck, u64) {
+        let mut evidence = evidence(config);
+        for n in 0..100_000 {
+            let (canary, active) = values(n);
+            evidence.rate(config, &rating(1, active));
+            evidence.rate(config, &rating(2, canary));
+            if let Some(check) = evidence.decide(config) {
+                return (check, 2 * n + 2);
+            }
+        }
+        panic!("no decision");
+    }
+
+    #[test]
+    fn ratings_decide() {
+        let up = |share: u64| move |n: u64| f64::from(u8::from(n.wrapping_mul(7) % 10 < share));
+        let (equal, _) = run(&config(), |n| (up(7)(n), up(7)(n + 3)));
+        assert!(equal.passed && equal.detail.starts_with("not worse"), "{equal:?}");
+        let (worse, ratings) = run(&config(), |n| (up(2)(n), up(8)(n + 3)));
+        assert!(!worse.passed && worse.detail.starts_with("worse"), "{worse:?}");
+        assert!(ratings < 100, "{ratings}");
+    }
+
+    #[test]
+    fn the_share_rises_with_ratings_that_are_not_worse() {
+        let config = config();
+        let mut evidence = evidence(&config);
+        assert_eq!(evidence.share(&config), 0.05);
+        for _ in 0..5 {
+            evidence.rate(&config, &rating(1, 1.0));
+            evidence.rate(&config, &rating(2, 1.0));
+        }
+        assert!(evidence.decide(&config).is_none());
+        assert_eq!(evidence.share(&config), 0.25);
+        // The same completion again, and another version, do not count.
+        let twice = rating(2, 0.0);
+        let other_part = VersionRating { part: "stars".to_owned(), ..twice.clone() };
+        let early = VersionRating { sampled: 0, ..rating(1, 0.0) };
+        for rating in [&twice, &twice, &other_part, &rating(7, 0.0), &early] {
+            evidence.rate(&config, rating);
+        }
+        assert_eq!((evidence.canary_counts.ratings, evidence.control_counts.ratings), (6, 5));
+    }
+
+    /// Key `a` rates both versions `ratings` times, the canary 0 and the active version 1 or the reverse;
+    /// after each five of its ratings key `b` rates each version 1 once, if it rates at all.
+    fn attack(max_key_share: f64, keys: usize, canary: f64, second: bool) -> Option<PolicyCheck> {
+        let config = CanaryConfig { max_seconds: 1 << 20, ..config() };
+        let mut evidence = evidence(&config);
+        for n in 0..400 {
+            let rated = |version, value, key: &str| VersionRating {
+                key: Some(key.to_owned()),
+                max_key_share,
+                keys,
+                ..rating(version, value)
+            };
+            evidence.rate(&config, &rated(2, canary, "a"));
+            evidence.rate(&config, &rated(1, 1.0 - canary, "a"));
+            if second && n % 5 == 0 {
+                let [of_canary, of_active] = if canary > 0.5 { [0.0, 1.0] } else { [1.0, 1.0] };
+                evidence.rate(&config, &rated(2, of_canary, "b"));
+                evidence.rate(&config, &rated(1, of_active, "b"));
+            }
+            if let Some(check) = evidence.decide(&config) {
+                return Some(check);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn one_key_does_not_decide_against_another() {
+        for canary in [0.0, 1.0] {
+            for share in [0.2, 1.0] {
+                assert!(attack(share, 2, canary, true).is_none(), "{share} {canary}");
+            }
+            assert!(attack(0.2, 2, canary, false).is_none(), "its share is a half at most");
+            // No other key may rate, or none does and the part permits any share.
+            for (share, keys) in [(0.2, 1), (0.2, 0), (1.0, 2)] {
+                let check = attack(share, keys, canary, false).unwrap();
+                assert_eq!(check.passed, canary > 0.5, "{check:?}");
+                assert!(check.detail.ends_with("by one API key"), "{check:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn several_keys_that_agree_decide() {
+        let config = config();
+        for (canary, passed) in [(0.0, false), (1.0, true)] {
+            let mut evidence = evidence(&config);
+            let decided = (0..200).find_map(|n: u32| {
+                for (version, value) in [(1, 1.0), (2, canary)] {
+                    let key = Some((n % 3).to_string());
+                    let rating = VersionRating {
+                        key,
+                        max_key_share: 0.4,
+                        keys: 3,
+                        ..rating(version, value)
+                    };
+                    evidence.rate(&config, &rating);
+                }
+                evidence.decide(&config)
+            });
+            let check = decided.unwrap();
+            assert_eq!(check.passed, passed, "{check:?}");
+            assert!(check.detail.ends_with("by 3 API keys"), "{check:?}");
+        }
+    }
+
+    /// Of two equal versions, thumbs down arrive at once and thumbs up later, so that just after a change of
+    /// the share the arms of what arrives depend on its value.
+    #[test]
+    fn a_new_share_does_not_mix_with_the_ratings_of_the_one_before() {
+        let config = config();
+        let mut evidence = evidence(&config);
+        evidence.stages = vec![100, 200];
+        let at = |version, value, sampled| VersionRating { sampled, ..rating(version, value) };
+        for rating in [at(1, 0.0, 250), at(2, 1.0, 150), at(2, 1.0, 99), at(1, 1.0, 99)] {
+            evidence.rate(&config, &rating);
+        }
+        assert_eq!(evidence.all.test.mean(), None, "no pair of the same stage");
+        evidence.rate(&config, &at(2, 1.0, 260));
+        assert_eq!(evidence.all.test.mean(), Some(1.0));
+        assert_eq!((evidence.canary_counts.ratings, evidence.control_counts.ratings), (2, 1));
+    }
+
+    #[test]
+    fn the_time_of_earlier_processes_counts() {
+        let config = CanaryConfig { max_seconds: 60, ..config() };
+        let old = now_ms() - 61_000;
+        let versions = (PolicyVersion(2), PolicyVersion(1));
+        let mut resumed = CanaryEvidence::new(&config, versions.0, versions.1, old);
+        assert!(resumed.decide(&config).is_some());
+        assert!(evidence(&config).decide(&config).is_none());
+    }
+
+    #[test]
+    fn failed_requests_roll_back() {
+        let config = config();
+        let mut evidence = evidence(&config);
+        for n in 0..40 {
+            evidence.answered(PolicyVersion(1), n == 7);
+            evidence.answered(PolicyVersion(2), n % 10 == 0);
+        }
+        let check = evidence.decide(&config).unwrap();
+        assert!(!check.passed, "{check:?}");
+        assert_eq!(check.name, "canary/errors");
+    }
+
+    #[test]
+    fn a_canary_without_ratings_is_not_promoted_at_its_limit() {
+        let config = CanaryConfig { max_seconds: 0, ..config() };
+        assert!(!evidence(&config).decide(&config).unwrap().passed);
+        let promote = CanaryConfig { on_limit: CanaryLimit::Promote, ..config };
+        assert!(evidence(&promote).decide(&promote).unwrap().passed);
     }
 }

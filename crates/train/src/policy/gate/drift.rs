@@ -6,8 +6,8 @@ use hone_engine::Completion;
 use super::comparison::{ComparedPrompt, truncated};
 use super::examination::{Examination, failed, mean, passed};
 use super::paired::MeanBounds;
-use crate::policy::candidate::ScoredBy;
-use crate::policy::error::PolicyError;
+use crate::policy::PolicyError;
+use crate::policy::ScoredBy;
 
 /// Prompts on which the KL is measured. It needs forward passes of other policies, and is the same on
 /// all prompts if it explodes.

@@ -5,7 +5,7 @@ use std::path::Path;
 use hone_core::types::{PolicyCheck, PolicyVersion};
 use hone_engine::Publisher;
 
-use crate::policy::candidate::Candidate;
+use crate::policy::Candidate;
 use crate::policy::config::PolicyConfig;
 
 /// A candidate and what it is compared with.

@@ -3,8 +3,8 @@
 use hone_core::types::{PolicyCheck, SamplingParams, TokenId};
 
 use super::examination::{Examination, failed, mean, passed};
-use crate::policy::candidate::ScoredBy;
-use crate::policy::error::PolicyError;
+use crate::policy::PolicyError;
+use crate::policy::ScoredBy;
 
 /// Adds `parity/ENGINE` for each engine: the mean absolute difference, in nats, of its log-probabilities
 /// and the trainer's on tokens that it samples. Training and serving must agree on what the policy is,

@@ -2,6 +2,7 @@
 
 mod canary;
 mod gate;
+mod version_dir;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

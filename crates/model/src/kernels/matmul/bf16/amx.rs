@@ -7,7 +7,7 @@ use std::arch::x86_64::{__cpuid_count, CpuidResult};
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use super::layout::{EDGE, TileRow};
+use super::{EDGE, TileRow};
 
 /// Bytes between two rows of memory of a tile of a packed factor.
 const TILE_STRIDE: usize = size_of::<TileRow>();

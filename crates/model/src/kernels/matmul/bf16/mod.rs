@@ -12,8 +12,8 @@
 //! parts of at most [`DEPTH`] tiles, whose number depends on the inner dimension alone, so the bits do
 //! not depend on the number of threads. Subnormal numbers count as 0.
 
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod layout;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod pack;
@@ -29,10 +29,12 @@ use std::ops::Range;
 use hone_core::threads::pause_point;
 
 use super::{Matrix, WriteMode, share};
-use crate::kernels::parallel::{self, threads};
+use crate::kernels::parallel;
+use crate::kernels::parallel::threads;
 
 pub(crate) use layout::UnpackedRows;
 use layout::{EDGE, SharedPointer, TileBuffer, TileRow};
+
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) use unit::Bf16Unit;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]

@@ -9,7 +9,7 @@ use std::mem::transmute;
 
 use half::bf16;
 
-use super::layout::{EDGE, TileRow};
+use super::{EDGE, TileRow};
 use crate::kernels::transpose::transpose_words;
 
 /// Values that can be packed.

@@ -4,7 +4,7 @@ use std::arch::x86_64::{__cpuid, CpuidResult};
 use std::sync::OnceLock;
 
 use super::amx::{Amx, TileRegisters};
-use super::layout::{TileRow, UnpackedRows};
+use super::{TileRow, UnpackedRows};
 use super::{pack, vectors};
 
 /// The proof that this process may use instructions for bf16, and AVX-512 with bf16 to pack factors.

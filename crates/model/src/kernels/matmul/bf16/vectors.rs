@@ -6,7 +6,7 @@ use std::arch::x86_64::{
 };
 use std::mem::transmute;
 
-use super::layout::{EDGE, TileRow};
+use super::{EDGE, TileRow};
 
 /// Rows of the left factor whose sums stay in registers, two vectors for each.
 const ROWS: usize = 8;

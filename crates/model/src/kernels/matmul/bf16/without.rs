@@ -1,7 +1,7 @@
 //! The interface of `unit` for other processors and systems. Nothing here runs, because there is no
 //! value of [`NoUnit`].
 
-use super::layout::{TileRow, UnpackedRows};
+use super::{TileRow, UnpackedRows};
 
 pub(crate) type Bf16Unit = NoUnit;
 

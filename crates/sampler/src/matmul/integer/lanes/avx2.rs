@@ -8,9 +8,9 @@ use std::arch::x86_64::{
     _mm256_storeu_ps, _mm256_xor_si256,
 };
 
-use super::formats::RowsFormat;
+use super::RowVectors;
+use super::RowsFormat;
 use super::kernel::run;
-use super::vectors::RowVectors;
 use crate::matmul::integer::layout::LANES;
 use crate::matmul::integer::product::Product;
 

@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::iter::repeat_n;
 use std::ops::Range;
 
-use super::formats::{RowsFormat, RowsPart};
-use super::vectors::RowVectors;
+use super::RowVectors;
+use super::{RowsFormat, RowsPart};
 use crate::matmul::integer::formats::WeightFormat;
 use crate::matmul::integer::layout::{BLOCK_WORDS, IntegerGroup, LANES};
 use crate::matmul::integer::product::Product;

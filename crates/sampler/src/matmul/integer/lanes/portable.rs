@@ -5,9 +5,9 @@ use half::f16;
 
 use hone_core::simd::mul_add;
 
-use super::formats::RowsFormat;
+use super::RowVectors;
+use super::RowsFormat;
 use super::kernel::run;
-use super::vectors::RowVectors;
 use crate::matmul::integer::layout::LANES;
 use crate::matmul::integer::product::Product;
 use crate::matmul::kernel::StoredWeight;

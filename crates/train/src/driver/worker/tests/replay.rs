@@ -8,7 +8,6 @@ use hone_reward::Routes;
 use super::world::World;
 use crate::config::{ReplayConfig, TrainConfig};
 use crate::data::batch_builder::{BatchGroup, VersionAges};
-use crate::data::replay;
 
 async fn start(dir: &Path) -> World {
     World::start_with(dir, |config| config.replay.share = 0.5).await
@@ -25,7 +24,7 @@ fn drawn(world: &World, head: u64, steps: u64, window_steps: u64, most: usize) -
     );
     let draw = |fits: fn(&BatchGroup) -> bool| {
         let routes: &Routes = &routes;
-        replay::draw(&world.store, routes, &ages, &config, steps, most, fits).unwrap()
+        crate::data::draw_replayed(&world.store, routes, &ages, &config, steps, most, fits).unwrap()
     };
     assert!(draw(|_| false).groups.is_empty());
     let batch = draw(|group| group.tokens() == 7 && group.longest_tokens() == 5);

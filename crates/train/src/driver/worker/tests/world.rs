@@ -24,7 +24,7 @@ use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_store::{Op, Store, StoreConfig};
 
 use crate::config::{PeakRate, TrainConfig};
-use crate::learning::snapshot::Snapshot;
+use crate::learning::Snapshot;
 use crate::policy::{Policies, PolicyConfig, PolicySetup};
 use crate::testing::tiny_model;
 use crate::{TrainSetup, TrainState, TrainWorker};

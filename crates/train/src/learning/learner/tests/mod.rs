@@ -4,6 +4,7 @@ mod checkpoints;
 mod corrections;
 mod init_adapter;
 mod late;
+mod reference;
 mod resume;
 mod wide;
 

@@ -1,6 +1,6 @@
 //! Log-ratios far from 0: finite values, gradients that do not vanish, and NaN.
 
-use super::{config, sampler_weights, token_loss, vespo};
+use super::{config, sampler_weights, token_loss};
 use crate::config::{
     CorrectionConfig, CorrectionMode, KlConfig, KlEstimator, LossKind, TrainConfig, VespoConfig,
 };
@@ -82,7 +82,7 @@ fn weights_of_the_sampler_and_of_vespo_are_finite() {
         assert!(weights.iter().all(|rho| *rho == 20.0_f64.exp()), "{weights:?}");
     }
     let steep = VespoConfig { k_pos: 1e3, lambda_pos: 1e-4, ..VespoConfig::default() };
-    assert!(vespo::weight(&[-1.0], &[-17.0], &[], 1.0, &steep).is_finite());
+    assert!(super::super::vespo_weight(&[-1.0], &[-17.0], &[], 1.0, &steep).is_finite());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The loss against PyTorch's autograd, its definition, and an exact KL.
 
 mod bounds;
+mod late;
 mod properties;
 mod trl;
 
@@ -10,9 +11,9 @@ use serde_json::Value;
 use hone_model::testing::{test_file, values};
 use hone_model::transformer::token_stats;
 
-use super::correction::sampler_weights;
+use super::sampler_weights;
 use super::surrogate::clipped;
-use super::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss, sequence_weights, vespo};
+use super::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss, sequence_weights};
 use crate::config::{
     CorrectionConfig, CorrectionMode, KlConfig, KlEstimator, LossKind, TrainConfig,
 };
@@ -176,7 +177,7 @@ fn a_sequence_without_tokens_has_no_clipped_ones() {
 #[test]
 fn vespo_treats_an_advantage_of_zero_as_a_positive_one() {
     let config = TrainConfig::default().vespo;
-    let weight = |advantage| vespo::weight(&[-1.0], &[-1.5], &[], advantage, &config);
+    let weight = |advantage| super::vespo_weight(&[-1.0], &[-1.5], &[], advantage, &config);
     assert_eq!(weight(0.0), weight(1.0));
     assert_ne!(weight(0.0), weight(-1.0));
 }

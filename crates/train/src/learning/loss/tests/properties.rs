@@ -10,10 +10,10 @@ use crate::config::{
     CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
     TrainConfig,
 };
-use crate::learning::loss::entropy::{active_coef, adapted_coef, threshold};
-use crate::learning::loss::kl::adapted_beta;
+use crate::learning::loss::adapted_beta;
 use crate::learning::loss::surrogate::clipped;
 use crate::learning::loss::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss};
+use crate::learning::loss::{active_entropy_coef, adapted_coef, entropy_threshold};
 
 const KINDS: [LossKind; 10] = [
     LossKind::Grpo,
@@ -251,14 +251,14 @@ proptest! {
         fraction in 0.01..0.999_f64,
     ) {
         let entropies: Vec<f64> = entropies.into_iter().map(f64::from).collect();
-        let least = threshold(&entropies, fraction).unwrap();
+        let least = entropy_threshold(&entropies, fraction).unwrap();
         let selected = entropies.iter().filter(|h| **h >= least).count() as f64;
         let wanted = fraction * (entropies.len() - 1) as f64;
         prop_assert!(
             selected >= wanted.floor() && selected <= wanted.floor() + 1.0 + 1e-9,
             "{selected} of {wanted}"
         );
-        prop_assert_eq!(threshold(&entropies, 1.0), None);
+        prop_assert_eq!(entropy_threshold(&entropies, 1.0), None);
     }
 }
 
@@ -295,12 +295,15 @@ fn adaptive_coefficients_follow_their_targets() {
         ..Default::default()
     };
     // As in TRL: 0 before the first entropy is known, and above the target.
-    assert_eq!(active_coef(0.01, f64::INFINITY, &entropy), 0.0);
-    assert_eq!(active_coef(0.01, 0.21, &entropy), 0.0);
-    assert_eq!(active_coef(0.01, 0.2, &entropy), 0.01);
+    assert_eq!(active_entropy_coef(0.01, f64::INFINITY, &entropy), 0.0);
+    assert_eq!(active_entropy_coef(0.01, 0.21, &entropy), 0.0);
+    assert_eq!(active_entropy_coef(0.01, 0.2, &entropy), 0.01);
     assert_eq!(adapted_coef(0.01, 0.2, &entropy), 0.012);
     assert!((adapted_coef(0.01, 0.3, &entropy) - 0.005).abs() < 1e-15);
     assert_eq!(adapted_coef(0.001, 0.3, &entropy), 0.0);
     let fixed = EntropyConfig { adaptive: false, ..entropy };
-    assert_eq!((active_coef(0.01, 9.0, &fixed), adapted_coef(0.01, 0.1, &fixed)), (0.01, 0.01));
+    assert_eq!(
+        (active_entropy_coef(0.01, 9.0, &fixed), adapted_coef(0.01, 0.1, &fixed)),
+        (0.01, 0.01)
+    );
 }

@@ -1,0 +1,475 @@
+//! The engines of a process. [`EnginesNeeded`] selects them; [`Engines::start`] starts and connects them.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use anyhow::Context;
+use async_trait::async_trait;
+use candle_core::Device;
+
+use hone_core::config::Compute;
+use hone_core::metrics::Metrics;
+use hone_core::threads::BackgroundPriority;
+use hone_core::types::{Message, SamplingParams};
+use hone_engine::{
+    Codec, Engine, EngineBackend, EngineConfig, EngineError, GenerateRequest, ModelDir, Priority,
+    Publisher,
+};
+use hone_mistral::MistralEngine;
+use hone_model::weights::Quantize;
+use hone_model::{Model, ModelSpec};
+use hone_reward::judge::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
+use hone_sampler::{BatchedEngine, BatchedPublisher, LiveTraffic, SamplerConfig};
+
+use crate::config::Config;
+use crate::usage;
+
+/// The engines, and the weights that the native one shares with the trainer.
+pub(super) struct Engines {
+    /// Answers clients. Without clients it is the engine of the evaluations.
+    pub live: Arc<dyn Engine>,
+    /// Samples for the trainer, and answers the exam of the gate.
+    pub rollouts: Arc<dyn Engine>,
+    /// Publishes versions to all of them.
+    pub publisher: Arc<dyn Publisher>,
+    /// The weights of the native engine, if it runs.
+    pub base: Option<Model>,
+    native: Option<Arc<BatchedEngine>>,
+}
+
+impl Engines {
+    /// Starts the engines of `hone serve`, or without clients of `hone train` and `hone eval`.
+    pub async fn start(
+        config: &Config,
+        dir: &ModelDir,
+        data: &Path,
+        has_clients: bool,
+        metrics: &Arc<Metrics>,
+    ) -> anyhow::Result<Self> {
+        let mut config = config.clone();
+        if !has_clients {
+            // A run waits as long as it takes.
+            config.engine.queue_timeout_seconds = 0;
+        }
+        let config = &config;
+        let needed = EnginesNeeded::of(config, has_clients);
+        needed.check(config, dir).map_err(usage)?;
+        let purpose = needed.native_purpose(has_clients);
+        let engines = match (needed.has_mistralrs(), purpose) {
+            (true, Some(purpose)) => Self::both(config, dir, data, purpose, metrics).await?,
+            (false, Some(purpose)) => Self::native(config, dir, purpose, metrics).await?,
+            (_, None) => Self::mistral(config, dir, data, metrics).await?,
+        };
+        tracing::info!(engines = ?needed, slots = engines.live.info().slots, "engines started");
+        Ok(engines)
+    }
+
+    /// mistral.rs for clients and the trainer.
+    async fn mistral(
+        config: &Config,
+        dir: &ModelDir,
+        data: &Path,
+        metrics: &Arc<Metrics>,
+    ) -> anyhow::Result<Self> {
+        let serving = start_mistral(&config.engine, dir, data, Arc::clone(metrics)).await?;
+        Ok(Self {
+            live: serving.clone(),
+            rollouts: serving.clone(),
+            publisher: serving,
+            base: None,
+            native: None,
+        })
+    }
+
+    /// mistral.rs for clients, and the native engine for the trainer, which yields to it. The native
+    /// engine also answers canaries, and clients after a rollback until mistral.rs has loaded the version.
+    async fn both(
+        config: &Config,
+        dir: &ModelDir,
+        data: &Path,
+        purpose: NativePurpose,
+        metrics: &Arc<Metrics>,
+    ) -> anyhow::Result<Self> {
+        let serving = start_mistral(&config.engine, dir, data, Arc::clone(metrics)).await?;
+        let base = load_base(config, dir).await?;
+        let clients = Arc::clone(&serving);
+        let busy = Arc::new(move || {
+            let load = clients.load();
+            load.live_running + load.live_waiting > 0
+        });
+        let (codec, metrics) = (Arc::clone(serving.codec()), Arc::clone(metrics));
+        let native = start_native(config, dir, &base, codec, purpose, busy, metrics)?;
+        let publisher = BatchedPublisher::new(Some(serving.clone()), Arc::clone(&native));
+        Ok(Self {
+            live: Arc::new(publisher.live_engine(serving)),
+            rollouts: native.clone(),
+            publisher: Arc::new(publisher),
+            base: Some(base),
+            native: Some(native),
+        })
+    }
+
+    /// The native engine for everything.
+    async fn native(
+        config: &Config,
+        dir: &ModelDir,
+        purpose: NativePurpose,
+        metrics: &Arc<Metrics>,
+    ) -> anyhow::Result<Self> {
+        let base = load_base(config, dir).await?;
+        let codec = Arc::new(Codec::load(dir)?);
+        // Clients are in its own batch, where they go first.
+        let (busy, metrics) = (Arc::new(|| false), Arc::clone(metrics));
+        let native = start_native(config, dir, &base, codec, purpose, busy, metrics)?;
+        Ok(Self {
+            live: native.clone(),
+            rollouts: native.clone(),
+            publisher: Arc::new(BatchedPublisher::new(None, Arc::clone(&native))),
+            base: Some(base),
+            native: Some(native),
+        })
+    }
+
+    /// Ends what the native engine still generates, and refuses new requests. Clients have had their
+    /// grace period. The requests of mistral.rs end with their readers.
+    pub fn close(&self) {
+        if let Some(native) = &self.native {
+            native.close(true);
+        }
+    }
+}
+
+// Starts mistral.rs.
+
+/// Loads the model into mistral.rs. All that blocks runs off the async threads.
+async fn start_mistral(
+    config: &EngineConfig,
+    dir: &ModelDir,
+    data: &Path,
+    metrics: Arc<Metrics>,
+) -> anyhow::Result<Arc<MistralEngine>> {
+    let (config, dir, models) = (config.clone(), dir.clone(), data.join("models"));
+    tokio::task::spawn_blocking(move || {
+        let normalized = dir.write_normalized(&models)?;
+        anyhow::Ok(MistralEngine::start(&dir, &normalized, &config, metrics)?)
+    })
+    .await?
+}
+
+// The served base model as a judge. It has a separate engine, so that judging neither waits for the
+// policy's slots nor uses the policy that is judged.
+
+/// A judge without a model until [`SelfJudge::load`], because routes are checked before a model is
+/// loaded.
+#[derive(Default)]
+pub(in crate::app) struct SelfJudge(OnceLock<Arc<dyn Engine>>);
+
+impl SelfJudge {
+    /// Starts an engine of its own, of `engine.backend`, for the base model. The native one uses the
+    /// weights `base` if they are loaded already.
+    pub async fn load(
+        &self,
+        config: &Config,
+        dir: &ModelDir,
+        data: &Path,
+        base: Option<&Model>,
+    ) -> anyhow::Result<()> {
+        // Separate metrics: the exported ones describe only the policy's engines.
+        let metrics = Arc::new(Metrics::new()?);
+        let engine: Arc<dyn Engine> = match config.engine.backend {
+            EngineBackend::Mistralrs => {
+                let config = EngineConfig {
+                    replicas: 1,
+                    queue: JUDGE_QUEUE,
+                    queue_timeout_seconds: 0,
+                    ..config.engine.clone()
+                };
+                start_mistral(&config, dir, data, metrics).await?
+            }
+            EngineBackend::Native => {
+                let base = match base {
+                    Some(base) => base.clone(),
+                    None => load_base(config, dir).await?,
+                };
+                let (codec, purpose) = (Arc::new(Codec::load(dir)?), NativePurpose::Judging);
+                start_native(config, dir, &base, codec, purpose, Arc::new(|| false), metrics)?
+            }
+        };
+        self.0.set(engine).map_err(|_| anyhow::anyhow!("the judge's model is loaded already"))
+    }
+}
+
+#[async_trait]
+impl JudgeModel for SelfJudge {
+    async fn complete(
+        &self,
+        messages: &[Message],
+        params: &JudgeSampling,
+    ) -> Result<JudgeReply, JudgeError> {
+        let engine = self.0.get().ok_or(JudgeError::NoSelfJudge)?;
+        let model_error = |error: EngineError| JudgeError::Model(error.into());
+        let prompt_ids = engine.codec().prompt(messages).map_err(model_error)?;
+        let prompt_tokens = prompt_ids.len() as u64;
+        let request = GenerateRequest::new(
+            prompt_ids,
+            SamplingParams {
+                temperature: params.temperature,
+                max_tokens: params.max_tokens,
+                seed: params.seed,
+                ..SamplingParams::default()
+            },
+            Priority::Live,
+        );
+        let generation = engine.generate(request).await.map_err(model_error)?;
+        let completion = generation.collect().await.map_err(model_error)?;
+        let completion_tokens = completion.tokens.len() as u64;
+        Ok(JudgeReply { text: completion.text, prompt_tokens, completion_tokens })
+    }
+}
+
+// The native engine: its settings for each purpose, and the weights that it shares with the trainer.
+
+/// Sequences that a judge's engine runs at once.
+const JUDGE_SLOTS: usize = 16;
+
+/// Positions of the cache of a judge's engine, unless `rollout.max_batch_tokens` is less.
+const JUDGE_POSITIONS: usize = 8192;
+
+/// Requests that wait for a judge. Rewards are computed in the background and have no deadline.
+const JUDGE_QUEUE: usize = 4096;
+
+/// What a native engine does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::app) enum NativePurpose {
+    /// Answers clients, and samples for the trainer in the same batches.
+    Serving,
+    /// Samples for the trainer, beside another engine that has the clients or without clients.
+    Sampling,
+    /// Answers a judge's questions with the base model.
+    Judging,
+}
+
+impl NativePurpose {
+    /// Sequences that the engine runs at once.
+    pub fn slots(self, config: &Config) -> usize {
+        match (self, config.rollout.max_concurrent) {
+            (Self::Judging, _) => JUDGE_SLOTS,
+            (Self::Sampling, slots @ 1..) => slots,
+            (Self::Sampling, 0) | (Self::Serving, _) => config.engine.slots,
+        }
+    }
+
+    /// Positions of the engine's cache of keys and values.
+    pub fn cache_positions(self, config: &Config) -> usize {
+        let positions = config.rollout.max_batch_tokens;
+        if self == Self::Judging { positions.min(JUDGE_POSITIONS) } else { positions }
+    }
+
+    /// Adapters of the versions that the engine answers with, without the one that is being staged. With
+    /// clients, the version before the active one, or a canary, still answers requests.
+    pub fn versions(self) -> usize {
+        match self {
+            Self::Serving => 2,
+            Self::Sampling => 1,
+            Self::Judging => 0,
+        }
+    }
+
+    /// Adapters that the engine keeps in memory. A sampler keeps the active one, which another engine loads
+    /// later.
+    pub fn kept_versions(self, config: &Config) -> usize {
+        match self {
+            Self::Serving => config.engine.kept_versions,
+            Self::Sampling => 1,
+            Self::Judging => 0,
+        }
+    }
+
+    /// The engine's settings.
+    pub fn settings(self, config: &Config, dir: &ModelDir) -> SamplerConfig {
+        let mut settings = SamplerConfig {
+            name: dir.name.clone(),
+            context: dir.context(),
+            slots: self.slots(config),
+            max_batch_tokens: self.cache_positions(config),
+            share_prefixes: config.engine.share_prefixes,
+            kept_adapters: self.kept_versions(config),
+            serves_clients: self == Self::Serving,
+            ..SamplerConfig::default()
+        };
+        let limits = config.engine.queue_limits();
+        match self {
+            Self::Serving => {
+                settings.queue = limits.places;
+                settings.background_share = config.train.serving_share;
+            }
+            Self::Sampling => {}
+            Self::Judging => settings.queue = JUDGE_QUEUE,
+        }
+        if self != Self::Judging {
+            // Beside mistral.rs it answers clients of a canary, and after a rollback.
+            settings.queue_timeout = limits.timeout;
+        }
+        if self == Self::Serving {
+            // `train.threads` bounds what learning takes, not what clients get.
+            return settings;
+        }
+        if config.train.priority != BackgroundPriority::Normal {
+            // The operating system's scheduler already prefers the serving threads.
+            settings.busy_share = 1.0;
+        }
+        if config.train.threads > 0 {
+            settings.threads = config.train.threads;
+        }
+        settings
+    }
+}
+
+/// Loads the frozen weights, which native engines and the trainer share.
+pub(in crate::app) async fn load_base(config: &Config, dir: &ModelDir) -> anyhow::Result<Model> {
+    let (spec, files) = (ModelSpec::from_config(&dir.config)?, dir.weights.clone());
+    let options = config.load_options();
+    let load = move || Model::load(spec, &files, options, &Device::Cpu);
+    tokio::task::spawn_blocking(load).await?.context("the weights of the native engine")
+}
+
+/// Starts an engine on loaded weights. It yields while `busy` returns true.
+pub(in crate::app) fn start_native(
+    config: &Config,
+    dir: &ModelDir,
+    base: &Model,
+    codec: Arc<Codec>,
+    purpose: NativePurpose,
+    busy: LiveTraffic,
+    metrics: Arc<Metrics>,
+) -> anyhow::Result<Arc<BatchedEngine>> {
+    let settings = purpose.settings(config, dir);
+    let compute = config.engine.compute;
+    let model = base.clone().with_compute(compute);
+    let engine = BatchedEngine::start(&model, codec, settings, busy, metrics);
+    let engine = engine.context("the native engine")?;
+    if compute == Compute::Bf16 && engine.dtype() != "bf16" {
+        let dtype = engine.dtype();
+        tracing::warn!(
+            dtype,
+            "engine.compute = \"bf16\" has no effect: it needs weights that are stored in bf16, Linux, and \
+             AMD's processor from Zen 4 on"
+        );
+    }
+    Ok(engine)
+}
+
+// Which engines a configuration needs.
+
+/// The engines of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::app) enum EnginesNeeded {
+    /// mistral.rs answers clients and samples for the trainer.
+    Mistralrs,
+    /// mistral.rs answers clients, and the native engine samples for the trainer.
+    Both,
+    /// The native engine does both.
+    Native,
+}
+
+impl EnginesNeeded {
+    /// The engines of `hone serve`, or without clients of `hone train` and `hone eval`.
+    pub fn of(config: &Config, has_clients: bool) -> Self {
+        // The only device so far is the CPU.
+        let samples_natively = config.rollout.sampler.is_native(true);
+        match config.engine.backend {
+            EngineBackend::Native => Self::Native,
+            EngineBackend::Mistralrs if !samples_natively => Self::Mistralrs,
+            // Nothing else is left to generate.
+            EngineBackend::Mistralrs if !has_clients => Self::Native,
+            EngineBackend::Mistralrs if config.rollout.enabled => Self::Both,
+            EngineBackend::Mistralrs => Self::Mistralrs,
+        }
+    }
+
+    /// Refuses weights that mistral.rs cannot serve where it would.
+    ///
+    /// # Errors
+    /// With the key and the value that do not fit `engine.backend`.
+    pub fn check(self, config: &Config, model: &ModelDir) -> anyhow::Result<()> {
+        let judges = config.uses_self_judge() && config.engine.backend == EngineBackend::Mistralrs;
+        if !self.has_mistralrs() && !judges {
+            return Ok(());
+        }
+        let quantize = config.model.quantize;
+        anyhow::ensure!(
+            quantize == Quantize::None,
+            "model.quantize is \"{}\", which needs engine.backend = \"native\": mistral.rs cannot \
+             serve these weights with adapters",
+            quantize.as_str()
+        );
+        anyhow::ensure!(
+            !model.is_gguf(),
+            "model.path is {:?}: a GGUF file needs engine.backend = \"native\", because mistral.rs \
+             cannot serve it with adapters",
+            model.path.display().to_string()
+        );
+        Ok(())
+    }
+
+    /// Whether mistral.rs loads the model.
+    pub fn has_mistralrs(self) -> bool {
+        self != Self::Native
+    }
+
+    /// What the native engine does, if it runs.
+    pub fn native_purpose(self, has_clients: bool) -> Option<NativePurpose> {
+        match self {
+            Self::Mistralrs => None,
+            Self::Native if has_clients => Some(NativePurpose::Serving),
+            Self::Both | Self::Native => Some(NativePurpose::Sampling),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backend_sampler_and_clients_select_the_engines() {
+        use EnginesNeeded::{Both, Mistralrs, Native};
+        let needed = |lines: &str| {
+            let config = crate::config::parse(lines).unwrap();
+            [true, false].map(|has_clients| EnginesNeeded::of(&config, has_clients))
+        };
+        assert_eq!(needed(""), [Both, Native]);
+        assert_eq!(needed("rollout.enabled = false"), [Mistralrs, Native]);
+        assert_eq!(needed("rollout.sampler = 'engine'"), [Mistralrs, Mistralrs]);
+        for sampler in ["auto", "engine", "native"] {
+            let lines = format!("engine.backend = 'native'\nrollout.sampler = '{sampler}'");
+            assert_eq!(needed(&lines), [Native, Native], "{sampler}");
+        }
+    }
+
+    #[test]
+    fn the_key_limits_the_adapters_of_an_engine_with_clients() {
+        let kept = |lines: &str| {
+            let config = crate::config::parse(lines).unwrap();
+            let all = [NativePurpose::Serving, NativePurpose::Sampling, NativePurpose::Judging];
+            all.map(|purpose| purpose.kept_versions(&config))
+        };
+        assert_eq!(kept(""), [8, 1, 0]);
+        assert_eq!(kept("engine.kept_versions = 0"), [0, 1, 0]);
+    }
+
+    #[test]
+    fn slots_are_shared_with_clients_or_limited_for_rollouts() {
+        let slots = |lines: &str, purpose: NativePurpose| {
+            purpose.slots(&crate::config::parse(lines).unwrap())
+        };
+        let (serving, sampling) = (NativePurpose::Serving, NativePurpose::Sampling);
+        assert_eq!([serving, sampling].map(|purpose| slots("", purpose)), [64, 64]);
+        let both = "engine.slots = 9\nrollout.max_concurrent = 3";
+        assert_eq!([serving, sampling].map(|purpose| slots(both, purpose)), [9, 3]);
+        assert_eq!(EnginesNeeded::Native.native_purpose(true), Some(serving));
+        assert_eq!(EnginesNeeded::Native.native_purpose(false), Some(sampling));
+        assert_eq!(EnginesNeeded::Both.native_purpose(true), Some(sampling));
+        assert_eq!(EnginesNeeded::Mistralrs.native_purpose(true), None);
+    }
+}
