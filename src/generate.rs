@@ -1,7 +1,6 @@
 //! `hone generate` on a terminal.
 
-use std::io;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 

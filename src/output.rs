@@ -1,7 +1,6 @@
 //! Standard output and standard error of the binary.
 
-use std::io;
-use std::io::Write;
+use std::io::{self, Write};
 
 /// Standard output, which remembers whether its reader has closed the pipe. The lock is taken for
 /// each write only, because other threads may print too.

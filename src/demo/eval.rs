@@ -14,8 +14,7 @@ use hone_core::types::PolicyVersion;
 use super::client::{Client, ClientError, StreamedAnswer, UserRequest};
 use super::config::TASK_HELD_OUT;
 use super::tally::SharedTally;
-use super::task;
-use super::task::{MAX_TOKENS, Question, QuestionKind, QuestionSplit, Questions};
+use super::task::{self, MAX_TOKENS, Question, QuestionKind, QuestionSplit, Questions};
 
 /// Held-out questions of each kind.
 pub const QUESTIONS: usize = 96;

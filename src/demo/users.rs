@@ -16,8 +16,7 @@ use super::client::{Client, UserRequest};
 use super::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_SABOTAGED};
 use super::options::RewardsMode;
 use super::tally::SharedTally;
-use super::task;
-use super::task::{MAX_TOKENS, Question, QuestionSplit, Questions};
+use super::task::{self, MAX_TOKENS, Question, QuestionSplit, Questions};
 
 /// With graders, users pause while this many prompts or groups wait: those of the current optimizer
 /// step and the next one. More would only make the samples staler.

@@ -41,8 +41,7 @@ use tokio::sync::Semaphore;
 use tokio::task::block_in_place;
 
 use hone_core::config::describe::one_of;
-use hone_reward::grader;
-use hone_reward::grader::{GradeOutcome, Grader, GraderError};
+use hone_reward::grader::{self, GradeOutcome, Grader, GraderError};
 
 use crate::config::GraderLimits;
 use auth::Caller;

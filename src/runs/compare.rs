@@ -4,8 +4,7 @@ use std::fmt::Write as _;
 
 use super::eval_set::Evaluation;
 use super::report::{Comparison, SamplePair};
-use super::stats;
-use super::stats::Estimate;
+use super::stats::{self, Estimate};
 use super::table::ScoredSample;
 
 /// The total and every part before and after, with the paired difference.

@@ -11,8 +11,7 @@ use hone_dataset::Prompt;
 use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Priority};
 use hone_reward::{Route, ScoreInput};
 
-use super::stats;
-use super::stats::Estimate;
+use super::stats::{self, Estimate};
 use super::table::ScoredSample;
 
 /// The prompts of an evaluation and how they are sampled.

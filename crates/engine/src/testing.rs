@@ -21,8 +21,7 @@ use crate::api::{
 };
 use crate::codec::Codec;
 use crate::error::EngineError;
-use crate::run;
-use crate::run::GenerationRun;
+use crate::run::{self, GenerationRun};
 use crate::sampling::TokenSampler;
 
 /// Requests that a [`FakeEngine`] keeps for [`FakeEngine::requests`], so that long tests do not fill the memory.

@@ -3,8 +3,7 @@
 //! Each function opens the file exclusively, and returns `InUse` while a server has it open.
 
 use std::fmt::Display;
-use std::io;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 use redb::{
@@ -20,6 +19,7 @@ use hone_core::types::{
 };
 
 use crate::error::StoreError;
+use crate::format;
 use crate::format::codec::{LedgerRecord, decode};
 use crate::format::{Bytes, Id, IdPair};
 use crate::reader::StoreStats;
@@ -68,7 +68,7 @@ pub fn stats(path: &Path) -> Result<StoreStats, StoreError> {
 /// As [`stats`].
 pub fn policies(path: &Path) -> Result<Vec<PolicyRecord>, StoreError> {
     file::guarded(path, || {
-        reader::from_number(&open(path)?.begin_read()?, super::format::POLICIES, 0, usize::MAX)
+        reader::from_number(&open(path)?.begin_read()?, format::POLICIES, 0, usize::MAX)
     })
 }
 
@@ -126,13 +126,13 @@ fn export_tables(path: &Path, mut out: impl Write) -> Result<u64, StoreError> {
     let database = open(path)?;
     let tx = database.begin_read()?;
     let mut lines = 0;
-    lines += export_table::<_, Interaction>(&tx, super::format::INTERACTIONS, &mut out)?;
-    lines += export_table::<_, Sample>(&tx, super::format::SAMPLES, &mut out)?;
-    lines += export_table::<_, Reward>(&tx, super::format::REWARDS, &mut out)?;
-    lines += export_table::<_, Reward>(&tx, super::format::FEEDBACK, &mut out)?;
-    lines += export_table::<_, Group>(&tx, super::format::GROUPS, &mut out)?;
-    lines += export_table::<_, PolicyRecord>(&tx, super::format::POLICIES, &mut out)?;
-    lines += export_table::<_, StepRecord>(&tx, super::format::STEPS, &mut out)?;
+    lines += export_table::<_, Interaction>(&tx, format::INTERACTIONS, &mut out)?;
+    lines += export_table::<_, Sample>(&tx, format::SAMPLES, &mut out)?;
+    lines += export_table::<_, Reward>(&tx, format::REWARDS, &mut out)?;
+    lines += export_table::<_, Reward>(&tx, format::FEEDBACK, &mut out)?;
+    lines += export_table::<_, Group>(&tx, format::GROUPS, &mut out)?;
+    lines += export_table::<_, PolicyRecord>(&tx, format::POLICIES, &mut out)?;
+    lines += export_table::<_, StepRecord>(&tx, format::STEPS, &mut out)?;
     out.flush().map_err(export_error)?;
     Ok(lines)
 }
@@ -210,17 +210,17 @@ struct Checker<'t> {
 pub(crate) fn references(tx: &ReadTransaction) -> Result<Problems, StoreError> {
     let checker = Checker {
         tx,
-        interactions: tx.open_table(super::format::INTERACTIONS)?,
-        samples: tx.open_table(super::format::SAMPLES)?,
-        rewards: tx.open_table(super::format::REWARDS)?,
-        feedback: tx.open_table(super::format::FEEDBACK)?,
-        groups: tx.open_table(super::format::GROUPS)?,
-        policies: tx.open_table(super::format::POLICIES)?,
-        samples_of: tx.open_table(super::format::SAMPLES_OF)?,
-        groups_of: tx.open_table(super::format::GROUPS_OF)?,
-        ready: tx.open_table(super::format::READY)?,
-        erased: tx.open_table(super::format::ERASED)?,
-        feedback_of: tx.open_table(super::format::FEEDBACK_OF)?,
+        interactions: tx.open_table(format::INTERACTIONS)?,
+        samples: tx.open_table(format::SAMPLES)?,
+        rewards: tx.open_table(format::REWARDS)?,
+        feedback: tx.open_table(format::FEEDBACK)?,
+        groups: tx.open_table(format::GROUPS)?,
+        policies: tx.open_table(format::POLICIES)?,
+        samples_of: tx.open_table(format::SAMPLES_OF)?,
+        groups_of: tx.open_table(format::GROUPS_OF)?,
+        ready: tx.open_table(format::READY)?,
+        erased: tx.open_table(format::ERASED)?,
+        feedback_of: tx.open_table(format::FEEDBACK_OF)?,
     };
     let mut problems = Problems::default();
     checker.check_records(&mut problems)?;
@@ -230,11 +230,11 @@ pub(crate) fn references(tx: &ReadTransaction) -> Result<Problems, StoreError> {
 
 impl Checker<'_> {
     fn check_records(&self, problems: &mut Problems) -> Result<(), StoreError> {
-        self.each(problems, super::format::INTERACTIONS, name, |key, row: Interaction| {
+        self.each(problems, format::INTERACTIONS, name, |key, row: Interaction| {
             let erased = self.erased.get(*key)?.is_some();
             Ok(vec![(row.id.0.as_bytes() == *key, "wrong key"), (!erased, "it was erased")])
         })?;
-        self.each(problems, super::format::SAMPLES, name, |key, row: Sample| {
+        self.each(problems, format::SAMPLES, name, |key, row: Sample| {
             let prompt = row.interaction.0.as_bytes();
             let indexed = self.samples_of.get((prompt, *key))?.map(|v| v.value());
             let expected = (row.origin == SampleOrigin::Served, row.choice);
@@ -256,12 +256,12 @@ impl Checker<'_> {
             ])
         })?;
         let reward_key = |(sample, part): &(&Id, &str)| format!("{} {part}", name(sample));
-        self.each(problems, super::format::REWARDS, reward_key, |(sample, part), row: Reward| {
+        self.each(problems, format::REWARDS, reward_key, |(sample, part), row: Reward| {
             let right = row.sample.0.as_bytes() == *sample && row.name == *part;
             let known = self.samples.get(*sample)?.is_some();
             Ok(vec![(right, "wrong key"), (known, "its sample is missing")])
         })?;
-        self.each(problems, super::format::FEEDBACK, name, |key, row: Reward| {
+        self.each(problems, format::FEEDBACK, name, |key, row: Reward| {
             // A correction has a sample in place of a value.
             let has_sample = self.samples.get(*key)?.is_some();
             let current = self.rewards.get((row.sample.0.as_bytes(), row.name.as_str()))?;
@@ -272,7 +272,7 @@ impl Checker<'_> {
                 (indexed, "its index entry is missing"),
             ])
         })?;
-        self.each(problems, super::format::GROUPS, name, |key, row: Group| {
+        self.each(problems, format::GROUPS, name, |key, row: Group| {
             let prompt = row.interaction.0.as_bytes();
             let indexed = self.groups_of.get((prompt, *key))?.is_some();
             let waits = self.ready.get((row.created, *key))?.is_some();
@@ -291,12 +291,12 @@ impl Checker<'_> {
             }
             Ok(conditions)
         })?;
-        self.each(problems, super::format::POLICIES, u64::to_string, |key, row: PolicyRecord| {
+        self.each(problems, format::POLICIES, u64::to_string, |key, row: PolicyRecord| {
             let parent = row.parent.map(|parent| self.policies.get(parent.0)).transpose()?;
             let known = parent.is_none_or(|parent| parent.is_some());
             Ok(vec![(row.version.0 == *key, "wrong key"), (known, "its parent is missing")])
         })?;
-        self.each(problems, super::format::STEPS, u64::to_string, |key, row: StepRecord| {
+        self.each(problems, format::STEPS, u64::to_string, |key, row: StepRecord| {
             let mut conditions = vec![(row.step == *key, "wrong key")];
             for group in &row.groups {
                 let known = self.groups.get(group.0.as_bytes())?.is_some();
@@ -310,39 +310,21 @@ impl Checker<'_> {
     /// opposite direction.
     fn check_indexes(&self, problems: &mut Problems) -> Result<(), StoreError> {
         let (samples, groups) = (&self.samples, &self.groups);
-        self.each_entry(
-            problems,
-            super::format::SAMPLES_OF,
-            samples,
-            "no such sample",
-            |key, _| *key.1,
-        )?;
-        self.each_entry(problems, super::format::GROUPS_OF, groups, "no such group", |key, ()| {
-            *key.1
-        })?;
-        self.each_entry(problems, super::format::READY, groups, "no such group", |key, ()| *key.1)?;
+        self.each_entry(problems, format::SAMPLES_OF, samples, "no such sample", |key, _| *key.1)?;
+        self.each_entry(problems, format::GROUPS_OF, groups, "no such group", |key, ()| *key.1)?;
+        self.each_entry(problems, format::READY, groups, "no such group", |key, ()| *key.1)?;
         let (missing, feedback) = ("no such feedback", &self.feedback);
-        self.each_entry(problems, super::format::IDEMPOTENCY, feedback, missing, |_, value| {
-            *value.1
-        })?;
-        self.each_entry(problems, super::format::RATINGS, feedback, missing, |_, value| *value)?;
-        self.each_entry(problems, super::format::FEEDBACK_OF, feedback, missing, |key, ()| *key.1)?;
+        self.each_entry(problems, format::IDEMPOTENCY, feedback, missing, |_, value| *value.1)?;
+        self.each_entry(problems, format::RATINGS, feedback, missing, |_, value| *value)?;
+        self.each_entry(problems, format::FEEDBACK_OF, feedback, missing, |key, ()| *key.1)?;
         let (missing, interactions) = ("no such interaction", &self.interactions);
-        self.each_entry(problems, super::format::BY_KEY, interactions, missing, |key, ()| *key.1)?;
-        self.each_entry(problems, super::format::SESSIONS, interactions, missing, |key, ()| {
-            *key.2
-        })?;
-        self.each_entry(problems, super::format::SAME_PROMPT, interactions, missing, |key, ()| {
-            *key.1
-        })?;
-        self.each_entry(problems, super::format::HELD_OUT, interactions, missing, |key, ()| {
-            *key.1
-        })?;
-        self.each_entry(problems, super::format::TURNS, interactions, missing, |key, _| *key.1)?;
-        self.each_entry(problems, super::format::TURNS_OF, interactions, missing, |key, ()| {
-            *key.0
-        })?;
-        for entry in self.tx.open_table(super::format::UNGROUPED)?.iter()? {
+        self.each_entry(problems, format::BY_KEY, interactions, missing, |key, ()| *key.1)?;
+        self.each_entry(problems, format::SESSIONS, interactions, missing, |key, ()| *key.2)?;
+        self.each_entry(problems, format::SAME_PROMPT, interactions, missing, |key, ()| *key.1)?;
+        self.each_entry(problems, format::HELD_OUT, interactions, missing, |key, ()| *key.1)?;
+        self.each_entry(problems, format::TURNS, interactions, missing, |key, _| *key.1)?;
+        self.each_entry(problems, format::TURNS_OF, interactions, missing, |key, ()| *key.0)?;
+        for entry in self.tx.open_table(format::UNGROUPED)?.iter()? {
             let key = entry?.0;
             let (created, sample, part) = key.value();
             let right = match self.rewards.get((sample, part))? {
@@ -350,7 +332,7 @@ impl Checker<'_> {
                 None => false,
             };
             if !right {
-                problems.add(super::format::UNGROUPED.name(), name(&sample), "no such feedback");
+                problems.add(format::UNGROUPED.name(), name(&sample), "no such feedback");
             }
         }
         Ok(())

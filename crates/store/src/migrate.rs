@@ -7,6 +7,7 @@
 use redb::{Database, ReadableDatabase, TableError, WriteTransaction};
 
 use crate::error::StoreError;
+use crate::format;
 use crate::{file, reader};
 
 #[path = "../../../migrations/0001_first_tables.rs"]
@@ -59,7 +60,7 @@ pub(crate) fn run(
 /// The schema version in the file; 0 for a file without tables.
 pub(crate) fn version(database: &impl ReadableDatabase) -> Result<u32, StoreError> {
     let tx = database.begin_read()?;
-    let meta = match tx.open_table(super::format::META) {
+    let meta = match tx.open_table(format::META) {
         Ok(meta) => meta,
         Err(TableError::TableDoesNotExist(_)) if tx.list_tables()?.next().is_none() => {
             return Ok(0);
@@ -69,7 +70,7 @@ pub(crate) fn version(database: &impl ReadableDatabase) -> Result<u32, StoreErro
         }
         Err(error) => return Err(error.into()),
     };
-    let stored = meta.get(super::format::META_SCHEMA)?.ok_or_else(|| corrupt_meta("no version"))?;
+    let stored = meta.get(format::META_SCHEMA)?.ok_or_else(|| corrupt_meta("no version"))?;
     u32::try_from(stored.value()).map_err(|e| corrupt_meta(&e.to_string()))
 }
 
@@ -80,7 +81,7 @@ pub(crate) fn refuse_newer(found: u32, known: u32) -> Result<(), StoreError> {
 
 /// Returns `NewerSchema` or `OlderSchema` if the file does not have the current version.
 pub(crate) fn require_current(database: &impl ReadableDatabase) -> Result<(), StoreError> {
-    let (found, known) = (version(database)?, super::format::VERSION);
+    let (found, known) = (version(database)?, format::VERSION);
     refuse_newer(found, known)?;
     if found < known { Err(StoreError::OlderSchema { found, known }) } else { Ok(()) }
 }
@@ -89,22 +90,22 @@ pub(crate) fn require_current(database: &impl ReadableDatabase) -> Result<(), St
 fn opens(database: &Database) -> Result<(), StoreError> {
     let tx = database.begin_read()?;
     reader::stats(&tx)?;
-    tx.open_table(super::format::REWARDS)?;
-    tx.open_table(super::format::SAMPLES_OF)?;
-    tx.open_table(super::format::GROUPS_OF)?;
-    tx.open_table(super::format::READY)?;
-    tx.open_table(super::format::UNGROUPED)?;
-    tx.open_table(super::format::IDEMPOTENCY)?;
-    tx.open_table(super::format::RATINGS)?;
-    tx.open_table(super::format::SESSIONS)?;
-    tx.open_table(super::format::SAME_PROMPT)?;
-    tx.open_table(super::format::HELD_OUT)?;
-    tx.open_table(super::format::QUARANTINE)?;
-    tx.open_table(super::format::BY_KEY)?;
-    tx.open_table(super::format::FEEDBACK_OF)?;
-    tx.open_table(super::format::ERASED)?;
-    tx.open_table(super::format::TURNS)?;
-    tx.open_table(super::format::TURNS_OF)?;
+    tx.open_table(format::REWARDS)?;
+    tx.open_table(format::SAMPLES_OF)?;
+    tx.open_table(format::GROUPS_OF)?;
+    tx.open_table(format::READY)?;
+    tx.open_table(format::UNGROUPED)?;
+    tx.open_table(format::IDEMPOTENCY)?;
+    tx.open_table(format::RATINGS)?;
+    tx.open_table(format::SESSIONS)?;
+    tx.open_table(format::SAME_PROMPT)?;
+    tx.open_table(format::HELD_OUT)?;
+    tx.open_table(format::QUARANTINE)?;
+    tx.open_table(format::BY_KEY)?;
+    tx.open_table(format::FEEDBACK_OF)?;
+    tx.open_table(format::ERASED)?;
+    tx.open_table(format::TURNS)?;
+    tx.open_table(format::TURNS_OF)?;
     Ok(())
 }
 
@@ -127,7 +128,7 @@ fn apply(
             );
             (migration.run)(tx)?;
         }
-        tx.open_table(super::format::META)?.insert(super::format::META_SCHEMA, u64::from(known))?;
+        tx.open_table(format::META)?.insert(format::META_SCHEMA, u64::from(known))?;
         Ok(())
     })
 }

@@ -9,6 +9,7 @@ use hone_core::types::{
 };
 
 use crate::error::StoreError;
+use crate::format;
 use crate::op::QuarantinedKey;
 use crate::store::Store;
 use crate::{file, migrate, reader};
@@ -72,7 +73,7 @@ impl LedgerReader {
     /// If a record cannot be read.
     pub fn groups(&self) -> Result<Vec<Group>, StoreError> {
         let mut found = Vec::new();
-        reader::each(&self.tx, super::format::GROUPS, |_, group: Result<Group, _>| {
+        reader::each(&self.tx, format::GROUPS, |_, group: Result<Group, _>| {
             found.push(group?);
             Ok(())
         })?;
@@ -84,9 +85,9 @@ impl LedgerReader {
     /// # Errors
     /// If a record cannot be read.
     pub fn held_out_prompts(&self) -> Result<Vec<[u8; 16]>, StoreError> {
-        let rows = self.tx.open_table(super::format::INTERACTIONS)?;
+        let rows = self.tx.open_table(format::INTERACTIONS)?;
         let mut found = Vec::new();
-        for entry in self.tx.open_table(super::format::HELD_OUT)?.iter()? {
+        for entry in self.tx.open_table(format::HELD_OUT)?.iter()? {
             let prompt: Option<Interaction> = reader::get(&rows, entry?.0.value().1)?;
             found.extend(prompt.map(|prompt| prompt.prompt_digest()));
         }
@@ -106,17 +107,17 @@ impl LedgerReader {
     /// # Errors
     /// If a record cannot be read.
     pub fn policies(&self) -> Result<Vec<PolicyRecord>, StoreError> {
-        reader::from_number(&self.tx, super::format::POLICIES, 0, usize::MAX)
+        reader::from_number(&self.tx, format::POLICIES, 0, usize::MAX)
     }
 }
 
 impl RecordSource for LedgerReader {
     fn interaction(&self, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
-        reader::find(&self.tx, super::format::INTERACTIONS, id.0.as_bytes())
+        reader::find(&self.tx, format::INTERACTIONS, id.0.as_bytes())
     }
 
     fn sample(&self, id: SampleId) -> Result<Option<Sample>, StoreError> {
-        reader::find(&self.tx, super::format::SAMPLES, id.0.as_bytes())
+        reader::find(&self.tx, format::SAMPLES, id.0.as_bytes())
     }
 
     fn rewards_of(&self, id: SampleId) -> Result<Vec<Reward>, StoreError> {
@@ -124,7 +125,7 @@ impl RecordSource for LedgerReader {
     }
 
     fn ratings_of(&self, id: SampleId, name: &str) -> Result<Vec<Rating>, StoreError> {
-        let feedback = self.tx.open_table(super::format::FEEDBACK)?;
-        reader::ratings(&self.tx.open_table(super::format::RATINGS)?, &feedback, id, name)
+        let feedback = self.tx.open_table(format::FEEDBACK)?;
+        reader::ratings(&self.tx.open_table(format::RATINGS)?, &feedback, id, name)
     }
 }

@@ -15,6 +15,7 @@ use hone_core::types::{
 };
 
 use crate::error::StoreError;
+use crate::format;
 use crate::format::codec::{LedgerRecord, decode};
 use crate::format::{Bytes, Id, IdPair};
 use crate::op::QuarantinedKey;
@@ -91,7 +92,7 @@ pub(crate) fn from_number<R: LedgerRecord>(
 
 /// The last optimizer step.
 pub(crate) fn last_step(tx: &ReadTransaction) -> Result<Option<StepRecord>, StoreError> {
-    let steps = tx.open_table(super::format::STEPS)?;
+    let steps = tx.open_table(format::STEPS)?;
     steps.last()?.map(|(_, bytes)| decode(bytes.value())).transpose()
 }
 
@@ -112,7 +113,7 @@ pub(crate) fn indexed<V: Value + 'static, R: LedgerRecord>(
 
 /// Every reward part of a completion, by name.
 pub(crate) fn rewards_of(tx: &ReadTransaction, id: SampleId) -> Result<Vec<Reward>, StoreError> {
-    let rewards = tx.open_table(super::format::REWARDS)?;
+    let rewards = tx.open_table(format::REWARDS)?;
     let sample = id.0.as_bytes();
     let mut found = Vec::new();
     for row in rewards.range((sample, "")..)? {
@@ -132,7 +133,7 @@ pub(crate) fn turns_of(
     session: &str,
     limit: usize,
 ) -> Result<Vec<InteractionId>, StoreError> {
-    let sessions = tx.open_table(super::format::SESSIONS)?;
+    let sessions = tx.open_table(format::SESSIONS)?;
     let (first, last) = (Id::default(), [u8::MAX; 16]);
     let entries = sessions.range((key_id, session, &first)..=(key_id, session, &last))?;
     let turns = entries.take(limit).map(|entry| {
@@ -151,7 +152,7 @@ pub(crate) fn completions_of(
     newest_first: bool,
     limit: usize,
 ) -> Result<Vec<InteractionId>, StoreError> {
-    let index = tx.open_table(super::format::BY_KEY)?;
+    let index = tx.open_table(format::BY_KEY)?;
     let (mut low, mut high) = (Bound::Included(Id::default()), Bound::Included([u8::MAX; 16]));
     if let Some(after) = after {
         let end = if newest_first { &mut high } else { &mut low };
@@ -170,7 +171,7 @@ pub(crate) fn same_prompt(
     digest: [u8; 16],
     limit: usize,
 ) -> Result<Vec<InteractionId>, StoreError> {
-    let index = tx.open_table(super::format::SAME_PROMPT)?;
+    let index = tx.open_table(format::SAME_PROMPT)?;
     let entries = entries_of(&index, &digest)?.rev().take(limit);
     let ids = entries.map(|entry| Ok(InteractionId(Uuid::from_bytes(*entry?.0.value().1))));
     ids.collect()
@@ -183,7 +184,7 @@ pub(crate) fn turns(
     digest: [u8; 16],
     limit: usize,
 ) -> Result<Vec<(InteractionId, Option<u32>)>, StoreError> {
-    let index = tx.open_table(super::format::TURNS)?;
+    let index = tx.open_table(format::TURNS)?;
     let mut found = Vec::new();
     for entry in entries_of(&index, &digest)?.rev().take(limit) {
         let (key, choice) = entry?;
@@ -198,8 +199,8 @@ pub(crate) fn held_out(
     route: &str,
     limit: usize,
 ) -> Result<Vec<Interaction>, StoreError> {
-    let rows = tx.open_table(super::format::INTERACTIONS)?;
-    let index = tx.open_table(super::format::HELD_OUT)?;
+    let rows = tx.open_table(format::INTERACTIONS)?;
+    let index = tx.open_table(format::HELD_OUT)?;
     let (first, last) = (Id::default(), [u8::MAX; 16]);
     let mut found = Vec::new();
     for entry in index.range((route, &first)..=(route, &last))?.rev().take(limit) {
@@ -235,8 +236,7 @@ pub(crate) fn ratings_by(
     id: SampleId,
     key_id: Option<&str>,
 ) -> Result<Vec<Reward>, StoreError> {
-    let (ratings, feedback) =
-        (tx.open_table(super::format::RATINGS)?, tx.open_table(super::format::FEEDBACK)?);
+    let (ratings, feedback) = (tx.open_table(format::RATINGS)?, tx.open_table(format::FEEDBACK)?);
     let sample = id.0.as_bytes();
     let mut found = Vec::new();
     for entry in ratings.range((sample, "", None::<&str>)..)? {
@@ -254,7 +254,7 @@ pub(crate) fn ratings_by(
 
 /// QuarantinedKey API keys, by id.
 pub(crate) fn quarantined(tx: &ReadTransaction) -> Result<Vec<QuarantinedKey>, StoreError> {
-    let rows = tx.open_table(super::format::QUARANTINE)?;
+    let rows = tx.open_table(format::QUARANTINE)?;
     let keys = rows.iter()?.map(|row| {
         let (key, value) = row?;
         let (reason, since) = value.value();
@@ -266,8 +266,8 @@ pub(crate) fn quarantined(tx: &ReadTransaction) -> Result<Vec<QuarantinedKey>, S
 
 /// At most `limit` groups in state `Ready`, oldest first.
 pub(crate) fn ready_groups(tx: &ReadTransaction, limit: usize) -> Result<Vec<Group>, StoreError> {
-    let groups = tx.open_table(super::format::GROUPS)?;
-    let ready = tx.open_table(super::format::READY)?;
+    let groups = tx.open_table(format::GROUPS)?;
+    let ready = tx.open_table(format::READY)?;
     let mut found = Vec::new();
     for entry in ready.iter()?.take(limit) {
         found.extend(get(&groups, entry?.0.value().1)?);
@@ -282,7 +282,7 @@ pub(crate) fn ungrouped(
     until: UnixMillis,
     limit: usize,
 ) -> Result<Vec<(SampleId, String)>, StoreError> {
-    let table = tx.open_table(super::format::UNGROUPED)?;
+    let table = tx.open_table(format::UNGROUPED)?;
     let mut found = Vec::new();
     for entry in table.iter()?.take(limit) {
         let key = entry?.0;
@@ -306,8 +306,8 @@ pub(crate) fn pairs(group: &Group) -> impl Iterator<Item = (SampleId, &str)> {
 
 /// Number of ratings that wait for a group or, in a ready group, for the trainer.
 pub(crate) fn waiting_ratings(tx: &ReadTransaction) -> Result<u64, StoreError> {
-    let rewards = tx.open_table(super::format::REWARDS)?;
-    let mut count = tx.open_table(super::format::UNGROUPED)?.len()?;
+    let rewards = tx.open_table(format::REWARDS)?;
+    let mut count = tx.open_table(format::UNGROUPED)?.len()?;
     for group in ready_groups(tx, usize::MAX)? {
         for (member, part) in pairs(&group) {
             let reward: Option<Reward> = get(&rewards, (member.0.as_bytes(), part))?;
@@ -325,20 +325,20 @@ pub(crate) fn waiting_corrections(tx: &ReadTransaction) -> Result<usize, StoreEr
 
 /// Number of groups in state `Ready`.
 pub(crate) fn ready_count(tx: &ReadTransaction) -> Result<usize, StoreError> {
-    let ready = tx.open_table(super::format::READY)?.len()?;
+    let ready = tx.open_table(format::READY)?.len()?;
     Ok(usize::try_from(ready).unwrap_or(usize::MAX))
 }
 
 /// Number of rows in each table.
 pub(crate) fn stats(tx: &ReadTransaction) -> Result<StoreStats, StoreError> {
     Ok(StoreStats {
-        interactions: tx.open_table(super::format::INTERACTIONS)?.len()?,
-        samples: tx.open_table(super::format::SAMPLES)?.len()?,
-        feedback: tx.open_table(super::format::FEEDBACK)?.len()?,
-        rewards: tx.open_table(super::format::REWARDS)?.len()?,
-        groups: tx.open_table(super::format::GROUPS)?.len()?,
-        policy_versions: tx.open_table(super::format::POLICIES)?.len()?,
-        steps: tx.open_table(super::format::STEPS)?.len()?,
+        interactions: tx.open_table(format::INTERACTIONS)?.len()?,
+        samples: tx.open_table(format::SAMPLES)?.len()?,
+        feedback: tx.open_table(format::FEEDBACK)?.len()?,
+        rewards: tx.open_table(format::REWARDS)?.len()?,
+        groups: tx.open_table(format::GROUPS)?.len()?,
+        policy_versions: tx.open_table(format::POLICIES)?.len()?,
+        steps: tx.open_table(format::STEPS)?.len()?,
     })
 }
 

@@ -18,6 +18,7 @@ use hone_core::types::{
 
 use crate::error::StoreError;
 use crate::file::{LedgerFile, Opener, opener};
+use crate::format;
 use crate::op::{Committed, Op, QuarantinedKey};
 use crate::reader::StoreStats;
 use crate::write::{StoreTrouble, WriteQueue, Writer, WriterEnd, WriterHealth};
@@ -86,7 +87,7 @@ impl Store {
         let (ready_sender, ready) = watch::channel(ready_count);
         let (feedback_sender, feedback) = watch::channel(0);
         let policies: Vec<PolicyRecord> =
-            file.read(|tx| reader::from_number(tx, super::format::POLICIES, 0, usize::MAX))?;
+            file.read(|tx| reader::from_number(tx, format::POLICIES, 0, usize::MAX))?;
         let lineage: Lineage = policies.iter().collect();
         let (lineage_sender, lineage) = watch::channel(Arc::new(lineage));
         let (ended_sender, ended) = watch::channel(None);
@@ -219,17 +220,17 @@ impl Store {
 
     /// One prompt.
     pub fn interaction(&self, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
-        self.read(|tx| reader::find(tx, super::format::INTERACTIONS, id.0.as_bytes()))
+        self.read(|tx| reader::find(tx, format::INTERACTIONS, id.0.as_bytes()))
     }
 
     /// One completion.
     pub fn sample(&self, id: SampleId) -> Result<Option<Sample>, StoreError> {
-        self.read(|tx| reader::find(tx, super::format::SAMPLES, id.0.as_bytes()))
+        self.read(|tx| reader::find(tx, format::SAMPLES, id.0.as_bytes()))
     }
 
     /// Every completion of a prompt, in key order.
     pub fn samples_of(&self, id: InteractionId) -> Result<Vec<Sample>, StoreError> {
-        self.read(|tx| reader::indexed(tx, super::format::SAMPLES_OF, super::format::SAMPLES, id))
+        self.read(|tx| reader::indexed(tx, format::SAMPLES_OF, format::SAMPLES, id))
     }
 
     /// At most `limit` prompts of an API key's conversation, oldest first.
@@ -286,8 +287,8 @@ impl Store {
     /// Each rater's newest rating of a completion and part.
     pub fn ratings_of(&self, id: SampleId, name: &str) -> Result<Vec<Rating>, StoreError> {
         self.read(|tx| {
-            let feedback = tx.open_table(super::format::FEEDBACK)?;
-            reader::ratings(&tx.open_table(super::format::RATINGS)?, &feedback, id, name)
+            let feedback = tx.open_table(format::FEEDBACK)?;
+            reader::ratings(&tx.open_table(format::RATINGS)?, &feedback, id, name)
         })
     }
 
@@ -304,7 +305,7 @@ impl Store {
     /// The row of feedback that recorded a correction, with the client's API key, by the correction's
     /// sample.
     pub fn correction(&self, id: SampleId) -> Result<Option<Reward>, StoreError> {
-        self.read(|tx| reader::find(tx, super::format::FEEDBACK, id.0.as_bytes()))
+        self.read(|tx| reader::find(tx, format::FEEDBACK, id.0.as_bytes()))
     }
 
     /// QuarantinedKey API keys, by id.
@@ -314,12 +315,12 @@ impl Store {
 
     /// One group.
     pub fn group(&self, id: GroupId) -> Result<Option<Group>, StoreError> {
-        self.read(|tx| reader::find(tx, super::format::GROUPS, id.0.as_bytes()))
+        self.read(|tx| reader::find(tx, format::GROUPS, id.0.as_bytes()))
     }
 
     /// Every group of a prompt, in key order.
     pub fn groups_of(&self, id: InteractionId) -> Result<Vec<Group>, StoreError> {
-        self.read(|tx| reader::indexed(tx, super::format::GROUPS_OF, super::format::GROUPS, id))
+        self.read(|tx| reader::indexed(tx, format::GROUPS_OF, format::GROUPS, id))
     }
 
     /// At most `limit` groups in state `Ready`, oldest first.
@@ -340,12 +341,12 @@ impl Store {
 
     /// One policy version.
     pub fn policy(&self, version: PolicyVersion) -> Result<Option<PolicyRecord>, StoreError> {
-        self.read(|tx| reader::find(tx, super::format::POLICIES, version.0))
+        self.read(|tx| reader::find(tx, format::POLICIES, version.0))
     }
 
     /// Every policy version, in order.
     pub fn policies(&self) -> Result<Vec<PolicyRecord>, StoreError> {
-        self.read(|tx| reader::from_number(tx, super::format::POLICIES, 0, usize::MAX))
+        self.read(|tx| reader::from_number(tx, format::POLICIES, 0, usize::MAX))
     }
 
     /// The last optimizer step.
@@ -355,7 +356,7 @@ impl Store {
 
     /// At most `limit` optimizer steps from `first` on.
     pub fn steps(&self, first: u64, limit: usize) -> Result<Vec<StepRecord>, StoreError> {
-        self.read(|tx| reader::from_number(tx, super::format::STEPS, first, limit))
+        self.read(|tx| reader::from_number(tx, format::STEPS, first, limit))
     }
 
     /// Number of rows in each table.

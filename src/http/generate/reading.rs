@@ -12,8 +12,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::Poll;
 use std::time::Duration;
 
-use futures::stream;
-use futures::stream::Stream;
+use futures::stream::{self, Stream};
 use tokio::time::{Instant, timeout_at};
 
 use hone_engine::{EngineError, Event, Generation};

@@ -13,8 +13,7 @@ use hone_core::types::TokenId;
 use hone_engine::Codec;
 
 use super::models;
-use super::prompt;
-use super::prompt::{TextSize, encode, encode_apart, token_ids};
+use super::prompt::{self, TextSize, encode, encode_apart, token_ids};
 use crate::http::AppState;
 use crate::http::body::{Field, FieldTable, Fields, JsonObject};
 use crate::http::chat::fields::{model_schema, token_schema};

@@ -39,15 +39,13 @@ use crate::http::chat::answer::{
     Answers, MessageEnd, MessageItem, MessagePart, MessageUpdate, WholeMessage,
 };
 use crate::http::chat::conversation::{AnswerRun, ConversationRequest, FieldNames};
-use crate::http::chat::tools;
-use crate::http::chat::tools::{EFFORTS, ToolShape, refuse_others};
+use crate::http::chat::tools::{self, EFFORTS, ToolShape, refuse_others};
 use crate::http::chat::wire::TokenLogprob;
 use crate::http::chat::{metadata, params, refuse_contradictions, stop, to_u32};
 use crate::http::error::ApiError;
 use crate::http::generate::ChoiceUpdate;
 use crate::http::generate::run::RequestRun;
-use crate::http::generate::sse;
-use crate::http::generate::sse::RunEvents;
+use crate::http::generate::sse::{self, RunEvents};
 use events::ResponseEvent;
 use fields::{FIELDS, INCLUDABLE, LOGPROBS, REASONING, SUMMARIES};
 use input::InputItem;

@@ -3,8 +3,7 @@
 //! [`WatchedStream`] reports reads and writes, and [`ActiveBody`] the end of a response. [`Activity`] keeps
 //! since when the connection waits for its client.
 
-use std::io;
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};

@@ -5,8 +5,7 @@
 
 pub mod describe;
 
-use std::fmt;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 
 use serde::{Deserialize, Serialize};
 

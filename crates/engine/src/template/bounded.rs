@@ -4,7 +4,7 @@
 //! size. So every instruction that builds a value becomes a call of a filter of this module, which takes the
 //! value's size from the budget of the rendering, before the value exists where one call can make it large.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::{self, Write as _};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -78,7 +78,7 @@ impl Budget {
             return Ok(text.len() as u64);
         }
         let is_map = value.kind() == ValueKind::Map;
-        if !is_map && !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
+        if !is_map && !is_list(value) {
             return Ok(ITEM);
         }
         let mut bytes = ITEM;
@@ -382,10 +382,10 @@ impl BoundedTemplate {
         Ok(Self { environment, filters, methods })
     }
 
-    /// Whether the template reads a variable that it does not set.
-    pub(super) fn reads(&self, variable: &str) -> bool {
+    /// The variables that the template reads and does not set.
+    pub(super) fn variables(&self) -> HashSet<String> {
         let template = self.environment.get_template(NAME);
-        template.is_ok_and(|template| template.undeclared_variables(false).contains(variable))
+        template.map_or_else(|_| HashSet::new(), |template| template.undeclared_variables(false))
     }
 
     /// # Errors

@@ -71,10 +71,11 @@ impl ChatTemplate {
         let template = without_generation_blocks(text)?;
         let template = BoundedTemplate::new(environment, template).map_err(fail)?;
         let system_tools = ["message['tools']", "message[\"tools\"]", "message.tools"];
-        let has_xml_tools = template.reads("xml_tools");
+        let variables = template.variables();
+        let has_xml_tools = variables.contains("xml_tools");
         let able = Abilities {
             developer: text.contains("developer"),
-            tools: has_xml_tools || template.reads("tools"),
+            tools: has_xml_tools || variables.contains("tools"),
             system_tools: system_tools.iter().any(|part| text.contains(part)),
             calls: text.contains("tool_calls"),
         };

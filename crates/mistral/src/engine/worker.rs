@@ -2,8 +2,7 @@
 
 use std::cell::OnceCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 
 use anyhow::Context as _;
 use candle_core::{Device, Tensor};

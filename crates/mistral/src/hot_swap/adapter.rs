@@ -15,8 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use hone_engine::EngineError;
-use hone_model::adapter;
-use hone_model::adapter::{ModuleMatcher, ModuleScale, Patterns};
+use hone_model::adapter::{self, ModuleMatcher, ModuleScale, Patterns};
 
 /// The prefix that PEFT adds to the model's tensor names.
 const PREFIX: &str = "base_model.model.";

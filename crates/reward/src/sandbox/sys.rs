@@ -2,8 +2,7 @@
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::io;
-use std::io::{Seek, Write};
+use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};

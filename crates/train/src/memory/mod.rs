@@ -9,8 +9,7 @@ use std::path::PathBuf;
 
 use hone_model::ModelSpec;
 use hone_model::adapter::{LinearKind, ModuleScale};
-use hone_model::kernels::compute;
-use hone_model::kernels::compute::Compute;
+use hone_model::kernels::compute::{self, Compute};
 use hone_model::transformer::{head_packed_values, head_upcast_values, logits_in_memory};
 use hone_model::weights::{LoadOptions, WeightFiles, WeightType};
 

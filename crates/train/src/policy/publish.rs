@@ -8,8 +8,7 @@ use hone_store::Op;
 use super::PolicyError;
 use super::activation_ops;
 use super::config::Promotion;
-use super::gate;
-use super::gate::{Examination, all_passed};
+use super::gate::{self, Examination, all_passed};
 use super::registry::Policies;
 use super::{Candidate, PublishOutcome};
 
