@@ -7,6 +7,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::pin::pin;
 use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Parser;
@@ -47,7 +48,8 @@ fn main() -> ExitCode {
         return sandbox::child_main();
     }
     let mut out = Output::default();
-    match run(Cli::parse().command, &mut out) {
+    let command = Cli::parse().command;
+    match check_clock(SystemTime::now()).and_then(|()| run(command, &mut out)) {
         Ok(code) => code,
         // The reader of a closed pipe has all the output that it wants.
         Err(_) if out.is_closed() => ExitCode::SUCCESS,
@@ -56,6 +58,13 @@ fn main() -> ExitCode {
             if error.is::<UsageError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
+}
+
+/// Refuses a clock before 1970. Identifiers begin with the time since then, so none could be made.
+fn check_clock(now: SystemTime) -> anyhow::Result<()> {
+    let clock = now.duration_since(UNIX_EPOCH);
+    let wrong = "the clock of this machine is before 1970: set it, because identifiers and records contain the time";
+    clock.map(drop).map_err(|_| anyhow::Error::msg(wrong))
 }
 
 fn run(command: Command, out: &mut Output) -> Outcome {

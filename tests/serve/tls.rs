@@ -84,3 +84,32 @@ fn files_that_cannot_be_used_are_refused() {
         assert!(stderr.contains(expected), "{stderr}");
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn a_short_key_and_a_key_file_that_everyone_can_read_are_logged() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let dir = tempfile::tempdir().unwrap();
+    let (file, key) = (dir.path().join("hone.toml"), dir.path().join("server.key.pem"));
+    fs::copy(fixture("second.key.pem"), &key).unwrap();
+    // A certificate of another key ends the start after the warnings.
+    let logged = |bearer: &str, mode: u32| {
+        fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+        let certificate = fixture("first.pem");
+        let config = format!(
+            "[server]\nclient_keys = [\"{bearer}\"]\n[server.tls]\ncertificate = {certificate:?}\nkey = {key:?}\n"
+        );
+        fs::write(&file, config).unwrap();
+        let data = dir.path().join("data");
+        let (config, data) = (file.to_str().unwrap(), data.to_str().unwrap());
+        let (code, _, stderr) = hone(&["serve", "--config", config, "--data", data]);
+        assert_eq!(code, Some(2), "{stderr}");
+        (
+            stderr.contains("short enough to be guessed"),
+            stderr.contains("every user of this machine"),
+        )
+    };
+    assert_eq!(logged("sesame", 0o644), (true, true));
+    assert_eq!(logged("sixteen-characters", 0o640), (false, false));
+}
