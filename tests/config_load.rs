@@ -81,7 +81,7 @@ fn every_key_has_its_own_variable() {
     };
     assert_eq!(key_of("HONE_MODEL_PATH").as_deref(), Some("model.path"));
     assert_eq!(key_of("HONE_TRAIN_LORA_R").as_deref(), Some("train.lora.r"));
-    assert_eq!(key_of("HONE_ROLLOUT_DATASET").as_deref(), Some("rollout.dataset"));
+    assert_eq!(key_of("HONE_DATASET_PATH").as_deref(), Some("dataset.path"));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn the_environment_overrides_the_file() {
         ("HONE_TRAIN_MAX_STEPS", "100"),
         ("HONE_TRAIN_WARMUP_STEPS", "7"),
         ("HONE_RUN_WARNINGS_REWARD_MAX", "1.5"),
-        ("HONE_ROLLOUT_DATASET", "prompts.jsonl"),
+        ("HONE_DATASET_PATH", "prompts.jsonl"),
         ("HONE_MODEL_PATH", "/models/tiny"),
         ("HONE_ENGINE_BACKEND", "native"),
         ("HONE_PORT", "tcp://10.0.0.1:8080"),
@@ -117,7 +117,7 @@ fn the_environment_overrides_the_file() {
     assert!(!config.train.enabled);
     assert_eq!(config.train.warmup_steps, Some(7));
     assert_eq!(config.run.warnings.reward_max, Some(1.5));
-    assert_eq!(config.rollout.dataset.unwrap(), Path::new("prompts.jsonl"));
+    assert_eq!(config.dataset.path, Path::new("prompts.jsonl"));
     assert_eq!(config.model.path, "/models/tiny");
     assert_eq!(config.engine.backend, EngineBackend::Native);
 }
@@ -159,7 +159,7 @@ fn values_of_the_wrong_type_are_refused() {
     assert_snapshot!(error("[train]\nlearning_rate = true"), @r#"train.learning_rate is true: it must be a number or "auto""#);
     assert_snapshot!(error("train = 3"), @"train is 3: it must be a table");
     assert_snapshot!(error("[rollout]\nmax_tokens = 5000000000"), @"rollout.max_tokens is 5000000000: it must be a whole number from 0 to 4294967295");
-    assert_snapshot!(error("[rollout]\ndataset = 3"), @"rollout.dataset is 3: it must be a path in quotes");
+    assert_snapshot!(error("[dataset]\npath = 3"), @"dataset.path is 3: it must be a path in quotes");
     assert_snapshot!(error("[server]\nbind = 'localhost'"), @r#"server.bind is "localhost": it must be an address and a port, such as "127.0.0.1:8080""#);
     assert_snapshot!(error("[server]\nbind = 8080"), @r#"server.bind is 8080: it must be an address and a port, such as "127.0.0.1:8080""#);
     assert_snapshot!(error("[server]\nclient_keys = 'sesame'"), @"server.client_keys is a hidden value: it must be a list");
@@ -224,7 +224,7 @@ fn values_out_of_range_are_refused() {
         error("[rollout]\nsampler = \"fast\"")
             .starts_with(r#"rollout.sampler is "fast": it must be "#)
     );
-    assert_snapshot!(error("[rollout]\ndataset = 'a'\ndataset_route = 'none'"), @r#"rollout.dataset_route is "none": it must be the name of a route"#);
+    assert_snapshot!(error("[dataset]\npath = 'a'\n[rollout]\ndataset_route = 'none'"), @r#"rollout.dataset_route is "none": it must be the name of a route"#);
     assert_snapshot!(error("[server]\nclient_keys = ['with space']"), @"server.client_keys[0] cannot be a bearer key: it must be printable ASCII without spaces");
     assert_snapshot!(error("[server]\nclient_keys = ['a']\nadmin_keys = ['a']"), @"server.admin_keys shares a key with server.client_keys: each must have its own");
     assert_snapshot!(error("[log]\nlevel = 'hone=loud'"), @r#"log.level is "hone=loud": it must be a tracing filter such as "info" or "hone=debug,warn""#);

@@ -36,7 +36,6 @@ const CONFIG: &str = r#"
 [rollout]
 group_size = 4
 max_tokens = 24
-feedback_wait_ms = 50
 
 [policy]
 promotion = "direct"

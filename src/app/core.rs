@@ -20,7 +20,7 @@ use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_reward::routes::RouteConfig;
 use hone_rollout::Rollout;
-use hone_store::Store;
+use hone_store::{Store, StoreConfig};
 use hone_train::config::PeakRate;
 use hone_train::monitoring::warnings::RewardRoles;
 use hone_train::policy::{ExamPrompt, Examiner, Policies, PolicySetup};
@@ -130,7 +130,7 @@ impl Core {
         std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
         let data = data.canonicalize()?;
         require_ledger(&data)?;
-        let store = Store::open(&data.join(LEDGER), &config.store, metrics.clone())?;
+        let store = Store::open(&data.join(LEDGER), &StoreConfig::default(), metrics.clone())?;
         require_checkpoints(config, &data, &store)?;
 
         let rewards = reward_tools(config, metrics.clone()).await?;
@@ -180,7 +180,7 @@ impl Core {
         let rollout = background.enter(|| {
             Rollout::start(
                 &config.rollout.for_steps_of(config.train.samples_per_step),
-                config.dataset_in_use().as_ref(),
+                config.dataset_in_use(),
                 (config.train.seed, Some(data.join("dataset.json"))),
                 engines.rollouts.clone(),
                 store.clone(),
@@ -260,7 +260,7 @@ fn peak_rates(config: &Config, model: &ModelDir) -> anyhow::Result<Vec<(u64, f64
     if config.train.learning_rate == PeakRate::Auto {
         tracing::info!(rate, parameters, "train.learning_rate is \"auto\"");
     }
-    let stages = config.dataset_in_use().map(|dataset| dataset.stages).unwrap_or_default();
+    let stages = config.dataset_in_use().map(|dataset| dataset.stages.clone()).unwrap_or_default();
     let curriculum = Curriculum::new(&stages)?;
     Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.resolve(rate))).collect())
 }

@@ -77,11 +77,10 @@ pub async fn validate(config: &mut Config, reads_data: bool) -> anyhow::Result<S
     let routes = rewards.routes(config).await?;
     let mut text = "the configuration is valid\n".to_owned();
     let Some(dataset) = config.dataset_in_use() else { return Ok(text) };
-    hone_dataset::check(&dataset)?;
+    hone_dataset::check(dataset)?;
     if reads_data {
         fetch_dataset(config).await?;
-        let dataset = config.dataset_in_use().unwrap_or(dataset);
-        let dataset = Dataset::open(&dataset)?;
+        let dataset = Dataset::open(&config.dataset)?;
         let codec = tokenizer(config)?;
         let codec = codec.as_ref().map(|(codec, context)| (codec, *context));
         text += &data_check::describe(config, &dataset, &routes, codec).await?;
@@ -126,7 +125,7 @@ fn load_codec(path: &Path) -> anyhow::Result<(Codec, usize)> {
 /// If the hub cannot be reached or does not have the split as Parquet. Also if a path that does not
 /// exist is the id of a dataset without `hf://`.
 pub async fn fetch_dataset(config: &mut Config) -> anyhow::Result<()> {
-    let Some(used) = config.dataset_in_use() else { return Ok(()) };
+    let Some(used) = config.dataset_in_use().cloned() else { return Ok(()) };
     let hub = Hub::new(&config.hub, &config.data.dir);
     let path = id_in("dataset.path", &used.path)?;
     let eval = id_in("dataset.eval_path", &used.eval_path)?;

@@ -1,5 +1,6 @@
 //! The daemon: [`Core`] served over HTTP.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,8 +20,9 @@ use hone_reward::kinds::RewardKind;
 use hone_reward::routes::{RewardConfig, RouteConfig};
 use hone_store::Store;
 use hone_train::TrainHandle;
-use hone_train::config::{WarningAction, WarningActions};
-use hone_train::monitoring::warnings::{HealthMonitor, MonitorState, Warning};
+use hone_train::monitoring::warnings::{
+    HealthMonitor, MonitorState, Warning, WarningAction, WarningKind,
+};
 use hone_train::policy::{Policies, Promotion};
 
 use super::core::Core;
@@ -247,7 +249,7 @@ pub(super) struct StepWatch {
     pub policies: Arc<Policies>,
     pub trainer: TrainHandle,
     /// What to do when a warning begins.
-    pub actions: WarningActions,
+    pub actions: BTreeMap<WarningKind, WarningAction>,
     /// File with the monitor's state, so that a restart neither forgets the first steps, which later
     /// ones are compared with, nor repeats a warning.
     pub state: PathBuf,
@@ -279,7 +281,7 @@ impl StepWatch {
 
     async fn act(&self, warning: &Warning) {
         let kind = warning.kind.as_str();
-        let done = match warning.kind.action(&self.actions) {
+        let done = match self.actions.get(&warning.kind).copied().unwrap_or_default() {
             WarningAction::Log => return,
             WarningAction::LowerRate => self.trainer.lower_rate().map_err(|e| e.to_string()),
             WarningAction::Pause => self.trainer.pause().map_err(|e| e.to_string()),

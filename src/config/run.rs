@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::{Checked, at_least, between};
-use hone_train::config::WarningConfig;
+use hone_core::config::{Checked, between};
+use hone_train::monitoring::warnings::WarningConfig;
 
 /// Early stopping of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -13,6 +13,7 @@ pub struct EarlyStopConfig {
     /// early stopping.
     pub patience: u64,
     /// Smallest increase of the held-out reward over the best one that counts as an improvement.
+    #[serde(skip)]
     pub min_delta: f64,
 }
 
@@ -66,7 +67,6 @@ impl RunConfig {
         between("run.samples_every", self.samples_every, 0, 1 << 40)?;
         between("run.samples_shown", self.samples_shown, 0, 256)?;
         between("run.early_stop.patience", self.early_stop.patience, 0, 1 << 40)?;
-        at_least("run.early_stop.min_delta", self.early_stop.min_delta, 0.0)?;
         self.warnings.check()
     }
 }

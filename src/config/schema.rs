@@ -12,7 +12,6 @@ use hone_reward::routes::{RouteConfig, RouteList};
 use hone_reward::sandbox::SandboxConfig;
 use hone_reward::tools::GradersConfig;
 use hone_rollout::RolloutConfig;
-use hone_store::StoreConfig;
 use hone_train::config::TrainConfig;
 use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::PolicyConfig;
@@ -34,8 +33,6 @@ pub struct Config {
     pub hub: HubConfig,
     /// Serving engine.
     pub engine: EngineConfig,
-    /// Ledger.
-    pub store: StoreConfig,
     /// Sampling of groups for training.
     pub rollout: RolloutConfig,
     /// Dataset of prompts.
@@ -76,6 +73,7 @@ pub struct DataConfig {
     /// Directory of the ledger, adapters and checkpoints.
     pub dir: PathBuf,
     /// Free bytes of its file system below which the server is not ready; 0 for any.
+    #[serde(skip)]
     pub min_free_bytes: u64,
 }
 
@@ -91,15 +89,9 @@ impl Config {
         LoadOptions { dtype: self.train.base_dtype, quantize: self.model.quantize }
     }
 
-    /// `[dataset]` with the path from `dataset.path` or else from `rollout.dataset`, or `None` if both
-    /// are unset. Validation refuses two different paths.
-    pub fn dataset_in_use(&self) -> Option<DatasetConfig> {
-        let path = match &self.rollout.dataset {
-            _ if !self.dataset.path.as_os_str().is_empty() => &self.dataset.path,
-            Some(path) => path,
-            None => return None,
-        };
-        Some(DatasetConfig { path: path.clone(), ..self.dataset.clone() })
+    /// `[dataset]`, or `None` if its path is unset.
+    pub fn dataset_in_use(&self) -> Option<&DatasetConfig> {
+        Some(&self.dataset).filter(|dataset| !dataset.path.as_os_str().is_empty())
     }
 
     /// A monitor of the configured limits that continues from `state`. With a dataset, only the

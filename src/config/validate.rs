@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
-use hone_core::config::between;
 use hone_core::config::{Checked, Problem, label, quoted};
 use hone_engine::EngineBackend;
 use hone_hub::{check_revision, dataset_id};
@@ -45,10 +44,8 @@ pub(super) fn check(config: &Config) -> Checked {
     if config.data.dir.as_os_str().is_empty() {
         return Err(Problem::value("data.dir", "\"\"", "the path of a directory"));
     }
-    between("data.min_free_bytes", config.data.min_free_bytes, 0, 1 << 50)?;
     config.hub.check()?;
     engine(config)?;
-    config.store.check()?;
     config.rollout.check()?;
     dataset(config)?;
     config.train.check()?;
@@ -100,17 +97,9 @@ fn backlog(c: &Config) -> Checked {
 /// The keys of `[dataset]`, alone and together with other sections.
 fn dataset(config: &Config) -> Checked {
     let c = &config.dataset;
-    let own = &c.path;
-    if let Some(other) = config.rollout.dataset.as_ref().filter(|p| *p != own)
-        && !own.as_os_str().is_empty()
-    {
-        let allowed = format!("absent, or the same as dataset.path ({own:?})");
-        return Err(Problem::value("rollout.dataset", format!("{other:?}"), &allowed));
-    }
     c.check()?;
-    let paths = [("dataset.path", own), ("dataset.eval_path", &c.eval_path)];
-    let alias = config.rollout.dataset.iter().map(|path| ("rollout.dataset", path));
-    for (key, path) in paths.into_iter().chain(alias) {
+    let paths = [("dataset.path", &c.path), ("dataset.eval_path", &c.eval_path)];
+    for (key, path) in paths {
         if let Some(Err(_)) = dataset_id(path) {
             return Err(Problem::value(key, format!("{path:?}"), "a file or hf://OWNER/NAME"));
         }

@@ -10,7 +10,8 @@ use hone_reward::feedback::FeedbackType;
 use hone_reward::kinds::{FeedbackParams, FormatStrict, NumericMatch, RewardKind};
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_rollout::RolloutConfig;
-use hone_train::config::{PeakRate, TrainConfig, WarningConfig};
+use hone_train::config::{PeakRate, TrainConfig};
+use hone_train::monitoring::warnings::WarningConfig;
 use hone_train::policy::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion};
 
 use super::options::RewardsMode;

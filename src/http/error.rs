@@ -235,7 +235,7 @@ impl ApiError {
     /// 413.
     pub(super) fn large_body() -> Self {
         let message =
-            "the body is larger than server.max_body_bytes, or server.graders.max_bytes, allows";
+            "the body is larger than server.max_body_bytes, or the 256 KiB of a grader, allows";
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, ErrorCode::BodyTooLarge, message)
     }
 

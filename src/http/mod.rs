@@ -193,9 +193,9 @@ impl GraderQueue {
         let most = self.limits.max_tokens;
         match grader.limit_tokens(most) {
             Ok(()) => Ok(grader),
-            Err(wanted) => refuse(format!(
-                "grader asks for {wanted} tokens: they may be {most} (server.graders.max_tokens)"
-            )),
+            Err(wanted) => {
+                refuse(format!("grader asks for {wanted} tokens: at most {most} are allowed"))
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ pub struct LearningLimits {
 pub struct DiskLimit {
     /// `data.dir`.
     pub dir: PathBuf,
-    /// `data.min_free_bytes`.
+    /// Free bytes below which the server is not ready.
     pub min_free: u64,
 }
 

@@ -75,7 +75,7 @@ pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<Eva
         return Err(usage(anyhow::anyhow!("--pass-at is {k}: {range}")));
     }
     let part = success_part(&config, options.part).map_err(usage)?;
-    let Dataset { train, held_out, .. } = Dataset::open(&dataset).map_err(usage)?;
+    let Dataset { train, held_out, .. } = Dataset::open(dataset).map_err(usage)?;
     let all = if held_out.is_empty() { train } else { held_out };
     let most = if config.run.eval_prompts == 0 { all.len() } else { config.run.eval_prompts };
     config.train.enabled = false;

@@ -323,7 +323,7 @@ async fn errors_of_the_web_server_have_openais_shape() {
     400 the body has more than 100 levels of objects and lists | - | invalid_body
     415 content-type is "": it must be application/json | - | unsupported_media_type
     415 content-type is "text/plain": it must be application/json | - | unsupported_media_type
-    413 the body is larger than server.max_body_bytes, or server.graders.max_bytes, allows | - | body_too_large
+    413 the body is larger than server.max_body_bytes, or the 256 KiB of a grader, allows | - | body_too_large
     404 there is no GET /nowhere | - | not_found
     404 there is no GET /v1/nowhere | - | not_found
     405 GET is not allowed on /v1/completions | - | method_not_allowed

@@ -39,7 +39,7 @@ pub struct Setup {
     pub graders: Backends,
     pub holdout_share: f64,
     pub learning: LearningLimits,
-    /// `data.min_free_bytes`.
+    /// Free bytes that the server needs to be ready.
     pub min_free: u64,
 }
 

@@ -52,7 +52,7 @@ async fn live_prompts_and_a_dataset_reach_the_same_reward(backend: EngineBackend
     assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
 
     let text = std::fs::read_to_string(root.join(CONFIG)).unwrap();
-    let mut dataset = parse(&text).unwrap().dataset_in_use().unwrap();
+    let mut dataset = parse(&text).unwrap().dataset;
     dataset.path = root.join(&dataset.path);
     let prompts = Dataset::open(&dataset).unwrap().train;
     // The same configuration without its dataset: all prompts come from clients.

@@ -58,10 +58,13 @@ pub struct DifficultyConfig {
     /// A completion with at least this reward is a success.
     pub success_reward: f64,
     /// Length of the exponential window, in groups, over which a prompt's success rate is averaged.
+    #[serde(skip)]
     pub window: f64,
     /// Added to the weight `p (1 - p)` of a prompt with success rate `p`, so that no weight is 0.
+    #[serde(skip)]
     pub epsilon: f64,
     /// Fraction of the draws that go through all prompts in turn, so that every prompt is tried.
+    #[serde(skip)]
     pub floor: f64,
 }
 
@@ -161,6 +164,7 @@ pub struct DatasetConfig {
     /// The effect of an unusable row.
     pub on_bad_row: OnBadRow,
     /// Largest size of a row in bytes.
+    #[serde(skip)]
     pub max_row_bytes: usize,
     /// Largest length of a prompt in tokens; longer prompts are skipped. 0 means the model's limit.
     pub max_prompt_tokens: usize,
@@ -233,7 +237,6 @@ impl DatasetConfig {
     pub fn check(&self) -> Checked {
         self.check_columns()?;
         between("dataset.few_shot_rows", self.few_shot_rows, 0, 64)?;
-        between("dataset.max_row_bytes", self.max_row_bytes, 64, 1 << 30)?;
         between("dataset.max_prompt_tokens", self.max_prompt_tokens, 0, 1 << 24)?;
         at_least("dataset.held_out", self.held_out, 0.0)?;
         if self.held_out >= 1.0 && (self.held_out.fract() != 0.0 || self.held_out > 1e9) {
@@ -244,14 +247,7 @@ impl DatasetConfig {
             let allowed = "0 beside dataset.eval_path, which holds the prompts that are held out";
             return Err(Problem::value("dataset.held_out", self.held_out, allowed));
         }
-        let d = &self.difficulty;
-        finite("dataset.difficulty.success_reward", d.success_reward)?;
-        at_least("dataset.difficulty.window", d.window, 1.0)?;
-        above("dataset.difficulty.epsilon", d.epsilon, 0.0)?;
-        if !(d.floor > 0.0 && d.floor <= 1.0) {
-            let allowed = "greater than 0 and at most 1";
-            return Err(Problem::value("dataset.difficulty.floor", d.floor, allowed));
-        }
+        finite("dataset.difficulty.success_reward", self.difficulty.success_reward)?;
         between("dataset.mix.live_share", self.mix.live_share, 0.0, 1.0)?;
         self.check_stages()
     }

@@ -1,7 +1,5 @@
 //! The keys of `[rollout]`.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 
 use hone_core::config::between;
@@ -26,11 +24,11 @@ pub struct RolloutConfig {
     /// Capacity of the native sampler's KV cache in tokens, prompts included.
     pub max_batch_tokens: usize,
     /// Prompts that may wait for a group. While the queue is full, new prompts are skipped.
+    #[serde(skip)]
     pub queue: usize,
     /// Milliseconds that a scored group waits for its client's feedback before it is committed.
+    #[serde(skip)]
     pub feedback_wait_ms: u64,
-    /// Alias of `dataset.path`: prompts to sample when live ones run out.
-    pub dataset: Option<PathBuf>,
     /// Route whose rewards score the dataset.
     pub dataset_route: String,
     /// Groups that may wait for the trainer, with those in flight. Sampling pauses at this number, so that
@@ -51,7 +49,6 @@ impl Default for RolloutConfig {
             max_batch_tokens: 32_768,
             queue: 256,
             feedback_wait_ms: 500,
-            dataset: None,
             dataset_route: "default".to_owned(),
             max_ready_groups: 0,
         }
@@ -103,8 +100,6 @@ impl RolloutConfig {
             let key = "rollout.max_batch_tokens";
             return Err(Problem::value(key, self.max_batch_tokens, &allowed));
         }
-        between("rollout.queue", self.queue, 1, 1 << 20)?;
-        between("rollout.feedback_wait_ms", self.feedback_wait_ms, 0, 3_600_000)?;
         between("rollout.max_ready_groups", self.max_ready_groups, 0, 1 << 20)
     }
 

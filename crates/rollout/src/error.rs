@@ -8,7 +8,7 @@ use hone_store::StoreError;
 #[derive(Debug, thiserror::Error)]
 pub enum RolloutError {
     /// The dataset cannot be used.
-    #[error("rollout.dataset: {0}")]
+    #[error("dataset.path: {0}")]
     Dataset(#[from] DatasetError),
     /// The dataset's route does not exist.
     #[error(transparent)]

@@ -4,7 +4,7 @@
 //! # Threads
 //!
 //! [`Store::open`] starts one thread, `hone-ledger`, which makes every change. A call that queues a
-//! batch of [`Op`]s wakes it. It waits up to `store.group_commit_ms` for more batches, then commits
+//! batch of [`Op`]s wakes it. It waits up to [`StoreConfig::group_commit_ms`] for more batches, then commits
 //! all queued batches in one transaction, so that they share one sync of the disk (group commit).
 //! [`Store::commit_now`] ends the wait. Without work the thread sleeps.
 //!
@@ -18,11 +18,11 @@
 //!   it queued.
 //! - A batch is written as a whole or not at all.
 //! - Batches are applied in the order of the calls that queued them, whichever method queued them.
-//! - Beyond `store.queue` operations, [`Store::enqueue`] sheds shadow samples with their rewards
+//! - Beyond [`StoreConfig::queue`] operations, [`Store::enqueue`] sheds shadow samples with their rewards
 //!   and groups, and counts them in `hone_store_dropped_records_total`. It never sheds feedback or
 //!   served samples. [`Store::commit`] never sheds, because its callers wait.
 //! - If the disk fails, the file is reopened and the batches are tried one by one. After the next
-//!   failure, batches with a waiting caller fail; the others are kept, up to `store.queue`
+//!   failure, batches with a waiting caller fail; the others are kept, up to [`StoreConfig::queue`]
 //!   operations, and tried again every second.
 //! - Files of earlier versions of Hone are migrated when they are opened; newer ones are refused.
 //!

@@ -6,10 +6,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use redb::ReadTransaction;
-use serde::{Deserialize, Serialize};
 use tokio::sync::{oneshot, watch};
 
-use hone_core::config::{Checked, between};
 use hone_core::metrics::Metrics;
 use hone_core::types::{
     Group, GroupId, Interaction, InteractionId, Lineage, PolicyRecord, PolicyVersion, Rating,
@@ -125,7 +123,7 @@ impl Store {
         self.push(ops, false).await
     }
 
-    /// [`Self::commit`] without the wait of `store.group_commit_ms`, for writes that block other
+    /// [`Self::commit`] without the wait of [`StoreConfig::group_commit_ms`], for writes that block other
     /// work.
     ///
     /// # Errors
@@ -365,11 +363,10 @@ impl Store {
     }
 }
 
-// Configuration section `[store]`.
+// The settings of the writer.
 
 /// Group commit and queue of the ledger.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Clone, Debug)]
 pub struct StoreConfig {
     /// Milliseconds that a commit waits for more writes, so that they share one sync of the disk.
     pub group_commit_ms: u64,
@@ -380,16 +377,5 @@ pub struct StoreConfig {
 impl Default for StoreConfig {
     fn default() -> Self {
         Self { group_commit_ms: 2, queue: 8192 }
-    }
-}
-
-impl StoreConfig {
-    /// Checks every range.
-    ///
-    /// # Errors
-    /// The first value out of range, with its full key.
-    pub fn check(&self) -> Checked {
-        between("store.group_commit_ms", self.group_commit_ms, 0, 1000)?;
-        between("store.queue", self.queue, 16, 1 << 24)
     }
 }

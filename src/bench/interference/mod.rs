@@ -728,7 +728,7 @@ mod tests {
                 let trained =
                     config.routes.0.iter().find(|route| route.name == TASK_ASKED).unwrap();
                 assert_eq!(trained.rewards.len(), parts);
-                let rows = std::fs::read_to_string(config.dataset_in_use().unwrap().path).unwrap();
+                let rows = std::fs::read_to_string(&config.dataset_in_use().unwrap().path).unwrap();
                 assert_eq!(rows.lines().count(), PROMPTS);
             }
         }

@@ -13,15 +13,11 @@ fn error(text: &str) -> String {
 }
 
 #[test]
-fn either_key_sets_the_path_of_the_dataset() {
-    let used = |text| parse(text).unwrap().dataset_in_use();
-    assert_eq!(used(""), None);
+fn a_path_sets_the_dataset() {
+    assert_eq!(parse("").unwrap().dataset_in_use(), None);
+    let config = parse("[dataset]\nseed = 3\npath = 'a.csv'").unwrap();
     let plain = DatasetConfig::at(Path::new("a.csv"));
-    assert_eq!(used("[dataset]\npath = 'a.csv'").unwrap(), plain);
-    assert_eq!(used("[rollout]\ndataset = 'a.csv'").unwrap(), plain);
-    let both = "[rollout]\ndataset = 'a.csv'\n[dataset]\nseed = 3\npath = 'a.csv'";
-    assert_eq!(used(both).unwrap(), DatasetConfig { seed: 3, ..plain });
-    assert_snapshot!(error("[rollout]\ndataset = 'a'\n[dataset]\npath = 'b'"), @r#"rollout.dataset is "a": it must be absent, or the same as dataset.path ("b")"#);
+    assert_eq!(config.dataset_in_use(), Some(&DatasetConfig { seed: 3, ..plain }));
 }
 
 #[test]
@@ -46,9 +42,6 @@ fn errors_name_the_key() {
     assert_snapshot!(dataset("prompt_column = 'messages'"), @r#"dataset.prompt_column is "messages": it must be another column than dataset.messages_column"#);
     assert_snapshot!(dataset("answer_column = 'prompt'"), @r#"dataset.answer_column is "prompt": it must be another column than those of the prompt"#);
     assert_snapshot!(dataset("answer_column = ''\nextract_answer = '####'"), @r#####"dataset.extract_answer is "####": it must be empty without dataset.answer_column, the column that it reads"#####);
-    assert_snapshot!(dataset("max_row_bytes = 3"), @"dataset.max_row_bytes is 3: it must be from 64 to 1073741824");
-    assert_snapshot!(dataset("difficulty.floor = 0"), @"dataset.difficulty.floor is 0: it must be greater than 0 and at most 1");
-    assert_snapshot!(dataset("difficulty.window = 0.5"), @"dataset.difficulty.window is 0.5: it must be a finite number, 1 or more");
     assert_snapshot!(dataset("mix.live_share = 1.5"), @"dataset.mix.live_share is 1.5: it must be from 0 to 1");
     assert_snapshot!(dataset("few_shot = [{ user = 'a' }]"), @"dataset.few_shot[0].assistant is missing");
     let stage = |line: &str| error(&format!("[[dataset.stage]]\n{line}"));

@@ -29,7 +29,6 @@ fn values_out_of_range_are_refused() {
     assert_snapshot!(error("correction_weight = -0.5"), @"train.correction_weight is -0.5: it must be from 0 to 100");
     assert_snapshot!(error("correction_weight = nan"), @"train.correction_weight is NaN: it must be from 0 to 100");
     assert_snapshot!(error("replay.share = 0.6"), @"train.replay.share is 0.6: it must be from 0 to 0.5");
-    assert_snapshot!(error("replay.window_steps = 0"), @"train.replay.window_steps is 0: it must be from 1 to 1048576");
     assert_snapshot!(error("dual_clip = 0.5"), @"train.dual_clip is 0.5: it must be 0 or greater than 1");
     assert_snapshot!(error("kl.estimator = 'k4'"), @r#"train.kl.estimator is "k4": it must be "k1", "k2", "k3" or "corrected""#);
     assert_snapshot!(error("sampler_correction.mode = 'sequence'"), @r#"train.sampler_correction.mode is "sequence": it must be "none", "token_truncate", "token_mask", "sequence_truncate" or "sequence_mask""#);

@@ -147,7 +147,7 @@ impl RequestRun {
         first.ok_or_else(ApiError::internal)
     }
 
-    /// [`Self::start`], unless it takes longer than `server.stream_headers_after_seconds`: then a stream sends
+    /// [`Self::start`], unless it takes longer than `ServerConfig::stream_headers_after_seconds`: then a stream sends
     /// its headers without a version.
     pub async fn start_in_time(&mut self) -> Result<Option<PolicyVersion>, ApiError> {
         let patience = Duration::from_secs(self.state.config.stream_headers_after_seconds);

@@ -13,7 +13,7 @@ use rand_chacha::ChaCha8Rng;
 use hone_core::metrics::Metrics;
 use hone_core::types::{SampleId, StepRecord, UnixMillis, now_ms};
 use hone_reward::Routes;
-use hone_store::{LedgerReader, Store, StoreError};
+use hone_store::{LedgerReader, Store, StoreConfig, StoreError};
 use hone_train::{OfflineSetup, OfflineTrainer, RecordedGroup, RecordedSample};
 
 use super::RecordReport;
@@ -111,7 +111,7 @@ pub async fn run(
     };
     run.progress.finish();
     if run.view.step > 0 {
-        let store = Store::open(&config.data.dir.join(LEDGER), &config.store, metrics)?;
+        let store = Store::open(&config.data.dir.join(LEDGER), &StoreConfig::default(), metrics)?;
         run.trainer.save(&config.data.dir, &store)?;
         store.close().await?;
     }

@@ -77,7 +77,7 @@ pub async fn run(
     let dataset = config.dataset_in_use();
     let dataset = dataset.context(NO_DATASET).map_err(usage)?;
     check(&config).map_err(usage)?;
-    let dataset = Dataset::open(&dataset).map_err(usage)?;
+    let dataset = Dataset::open(dataset).map_err(usage)?;
     let saved_config = SavedConfig::new(&config)?;
     let epochs = Epochs::new(&config, dataset.train.len());
     let note = epochs.resolve(&mut config.train);

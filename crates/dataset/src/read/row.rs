@@ -49,5 +49,5 @@ pub(super) fn not_text(bytes: &[u8], error: &Utf8Error) -> String {
 
 /// Describes a row above the limit.
 pub(super) fn too_long(limit: usize) -> String {
-    format!("longer than dataset.max_row_bytes ({limit})")
+    format!("longer than {limit} bytes")
 }

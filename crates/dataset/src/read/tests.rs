@@ -52,7 +52,7 @@ fn an_array_has_one_row_per_object() {
     }
     assert_eq!(read(b" [ ] ", DatasetFormat::Auto, 1000), Ok(Vec::new()));
     let long = shown(b"[{\"a\":12345},{\"a\":1}]", DatasetFormat::Json, 8);
-    assert_eq!(long, ["row 1: longer than dataset.max_row_bytes (8)", "row 2: 1"]);
+    assert_eq!(long, ["row 1: longer than 8 bytes", "row 2: 1"]);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn long_rows_are_refused_and_reading_continues() {
     let places: Vec<bool> = found.iter().map(Result::is_ok).collect();
     assert_eq!(places, [true, false, false, true]);
     let bad = found[2].as_ref().unwrap_err().to_string();
-    assert_eq!(bad, "line 3: longer than dataset.max_row_bytes (100)");
+    assert_eq!(bad, "line 3: longer than 100 bytes");
     // An unclosed quotation mark extends its row to the end of the file.
     let csv = format!("a,b\n1,2\n\"3,4\n{}", "5,6\n".repeat(100));
     let found = shown(csv.as_bytes(), DatasetFormat::Csv, 100);
@@ -184,7 +184,7 @@ fn parquet_rows_are_converted_to_json() {
     let long = read(&parquet_file(), DatasetFormat::Parquet, 90).unwrap();
     let bad: Vec<String> =
         long.iter().filter_map(|r| Some(r.as_ref().err()?.to_string())).collect();
-    assert_eq!(bad, ["row 3: longer than dataset.max_row_bytes (90)"]);
+    assert_eq!(bad, ["row 3: longer than 90 bytes"]);
 }
 
 #[test]

@@ -96,16 +96,22 @@ pub struct GradersConfig {
     /// Milliseconds for one attempt, from connecting to the last byte.
     pub timeout_ms: u64,
     /// Retries, only after a failed connection, 408, 429 or 5xx.
+    #[serde(skip)]
     pub retries: u32,
     /// Milliseconds before the first retry; doubles for each further one, with jitter.
+    #[serde(skip)]
     pub backoff_ms: u64,
     /// Longest delay between attempts in milliseconds; also limits `Retry-After`.
+    #[serde(skip)]
     pub max_backoff_ms: u64,
     /// Consecutive failed attempts that open the circuit.
+    #[serde(skip)]
     pub breaker_failures: u32,
     /// Milliseconds that the circuit stays open before one request probes the service.
+    #[serde(skip)]
     pub breaker_cooldown_ms: u64,
     /// Size limit of an answer in bytes.
+    #[serde(skip)]
     pub max_response_bytes: usize,
     /// Whether plain http to other machines is allowed.
     pub allow_http: bool,

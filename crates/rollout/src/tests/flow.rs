@@ -213,7 +213,7 @@ fn dataset(world: &World, lines: &[&str]) -> PathBuf {
 async fn a_dataset_fills_idle_time() {
     let mut world = World::new();
     world.config.max_ready_groups = 6;
-    world.config.dataset = Some(dataset(
+    world.dataset.path = dataset(
         &world,
         &[
             r#"{"messages":[{"role":"user","content":"1+1="}],"answer":2,"level":"easy"}"#,
@@ -224,7 +224,7 @@ async fn a_dataset_fills_idle_time() {
             ),
             r#"{"messages":[{"role":"user","content":"3+3="}],"answer":6}"#,
         ],
-    ));
+    );
     let rollout = world.start();
     world.until(|| world.formed("dataset") == 6).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -266,7 +266,7 @@ async fn live_prompts_share_with_the_dataset_as_configured() {
     let mut world = World::new();
     world.config.max_ready_groups = 4;
     let line = r#"{"prompt":"1+1=","answer":2}"#;
-    world.config.dataset = Some(dataset(&world, &[line]));
+    world.dataset.path = dataset(&world, &[line]);
     world.dataset.mix.live_share = 0.5;
     let rollout = world.start();
     world.until(|| world.formed("dataset") == 4).await;
@@ -286,7 +286,7 @@ async fn stages_are_scored_by_their_routes() {
     world.config.max_ready_groups = 2;
     let lines = ["easy", "hard"]
         .map(|level| format!(r#"{{"prompt":"1+1=","answer":2,"level":"{level}"}}"#));
-    world.config.dataset = Some(dataset(&world, &[&lines[0], &lines[1]]));
+    world.dataset.path = dataset(&world, &[&lines[0], &lines[1]]);
     let stage = StageConfig {
         filter: "level = hard".to_owned(),
         route: "both".to_owned(),
@@ -313,7 +313,7 @@ async fn a_restart_resumes_in_the_datasets_order() {
         .map(|i| format!(r#"{{"messages":[{{"role":"user","content":"{i}+0="}}],"answer":"{i}"}}"#))
         .collect();
     let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
-    world.config.dataset = Some(dataset(&world, &rows));
+    world.dataset.path = dataset(&world, &rows);
     world.config.max_concurrent = 1;
     for (start, groups) in [3, 8].into_iter().enumerate() {
         world.config.max_ready_groups = groups;
@@ -338,16 +338,16 @@ async fn a_restart_resumes_in_the_datasets_order() {
 async fn a_dataset_is_checked_at_start() {
     let mut world = World::new();
     let good = r#"{"messages":[{"role":"user","content":"1+1="}],"answer":2}"#;
-    world.config.dataset = Some(dataset(&world, &[good, good, r#"{"answer":2}"#]));
+    world.dataset.path = dataset(&world, &[good, good, r#"{"answer":2}"#]);
     let error = world.try_start().err().unwrap().to_string();
-    assert!(error.starts_with("rollout.dataset: ") && error.contains(", line 3: "), "{error}");
-    world.config.dataset = Some(dataset(&world, &["", ""]));
+    assert!(error.starts_with("dataset.path: ") && error.contains(", line 3: "), "{error}");
+    world.dataset.path = dataset(&world, &["", ""]);
     let error = world.try_start().err().unwrap().to_string();
     assert!(error.ends_with("holds no prompt"), "{error}");
-    world.config.dataset = Some(world.dir.path().join("nowhere.jsonl"));
+    world.dataset.path = world.dir.path().join("nowhere.jsonl");
     let error = world.try_start().err().unwrap().to_string();
     assert!(error.contains("nowhere.jsonl"), "{error}");
-    world.config.dataset = Some(dataset(&world, &[good]));
+    world.dataset.path = dataset(&world, &[good]);
     for (route, wanted) in [
         ("poems", "rollout.dataset_route = `poems` is not a route"),
         ("users", "rollout.dataset_route = `users` has no reward that can score"),

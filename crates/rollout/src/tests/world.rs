@@ -55,7 +55,7 @@ pub(super) struct World {
     pub routes: Arc<Routes>,
     pub metrics: Arc<Metrics>,
     pub config: RolloutConfig,
-    /// The dataset's configuration except its path, which is `config.dataset`.
+    /// The dataset, if its path is set.
     pub dataset: DatasetConfig,
 }
 
@@ -128,9 +128,8 @@ impl World {
     pub fn try_start(&self) -> Result<Rollout, RolloutError> {
         let engine = Arc::clone(&self.engine);
         let (routes, metrics) = (Arc::clone(&self.routes), Arc::clone(&self.metrics));
-        let path = self.config.dataset.clone();
-        let dataset = path.map(|path| DatasetConfig { path, ..self.dataset.clone() });
-        let (config, dataset) = (&self.config, dataset.as_ref());
+        let config = &self.config;
+        let dataset = Some(&self.dataset).filter(|dataset| !dataset.path.as_os_str().is_empty());
         let seed_and_state = (7, Some(self.dir.path().join("dataset.json")));
         let store = self.store.clone();
         Rollout::start(config, dataset, seed_and_state, engine, store, routes, metrics)

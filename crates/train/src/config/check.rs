@@ -36,11 +36,8 @@ impl TrainConfig {
         at_least("train.weight_decay", self.weight_decay, 0.0)?;
         at_least("train.max_grad_norm", self.max_grad_norm, 0.0)?;
         objective(self)?;
-        at_least("train.baseline_window", self.baseline_window, 1.0)?;
-        above("train.feedback_clip_max", self.feedback_clip_max, 0.0)?;
         between("train.correction_weight", self.correction_weight, 0.0, 100.0)?;
         between("train.replay.share", self.replay.share, 0.0, 0.5)?;
-        between("train.replay.window_steps", self.replay.window_steps, 1, 1 << 20)?;
         at_least("train.max_sampler_difference", self.max_sampler_difference, 0.0)?;
         between("train.max_tokens", self.max_tokens, 0, 1 << 24)?;
         between("train.threads", self.threads, 0, 4096)?;

@@ -110,6 +110,7 @@ pub struct TrainConfig {
     /// The treatment of groups whose rewards are all equal.
     pub zero_variance_groups: ZeroVariance,
     /// Effective number of samples in a running baseline (an exponential window).
+    #[serde(skip)]
     pub baseline_window: f64,
     /// Drop groups with a member that is more versions old than this; 0 allows only the current one.
     pub max_staleness: u64,
@@ -123,6 +124,7 @@ pub struct TrainConfig {
     /// The same for groups of which users' feedback alone decides: ratings may come late.
     pub feedback_max_staleness: u64,
     /// Largest importance weight of such a sample that is older than `max_staleness`.
+    #[serde(skip)]
     pub feedback_clip_max: f64,
     /// Weight of the negative log-likelihood of clients' corrections in the loss; 0 trains on none.
     pub correction_weight: f64,
@@ -252,6 +254,7 @@ pub struct ReplayConfig {
     /// Largest share of replayed samples in a step, at most 0.5; 0 replays none.
     pub share: f64,
     /// Number of the newest steps whose groups may be drawn.
+    #[serde(skip)]
     pub window_steps: u64,
 }
 

@@ -5,9 +5,30 @@ use hone_core::types::StepRecord;
 use hone_reward::routes::{RouteConfig, RouteList};
 
 use super::warning::{EQUAL_REWARDS, Warning, WarningKind};
-use super::{MonitorState, RewardRoles, Signal};
-use crate::config::WarningConfig;
+use super::{MonitorState, PATIENCE, RewardRoles, Signal, WINDOW, WarningConfig};
 use crate::monitoring::metric_names;
+
+/// An episode ends only if the metric is within its limit by this share of the limit.
+const HYSTERESIS: f64 = 0.2;
+/// Collapse: maximum share of groups with equal rewards.
+const MAX_ZERO_STD_GROUPS: f64 = 0.8;
+/// Exploding KL: maximum in nats per token. One token that became unlikely can raise a step's estimate
+/// far, so it takes [`PATIENCE`] steps; a value that is not finite takes one.
+pub const MAX_KL: f64 = 0.5;
+/// Flat reward: minimum rise over the window, in standard deviations of the reward.
+const MIN_RISE: f64 = 0.1;
+/// Format ignored: minimum of the part's mean.
+const MIN_FORMAT: f64 = 0.05;
+/// Format ignored: consecutive steps that begin an episode.
+const FORMAT_PATIENCE: u64 = 20;
+/// Length hacking: maximum growth of completions over the window, as a share of their length.
+const MAX_LENGTH_GROWTH: f64 = 0.25;
+/// Length hacking: maximum share of completions that end at the token limit.
+const MAX_TRUNCATED: f64 = 0.5;
+/// Entropy collapse: minimum share of the mean entropy of the first [`PATIENCE`] steps.
+const MIN_ENTROPY_SHARE: f64 = 0.1;
+/// Clip ratio high: maximum share of clipped ratios, both bounds together.
+const MAX_CLIP_RATIO: f64 = 0.3;
 
 /// Watches the recorded steps of one run.
 #[derive(Clone, Debug)]
@@ -80,19 +101,18 @@ impl HealthMonitor {
             return Vec::new();
         }
         self.state.last_step = record.step;
-        self.state.add(&self.config, &self.roles, record);
+        self.state.add(&self.roles, record);
         let context =
             StepContext { config: &self.config, roles: &self.roles, state: &self.state, record };
         let signals = WarningKind::ALL.map(|kind| (kind, context.signal(kind)));
-        let patience = self.config.patience.max(1);
         let mut raised = Vec::new();
         for (kind, signal) in signals {
             let raise_after = match kind {
-                WarningKind::FormatIgnored => self.config.format_patience.max(1),
-                _ => patience,
+                WarningKind::FormatIgnored => FORMAT_PATIENCE,
+                _ => PATIENCE,
             };
             let episode = self.state.episodes.entry(kind).or_default();
-            if let Some(message) = episode.update(signal, raise_after, patience) {
+            if let Some(message) = episode.update(signal, raise_after, PATIENCE) {
                 let advice = kind.advice().to_owned();
                 raised.push(Warning { kind, step: record.step, message, advice });
             }
@@ -132,7 +152,7 @@ impl StepContext<'_> {
     fn above(&self, value: f64, limit: f64, message: impl FnOnce() -> String) -> Signal {
         if value > limit {
             Signal::Bad(message())
-        } else if value <= limit * (1.0 - self.config.hysteresis) {
+        } else if value <= limit * (1.0 - HYSTERESIS) {
             Signal::Good
         } else {
             Signal::Near
@@ -143,7 +163,7 @@ impl StepContext<'_> {
     fn below(&self, value: f64, limit: f64, message: impl FnOnce() -> String) -> Signal {
         if value < limit {
             Signal::Bad(message())
-        } else if value >= limit * (1.0 + self.config.hysteresis) {
+        } else if value >= limit * (1.0 + HYSTERESIS) {
             Signal::Good
         } else {
             Signal::Near
@@ -161,7 +181,7 @@ impl StepContext<'_> {
             })
         });
         let zero = self.metric(metric_names::ZERO_STD_GROUPS).map(|share| {
-            self.above(share, self.config.max_zero_std_groups, || match self.equal_batches() {
+            self.above(share, MAX_ZERO_STD_GROUPS, || match self.equal_batches() {
                 0 | 1 => {
                     let percent = share * 100.0;
                     format!("in {percent:.0} % of groups all completions have equal rewards")
@@ -187,22 +207,19 @@ impl StepContext<'_> {
     }
 
     fn kl_explosion(&self) -> Signal {
-        let limit = self.config.max_kl;
         match self.record.metrics.get(metric_names::KL) {
             Some(kl) if !kl.is_finite() => Signal::Certain(format!("KL to the reference is {kl}")),
-            Some(&kl) => self.above(kl, limit, || {
-                format!("KL to the reference reached {kl:.3} nats per token, above {limit}")
+            Some(&kl) => self.above(kl, MAX_KL, || {
+                format!("KL to the reference reached {kl:.3} nats per token, above {MAX_KL}")
             }),
             None => Signal::Unknown,
         }
     }
 
     fn flat_reward(&self) -> Signal {
-        let (Some(rise), Some(std), Some(mean)) = (
-            trend(&self.state.rewards, self.config.window),
-            mean(&self.state.stds),
-            mean(&self.state.rewards),
-        ) else {
+        let (Some(rise), Some(std), Some(mean)) =
+            (trend(&self.state.rewards, WINDOW), mean(&self.state.stds), mean(&self.state.rewards))
+        else {
             return Signal::Unknown;
         };
         // Without a deviation there is nothing to learn from: a collapse, not a plateau.
@@ -212,11 +229,11 @@ impl StepContext<'_> {
         if !is_learnable || self.is_maximal(current) {
             return Signal::Good;
         }
-        self.below(rise / std, self.config.min_rise, || {
+        self.below(rise / std, MIN_RISE, || {
             format!(
                 "the reward changed by {rise:+.3} in {} steps, at a standard deviation {} of \
                  {std:.3}",
-                self.config.window,
+                WINDOW,
                 self.compared()
             )
         })
@@ -232,20 +249,23 @@ impl StepContext<'_> {
         if metric_names::parts(self.record).next().is_none() {
             return Signal::Unknown;
         }
-        let steps = self.config.format_patience;
         Signal::worst(self.roles.format.iter().map(|part| {
             match metric_names::part(self.record, part) {
-                Some(mean) => self.below(mean, self.config.min_format, || {
-                    format!("the part \"{part}\" stayed near 0 for {steps} steps ({mean:.3})")
+                Some(mean) => self.below(mean, MIN_FORMAT, || {
+                    format!(
+                        "the part \"{part}\" stayed near 0 for {FORMAT_PATIENCE} steps ({mean:.3})"
+                    )
                 }),
-                None => Signal::Bad(format!("the part \"{part}\" had no value for {steps} steps")),
+                None => Signal::Bad(format!(
+                    "the part \"{part}\" had no value for {FORMAT_PATIENCE} steps"
+                )),
             }
         }))
     }
 
     fn length_hacking(&self) -> Signal {
         let truncated = self.metric(metric_names::TRUNCATED).map(|share| {
-            self.above(share, self.config.max_truncated, || {
+            self.above(share, MAX_TRUNCATED, || {
                 format!("{:.0} % of completions ended at the token limit", share * 100.0)
             })
         });
@@ -254,20 +274,20 @@ impl StepContext<'_> {
 
     /// Bad if length and reward rise together without correctness.
     fn length_growth(&self) -> Option<Signal> {
-        let (state, window) = (self.state, self.config.window);
-        let growth = trend(&state.lengths, window)?;
-        let correctness = trend(&state.correctness, window)?;
-        let reward = trend(&state.rewards, window)?;
+        let state = self.state;
+        let growth = trend(&state.lengths, WINDOW)?;
+        let correctness = trend(&state.correctness, WINDOW)?;
+        let reward = trend(&state.rewards, WINDOW)?;
         let (length, std) = (mean(&state.lengths)?, mean(&state.stds)?);
         // Relative to the left end of the line through the window.
         let share = if length > 0.0 { growth / (length - growth / 2.0).max(1.0) } else { 0.0 };
-        let margin = self.config.min_rise * std;
+        let margin = MIN_RISE * std;
         if reward <= margin || correctness > margin {
             return Some(Signal::Good);
         }
-        Some(self.above(share, self.config.max_length_growth, || {
+        Some(self.above(share, MAX_LENGTH_GROWTH, || {
             format!(
-                "in {window} steps completions grew by {growth:.0} tokens and the reward by \
+                "in {WINDOW} steps completions grew by {growth:.0} tokens and the reward by \
                  {reward:.3}, but correctness by {correctness:+.3}"
             )
         }))
@@ -278,7 +298,7 @@ impl StepContext<'_> {
         let (Some(current), Some(first)) = (current, self.state.first_entropy()) else {
             return Signal::Unknown;
         };
-        self.below(current, first * self.config.min_entropy_share, || {
+        self.below(current, first * MIN_ENTROPY_SHARE, || {
             format!("the entropy fell from {first:.3} to {current:.3} nats per token")
         })
     }
@@ -288,7 +308,7 @@ impl StepContext<'_> {
         let Some(share) = shares.into_iter().flatten().reduce(|low, high| low + high) else {
             return Signal::Unknown;
         };
-        self.above(share, self.config.max_clip_ratio, || {
+        self.above(share, MAX_CLIP_RATIO, || {
             format!("{:.0} % of importance ratios were clipped", share * 100.0)
         })
     }

@@ -12,14 +12,62 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use hone_core::config::{Checked, at_least, finite};
 use hone_core::types::StepRecord;
 
 use crate::monitoring::metric_names;
 
-pub use crate::config::WarningConfig;
 pub use health_monitor::HealthMonitor;
 pub(crate) use warning::EQUAL_REWARDS;
 pub use warning::{Warning, WarningKind};
+
+// The keys of `[run.warnings]`.
+
+/// What the daemon does when a warning begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WarningAction {
+    /// Log it, as always.
+    #[default]
+    Log,
+    /// Halve the learning rate until training is resumed.
+    LowerRate,
+    /// Pause training until it is resumed.
+    Pause,
+    /// Roll the active version back to its parent.
+    RollBack,
+}
+
+/// What is normal for a run, and what the daemon does otherwise.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WarningConfig {
+    /// Collapse: minimum of the reward's standard deviation within groups, or over the completions of a
+    /// step that has single ones only. A key, because it is in units of the weighted reward.
+    pub min_reward_std: f64,
+    /// The reward of a perfect completion. A reward within a tenth of it is neither flat nor collapsed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward_max: Option<f64>,
+    /// The actions of warnings in the daemon, other than `log`. A run on a dataset only logs.
+    pub actions: BTreeMap<WarningKind, WarningAction>,
+}
+
+impl Default for WarningConfig {
+    fn default() -> Self {
+        Self { min_reward_std: 0.1, reward_max: None, actions: BTreeMap::new() }
+    }
+}
+
+impl WarningConfig {
+    /// Checks every range.
+    ///
+    /// # Errors
+    /// The first value out of range, with its full key.
+    pub fn check(&self) -> Checked {
+        at_least("run.warnings.min_reward_std", self.min_reward_std, 0.0)?;
+        self.reward_max.map_or(Ok(()), |most| finite("run.warnings.reward_max", most))
+    }
+}
 
 // The meaning of reward parts.
 
@@ -55,6 +103,13 @@ impl RewardRoles {
         roles
     }
 }
+
+// The limits of healthy runs. Guides to GRPO call a KL below 0.5 healthy; the others are estimates.
+
+/// Consecutive steps that begin an episode, and that end it.
+const PATIENCE: u64 = 5;
+/// Steps over which trends of reward and length are measured.
+const WINDOW: usize = 40;
 
 // The monitor's state: recent metrics, and episodes driven by signals.
 
@@ -141,15 +196,14 @@ impl MonitorState {
         self.last_step
     }
 
-    /// The mean entropy of the first `patience` steps, once there are as many.
+    /// The mean entropy of the first [`PATIENCE`] steps, once there are as many.
     fn first_entropy(&self) -> Option<f64> {
         let count = self.entropies.len() as f64;
         self.entropy_known.then(|| self.entropies.iter().sum::<f64>() / count)
     }
 
     /// Adds a step's metrics and forgets those that are outside the window.
-    fn add(&mut self, config: &WarningConfig, roles: &RewardRoles, record: &StepRecord) {
-        let window = config.window.max(4);
+    fn add(&mut self, roles: &RewardRoles, record: &StepRecord) {
         let parts = roles.correctness.iter().filter_map(|part| metric_names::part(record, part));
         let correctness = parts.reduce(|sum, mean| sum + mean);
         for (values, value) in [
@@ -159,12 +213,12 @@ impl MonitorState {
             (&mut self.correctness, correctness),
         ] {
             values.extend(value);
-            let surplus = values.len().saturating_sub(window);
+            let surplus = values.len().saturating_sub(WINDOW);
             values.drain(..surplus);
         }
         if !self.entropy_known {
             self.entropies.extend(metric_names::finite(record, metric_names::ENTROPY));
-            self.entropy_known = self.entropies.len() as u64 >= config.patience.max(1);
+            self.entropy_known = self.entropies.len() as u64 >= PATIENCE;
         }
     }
 }

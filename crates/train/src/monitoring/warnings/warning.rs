@@ -4,8 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{WarningAction, WarningActions};
-
 /// What batches without a learning signal have in common; their number precedes it in messages.
 pub(crate) const EQUAL_REWARDS: &str = "had no group with different rewards";
 
@@ -51,19 +49,6 @@ impl WarningKind {
             Self::LengthHacking => "length_hacking",
             Self::EntropyCollapse => "entropy_collapse",
             Self::ClipRatioHigh => "clip_ratio_high",
-        }
-    }
-
-    /// The configured action.
-    pub fn action(self, actions: &WarningActions) -> WarningAction {
-        match self {
-            Self::Collapse => actions.collapse,
-            Self::KlExplosion => actions.kl_explosion,
-            Self::FlatReward => actions.flat_reward,
-            Self::FormatIgnored => actions.format_ignored,
-            Self::LengthHacking => actions.length_hacking,
-            Self::EntropyCollapse => actions.entropy_collapse,
-            Self::ClipRatioHigh => actions.clip_ratio_high,
         }
     }
 
