@@ -49,10 +49,9 @@ impl Pair {
     fn new(model: &str, lora: LoraConfig, short: bool) -> Self {
         let files = tempfile::tempdir().unwrap();
         let dir = ModelDir::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(model)).unwrap();
-        let normalized = dir.write_normalized(files.path()).unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
         let config = EngineConfig { queue: 8, ..EngineConfig::default() };
-        let engine = MistralEngine::start(&dir, &normalized, &config, metrics.clone()).unwrap();
+        let engine = MistralEngine::start(&dir, files.path(), &config, metrics.clone()).unwrap();
         let config = train_config(lora);
         let learner = Learner::new(&dir, config.base_dtype, &config).unwrap();
         let native = start_native(&dir, &learner, engine.codec().clone(), metrics);

@@ -150,8 +150,7 @@ async fn start_mistral(
 ) -> anyhow::Result<Arc<MistralEngine>> {
     let (config, dir, models) = (config.clone(), dir.clone(), data.join("models"));
     tokio::task::spawn_blocking(move || {
-        let normalized = dir.write_normalized(&models)?;
-        anyhow::Ok(MistralEngine::start(&dir, &normalized, &config, metrics)?)
+        anyhow::Ok(MistralEngine::start(&dir, &models, &config, metrics)?)
     })
     .await?
 }

@@ -55,10 +55,9 @@ pub async fn start_model(
     let (engine, publisher, close): (Arc<dyn Engine>, Arc<dyn Publisher>, CloseEngine) =
         match backend {
             EngineBackend::Mistralrs => {
-                let normalized = dir.write_normalized(files.path()).unwrap();
                 let config = EngineConfig { replicas: slots, queue, ..EngineConfig::default() };
                 let metrics = Arc::clone(&metrics);
-                let engine = MistralEngine::start(&dir, &normalized, &config, metrics).unwrap();
+                let engine = MistralEngine::start(&dir, files.path(), &config, metrics).unwrap();
                 let closing = Arc::clone(&engine);
                 let close: CloseEngine = Box::new(move |cancel| closing.close(cancel));
                 (engine.clone(), engine, close)

@@ -1,4 +1,4 @@
-//! Code that every part of Hone shares: plain types, configuration helpers, metrics, durable files, GGUF,
+//! Code that every part of Hone shares: plain types, configuration helpers, metrics, durable files,
 //! digests, vector instructions, and statistics of the process.
 //!
 //! This crate starts no thread and depends on no other crate of Hone. Callers may rely on this:
@@ -15,7 +15,6 @@ pub mod config;
 pub mod digest;
 pub mod file_stamp;
 pub mod files;
-pub mod gguf;
 pub mod memory;
 pub mod metrics;
 pub mod simd;

@@ -6,10 +6,11 @@
 //! in between if [`background_was_busy`]. [`processor_time`] is what a thread has used.
 
 use std::cell::Cell;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
 /// How background threads share the processors with serving threads (Linux only).
@@ -85,7 +86,7 @@ impl Drop for Serving {
         let is_last = SERVING.fetch_sub(1, Ordering::Release) == 1;
         // A serving thread must not wait for a background thread. One that begins to wait at this moment is
         // not woken, and waits for [`MAX_WAIT`] at most.
-        if is_last && let Ok(_waiting) = WAITING.try_lock() {
+        if is_last && let Some(_waiting) = WAITING.try_lock() {
             SERVED.notify_all();
         }
     }
@@ -94,8 +95,7 @@ impl Drop for Serving {
 /// Waits until no [`Serving`] exists, or for [`MAX_WAIT`].
 fn wait_while_serving() {
     let is_serving = |_: &mut ()| SERVING.load(Ordering::Acquire) > 0;
-    let waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner);
-    drop(SERVED.wait_timeout_while(waiting, MAX_WAIT, is_serving));
+    SERVED.wait_while_for(&mut WAITING.lock(), is_serving, MAX_WAIT);
 }
 
 /// When a background thread last yielded, in microseconds since [`start`], or 0.

@@ -4,8 +4,8 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hone_core::files::FileError;
 use hone_core::types::TokenId;
+use hone_model::ModelError;
 
 use crate::grammar::GrammarError;
 
@@ -92,9 +92,7 @@ impl EngineError {
     pub fn nothing_staged() -> Self {
         Self::Invalid("no version is staged".to_owned())
     }
-}
 
-impl EngineError {
     /// An [`Self::Component`] error.
     pub fn component(
         component: impl ToString,
@@ -102,9 +100,7 @@ impl EngineError {
     ) -> Self {
         Self::Component { component: component.to_string(), source: source.into().into() }
     }
-}
 
-impl EngineError {
     /// Whether the queue refuses the request now and may accept it later.
     pub fn is_retryable(&self) -> bool {
         matches!(
@@ -133,9 +129,9 @@ impl From<GrammarError> for EngineError {
     }
 }
 
-impl From<FileError> for EngineError {
-    fn from(error: FileError) -> Self {
-        Self::component(error.path.display(), error.source)
+impl From<ModelError> for EngineError {
+    fn from(error: ModelError) -> Self {
+        Self::Model(error.to_string())
     }
 }
 

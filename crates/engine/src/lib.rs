@@ -36,8 +36,6 @@ pub mod codec;
 mod config;
 mod error;
 pub mod grammar;
-pub mod model_dir;
-mod recorded;
 pub mod run;
 pub mod sampling;
 pub mod template;
@@ -46,13 +44,12 @@ pub mod tools;
 
 pub use api::{
     Completion, Engine, EngineLoad, Event, GenerateRequest, Generation, ModelInfo, Priority, Probe,
-    Publisher, Token,
+    Publisher, Token, TokenRecords,
 };
 pub use codec::{Codec, TextStream};
 pub use config::{EngineBackend, EngineConfig};
 pub use error::{EngineError, SampleError};
 pub use grammar::{CompiledGrammar, GrammarError};
-pub use model_dir::ModelDir;
-pub use recorded::TokenRecords;
+pub use hone_model::ModelDir;
 pub use testing::FakeEngine;
 pub use tools::{ToolFormat, ToolFormatSetting};

@@ -6,10 +6,11 @@
 //! tests can use it; the daemon never does.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
@@ -109,7 +110,7 @@ impl FakeEngine {
     }
 
     fn records(&self) -> MutexGuard<'_, Records> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock()
     }
 
     /// The first 10,000 requests, in order, including refused ones.
@@ -369,8 +370,8 @@ mod tests {
     use hone_core::types::{FinishReason, GrammarSpec};
 
     use super::*;
+    use crate::ModelDir;
     use crate::api::Event;
-    use crate::model_dir::ModelDir;
 
     fn fake(change: impl FnOnce(&mut FakeConfig)) -> Arc<FakeEngine> {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny");

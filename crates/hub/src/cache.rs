@@ -17,6 +17,16 @@ pub(crate) enum RepoKind {
     Dataset,
 }
 
+impl RepoKind {
+    /// The name in addresses and in the cache.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Model => "models",
+            Self::Dataset => "datasets",
+        }
+    }
+}
+
 /// A repository on the hub.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Repo<'a> {
@@ -59,10 +69,7 @@ pub(crate) struct RepoCache(PathBuf);
 
 impl RepoCache {
     pub(crate) fn new(cache: &Path, repo: &Repo<'_>) -> Self {
-        let kind = match repo.kind {
-            RepoKind::Model => "models",
-            RepoKind::Dataset => "datasets",
-        };
+        let kind = repo.kind.as_str();
         Self(cache.join(format!("{kind}--{}", repo.id.replace('/', "--"))))
     }
 

@@ -13,7 +13,7 @@ use hone_core::config::{Checked, Problem, Secret, quoted};
 use hone_core::files::{FileError, at, sync_parent};
 
 use crate::cache::{ListedFile, Listing, Repo, RepoCache, RepoKind, is_commit, is_inside};
-use crate::error::{HubError, root_cause};
+use crate::error::{HubError, HubErrorKind, root_cause};
 
 /// Attempts after the first.
 const RETRIES: u32 = 2;
@@ -48,7 +48,11 @@ impl Hub {
         let mut headers = HeaderMap::new();
         if let Some(token) = self.config.token() {
             let value = HeaderValue::from_str(&format!("Bearer {}", token.expose()));
-            let mut value = value.map_err(|_| HubError::Token(self.config.token_env.clone()))?;
+            let variable = &self.config.token_env;
+            let mut value = value.map_err(|_| {
+                let reason = "or in the token file must be printable ASCII";
+                HubError::other(format!("the token in {variable} {reason}"))
+            })?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -64,7 +68,8 @@ impl Hub {
             let plain = self.endpoint().starts_with("http://");
             if plain { builder().tls_certs_only([]).build() } else { Err(error) }
         });
-        Ok((client.map_err(|error| HubError::Client(root_cause(&error)))?, headers))
+        let failed = |error| client_error(&root_cause(&error));
+        Ok((client.map_err(failed)?, headers))
     }
 
     /// The commit of a revision and its files, from the hub; recorded in the cache. `configured` is
@@ -75,11 +80,7 @@ impl Hub {
         revision: &str,
         configured: &str,
     ) -> Result<Listing, HubError> {
-        let kind = match repo.kind {
-            RepoKind::Model => "models",
-            RepoKind::Dataset => "datasets",
-        };
-        let mut url = self.url(repo, &["api", kind], &["revision", revision])?;
+        let mut url = self.url(repo, &["api", repo.kind.as_str()], &["revision", revision])?;
         // Adds the sizes.
         url.set_query(Some("blobs=true"));
         let (client, headers) = self.client()?;
@@ -88,16 +89,17 @@ impl Hub {
             let response = self.success(repo, "the list of files", response)?;
             response.bytes().await.map_err(|error| self.unreachable(repo, &error))
         });
-        let body = body.await.map_err(|error| match error {
-            HubError::Status { repo, endpoint, status: 404, .. } => {
-                HubError::Missing { repo, endpoint, revision: configured.to_owned() }
+        let (name, endpoint) = (repo.name(), self.endpoint());
+        let body = body.await.map_err(|error| {
+            if error.kind != HubErrorKind::Status(404) {
+                return error;
             }
-            error => error,
+            let or = if configured.is_empty() { "" } else { ", or has no revision " };
+            let sentence = format!("{name} does not exist on {endpoint}{or}{configured}");
+            HubError::new(HubErrorKind::Missing, sentence)
         })?;
-        let answer = |reason: String| HubError::Answer {
-            repo: repo.name(),
-            endpoint: self.endpoint().to_owned(),
-            reason,
+        let answer = |reason: String| {
+            HubError::other(format!("{name}: {endpoint} does not answer as a hub does: {reason}"))
         };
         let mut listing: Listing =
             serde_json::from_slice(&body).map_err(|error| answer(error.to_string()))?;
@@ -174,7 +176,7 @@ impl Hub {
                 request = request.header(RANGE, format!("bytes={start}-"));
             }
             let response = self.success(repo, &file.name, request.send().await);
-            if matches!(response, Err(HubError::Status { status: 416, .. })) {
+            if response.as_ref().is_err_and(|error| error.kind == HubErrorKind::Status(416)) {
                 // What is there is no beginning of the file, so the next attempt begins again.
                 output.set_len(0).await.map_err(at(&part))?;
             }
@@ -196,8 +198,11 @@ impl Hub {
                 (Ok(()), _) => String::new(),
             };
             if !reason.is_empty() {
-                let (repo, file) = (repo.name(), file.name.clone());
-                return Err(HubError::Truncated { repo, file, received, reason });
+                let (repo, file) = (repo.name(), &file.name);
+                let sentence = format!(
+                    "{repo}: the download of {file} ended after {received} bytes: {reason}"
+                );
+                return Err(HubError::new(HubErrorKind::Interrupted, sentence));
             }
             tracing::debug!(file = file.name, start, received, "downloaded");
         }
@@ -213,19 +218,19 @@ impl Hub {
             path.pop_if_empty().extend(before).extend(repo.id.split('/')).extend(after);
         }
         // Validation of the configuration refuses a URL that cannot have a path.
-        url.ok_or_else(|| HubError::Client(format!("{} is no URL", self.endpoint())))
+        url.ok_or_else(|| client_error(&format!("{} is no URL", self.endpoint())))
     }
 
     fn unreachable(&self, repo: &Repo<'_>, error: &reqwest::Error) -> HubError {
-        HubError::Unreachable {
-            repo: repo.name(),
-            endpoint: self.endpoint().to_owned(),
-            reason: root_cause(error),
-            instead: match repo.kind {
-                RepoKind::Model => "model.path to a directory",
-                RepoKind::Dataset => "dataset.path to a file",
-            },
-        }
+        let (name, endpoint, reason) = (repo.name(), self.endpoint(), root_cause(error));
+        let instead = match repo.kind {
+            RepoKind::Model => "model.path to a directory",
+            RepoKind::Dataset => "dataset.path to a file",
+        };
+        let sentence = format!(
+            "{name}: the hub at {endpoint} cannot be reached ({reason}); without it, set {instead}"
+        );
+        HubError::new(HubErrorKind::Interrupted, sentence)
     }
 
     /// Turns a failed request and a status other than success into errors.
@@ -240,15 +245,27 @@ impl Hub {
         if status.is_success() {
             return Ok(response);
         }
-        let (repo, endpoint, status) = (repo.name(), self.endpoint().to_owned(), status.as_u16());
-        Err(match status {
-            401 | 403 => {
-                let token = (self.config.token_env.clone(), self.config.token().is_some());
-                HubError::Refused { repo, endpoint, status, token }
+        let (repo, endpoint, status) = (repo.name(), self.endpoint(), status.as_u16());
+        if !matches!(status, 401 | 403) {
+            let sentence =
+                format!("{repo}: the hub at {endpoint} answered with status {status} for {file}");
+            return Err(HubError::new(HubErrorKind::Status(status), sentence));
+        }
+        let reason = match self.config.token_env.as_str() {
+            _ if self.config.token().is_some() => {
+                "the token gives no access to it, or it does not exist".to_owned()
             }
-            _ => HubError::Status { repo, endpoint, status, file: file.to_owned() },
-        })
+            "" => "it is private, gated or does not exist; hub.token_env is not set".to_owned(),
+            name => format!("it is private, gated or does not exist; {name} is not set"),
+        };
+        Err(HubError::other(format!(
+            "{repo}: the hub at {endpoint} refuses access (status {status}): {reason}"
+        )))
     }
+}
+
+fn client_error(reason: &str) -> HubError {
+    HubError::other(format!("the HTTP client cannot be built: {reason}"))
 }
 
 /// A file and where it goes.

@@ -7,7 +7,7 @@ use hone_core::config::{Checked, Problem, quoted};
 
 use crate::cache::{ListedFile, Listing, Repo, RepoCache, RepoKind, is_id, is_inside};
 use crate::client::Hub;
-use crate::error::HubError;
+use crate::error::{HubError, HubErrorKind};
 
 /// Beginning of a path that names a dataset of the hub.
 pub const SCHEME: &str = "hf://";
@@ -52,7 +52,11 @@ pub struct HubDataset {
 /// If the path begins with `hf://` but does not continue with an id.
 pub fn dataset_id(path: &Path) -> Option<Result<&str, HubError>> {
     let id = path.to_str()?.strip_prefix(SCHEME)?;
-    Some(if is_id(id, true) { Ok(id) } else { Err(HubError::Id(path.display().to_string())) })
+    Some(if is_id(id, true) { Ok(id) } else { Err(no_id(&path.display().to_string())) })
+}
+
+fn no_id(text: &str) -> HubError {
+    HubError::other(format!("{text:?} is not of the form hf://OWNER/NAME"))
 }
 
 /// Checks that `revision` can be a branch, a tag or a commit.
@@ -90,7 +94,7 @@ impl Hub {
         for revision in &revisions {
             let listing = match self.list(&repo, revision, query.revision).await {
                 Ok(listing) => listing,
-                Err(error @ HubError::Missing { .. }) => {
+                Err(error) if error.kind == HubErrorKind::Missing => {
                     failed.get_or_insert(error);
                     continue;
                 }
@@ -101,11 +105,11 @@ impl Hub {
                     return self.selected(&repo, &cache, &listing.commit, selection).await;
                 }
                 // More informative than a missing branch.
-                Err(error @ HubError::Format { .. }) => failed = Some(error),
+                Err(error) if error.kind == HubErrorKind::Format => failed = Some(error),
                 Err(error) => return Err(error),
             }
         }
-        Err(failed.unwrap_or_else(|| HubError::Id(repo.name())))
+        Err(failed.unwrap_or_else(|| no_id(&repo.name())))
     }
 
     async fn selected(
@@ -135,10 +139,8 @@ impl<'a> Selection<'a> {
         let mut all: Vec<(SplitShard, &ListedFile)> =
             listing.files.iter().filter_map(|f| Some((SplitShard::of(&f.name)?, f))).collect();
         if all.is_empty() {
-            return Err(HubError::Format {
-                repo,
-                what: "Parquet files: convert it, or set dataset.path to a file",
-            });
+            let what = "Parquet files: convert it, or set dataset.path to a file";
+            return Err(HubError::format(&repo, what));
         }
         all.sort_by(|a, b| a.1.name.cmp(&b.1.name));
         let configs: BTreeSet<String> = all.iter().map(|(shard, _)| shard.config.clone()).collect();
@@ -148,23 +150,17 @@ impl<'a> Selection<'a> {
             config => configs.get(config),
         };
         let Some(config) = config else {
-            let (key, value) = ("dataset.config", query.config.to_owned());
-            return Err(HubError::Choice {
-                key,
-                value,
-                repo,
-                known: configs.into_iter().collect(),
-            });
+            let known: Vec<String> = configs.into_iter().collect();
+            return Err(HubError::choice("dataset.config", query.config, &repo, &known));
         };
         all.retain(|(shard, _)| shard.config == *config);
-        let (key, value) = (query.split_key, query.split.to_owned());
-        let splits: BTreeSet<&String> = all.iter().map(|(shard, _)| &shard.split).collect();
-        if !splits.contains(&value) {
+        let splits: BTreeSet<&str> = all.iter().map(|(shard, _)| shard.split.as_str()).collect();
+        if !splits.contains(query.split) {
             let repo = if configs.len() > 1 { format!("{repo} ({config})") } else { repo };
-            let known = splits.into_iter().cloned().collect();
-            return Err(HubError::Choice { key, value, repo, known });
+            let known: Vec<String> = splits.into_iter().map(str::to_owned).collect();
+            return Err(HubError::choice(query.split_key, query.split, &repo, &known));
         }
-        all.retain(|(shard, _)| shard.split == value);
+        all.retain(|(shard, _)| shard.split == query.split);
         // A complete split, if the repository has both.
         let partial = all.iter().all(|(shard, _)| shard.partial);
         all.retain(|(shard, _)| shard.partial == partial);

@@ -8,138 +8,63 @@ use hone_core::files::FileError;
 /// Number of configurations or splits that an error lists.
 const LISTED: usize = 20;
 
-/// Why a model or a dataset of the hub cannot be used. `repo` is `hf://OWNER/NAME` for a dataset and
-/// the id of a model.
+/// Why a model or a dataset of the hub cannot be used: a sentence that names it. `repo` is
+/// `hf://OWNER/NAME` for a dataset and the id of a model.
 #[derive(Debug, thiserror::Error)]
-pub enum HubError {
-    /// Not an id of the hub.
-    #[error("{0:?} is not of the form hf://OWNER/NAME")]
-    Id(String),
-    /// No answer, after retries.
-    #[error(
-        "{repo}: the hub at {endpoint} cannot be reached ({reason}); without it, set {instead}"
-    )]
-    Unreachable {
-        /// The model or dataset.
-        repo: String,
-        /// URL of the hub.
-        endpoint: String,
-        /// The cause.
-        reason: String,
-        /// A key that needs no hub.
-        instead: &'static str,
-    },
-    /// Status 401 or 403.
-    #[error("{repo}: the hub at {endpoint} refuses access (status {status}): {}", refused(.token))]
-    Refused {
-        /// The model or dataset.
-        repo: String,
-        /// URL of the hub.
-        endpoint: String,
-        /// The status.
-        status: u16,
-        /// The variable of the token, and whether a token was sent.
-        token: (String, bool),
-    },
-    /// Status 404 for the repository or the revision.
-    #[error("{repo} does not exist on {endpoint}{}", or_revision(.revision))]
-    Missing {
-        /// The model or dataset.
-        repo: String,
-        /// URL of the hub.
-        endpoint: String,
-        /// The configured revision; empty for none.
-        revision: String,
-    },
-    /// Any other status than success.
-    #[error("{repo}: the hub at {endpoint} answered with status {status} for {file}")]
-    Status {
-        /// The model or dataset.
-        repo: String,
-        /// URL of the hub.
-        endpoint: String,
-        /// The status.
-        status: u16,
-        /// What was requested.
-        file: String,
-    },
-    /// The answer is not that of a hub.
-    #[error("{repo}: {endpoint} does not answer as a hub does: {reason}")]
-    Answer {
-        /// The model or dataset.
-        repo: String,
-        /// URL of the hub.
-        endpoint: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A download ended early, after retries. The next start continues it.
-    #[error("{repo}: the download of {file} ended after {received} bytes: {reason}")]
-    Truncated {
-        /// The model or dataset.
-        repo: String,
-        /// The file.
-        file: String,
-        /// Size of the incomplete file.
-        received: u64,
-        /// The cause.
-        reason: String,
-    },
+#[error("{sentence}")]
+pub struct HubError {
+    sentence: String,
+    pub(crate) kind: HubErrorKind,
+}
+
+/// What the crate does about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HubErrorKind {
+    /// The hub answered with this status.
+    Status(u16),
+    /// The repository or the revision does not exist.
+    Missing,
     /// The repository has no file in a format that Hone reads.
-    #[error("{repo} has no {what}")]
-    Format {
-        /// The model or dataset.
-        repo: String,
-        /// The files that are missing.
-        what: &'static str,
-    },
-    /// The dataset does not have the configuration or the split.
-    #[error("{key} is {}: {repo} has {}", quoted(.value), list(.known))]
-    Choice {
-        /// The configuration key.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// The dataset, with its configuration if the key is a split.
-        repo: String,
-        /// The possible values.
-        known: Vec<String>,
-    },
-    /// The token cannot be part of a request.
-    #[error("the token in {0} or in the token file must be printable ASCII")]
-    Token(String),
-    /// The HTTP client cannot be built.
-    #[error("the HTTP client cannot be built: {0}")]
-    Client(String),
-    /// The cache cannot be read or written.
-    #[error("hub.cache: {0}")]
-    Cache(#[from] FileError),
+    Format,
+    /// There was no whole answer. The same request may succeed later.
+    Interrupted,
+    /// Anything else.
+    Other,
 }
 
 impl HubError {
+    pub(crate) fn new(kind: HubErrorKind, sentence: String) -> Self {
+        Self { sentence, kind }
+    }
+
+    /// An error of [`HubErrorKind::Other`].
+    pub(crate) fn other(sentence: String) -> Self {
+        Self::new(HubErrorKind::Other, sentence)
+    }
+
+    /// `what` are the files that are missing.
+    pub(crate) fn format(repo: &str, what: &str) -> Self {
+        Self::new(HubErrorKind::Format, format!("{repo} has no {what}"))
+    }
+
+    /// The dataset `repo` has the `known` configurations or splits, but not the value of `key`.
+    pub(crate) fn choice(key: &str, value: &str, repo: &str, known: &[String]) -> Self {
+        Self::other(format!("{key} is {}: {repo} has {}", quoted(value), list(known)))
+    }
+
     /// Whether the same request may succeed later.
     pub(crate) fn is_transient(&self) -> bool {
-        match self {
-            Self::Unreachable { .. } | Self::Truncated { .. } => true,
-            Self::Status { status, .. } => matches!(status, 408 | 416 | 429 | 500..=599),
-            _ => false,
-        }
+        matches!(
+            self.kind,
+            HubErrorKind::Interrupted | HubErrorKind::Status(408 | 416 | 429 | 500..=599)
+        )
     }
 }
 
-fn refused((variable, sent): &(String, bool)) -> String {
-    if *sent {
-        return "the token gives no access to it, or it does not exist".to_owned();
+impl From<FileError> for HubError {
+    fn from(error: FileError) -> Self {
+        Self::other(format!("hub.cache: {error}"))
     }
-    let variable = if variable.is_empty() { "hub.token_env" } else { variable };
-    format!("it is private, gated or does not exist; {variable} is not set")
-}
-
-fn or_revision(revision: &str) -> String {
-    if revision.is_empty() {
-        return String::new();
-    }
-    format!(", or has no revision {revision}")
 }
 
 fn list(known: &[String]) -> String {

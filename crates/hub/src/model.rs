@@ -57,7 +57,7 @@ impl Hub {
         };
         if !has(WEIGHTS) && !has(INDEX) {
             let what = "model.safetensors or model.safetensors.index.json";
-            return Err(HubError::Format { repo: repo.name(), what });
+            return Err(HubError::format(&repo.name(), what));
         }
         let wanted: Vec<_> = listing
             .files

@@ -45,5 +45,6 @@
 
 mod engine;
 mod hot_swap;
+mod model_files;
 
 pub use engine::MistralEngine;

@@ -1,8 +1,10 @@
-//! The transformer, its LoRA adapters, PEFT files, merging, and the model inside the binary.
+//! Model directories and GGUF files, the transformer, its LoRA adapters, PEFT files, merging, and the model
+//! inside the binary.
 //!
-//! Trainer and native sampler share this crate: [`ModelSpec`] describes the base model, [`Model`] holds
-//! its weights and computes forward and backward passes, [`adapter`] has the adapter's settings, weights
-//! and files. The native sampler has its own decoder over the same weights.
+//! Engines, trainer and native sampler share this crate: [`ModelDir`] reads the files of a model,
+//! [`ModelSpec`] describes it, [`Model`] holds its weights and computes forward and backward passes,
+//! [`adapter`] has the adapter's settings, weights and files. The native sampler has its own decoder over
+//! the same weights.
 //!
 //! This crate starts no threads. A fused operation runs on the calling thread, or, within
 //! [`kernels::parallel::with_threads`], on up to that many threads of the caller's rayon pool.
@@ -27,13 +29,15 @@
 pub mod adapter;
 pub mod embedded;
 mod error;
-pub mod files;
+mod gguf;
 pub mod kernels;
+mod model_dir;
 pub mod spec;
 pub mod testing;
 pub mod transformer;
 pub mod weights;
 
 pub use error::{ModelError, Result};
+pub use model_dir::ModelDir;
 pub use spec::ModelSpec;
 pub use transformer::Model;

@@ -331,61 +331,41 @@ metric_set! {
     }
 }
 
-pub(super) fn webhook_calls(registry: &mut MetricRegistry) -> Result<CallMetrics> {
-    Ok(CallMetrics {
-        requests: registry.add(new_metric!(
-            IntCounterVec,
-            "hone_reward_webhook_requests_total",
-            "Requests to reward webhooks, retries included, by outcome.",
-            &["route", "part", "outcome"]
-        ))?,
-        duration: registry.add(new_metric!(
-            HistogramVec,
-            "hone_reward_webhook_duration_seconds",
-            "Time of one request to a reward webhook.",
-            REQUEST,
-            &["route", "part"]
-        ))?,
-        circuit_open: registry.add(new_metric!(
-            IntGaugeVec,
-            "hone_reward_webhook_circuit_open",
-            "1 while a reward webhook is not called because it kept failing, else 0.",
-            &["route", "part"]
-        ))?,
-        missing: registry.add(new_metric!(
-            IntCounterVec,
-            "hone_reward_webhook_missing_total",
-            "Samples that a reward webhook did not score, by reason.",
-            &["route", "part", "reason"]
-        ))?,
-    })
+fn webhook_calls(registry: &mut MetricRegistry) -> Result<CallMetrics> {
+    calls(registry, "webhook", "reward webhook")
 }
 
 fn judge_calls(registry: &mut MetricRegistry) -> Result<CallMetrics> {
+    calls(registry, "judge", "judge")
+}
+
+/// The metrics of a service, by its short name in theirs and its name in help texts.
+fn calls(registry: &mut MetricRegistry, short: &str, service: &str) -> Result<CallMetrics> {
+    let name = |what: &str| format!("hone_reward_{short}_{what}");
     Ok(CallMetrics {
         requests: registry.add(new_metric!(
             IntCounterVec,
-            "hone_reward_judge_requests_total",
-            "Requests to judges, retries included, by outcome.",
+            name("requests_total"),
+            format!("Requests to {service}s, retries included, by outcome."),
             &["route", "part", "outcome"]
         ))?,
         duration: registry.add(new_metric!(
             HistogramVec,
-            "hone_reward_judge_duration_seconds",
-            "Time of one request to a judge.",
+            name("duration_seconds"),
+            format!("Time of one request to a {service}."),
             REQUEST,
             &["route", "part"]
         ))?,
         circuit_open: registry.add(new_metric!(
             IntGaugeVec,
-            "hone_reward_judge_circuit_open",
-            "1 while a judge is not called because it kept failing, else 0.",
+            name("circuit_open"),
+            format!("1 while a {service} is not called because it kept failing, else 0."),
             &["route", "part"]
         ))?,
         missing: registry.add(new_metric!(
             IntCounterVec,
-            "hone_reward_judge_missing_total",
-            "Samples that a judge did not score, by reason.",
+            name("missing_total"),
+            format!("Samples that a {service} did not score, by reason."),
             &["route", "part", "reason"]
         ))?,
     })

@@ -6,7 +6,5 @@
 mod catalog;
 mod registry;
 
-pub use catalog::Metrics;
-pub use catalog::TrainMetrics;
-pub use catalog::{CallMetrics, JudgeMetrics};
+pub use catalog::{CallMetrics, JudgeMetrics, Metrics, TrainMetrics};
 pub use registry::{MetricDescription, MetricKind};

@@ -14,9 +14,10 @@
 mod fair_queue;
 
 use std::cmp::Reverse;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use hone_core::metrics::Metrics;
@@ -109,7 +110,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some((admission, color, slot)) = self.slot.take() {
-            let mut state = admission.lock();
+            let mut state = admission.state.lock();
             let ended = state.free(color, slot);
             if let Some(ended) = ended.filter(|ended| ended.priority == Priority::Live) {
                 state.rate.record(ended.since.elapsed());
@@ -146,10 +147,6 @@ impl Admission {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, AdmissionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// [`Self::acquire_for`] a caller without a key.
     ///
     /// # Errors
@@ -170,7 +167,7 @@ impl Admission {
         priority: Priority,
     ) -> Result<Lease, EngineError> {
         let receiver = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.forget_abandoned();
             if priority == Priority::Live {
                 self.check(&state, owner, 1)?;
@@ -203,7 +200,7 @@ impl Admission {
     /// # Errors
     /// As [`Self::acquire_for`], without waiting, and [`EngineError::TooManyChoices`] if they never would.
     pub fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.forget_abandoned();
         self.check(&state, owner, choices)
     }
@@ -226,7 +223,7 @@ impl Admission {
     }
 
     fn timed_out(&self, waited: Duration) -> EngineError {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.forget_abandoned();
         self.report(&state);
         EngineError::QueueTimeout { waited, retry_after: state.retry_after() }
@@ -234,7 +231,7 @@ impl Admission {
 
     /// Leases a slot of the given color without waiting, to probe the version staged there.
     pub fn acquire_on(self: &Arc<Self>, color: Color) -> Option<Lease> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let lease = self.lease(&mut state, color, Priority::Shadow, None);
         self.report(&state);
         lease
@@ -288,7 +285,7 @@ impl Admission {
             let released = self.released.notified();
             tokio::pin!(released);
             released.as_mut().enable();
-            if self.lock().slots(color).running.iter().all(Option::is_none) {
+            if self.state.lock().slots(color).running.iter().all(Option::is_none) {
                 return;
             }
             released.await;
@@ -297,24 +294,24 @@ impl Admission {
 
     /// The color that holds a version, the active one first.
     pub fn color_of(&self, version: PolicyVersion) -> Option<Color> {
-        let state = self.lock();
+        let state = self.state.lock();
         let colors = [state.active, state.active.other()];
         colors.into_iter().find(|color| state.slots(*color).version == Some(version))
     }
 
     /// The color that is not active.
     pub fn idle_color(&self) -> Color {
-        self.lock().active.other()
+        self.state.lock().active.other()
     }
 
     /// Records the version that a color holds.
     pub fn set_version(&self, color: Color, version: PolicyVersion) {
-        self.lock().colors[color as usize].version = Some(version);
+        self.state.lock().colors[color as usize].version = Some(version);
     }
 
     /// Makes a color the active one; false if it holds no version.
     pub fn activate(self: &Arc<Self>, color: Color) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.slots(color).version.is_none() {
             return false;
         }
@@ -325,7 +322,7 @@ impl Admission {
 
     /// Makes the color that holds `version` the active one; false if no color does.
     pub fn activate_version(self: &Arc<Self>, version: PolicyVersion) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let holds = |color: &Color| state.slots(*color).version == Some(version);
         let Some(color) = Color::BOTH.into_iter().find(holds) else { return false };
         state.active = color;
@@ -336,7 +333,7 @@ impl Admission {
     /// Marks a color as being replaced, unless it is active or runs a sequence. Returns whether it was
     /// marked: another version may have been activated since the caller chose the color.
     pub fn begin_replacement(&self, color: Color) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let idle = state.active != color && state.slots(color).running.iter().all(Option::is_none);
         if idle {
             state.colors[color as usize].version = None;
@@ -346,19 +343,19 @@ impl Admission {
 
     /// The active color's version.
     pub fn active_version(&self) -> PolicyVersion {
-        let state = self.lock();
+        let state = self.state.lock();
         state.slots(state.active).version.unwrap_or_default()
     }
 
     /// Running and waiting requests of both colors.
     pub fn load(&self) -> EngineLoad {
-        self.lock().load()
+        self.state.lock().load()
     }
 
     /// Refuses new and waiting requests and cancels shadow sequences. `cancel_live` cancels live
     /// sequences too; otherwise they run to their end.
     pub fn close(&self, cancel_live: bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.closed = true;
         state.waiting = Default::default();
         for running in state.running() {

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::call::{CallReader, Read};
-use super::search::{first, longest_overlap};
+use crate::codec::{first, longest_overlap};
 use crate::tools::CallSyntax;
 
 /// Arguments in bytes up to which a call is checked before it is reported.
@@ -25,7 +25,6 @@ struct Doubtful {
     certain: usize,
 }
 
-#[derive(Debug)]
 enum State {
     /// In text.
     Text,

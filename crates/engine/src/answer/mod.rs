@@ -15,7 +15,6 @@
 mod call;
 mod calls;
 mod reasoning;
-mod search;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Splits an answer at think tags.
 
-use super::search::overlap;
+use crate::codec::overlap;
 
 /// A piece of the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,9 +9,9 @@ use hone_core::types::{Tool, ToolChoice};
 
 use super::calls::CHECKED;
 use super::*;
+use crate::ModelDir;
 use crate::codec::TextStream;
 use crate::grammar::CallPiece;
-use crate::model_dir::ModelDir;
 
 /// A codec with a chat template, and with special tokens beside those of the fixture.
 fn codec(template: &str, special: &[&str]) -> Arc<Codec> {

@@ -128,11 +128,6 @@ impl Codec {
         }
         Some(text)
     }
-
-    /// Whether only markup may contain a token: special tokens and stop tokens.
-    fn is_markup(&self, id: TokenId) -> bool {
-        self.special.contains(&id) || self.stop_ids.contains(&id)
-    }
 }
 
 /// The part of `text` after `beginning`; `None` if it does not begin so. If it does except for white space,

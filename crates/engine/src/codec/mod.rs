@@ -16,15 +16,16 @@ use tokenizers::{
 };
 
 use hone_core::types::{ChatOptions, GrammarSpec, Message, Role, TokenId};
+use hone_model::ModelDir;
 
 use crate::error::EngineError;
 use crate::grammar::{CompiledGrammar, GrammarError, GrammarQueue, GrammarVocabulary};
-use crate::model_dir::ModelDir;
 use crate::template::{ChatTemplate, ThinkTags};
 use crate::tools::ToolFormat;
 
 pub use continuation::{ContinuedPrompt, EncodedAgain};
 pub use stream::{TextPiece, TextStream};
+pub(crate) use stream::{first, longest_overlap, overlap};
 
 /// A rendered conversation, whose stand-ins hide the special tokens in the texts of its messages.
 struct RenderedChat<'c> {
@@ -192,7 +193,7 @@ impl Codec {
     fn spell(&self, text: &str) -> tokenizers::Result<Vec<Token>> {
         let model = self.tokenizer.get_model();
         let tokens = model.tokenize(text)?;
-        if !tokens.iter().any(|t| self.special.contains(&t.id) || self.stop_ids.contains(&t.id)) {
+        if !tokens.iter().any(|token| self.is_markup(token.id)) {
             return Ok(tokens);
         }
         let mut spelled = Vec::new();
@@ -200,6 +201,11 @@ impl Codec {
             spelled.extend(model.tokenize(character.encode_utf8(&mut [0; 4]))?);
         }
         Ok(spelled)
+    }
+
+    /// Whether only markup may contain a token: special tokens and stop tokens.
+    fn is_markup(&self, id: TokenId) -> bool {
+        self.special.contains(&id) || self.stop_ids.contains(&id)
     }
 
     /// The ids of a text. Special tokens in it are recognized; none are added.
@@ -229,7 +235,7 @@ impl Codec {
     /// [`EngineError::Component`] if the tokenizer fails.
     pub fn answer(&self, text: &str) -> Result<Option<Vec<TokenId>>, EngineError> {
         let mut ids = self.encode(text)?;
-        if ids.iter().any(|id| self.special.contains(id) || self.stop_ids.contains(id)) {
+        if ids.iter().any(|id| self.is_markup(*id)) {
             return Ok(None);
         }
         ids.extend(self.turn_end());

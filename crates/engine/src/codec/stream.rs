@@ -106,20 +106,31 @@ impl TextStream {
             self.held.truncate(if self.includes_stop { at + len } else { at });
             return TextPiece { text: std::mem::take(&mut self.held), stopped: true };
         }
-        let keep = if last { 0 } else { self.possible_stop() };
+        let keep = if last { 0 } else { longest_overlap(&self.held, &self.stop) };
         let held = self.held.split_off(self.held.len() - keep);
         TextPiece { text: std::mem::replace(&mut self.held, held), stopped: false }
     }
+}
 
-    /// Length in bytes of the longest suffix of `held` that is a proper prefix of a stop string.
-    fn possible_stop(&self) -> usize {
-        let overlap = |stop: &String| {
-            let longest = self.held.len().min(stop.len() - 1);
-            (1..=longest).rev().find(|n| {
-                let suffix = self.held.as_bytes().get(self.held.len() - n..);
-                suffix == stop.as_bytes().get(..*n) && stop.is_char_boundary(*n)
-            })
-        };
-        self.stop.iter().filter_map(overlap).max().unwrap_or(0)
-    }
+// Searches text that arrives in pieces.
+
+/// The first of `tags` in `text`, with its place in bytes; of two at one place the longer one.
+pub(crate) fn first<'t>(text: &str, tags: &'t [String]) -> Option<(usize, &'t str)> {
+    let found = tags.iter().filter_map(|tag| Some((text.find(tag.as_str())?, tag.as_str())));
+    found.min_by_key(|(at, tag)| (*at, std::cmp::Reverse(tag.len())))
+}
+
+/// Length in bytes of the longest end of `text` that is a proper beginning of one of `tags`.
+pub(crate) fn longest_overlap(text: &str, tags: &[String]) -> usize {
+    tags.iter().map(|tag| overlap(text, tag)).max().unwrap_or(0)
+}
+
+/// Length in bytes of the longest end of `text` that is a proper beginning of `tag`.
+pub(crate) fn overlap(text: &str, tag: &str) -> usize {
+    let longest = text.len().min(tag.len().saturating_sub(1));
+    let fits = |n: &usize| {
+        let end = text.len() - n;
+        text.is_char_boundary(end) && tag.is_char_boundary(*n) && tag.get(..*n) == text.get(end..)
+    };
+    (1..=longest).rev().find(fits).unwrap_or(0)
 }

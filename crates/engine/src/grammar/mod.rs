@@ -19,9 +19,10 @@ mod queue;
 mod schema;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use llguidance::Matcher;
+use parking_lot::Mutex;
 use tokenizers::Tokenizer;
 use toktrie::{SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 
@@ -180,9 +181,8 @@ impl CompiledGrammar {
 
     /// The state of a new sequence. It is independent of all others.
     pub fn matcher(&self) -> GrammarMatcher {
-        let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
         GrammarMatcher {
-            matcher: start.deep_clone(),
+            matcher: self.start.lock().deep_clone(),
             not_first: Arc::clone(&self.not_first),
             is_start: true,
         }

@@ -1,11 +1,12 @@
 //! Compiles grammars outside the threads that serve requests.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{Matcher, ParserFactory};
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
 
 use hone_core::types::{GrammarSpec, TokenId};
@@ -130,13 +131,9 @@ impl GrammarCompiler {
         Ok(Self { factory, not_first, kept: Mutex::default() })
     }
 
-    fn kept(&self) -> MutexGuard<'_, VecDeque<Arc<CompiledGrammar>>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A grammar that was compiled before.
     pub fn find(&self, spec: &GrammarSpec) -> Option<Arc<CompiledGrammar>> {
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let place = kept.iter().position(|grammar| grammar.spec() == spec)?;
         let grammar = kept.remove(place)?;
         kept.push_front(Arc::clone(&grammar));
@@ -164,7 +161,7 @@ impl GrammarCompiler {
             error => GrammarError::Refused(error.to_string()),
         })?;
         let compiled = Arc::new(compiled);
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         kept.push_front(Arc::clone(&compiled));
         kept.truncate(KEPT);
         Ok(compiled)
@@ -179,10 +176,7 @@ fn shortened(message: &str) -> String {
         return "the grammar cannot be compiled".to_owned();
     }
     let text = message.trim_end_matches("<non-verbose/>").trim_end();
-    match text.char_indices().nth(MAX_MESSAGE) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
+    hone_core::text::shortened(text, MAX_MESSAGE).into_owned()
 }
 
 // Translates a grammar for the library, within bounds.

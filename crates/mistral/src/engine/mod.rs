@@ -1,7 +1,6 @@
 //! [`Engine`] and [`Publisher`] on mistral.rs.
 
 mod staging;
-mod thread;
 mod worker;
 
 use std::path::Path;
@@ -23,11 +22,10 @@ use hone_engine::{
 };
 
 use crate::hot_swap::PipelineLoader;
+use crate::model_files::ModelFiles;
 
-use staging::HotSwap;
-use staging::{Replica, threads_per_engine};
-use thread::{no_thread, run_on_thread};
-use worker::GenerateJob;
+use staging::{HotSwap, Replica, threads_per_engine};
+use worker::{GenerateJob, no_thread, run_on_thread};
 
 /// Serves a model with mistral.rs. See the [crate's documentation](crate).
 pub struct MistralEngine {
@@ -45,20 +43,22 @@ pub struct MistralEngine {
 impl MistralEngine {
     /// Loads `2 * replicas` copies of the base model and starts serving it as version 0.
     ///
-    /// `normalized` is the directory that [`ModelDir::write_normalized`] returned. This blocks while it loads
-    /// (10 ms a copy for the embedded model, seconds for a large one). It needs no runtime; within
-    /// one, call it on a blocking thread.
+    /// `cache` is for the directory that mistral.rs reads. This blocks while it loads (10 ms a copy for the
+    /// embedded model, seconds for a large one). It needs no runtime; within one, call it on a blocking
+    /// thread.
     ///
     /// # Errors
-    /// [`EngineError::Model`] if the model cannot be loaded or cannot compute a token.
+    /// [`EngineError::Model`] if the model cannot be served correctly, cannot be loaded or cannot compute a
+    /// token.
     pub fn start(
         dir: &ModelDir,
-        normalized: &Path,
+        cache: &Path,
         config: &EngineConfig,
         metrics: Arc<Metrics>,
     ) -> Result<Arc<Self>, EngineError> {
         let codec = Arc::new(Codec::load(dir)?);
-        let loader = Arc::new(PipelineLoader::new(dir, normalized));
+        let ModelFiles { path, context } = ModelFiles::write(dir, cache)?;
+        let loader = Arc::new(PipelineLoader::new(dir, path));
         let slots = config.replicas.max(1);
         let stop = codec.stop_ids().first().copied().unwrap_or_default();
         let base_loader = Arc::clone(&loader);
@@ -69,12 +69,7 @@ impl MistralEngine {
             Ok([color()?, color()?])
         })?;
         let engine = Arc::new(Self {
-            info: ModelInfo {
-                name: dir.name.clone(),
-                context: dir.context(),
-                vocab: dir.vocab(),
-                slots,
-            },
+            info: ModelInfo { name: dir.name.clone(), context, vocab: dir.vocab(), slots },
             codec,
             admission: Admission::new(
                 slots,

@@ -11,8 +11,7 @@ use hone_core::types::{PolicyVersion, TokenId};
 use hone_engine::admission::{Admission, Color};
 use hone_engine::{EngineError, ModelDir};
 
-use super::thread::{no_thread, panicked};
-use super::worker::ReplicaWorker;
+use super::worker::{ReplicaWorker, no_thread, panicked};
 use crate::hot_swap::{Adapter, PipelineLoader, SwapPipeline};
 
 /// The hot swap of a whole color, which must be idle.

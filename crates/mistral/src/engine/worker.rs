@@ -1,7 +1,9 @@
 //! The thread of a replica, which runs one request after another.
 
+use std::any::Any;
 use std::cell::OnceCell;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::io;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use anyhow::Context as _;
@@ -11,13 +13,12 @@ use mistralrs::{
     Constraint, CustomLogitsProcessor, MistralRs, NormalRequest, Request, RequestMessage,
     SamplingParams as EngineParams,
 };
+use parking_lot::Mutex;
 
 use hone_core::types::TokenId;
 use hone_engine::EngineError;
 use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
-
-use super::thread::no_thread;
 
 /// One request to run.
 pub(super) struct GenerateJob {
@@ -129,6 +130,28 @@ fn generate(
     result
 }
 
+// Threads that turn a panic of mistral.rs into an error.
+
+/// Runs `work` on a new thread and waits for it. The thread may block, and has no adapter applied.
+pub(super) fn run_on_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> Result<T, EngineError> + Send + 'static,
+) -> Result<T, EngineError> {
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(work).map_err(no_thread)?;
+    thread.join().unwrap_or_else(|panic| Err(panicked(panic.as_ref())))
+}
+
+pub(super) fn no_thread(error: io::Error) -> EngineError {
+    EngineError::Internal(format!("a thread cannot be started: {error}"))
+}
+
+/// The error of a thread that panicked.
+pub(super) fn panicked(panic: &(dyn Any + Send)) -> EngineError {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    EngineError::Internal(format!("panic: {}", text.unwrap_or_default()))
+}
+
 // Samples tokens within mistral.rs.
 
 /// Samples a request's tokens in place of mistral.rs.
@@ -150,18 +173,14 @@ impl SamplingProcessor {
         Self { sampling: Mutex::new(Some((run, sampler))), stop, threads }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<(GenerationRun, TokenSampler)>> {
-        self.sampling.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes the run out after the engine has dropped the sequence.
     pub fn take_run(&self) -> Option<GenerationRun> {
-        self.lock().take().map(|(run, _)| run)
+        self.sampling.lock().take().map(|(run, _)| run)
     }
 
     /// Samples the token that the engine must select.
     fn next(&self, logits: &Tensor) -> TokenId {
-        let mut sampling = self.lock();
+        let mut sampling = self.sampling.lock();
         let Some((run, sampler)) = sampling.as_mut() else { return self.stop };
         if run.is_over() {
             return self.stop;

@@ -1,86 +1,20 @@
 //! Reads a PEFT directory and merges it with mistral.rs's loader.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use anyhow::{Context as _, bail, ensure};
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 use mistralrs_quant::{
     LoraAdapter, LoraConfig, ShardedSafeTensors, clear_applied_loras, push_applied_lora,
 };
-use serde::Deserialize;
-use serde_json::Value;
+use parking_lot::Mutex;
 
 use hone_engine::EngineError;
-use hone_model::adapter::{self, ModuleMatcher, ModuleScale, Patterns};
-
-/// The prefix that PEFT adds to the model's tensor names.
-const PREFIX: &str = "base_model.model.";
-
-/// The part of `adapter_config.json` that affects the merged weights.
-#[derive(Deserialize)]
-struct PeftConfig {
-    peft_type: String,
-    r: usize,
-    lora_alpha: f64,
-    #[serde(default)]
-    use_rslora: bool,
-    #[serde(default)]
-    rank_pattern: Patterns<usize>,
-    #[serde(default)]
-    alpha_pattern: Patterns<f64>,
-    #[serde(flatten)]
-    rest: BTreeMap<String, Value>,
-}
-
-impl PeftConfig {
-    /// Refuses settings under which a module is not `W + scale B A`.
-    fn check(&self) -> anyhow::Result<()> {
-        let peft_type = &self.peft_type;
-        ensure!(peft_type == "LORA", "peft_type is {peft_type:?}; \"LORA\" was expected");
-        ensure!(self.r > 0, "r is 0; at least 1 was expected");
-        for key in [
-            "use_dora",
-            "fan_in_fan_out",
-            "bias",
-            "modules_to_save",
-            "lora_bias",
-            "layer_replication",
-            "trainable_token_indices",
-        ] {
-            let value = self.rest.get(key).unwrap_or(&Value::Null);
-            let off = match value {
-                Value::Null | Value::Bool(false) => true,
-                Value::String(text) => text == "none",
-                Value::Array(list) => list.is_empty(),
-                Value::Object(map) => map.is_empty(),
-                Value::Bool(true) | Value::Number(_) => false,
-            };
-            ensure!(off, "{key} is {value}, which cannot be merged");
-        }
-        Ok(())
-    }
-
-    /// Whether every module has the same rank and is scaled by `alpha / r`.
-    fn is_uniform(&self) -> bool {
-        !self.use_rslora && self.rank_pattern.0.is_empty() && self.alpha_pattern.0.is_empty()
-    }
-
-    fn rules(self) -> anyhow::Result<ModuleMatcher> {
-        let config = adapter::LoraConfig {
-            r: self.r,
-            alpha: self.lora_alpha,
-            use_rslora: self.use_rslora,
-            rank_pattern: self.rank_pattern,
-            alpha_pattern: self.alpha_pattern,
-            ..adapter::LoraConfig::default()
-        };
-        ModuleMatcher::new(&config).map_err(|(key, reason)| anyhow::anyhow!("{key}: {reason}"))
-    }
-}
+use hone_model::adapter::merge::{self, LoraDelta};
+use hone_model::adapter::weights::factor_names;
 
 /// A LoRA adapter from a PEFT directory: `W + alpha / rank * B A` for each of its modules.
 pub(crate) struct Adapter {
@@ -95,30 +29,31 @@ pub(crate) struct Adapter {
 impl Adapter {
     /// Reads `adapter_config.json` and `adapter_model.safetensors`.
     ///
+    /// The loader supports one rank and one scale only. If modules differ in them, A gets rows and B columns of
+    /// zeros, and B is multiplied by its scale.
+    ///
     /// # Errors
     /// [`EngineError::Model`] if a file cannot be read, or if the adapter cannot be merged exactly.
     pub(crate) fn read(dir: &Path) -> Result<Self, EngineError> {
-        let refuse = |e| EngineError::Model(format!("adapter {}: {e:#}", dir.display()));
-        Self::read_files(dir).map_err(refuse)
-    }
-
-    fn read_files(dir: &Path) -> anyhow::Result<Self> {
-        let (config_file, weights_file) = ("adapter_config.json", "adapter_model.safetensors");
-        let text = std::fs::read_to_string(dir.join(config_file)).context(config_file)?;
-        let config: PeftConfig = serde_json::from_str(&text).context(config_file)?;
-        config.check()?;
-        let mut tensors = candle_core::safetensors::load(dir.join(weights_file), &Device::Cpu)
-            .context(weights_file)?;
-        for tensor in tensors.values_mut() {
-            *tensor = tensor.to_dtype(DType::F32).context(weights_file)?;
+        let deltas = merge::deltas(dir)?;
+        let pad = |error| EngineError::component(dir.display(), error);
+        let ranks = || deltas.values().map(|delta| delta.a.dims()[0]);
+        let rank = ranks().max().unwrap_or(1);
+        let scale = deltas.values().next().map_or(1.0, |delta| delta.scale);
+        let uniform = ranks().all(|r| r == rank) && deltas.values().all(|d| d.scale == scale);
+        let alpha = rank as f64 * if uniform { scale } else { 1.0 };
+        let mut tensors = HashMap::new();
+        for (module, LoraDelta { a, b, scale }) in &deltas {
+            let (mut a, mut b) = (a.clone(), b.clone());
+            if !uniform {
+                let more = rank - a.dims()[0];
+                a = a.pad_with_zeros(0, 0, more).map_err(pad)?;
+                b = (b * *scale).and_then(|b| b.pad_with_zeros(1, 0, more)).map_err(pad)?;
+            }
+            let [a_name, b_name] = factor_names(module);
+            tensors.extend([(a_name, a), (b_name, b)]);
         }
-        let modules = modules(&tensors)?;
-        let (mut rank, mut alpha) = (config.r, config.lora_alpha);
-        if !config.is_uniform() {
-            rank = unify(&mut tensors, &modules, &config.rules()?).context(weights_file)?;
-            alpha = rank as f64;
-        }
-        Ok(Self { rank, alpha, tensors, modules })
+        Ok(Self { rank, alpha, tensors, modules: deltas.into_keys().collect() })
     }
 
     /// Merges this adapter into all models that the current thread loads, until the guard is dropped.
@@ -151,50 +86,6 @@ fn pattern(module: &str) -> String {
     format!("^{}$", module.split('.').map(part).collect::<Vec<_>>().join(r"\."))
 }
 
-/// The modules that the tensors belong to. Each must have both its tensors.
-fn modules(tensors: &HashMap<String, Tensor>) -> anyhow::Result<BTreeSet<String>> {
-    let names: BTreeSet<&String> = tensors.keys().collect();
-    let mut modules = BTreeSet::new();
-    for name in &names {
-        let module = name.strip_prefix(PREFIX).and_then(|rest| {
-            rest.strip_suffix(".lora_A.weight").or_else(|| rest.strip_suffix(".lora_B.weight"))
-        });
-        let module =
-            module.with_context(|| format!("{name:?} is not the name of a LoRA tensor"))?;
-        modules.insert(module.to_owned());
-    }
-    for module in &modules {
-        let [a, b] = ["lora_A", "lora_B"].map(|half| format!("{PREFIX}{module}.{half}.weight"));
-        for (one, other) in [(&a, &b), (&b, &a)] {
-            ensure!(names.contains(other), "{one:?} is present, but {other:?} is missing");
-        }
-    }
-    ensure!(!modules.is_empty(), "it contains no tensors");
-    Ok(modules)
-}
-
-/// Changes all modules to one rank, which it returns, and to scale 1, because the loader supports only
-/// one of each. A gets rows and B columns of zeros, and B is multiplied by its scale.
-fn unify(
-    tensors: &mut HashMap<String, Tensor>,
-    modules: &BTreeSet<String>,
-    rules: &ModuleMatcher,
-) -> anyhow::Result<usize> {
-    let rank = modules.iter().map(|module| rules.scale(module).r).max().unwrap_or(1);
-    for module in modules {
-        let ModuleScale { r, scale } = rules.scale(module);
-        for (half, side, factor) in [("lora_A", 0_usize, 1.0), ("lora_B", 1, scale)] {
-            let name = format!("{PREFIX}{module}.{half}.weight");
-            let Some(tensor) = tensors.get_mut(&name) else { continue };
-            if tensor.dim(side)? != r {
-                bail!("{name:?} has shape {:?} for rank {r}", tensor.dims());
-            }
-            *tensor = (&*tensor * factor)?.pad_with_zeros(side, 0, rank - r)?;
-        }
-    }
-    Ok(rank)
-}
-
 /// While this exists, the thread's loads merge an adapter.
 pub(super) struct MergeGuard {
     names: BTreeSet<String>,
@@ -206,7 +97,7 @@ impl MergeGuard {
     /// Checks that every tensor was merged. The loader ignores tensors of modules that the model does
     /// not have.
     pub(super) fn check_complete(self) -> Result<(), EngineError> {
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = self.used.lock();
         match self.names.iter().find(|name| !used.contains(*name)) {
             None => Ok(()),
             Some(name) => Err(EngineError::Model(format!(
@@ -259,7 +150,7 @@ impl SimpleBackend for TrackedTensors {
         let Some(tensor) = self.tensors.get(name) else {
             candle_core::bail!("the adapter has no tensor {name:?}");
         };
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+        self.used.lock().insert(name.to_owned());
         tensor.to_device(device)?.to_dtype(dtype)
     }
 

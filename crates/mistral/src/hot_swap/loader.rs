@@ -1,7 +1,6 @@
 //! Loads pipelines of one model.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
@@ -9,6 +8,7 @@ use mistralrs::core::{
     AdapterPaths, DefaultSchedulerMethod, DeviceMapSetting, LocalModelPaths, MistralRsBuilder,
     ModelDType, ModelPaths, NormalLoaderBuilder, NormalSpecificConfig, SchedulerConfig,
 };
+use parking_lot::Mutex;
 
 use hone_engine::{EngineError, ModelDir};
 
@@ -41,15 +41,15 @@ pub(crate) struct PipelineLoader {
 }
 
 impl PipelineLoader {
-    /// Creates a loader of the directory that [`ModelDir::normalized`] wrote for `model`.
-    pub fn new(model: &ModelDir, normalized: &Path) -> Self {
+    /// Creates a loader of the directory that was written for `model`.
+    pub fn new(model: &ModelDir, dir: PathBuf) -> Self {
         let names = model.weights.iter().filter_map(|path| path.file_name());
         let bytes = |path: &PathBuf| std::fs::metadata(path).map_or(u64::MAX, |file| file.len());
         let bytes = model.weights.iter().map(bytes).fold(0, u64::saturating_add);
         Self {
             id: model.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            dir: normalized.to_path_buf(),
-            weights: names.map(|name| normalized.join(name)).collect(),
+            weights: names.map(|name| dir.join(name)).collect(),
+            dir,
             small: bytes <= SMALL,
             trimmed: Mutex::default(),
         }
@@ -65,7 +65,7 @@ impl PipelineLoader {
     /// weights is a large part of the process. Does nothing within [`TRIM_INTERVAL`] of the last trim
     /// if the model is small.
     pub fn trim_memory(&self) {
-        let mut trimmed = self.trimmed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trimmed = self.trimmed.lock();
         if self.small && trimmed.is_some_and(|at| at.elapsed() < TRIM_INTERVAL) {
             return;
         }

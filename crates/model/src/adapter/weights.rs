@@ -325,7 +325,7 @@ pub(crate) fn peft_names(layer: usize, kind: LinearKind) -> [String; 2] {
 }
 
 /// The PEFT names of A and B on a module.
-pub(super) fn factor_names(module: &str) -> [String; 2] {
+pub fn factor_names(module: &str) -> [String; 2] {
     ["lora_A", "lora_B"].map(|factor| format!("{PREFIX}{module}.{factor}.weight"))
 }
 

@@ -153,6 +153,19 @@ impl ModelSpec {
         })
     }
 
+    /// Context length of a parsed `config.json` in tokens: `max_position_embeddings`, or with longrope the length
+    /// up to which the frequencies of [`RopeSpec`] apply.
+    ///
+    /// # Errors
+    /// As [`Self::from_config`].
+    pub fn context(config: &Value) -> Result<usize> {
+        let longest = max_positions(config)?;
+        Ok(match Self::from_config(config)?.rope.scaling {
+            RopeScaling::Long { original, .. } => longest.min(original),
+            _ => longest,
+        })
+    }
+
     /// The attention heads of a layer.
     pub(crate) fn heads(&self) -> HeadLayout {
         HeadLayout { queries: self.num_heads, keys: self.num_kv_heads, dim: self.head_dim }
@@ -276,6 +289,22 @@ impl ModelSpec {
         }
         names
     }
+}
+
+/// `max_position_embeddings`.
+///
+/// # Errors
+/// If the architecture is not supported, or the field is wrong.
+pub fn max_positions(config: &Value) -> Result<usize> {
+    size_or(config, "max_position_embeddings", ModelFamily::of(config)?.max_positions)
+}
+
+/// `architectures[0]` of a supported model.
+///
+/// # Errors
+/// If the architecture is not supported.
+pub fn class(config: &Value) -> Result<&'static str> {
+    Ok(ModelFamily::of(config)?.class)
 }
 
 fn check_heads(config: &Value, num_heads: usize, head_dim: usize) -> Result<()> {

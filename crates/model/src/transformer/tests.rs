@@ -244,8 +244,9 @@ fn unsupported_configurations_are_rejected_by_name() {
     assert!(ModelSpec::from_config(&base).is_ok());
     assert_eq!(
         message("model_type", json!("mamba")),
-        "cannot train a model of type `mamba` with architecture `unknown`; supported: `qwen2`, \
-         `qwen3`, `llama`, `mistral`, `smollm3`, `gemma2`, `phi3`"
+        "a model of type `mamba` with architecture `unknown` cannot be used; supported: \
+         `Qwen2ForCausalLM`, `Qwen3ForCausalLM`, `LlamaForCausalLM`, `MistralForCausalLM`, \
+         `SmolLM3ForCausalLM`, `Gemma2ForCausalLM`, `Phi3ForCausalLM`"
     );
     assert_eq!(
         message("hidden_size", json!("wide")),

@@ -9,11 +9,10 @@ use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
-use hone_core::gguf::{GgufFile, GgufTensor, GgufValue};
-
 use super::format::{BlockFormat, WeightType};
 use super::matrix::{BaseMatrix, QuantizedMatrix};
 use super::options::LoadOptions;
+use crate::gguf::{GgufFile, GgufTensor, is_gguf};
 use crate::{ModelError, ModelSpec, Result};
 
 /// The weights in a model's files, by Hugging Face name.
@@ -29,11 +28,6 @@ struct RawWeight<'a> {
     dtype: WeightType,
     shape: Vec<usize>,
     bytes: Cow<'a, [u8]>,
-}
-
-/// Whether a path names a GGUF file.
-pub(crate) fn is_gguf(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
 impl WeightFiles {
@@ -168,6 +162,17 @@ impl WeightFiles {
     }
 }
 
+/// The bytes of a safetensors file. Equal tensors have equal bytes.
+///
+/// # Errors
+/// If a tensor cannot be read.
+pub fn safetensors_bytes(tensors: &BTreeMap<String, Tensor>) -> Result<Vec<u8>> {
+    // transformers and PEFT require this entry.
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    safetensors::serialize(tensors, Some(metadata))
+        .map_err(|e| ModelError::Tensor(candle_core::Error::wrap(e)))
+}
+
 fn unreadable(name: &str, error: candle_core::Error) -> ModelError {
     ModelError::weights(format!("`{name}`: {error}")).caused_by(error)
 }
@@ -251,10 +256,8 @@ impl GgufWeights {
     /// If the file cannot be read.
     pub fn open(spec: &ModelSpec, path: &Path) -> Result<Self> {
         let file = GgufFile::open(path)?;
-        let permuted = match file.metadata().get("general.architecture") {
-            Some(GgufValue::Text(name)) => PERMUTED.contains(&name.as_str()),
-            _ => return Err(ModelError::model(path, "has no `general.architecture`")),
-        };
+        let architecture = file.required("general.architecture", GgufFile::text)?;
+        let permuted = PERMUTED.contains(&architecture);
         let permuted = permuted.then_some([spec.num_heads, spec.num_kv_heads]);
         Ok(Self { file, permuted, output_norms: spec.output_norms })
     }
@@ -295,14 +298,12 @@ impl GgufWeights {
     /// If it is missing or Hone does not read its type.
     pub fn stored(&self, name: &str) -> Result<WeightType> {
         let (stored, tensor) = self.tensor(name)?;
-        let dtype = tensor.dtype().map_err(|kind| {
-            ModelError::Unsupported(format!(
-                "{}: tensor {stored} is of type {kind}; supported are F32, F16, BF16, Q8_0, Q4_0, \
-                 Q4_1, Q4_K and Q6_K",
-                self.file.path().display()
+        tensor.dtype().map_err(|kind| {
+            self.file.refuse(&format!(
+                "tensor {stored} is of type {kind}; supported are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K \
+                 and Q6_K"
             ))
-        })?;
-        Ok(dtype.into())
+        })
     }
 
     /// Type, shape and bytes of a weight, with its rows in Hugging Face's order.

@@ -3,8 +3,6 @@
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;
 
-use hone_core::gguf::GgufType;
-
 /// A format of quantized weights, as ggml defines it. A row of a matrix is a sequence of blocks, and its
 /// number of values is a multiple of [`Self::values`].
 ///
@@ -120,21 +118,6 @@ impl From<DType> for WeightType {
     }
 }
 
-impl From<GgufType> for WeightType {
-    fn from(dtype: GgufType) -> Self {
-        match dtype {
-            GgufType::F32 => Self::Float(DType::F32),
-            GgufType::F16 => Self::Float(DType::F16),
-            GgufType::Bf16 => Self::Float(DType::BF16),
-            GgufType::Q8_0 => Self::Blocks(BlockFormat::Q8_0),
-            GgufType::Q4_0 => Self::Blocks(BlockFormat::Q4_0),
-            GgufType::Q4_1 => Self::Blocks(BlockFormat::Q4_1),
-            GgufType::Q4K => Self::Blocks(BlockFormat::Q4K),
-            GgufType::Q6K => Self::Blocks(BlockFormat::Q6K),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,10 +127,6 @@ mod tests {
         for format in BlockFormat::ALL {
             assert_eq!(format.values(), format.ggml().block_size(), "{format:?}");
             assert_eq!(format.bytes(), format.ggml().type_size(), "{format:?}");
-        }
-        for dtype in [GgufType::F32, GgufType::Bf16, GgufType::Q4_1, GgufType::Q4K, GgufType::Q6K] {
-            let (values, bytes) = dtype.block();
-            assert_eq!(WeightType::from(dtype).size(values), bytes, "{dtype:?}");
         }
     }
 }

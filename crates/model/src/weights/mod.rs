@@ -15,8 +15,7 @@ use rayon::prelude::*;
 
 use hone_core::simd::SimdTask;
 
-pub use files::WeightFiles;
-pub(crate) use files::is_gguf;
+pub use files::{WeightFiles, safetensors_bytes};
 pub use format::{BlockFormat, WeightType};
 pub use matrix::{BaseMatrix, QuantizedMatrix};
 pub use options::{LoadOptions, Quantize};

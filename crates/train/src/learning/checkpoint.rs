@@ -18,7 +18,7 @@ use serde_json::Value;
 use hone_core::digest::sha256;
 use hone_core::files::{at, remove_any, replace_dir};
 use hone_model::adapter::{LoraConfig, ModuleScale};
-use hone_model::files::safetensors_bytes;
+use hone_model::weights::safetensors_bytes;
 
 use super::objective::AdaptiveCoefficients;
 use crate::error::{LearnError, Result};

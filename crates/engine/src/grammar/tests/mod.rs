@@ -302,8 +302,7 @@ fn texts_of_every_tokenizer_validate() {
     let dirs = std::fs::read_dir(families).unwrap().map(|entry| entry.unwrap().path());
     let mut checked = 0;
     for dir in dirs.filter(|dir| dir.join("tokenizer.json").is_file()) {
-        // One family cannot be served.
-        let Ok(model) = ModelDir::open(&dir) else { continue };
+        let model = ModelDir::open(&dir).unwrap();
         let codec = Arc::new(Codec::load(&model).unwrap());
         let grammar = match compile(&codec, &schema(&schema_value)) {
             Ok(grammar) => grammar,

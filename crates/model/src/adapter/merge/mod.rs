@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fs;
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
@@ -17,7 +17,8 @@ use hone_core::files::{at, replace_dir};
 use super::module_matching::ModuleMatcher;
 use super::peft;
 use super::weights::{factor_names, module_of};
-use crate::weights::is_gguf;
+use crate::gguf::is_gguf;
+use crate::model_dir::weight_files;
 use crate::{ModelError, Result};
 
 const CONFIG: &str = "config.json";
@@ -59,11 +60,14 @@ pub struct Merged {
     pub bytes: u64,
 }
 
-/// One module's adapter: A `[r, in]` and B `[out, r]` in f32.
-struct LoraDelta {
-    a: Tensor,
-    b: Tensor,
-    scale: f64,
+/// One module's adapter, which adds `scale * B A` to its weight.
+pub struct LoraDelta {
+    /// `[r, in]` in f32.
+    pub a: Tensor,
+    /// `[out, r]` in f32.
+    pub b: Tensor,
+    /// The scale.
+    pub scale: f64,
 }
 
 /// Writes a model directory that transformers loads without PEFT: the base's weights with an adapter
@@ -115,7 +119,7 @@ fn write(
     deltas: &BTreeMap<String, LoraDelta>,
     precision: Precision,
 ) -> Result<Merged> {
-    let mut missing: BTreeSet<&String> = deltas.keys().collect();
+    let mut missing: BTreeSet<&str> = deltas.keys().map(String::as_str).collect();
     let mut weight_map = BTreeMap::new();
     let mut merged = Merged { modules: deltas.len(), tensors: 0, bytes: 0 };
     for shard in shards {
@@ -128,7 +132,8 @@ fn write(
         let mut writer = BufWriter::new(File::create(&out).map_err(at(&out))?);
         writer.write_all(&header(&entries)?).map_err(at(&out))?;
         for entry in &entries {
-            let bytes = match deltas.get(&entry.name) {
+            let module = entry.name.strip_suffix(".weight").unwrap_or_default();
+            let bytes = match deltas.get(module) {
                 None if !entry.converted => {
                     let view = file.get(&entry.name).map_err(|e| damaged(base, shard, e))?;
                     view.data().to_vec()
@@ -139,7 +144,7 @@ fn write(
                 }
             };
             writer.write_all(&bytes).map_err(at(&out))?;
-            missing.remove(&entry.name);
+            missing.remove(module);
             merged.tensors += 1;
             merged.bytes += bytes.len() as u64;
             weight_map.insert(entry.name.clone(), shard.clone());
@@ -147,7 +152,8 @@ fn write(
         writer.flush().map_err(at(&out))?;
     }
     if let Some(name) = missing.first() {
-        let reason = format!("it changes `{name}`, which the base in {} lacks", base.display());
+        let reason =
+            format!("it changes `{name}.weight`, which the base in {} lacks", base.display());
         return Err(ModelError::adapter(adapter, reason));
     }
     copy_others(base, out)?;
@@ -252,8 +258,11 @@ fn config(base: &Path, precision: Precision) -> Result<Vec<u8>> {
     Ok(format!("{value:#}\n").into_bytes())
 }
 
-/// The adapter by the weights it changes.
-fn deltas(dir: &Path) -> Result<BTreeMap<String, LoraDelta>> {
+/// A PEFT directory's adapter by the names of its modules, of which each has both its tensors.
+///
+/// # Errors
+/// If a file is missing or damaged, or the adapter uses an option with which it is not `W + scale * B A`.
+pub fn deltas(dir: &Path) -> Result<BTreeMap<String, LoraDelta>> {
     let wrong = |reason: String| ModelError::adapter(dir, reason);
     let config = peft::read_config(dir)?;
     let matcher =
@@ -282,7 +291,7 @@ fn deltas(dir: &Path) -> Result<BTreeMap<String, LoraDelta>> {
             let shapes = format!("{:?} and {:?}", a.dims(), b.dims());
             return Err(wrong(format!("{module} has {shapes} for rank {r}")));
         }
-        deltas.insert(format!("{module}.weight"), LoraDelta { a, b, scale: expected.scale });
+        deltas.insert(module, LoraDelta { a, b, scale: expected.scale });
     }
     if deltas.is_empty() {
         return Err(wrong("it contains no tensors".to_owned()));
@@ -290,24 +299,10 @@ fn deltas(dir: &Path) -> Result<BTreeMap<String, LoraDelta>> {
     Ok(deltas)
 }
 
-/// Names of the files that hold the base's weights. As in transformers, a single file is preferred to
-/// shards.
+/// Names of the files that hold the base's weights.
 fn shards(base: &Path) -> Result<Vec<String>> {
-    if base.join(SINGLE).exists() {
-        return Ok(vec![SINGLE.to_owned()]);
-    }
-    if !base.join(INDEX).exists() {
-        let reason = format!("there is neither {SINGLE} nor {INDEX} in it");
-        return Err(ModelError::model(base, reason));
-    }
-    let map = read_index(base)?["weight_map"].take();
-    let names: BTreeMap<String, String> =
-        serde_json::from_value(map).map_err(|e| damaged(base, INDEX, e))?;
-    let files: BTreeSet<String> = names.into_values().collect();
-    if let Some(name) = files.iter().find(|name| name.contains(['/', '\\'])) {
-        return Err(ModelError::model(base, format!("{INDEX} names a file elsewhere: {name}")));
-    }
-    Ok(files.into_iter().collect())
+    let name = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(weight_files(base)?.iter().map(name).collect())
 }
 
 fn read_index(base: &Path) -> Result<Value> {

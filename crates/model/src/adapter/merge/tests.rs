@@ -200,7 +200,7 @@ fn a_failed_merge_leaves_no_files() {
     assert!(matches!(rejected("`quantization_config`"), ModelError::Model { .. }));
     fs::write(own.join("config.json"), &text).unwrap();
     fs::rename(own.join("model.safetensors"), own.join("x")).unwrap();
-    rejected("there is neither model.safetensors nor model.safetensors.index.json");
+    rejected("has neither model.safetensors nor model.safetensors.index.json");
     fs::rename(own.join("x"), own.join("model.safetensors")).unwrap();
     // An existing target is unchanged.
     fs::create_dir(&out).unwrap();

@@ -13,7 +13,7 @@ use hone_core::files::{at, sync_dir, write_synced};
 use super::config::{LoraConfig, LoraInit};
 use super::weights::LoraWeights;
 use super::{Modules, Patterns};
-use crate::files::safetensors_bytes;
+use crate::weights::safetensors_bytes;
 use crate::{ModelError, ModelSpec, Result};
 
 /// The adapter's settings.

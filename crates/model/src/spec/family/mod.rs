@@ -12,6 +12,8 @@ pub(crate) struct ModelFamily {
     pub model_type: &'static str,
     /// `architectures[0]`.
     pub class: &'static str,
+    /// Default of `max_position_embeddings`.
+    pub max_positions: usize,
     /// Default of `rope_theta`.
     pub rope_theta: f64,
     /// Default of `rms_norm_eps`.
@@ -66,6 +68,7 @@ pub(crate) enum Windows {
 const LLAMA: ModelFamily = ModelFamily {
     model_type: "llama",
     class: "LlamaForCausalLM",
+    max_positions: 2048,
     rope_theta: 10_000.0,
     rms_norm_eps: 1e-6,
     tied: false,
@@ -82,6 +85,7 @@ const LLAMA: ModelFamily = ModelFamily {
 const QWEN2: ModelFamily = ModelFamily {
     model_type: "qwen2",
     class: "Qwen2ForCausalLM",
+    max_positions: 32_768,
     attention_bias: AttentionBias::Inputs,
     mlp_bias: false,
     windows: Windows::FromLayer,
@@ -103,6 +107,7 @@ static FAMILIES: [ModelFamily; 7] = [
     ModelFamily {
         model_type: "mistral",
         class: "MistralForCausalLM",
+        max_positions: 131_072,
         attention_bias: AttentionBias::Never,
         mlp_bias: false,
         windows: Windows::Everywhere { default: Some(4096) },
@@ -111,6 +116,7 @@ static FAMILIES: [ModelFamily; 7] = [
     ModelFamily {
         model_type: "smollm3",
         class: "SmolLM3ForCausalLM",
+        max_positions: 32_768,
         rope_theta: 2_000_000.0,
         tied: true,
         no_rope_layers: true,
@@ -120,6 +126,7 @@ static FAMILIES: [ModelFamily; 7] = [
     ModelFamily {
         model_type: "gemma2",
         class: "Gemma2ForCausalLM",
+        max_positions: 8192,
         tied: true,
         head_dim: Some(256),
         mlp_bias: false,
@@ -130,6 +137,7 @@ static FAMILIES: [ModelFamily; 7] = [
     ModelFamily {
         model_type: "phi3",
         class: "Phi3ForCausalLM",
+        max_positions: 4096,
         rms_norm_eps: 1e-5,
         attention_bias: AttentionBias::Never,
         mlp_bias: false,
@@ -149,10 +157,10 @@ impl ModelFamily {
         match family {
             Some(family) if class.is_none_or(|class| class == family.class) => Ok(family),
             _ => Err(ModelError::Unsupported(format!(
-                "cannot train a model of type `{}` with architecture `{}`; supported: {}",
+                "a model of type `{}` with architecture `{}` cannot be used; supported: {}",
                 model_type.unwrap_or("unknown"),
                 class.unwrap_or("unknown"),
-                FAMILIES.each_ref().map(|family| format!("`{}`", family.model_type)).join(", ")
+                FAMILIES.each_ref().map(|family| format!("`{}`", family.class)).join(", ")
             ))),
         }
     }

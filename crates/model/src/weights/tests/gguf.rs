@@ -10,14 +10,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use hone_core::digest::sha256;
-use hone_engine::ModelDir;
 
 use super::{dequantized, results};
 use crate::adapter::BaseDtype;
 use crate::spec::family::tests::spec;
 use crate::testing::{test_file, tiny_spec, values};
 use crate::weights::{BlockFormat, LoadOptions, WeightFiles, WeightType};
-use crate::{Model, ModelSpec};
+use crate::{Model, ModelDir, ModelSpec};
 
 fn gguf(name: &str) -> PathBuf {
     test_file("fixtures/gguf").join(format!("{name}.gguf"))

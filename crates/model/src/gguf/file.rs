@@ -8,7 +8,12 @@ use std::fs::File;
 use std::io::{self, BufReader, Error, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use crate::files::{FileError, at};
+use candle_core::DType;
+
+use hone_core::files::at;
+
+use crate::weights::{BlockFormat, WeightType};
+use crate::{ModelError, Result};
 
 /// Entries that are allocated before the file has shown that it holds them.
 const TRUSTED: usize = 1 << 12;
@@ -16,71 +21,42 @@ const TRUSTED: usize = 1 << 12;
 /// Alignment of the tensors if `general.alignment` is absent, in bytes.
 const ALIGNMENT: u64 = 32;
 
-/// The types of tensors that Hone reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GgufType {
-    /// 32-bit floats.
-    F32,
-    /// 16-bit floats of IEEE 754.
-    F16,
-    /// 16-bit floats with the exponent of f32.
-    Bf16,
-    /// Blocks of 32 values of 8 bits with a scale.
-    Q8_0,
-    /// Blocks of 32 values of 4 bits with a scale.
-    Q4_0,
-    /// Blocks of 32 values of 4 bits with a scale and an offset.
-    Q4_1,
-    /// Blocks of 256 values of 4 bits, with a scale and an offset for each 32.
-    Q4K,
-    /// Blocks of 256 values of 6 bits, with a scale for each 16.
-    Q6K,
-}
+/// ggml's numbers of the types that Hone reads.
+const TYPES: [(u32, WeightType); 8] = [
+    (0, WeightType::Float(DType::F32)),
+    (1, WeightType::Float(DType::F16)),
+    (2, WeightType::Blocks(BlockFormat::Q4_0)),
+    (3, WeightType::Blocks(BlockFormat::Q4_1)),
+    (8, WeightType::Blocks(BlockFormat::Q8_0)),
+    (12, WeightType::Blocks(BlockFormat::Q4K)),
+    (14, WeightType::Blocks(BlockFormat::Q6K)),
+    (30, WeightType::Float(DType::BF16)),
+];
 
-impl GgufType {
-    /// Number in files, and values and bytes of a block.
-    const ALL: [(Self, u32, usize, usize); 8] = [
-        (Self::F32, 0, 1, 4),
-        (Self::F16, 1, 1, 2),
-        (Self::Q4_0, 2, 32, 18),
-        (Self::Q4_1, 3, 32, 20),
-        (Self::Q8_0, 8, 32, 34),
-        (Self::Q4K, 12, 256, 144),
-        (Self::Q6K, 14, 256, 210),
-        (Self::Bf16, 30, 1, 2),
-    ];
-
-    /// Names of other types of ggml by number, for errors.
-    const OTHERS: [(u32, &'static str); 21] = [
-        (6, "Q5_0"),
-        (7, "Q5_1"),
-        (9, "Q8_1"),
-        (10, "Q2_K"),
-        (11, "Q3_K"),
-        (13, "Q5_K"),
-        (15, "Q8_K"),
-        (16, "IQ2_XXS"),
-        (17, "IQ2_XS"),
-        (18, "IQ3_XXS"),
-        (19, "IQ1_S"),
-        (20, "IQ4_NL"),
-        (21, "IQ3_S"),
-        (22, "IQ2_S"),
-        (23, "IQ4_XS"),
-        (24, "I8"),
-        (26, "I32"),
-        (29, "IQ1_M"),
-        (34, "TQ1_0"),
-        (35, "TQ2_0"),
-        (39, "MXFP4"),
-    ];
-
-    /// Values of a block, and its bytes.
-    pub fn block(self) -> (usize, usize) {
-        let found = Self::ALL.iter().find(|entry| entry.0 == self);
-        found.map_or((1, 4), |(_, _, values, bytes)| (*values, *bytes))
-    }
-}
+/// Names of other types of ggml by number, for errors.
+const OTHER_TYPES: [(u32, &str); 21] = [
+    (6, "Q5_0"),
+    (7, "Q5_1"),
+    (9, "Q8_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K"),
+    (13, "Q5_K"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (24, "I8"),
+    (26, "I32"),
+    (29, "IQ1_M"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (39, "MXFP4"),
+];
 
 /// A tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,10 +74,10 @@ impl GgufTensor {
     ///
     /// # Errors
     /// The type's name, if Hone does not read it.
-    pub fn dtype(&self) -> Result<GgufType, String> {
-        let known = GgufType::ALL.iter().find(|entry| entry.1 == self.kind);
-        known.map(|entry| entry.0).ok_or_else(|| {
-            let other = GgufType::OTHERS.iter().find(|(kind, _)| *kind == self.kind);
+    pub fn dtype(&self) -> std::result::Result<WeightType, String> {
+        let known = TYPES.iter().find(|(kind, _)| *kind == self.kind);
+        known.map(|(_, dtype)| *dtype).ok_or_else(|| {
+            let other = OTHER_TYPES.iter().find(|(kind, _)| *kind == self.kind);
             other.map_or_else(|| format!("number {}", self.kind), |(_, name)| (*name).to_owned())
         })
     }
@@ -122,6 +98,24 @@ pub enum GgufValue {
     List(Vec<GgufValue>),
 }
 
+impl GgufValue {
+    /// The value if it is a text.
+    pub fn as_text(&self) -> Option<&str> {
+        if let Self::Text(text) = self { Some(text) } else { None }
+    }
+}
+
+/// The number that an f32 was written for: the shortest decimal that rounds to it, 1e-6 instead of
+/// 9.999999974752427e-7.
+pub(super) fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| value.into())
+}
+
+/// Whether a path has the extension of GGUF files.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+}
+
 /// A file's metadata and tensors.
 #[derive(Debug)]
 pub struct GgufFile {
@@ -138,8 +132,8 @@ impl GgufFile {
     ///
     /// # Errors
     /// If the file cannot be read, or is not a GGUF file of version 2 or 3.
-    pub fn open(path: &Path) -> Result<Self, FileError> {
-        Self::read_header(path).map_err(at(path))
+    pub fn open(path: &Path) -> Result<Self> {
+        Ok(Self::read_header(path).map_err(at(path))?)
     }
 
     fn read_header(path: &Path) -> io::Result<Self> {
@@ -176,26 +170,99 @@ impl GgufFile {
         Ok(Self { path: path.to_owned(), file: from.into_inner(), metadata, tensors, data })
     }
 
-    /// The file's path.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The metadata.
-    pub fn metadata(&self) -> &BTreeMap<String, GgufValue> {
-        &self.metadata
-    }
-
     /// The tensors by name.
     pub fn tensors(&self) -> &BTreeMap<String, GgufTensor> {
         &self.tensors
+    }
+
+    /// An error that names the file.
+    pub fn refuse(&self, reason: &str) -> ModelError {
+        ModelError::Unsupported(format!("{}: {reason}", self.path.display()))
+    }
+
+    /// The value of a key that `read` accepts; `None` without the key. `expected` is for errors.
+    fn get<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        read: impl FnOnce(&'a GgufValue) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let wrong = || self.refuse(&format!("{key} is not {expected}"));
+        self.metadata.get(key).map(|value| read(value).ok_or_else(wrong)).transpose()
+    }
+
+    /// The value that one of the methods below reads, which must be there.
+    pub fn required<'a, T>(
+        &'a self,
+        key: &str,
+        read: impl FnOnce(&'a Self, &str) -> Result<Option<T>>,
+    ) -> Result<T> {
+        read(self, key)?.ok_or_else(|| self.refuse(&format!("there is no {key} in the file")))
+    }
+
+    /// A whole number from 0 on.
+    pub fn whole(&self, key: &str) -> Result<Option<u64>> {
+        self.get(key, "a whole number", |value| match value {
+            GgufValue::Integer(number) => u64::try_from(*number).ok(),
+            _ => None,
+        })
+    }
+
+    /// A number.
+    pub fn number(&self, key: &str) -> Result<Option<f64>> {
+        self.get(key, "a number", |value| match value {
+            GgufValue::Float(number) => Some(decimal(*number as f32)),
+            GgufValue::Integer(number) => Some(*number as f64),
+            _ => None,
+        })
+    }
+
+    /// True or false.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        self.get(key, "true or false", |value| match value {
+            GgufValue::Bool(flag) => Some(*flag),
+            _ => None,
+        })
+    }
+
+    /// A text.
+    pub fn text(&self, key: &str) -> Result<Option<&str>> {
+        self.get(key, "a text", GgufValue::as_text)
+    }
+
+    /// A list whose members `read` accepts.
+    pub fn list<'a, T>(
+        &'a self,
+        key: &str,
+        read: impl Fn(&'a GgufValue) -> Option<T>,
+    ) -> Result<Option<Vec<T>>> {
+        self.get(key, "a list of values of its type", |value| match value {
+            GgufValue::List(list) => list.iter().map(read).collect(),
+            _ => None,
+        })
+    }
+
+    /// A list of texts.
+    pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>> {
+        self.list(key, GgufValue::as_text)
+    }
+
+    /// The values of a tensor that is a vector of f32.
+    pub fn vector(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
+        if tensor.dtype() != Ok(WeightType::Float(DType::F32)) {
+            return Err(self.refuse(&format!("{name} is not of type F32")));
+        }
+        let bytes = self.read(name, tensor)?;
+        let (values, _) = bytes.as_chunks::<4>();
+        Ok(Some(values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
     }
 
     /// Reads the bytes of a tensor whose type Hone reads. `name` is for errors.
     ///
     /// # Errors
     /// If the type is another one, or the file is shorter than the tensor.
-    pub fn read(&self, name: &str, tensor: &GgufTensor) -> Result<Vec<u8>, FileError> {
+    pub fn read(&self, name: &str, tensor: &GgufTensor) -> Result<Vec<u8>> {
         let read = || {
             let size =
                 tensor_bytes(tensor).map_err(|reason| damaged(format!("{name}: {reason}")))?;
@@ -210,20 +277,23 @@ impl GgufFile {
             file.read_exact(&mut bytes)?;
             Ok(bytes)
         };
-        read().map_err(at(&self.path))
+        Ok(read().map_err(at(&self.path))?)
     }
 }
 
 /// Bytes of a tensor.
-fn tensor_bytes(tensor: &GgufTensor) -> Result<usize, String> {
+fn tensor_bytes(tensor: &GgufTensor) -> std::result::Result<usize, String> {
     let dtype = tensor.dtype().map_err(|name| format!("type {name} cannot be read"))?;
-    let (values, bytes) = dtype.block();
     let columns = tensor.shape.last().copied().unwrap_or(1);
-    if !columns.is_multiple_of(values) {
-        return Err(format!("rows of {columns} values are not blocks of {values}"));
+    if let WeightType::Blocks(format) = dtype
+        && !columns.is_multiple_of(format.values())
+    {
+        return Err(format!("rows of {columns} values are not blocks of {}", format.values()));
     }
     let count = tensor.shape.iter().try_fold(1_usize, |count, n| count.checked_mul(*n));
-    count.and_then(|n| (n / values).checked_mul(bytes)).ok_or_else(|| "it is too large".to_owned())
+    // No type takes more than 4 bytes a value.
+    let count = count.filter(|count| count.checked_mul(4).is_some());
+    count.map(|count| dtype.size(count)).ok_or_else(|| "it is too large".to_owned())
 }
 
 fn damaged(reason: impl Into<String>) -> Error {
@@ -348,7 +418,7 @@ mod tests {
         bytes
     }
 
-    fn opened(bytes: &[u8]) -> (tempfile::TempDir, Result<GgufFile, FileError>) {
+    fn opened(bytes: &[u8]) -> (tempfile::TempDir, Result<GgufFile>) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.gguf");
         fs::write(&path, bytes).unwrap();
@@ -360,12 +430,15 @@ mod tests {
     fn reads_metadata_and_tensors() {
         let (_dir, file) = opened(&file(8));
         let file = file.unwrap();
-        assert_eq!(file.metadata()["a.name"], GgufValue::Text("tiny".to_owned()));
+        assert_eq!(file.metadata["a.name"], GgufValue::Text("tiny".to_owned()));
         let list = [-1, 7].map(GgufValue::Integer).to_vec();
-        assert_eq!(file.metadata()["a.list"], GgufValue::List(list));
-        assert_eq!(file.metadata()["a.float"], GgufValue::Float(0.5));
+        assert_eq!(file.metadata["a.list"], GgufValue::List(list));
+        assert_eq!(file.metadata["a.float"], GgufValue::Float(0.5));
         let tensor = &file.tensors()["w"];
-        assert_eq!((tensor.shape.as_slice(), tensor.dtype()), (&[2, 32][..], Ok(GgufType::Q8_0)));
+        assert_eq!(
+            (tensor.shape.as_slice(), tensor.dtype()),
+            (&[2, 32][..], Ok(WeightType::Blocks(BlockFormat::Q8_0)))
+        );
         assert_eq!(file.read("w", tensor).unwrap(), (0..68).collect::<Vec<u8>>());
     }
 
