@@ -209,7 +209,7 @@ fn rewards(mode: RewardsMode) -> Vec<RewardConfig> {
 
 /// The part of the users' thumbs: a canary compares only ratings with bounds, which booleans have.
 pub fn thumbs(weight: f64) -> RewardConfig {
-    let params = FeedbackParams { kind: FeedbackType::Boolean, ..FeedbackParams::default() };
+    let params = FeedbackParams { r#type: FeedbackType::Boolean, ..FeedbackParams::default() };
     RewardConfig::new(THUMBS, weight, RewardKind::Feedback(params))
 }
 

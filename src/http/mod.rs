@@ -40,8 +40,9 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Semaphore;
 use tokio::task::block_in_place;
 
+use hone_core::config::Problem;
 use hone_core::config::describe::one_of;
-use hone_reward::grader::{self, GradeOutcome, Grader, GraderError};
+use hone_reward::grader::{self, GradeOutcome, Grader};
 
 use crate::config::GraderLimits;
 use auth::Caller;
@@ -170,7 +171,7 @@ impl GraderQueue {
 
     fn read(&self, state: &AppState, fields: &Fields<'_>) -> Result<Grader, ApiError> {
         let json = fields.get("grader").ok_or_else(|| fields.missing("grader", "a grader"))?;
-        let invalid = |error: GraderError| ApiError::field(error.path(), error.to_string());
+        let invalid = |error: Problem| ApiError::field(&error.key, error.sentence());
         let mut grader = Grader::new("grader", json, state.graders.clone()).map_err(invalid)?;
         let refuse = |message: String| Err(ApiError::field("grader", message));
         if grader.needs_code() && !self.limits.python {

@@ -11,6 +11,7 @@ use insta::assert_snapshot;
 use hone_core::metrics::Metrics;
 use hone_core::types::{Message, Role};
 use hone_reward::code::{PythonFunction, PythonParams};
+use hone_reward::kinds::Kind;
 use hone_reward::webhook::{Webhook, WebhookParams};
 use hone_reward::{RewardFn, Routes, ScoreInput, Tools};
 
@@ -341,7 +342,7 @@ async fn the_example_webhook_computes_the_same_values() {
         let port: u16 = line.trim().rsplit(' ').next().unwrap().parse().unwrap();
         let toml = format!("url = \"http://127.0.0.1:{port}/\"\nsecret_env = \"SECRET\"");
         let mut params: WebhookParams = toml::from_str(&toml).unwrap();
-        params.resolve(|_| Some("a secret".to_owned())).unwrap();
+        params.resolve(&|_| Some("a secret".to_owned())).unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
         let webhook = Webhook::new(&params, "route", "part", &metrics).unwrap();
         let values = webhook.score(&rows).await;

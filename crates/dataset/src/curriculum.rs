@@ -1,5 +1,6 @@
 //! The stages of training: which prompts, rewards and learning rate apply at each optimizer step.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use crate::config::StageConfig;
@@ -29,7 +30,7 @@ impl LearningRate {
 }
 
 /// One stage.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct CurriculumStage {
     /// Index among the stages, from 0.
     pub index: usize,
@@ -37,8 +38,6 @@ pub struct CurriculumStage {
     pub name: String,
     /// First optimizer step; steps count from 1.
     pub first_step: u64,
-    /// Last optimizer step; `None` if the stage has no end.
-    pub last_step: Option<u64>,
     /// Selects the prompts.
     pub filter: Filter,
     /// Skips prompts whose difficulty is above this. Prompts without a score have no difficulty and
@@ -51,27 +50,21 @@ pub struct CurriculumStage {
 }
 
 /// The stages, in order; at least one.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Curriculum {
-    first: CurriculumStage,
-    rest: Vec<CurriculumStage>,
-}
+#[derive(Clone, Debug)]
+pub struct Curriculum(Vec<CurriculumStage>);
 
 impl Curriculum {
     /// Reads the configured stages. Without any, one stage without end uses every prompt.
-    ///
-    /// # Errors
-    /// [`DatasetError::Config`] if a filter does not parse.
+    /// Errors: if a filter does not parse.
     pub fn new(stages: &[StageConfig]) -> Result<Self, DatasetError> {
         let mut all = Vec::with_capacity(stages.len());
         let mut first_step = 1_u64;
         let default = [StageConfig::default()];
         let stages = if stages.is_empty() { &default[..] } else { stages };
         for (index, stage) in stages.iter().enumerate() {
-            let filter = Filter::parse(&stage.filter).map_err(|reason| DatasetError::Config {
-                key: format!("dataset.stage[{index}].filter"),
-                value: stage.filter.clone(),
-                reason,
+            let filter = Filter::parse(&stage.filter).map_err(|reason| {
+                let key = format!("dataset.stage[{index}].filter");
+                DatasetError::config(&key, &stage.filter, reason)
             })?;
             let next = first_step.saturating_add(stage.steps);
             let name = if stage.name.is_empty() {
@@ -83,7 +76,6 @@ impl Curriculum {
                 index,
                 name,
                 first_step,
-                last_step: (stage.steps > 0).then(|| next - 1),
                 filter,
                 max_difficulty: stage.max_difficulty,
                 route: (!stage.route.is_empty()).then(|| stage.route.clone()),
@@ -95,23 +87,18 @@ impl Curriculum {
             });
             first_step = next;
         }
-        let first = all.remove(0);
-        Ok(Self { first, rest: all })
+        Ok(Self(all))
     }
 
     /// The stage of an optimizer step, from 1; the last stage for steps after its end.
     pub fn at(&self, step: u64) -> &CurriculumStage {
-        self.rest.iter().rev().find(|stage| stage.first_step <= step).unwrap_or(&self.first)
+        let begun = self.0.partition_point(|stage| stage.first_step <= step);
+        &self.0[begun.saturating_sub(1)]
     }
 
     /// All stages, in order.
     pub fn stages(&self) -> impl Iterator<Item = &CurriculumStage> {
-        std::iter::once(&self.first).chain(&self.rest)
-    }
-
-    /// Number of steps of all stages; `None` if the last stage has no end.
-    pub fn total_steps(&self) -> Option<u64> {
-        self.rest.last().unwrap_or(&self.first).last_step
+        self.0.iter()
     }
 }
 
@@ -124,40 +111,41 @@ impl Curriculum {
 // only `=` and `!=`. A clause does not match a prompt that lacks the column, or whose column is
 // not a number where the clause has one.
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Operator {
-    Equal,
-    NotEqual,
-    Less,
-    LessOrEqual,
-    Greater,
-    GreaterOrEqual,
-}
+type Holds = fn(Ordering) -> bool;
 
-#[derive(Clone, Debug, PartialEq)]
+/// The signs of comparisons; a sign that begins another comes after it.
+const OPERATORS: [(&str, Holds); 7] = [
+    ("==", Ordering::is_eq),
+    ("=", Ordering::is_eq),
+    ("!=", Ordering::is_ne),
+    ("<=", Ordering::is_le),
+    ("<", Ordering::is_lt),
+    (">=", Ordering::is_ge),
+    (">", Ordering::is_gt),
+];
+
+#[derive(Clone, Debug)]
 enum Operand {
     Number(f64),
     Text(String),
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 struct Clause {
     column: String,
-    operator: Operator,
+    holds: Holds,
     operand: Operand,
 }
 
 /// A predicate over a prompt's metadata. Without clauses it matches every prompt.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Filter {
     clauses: Vec<Clause>,
 }
 
 impl Filter {
     /// Parses a filter. White space alone is a filter without clauses.
-    ///
-    /// # Errors
-    /// A sentence about the first unexpected part.
+    /// Errors: a sentence about the first unexpected part.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut rest = text.trim_start();
         let mut clauses = Vec::new();
@@ -185,23 +173,13 @@ impl Filter {
 
 impl Clause {
     fn matches(&self, value: &str) -> bool {
-        use std::cmp::Ordering::{Equal, Greater, Less};
-
         let ordering = match &self.operand {
-            Operand::Number(wanted) => match value.trim().parse::<f64>() {
-                Ok(found) => found.partial_cmp(wanted),
-                Err(_) => None,
-            },
+            Operand::Number(wanted) => {
+                value.trim().parse::<f64>().ok().and_then(|found| found.partial_cmp(wanted))
+            }
             Operand::Text(wanted) => Some(value.cmp(wanted.as_str())),
         };
-        match self.operator {
-            Operator::Equal => ordering == Some(Equal),
-            Operator::NotEqual => ordering.is_some_and(|o| o != Equal),
-            Operator::Less => ordering == Some(Less),
-            Operator::LessOrEqual => matches!(ordering, Some(Less | Equal)),
-            Operator::Greater => ordering == Some(Greater),
-            Operator::GreaterOrEqual => matches!(ordering, Some(Greater | Equal)),
-        }
+        ordering.is_some_and(self.holds)
     }
 }
 
@@ -212,26 +190,16 @@ fn parse_clause(text: &str) -> Result<(Clause, &str), String> {
         None => split_word(text).ok_or_else(|| format!("a column is expected before `{text}`"))?,
     };
     let rest = rest.trim_start();
-    let operators = [
-        ("==", Operator::Equal),
-        ("=", Operator::Equal),
-        ("!=", Operator::NotEqual),
-        ("<=", Operator::LessOrEqual),
-        ("<", Operator::Less),
-        (">=", Operator::GreaterOrEqual),
-        (">", Operator::Greater),
-    ];
-    let found = operators.iter().find_map(|(sign, op)| Some((op, rest.strip_prefix(sign)?)));
-    let Some((operator, rest)) = found else {
+    let found =
+        OPERATORS.iter().find_map(|(sign, holds)| Some((sign, holds, rest.strip_prefix(*sign)?)));
+    let Some((sign, holds, rest)) = found else {
         return Err(format!("after `{column}` one of = != < <= > >= is expected"));
     };
     let (operand, rest) = parse_operand(column, rest.trim_start())?;
-    if matches!(operand, Operand::Text(_))
-        && !matches!(operator, Operator::Equal | Operator::NotEqual)
-    {
+    if matches!(operand, Operand::Text(_)) && !["==", "=", "!="].contains(sign) {
         return Err(format!("`{column}` can be ordered by a number only; a text takes = or !="));
     }
-    Ok((Clause { column: column.to_owned(), operator: *operator, operand }, rest))
+    Ok((Clause { column: column.to_owned(), holds: *holds, operand }, rest))
 }
 
 fn parse_operand<'a>(column: &str, text: &'a str) -> Result<(Operand, &'a str), String> {
@@ -280,9 +248,7 @@ mod tests {
         assert_eq!(curriculum.at(1).name, "easy");
         assert_eq!((curriculum.at(11).name.as_str(), &curriculum.at(1).route), ("stage 2", &None));
         assert_eq!(curriculum.at(11).route.as_deref(), Some("poems"));
-        assert_eq!((curriculum.at(11).first_step, curriculum.at(11).last_step), (11, Some(15)));
-        assert_eq!(curriculum.total_steps(), None);
-        assert_eq!(Curriculum::new(&stages[..2]).unwrap().total_steps(), Some(15));
+        assert_eq!(curriculum.at(11).first_step, 11);
         assert_eq!(Curriculum::new(&[]).unwrap().at(7).index, 0);
     }
 

@@ -10,9 +10,8 @@ use serde::Serialize;
 use crate::config::{DatasetConfig, DatasetFormat, OnBadRow};
 use crate::curriculum::Curriculum;
 use crate::error::{BadRow, DESCRIBED_ROWS, DatasetError};
-use crate::prompt::{ANSWER, Prompt, PromptBuilder, PromptId, normalize};
+use crate::prompt::{ANSWER, Prompt, PromptBuilder, PromptId, held_out, normalize};
 use crate::read::{DatasetRow, read_rows};
-use crate::split;
 
 /// A dataset that was read and split.
 #[derive(Clone, Debug, Default)]
@@ -28,7 +27,7 @@ pub struct Dataset {
 /// Checks the templates and filters of a configuration without reading the file.
 ///
 /// # Errors
-/// [`DatasetError::Config`] with the key, its value and the reason.
+/// The key, its value and the reason.
 pub fn check(config: &DatasetConfig) -> Result<(), DatasetError> {
     PromptBuilder::new(config)?;
     Curriculum::new(&config.stages)?;
@@ -53,7 +52,7 @@ impl Dataset {
             (separate.iter().map(|prompt| prompt.id).collect(), separate)
         } else {
             let ids: BTreeSet<PromptId> = prompts.iter().map(|prompt| prompt.id).collect();
-            (split::held_out(&ids, config.held_out, config.seed), Vec::new())
+            (held_out(&ids, config.held_out, config.seed), Vec::new())
         };
         let (held, train): (Vec<_>, Vec<_>) =
             prompts.into_iter().partition(|prompt| held_ids.contains(&prompt.id));
@@ -63,10 +62,8 @@ impl Dataset {
             held_out = held;
         }
         if train.is_empty() {
-            return Err(DatasetError::File {
-                path: config.path.clone(),
-                reason: "no prompt is left to train on: every prompt is held out".to_owned(),
-            });
+            let reason = "no prompt is left to train on: every prompt is held out";
+            return Err(DatasetError::file(&config.path, reason));
         }
         (report.train, report.held_out) = (train.len(), held_out.len());
         Ok(Self { train, held_out, report })
@@ -124,26 +121,23 @@ fn load(
     let found = std::mem::take(&mut builder.extraction);
     (report.answers, report.unanswered) = (found.answers, found.missed);
     report.columns = columns.into_iter().collect();
-    let path = path.to_owned();
     if report.bad == report.rows
         && let Some(reason) = missing_columns(config, &report.columns)
     {
-        return Err(DatasetError::File { path, reason });
+        return Err(DatasetError::file(path, reason));
     }
     if let (Some(first), true) = (found.first_missed, report.answers.is_empty()) {
-        let reason = format!("no row has an answer; {first}");
-        return Err(DatasetError::File { path, reason });
+        return Err(DatasetError::file(path, format!("no row has an answer; {first}")));
     }
+    let empty = || DatasetError::empty(path, report.bad, report.bad_rows.first());
     if report.bad == report.rows && is_one_fault(&report.bad_rows) {
-        let first = report.bad_rows.first().cloned();
-        return Err(DatasetError::Empty { path, bad: report.bad, first });
+        return Err(empty());
     }
     if report.bad > 0 && config.on_bad_row == OnBadRow::Refuse {
-        return Err(DatasetError::BadRows { path, total: report.bad, first: report.bad_rows });
+        return Err(DatasetError::bad_rows(path, report.bad, &report.bad_rows));
     }
     if prompts.is_empty() {
-        let first = report.bad_rows.first().cloned();
-        return Err(DatasetError::Empty { path, bad: report.bad, first });
+        return Err(empty());
     }
     count_duplicates(&prompts, &mut report);
     Ok((prompts, report))
@@ -178,7 +172,7 @@ fn is_one_fault(rows: &[BadRow]) -> bool {
 }
 
 fn in_file(path: &Path) -> impl FnOnce(String) -> DatasetError + '_ {
-    |reason| DatasetError::File { path: path.to_owned(), reason }
+    |reason| DatasetError::file(path, reason)
 }
 
 fn count_duplicates(prompts: &[Arc<Prompt>], report: &mut DatasetReport) {

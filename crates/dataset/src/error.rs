@@ -1,7 +1,7 @@
 //! Errors of a dataset, which name the file, the line and the column.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -76,70 +76,46 @@ impl fmt::Display for BadRow {
     }
 }
 
-/// Why a dataset cannot be used.
+/// Why a dataset cannot be used: a sentence that names the file, or the configuration key and its value.
 #[derive(Debug, thiserror::Error)]
-pub enum DatasetError {
+#[error("{0}")]
+pub struct DatasetError(String);
+
+impl DatasetError {
     /// The file cannot be read, or has no prompt to train on.
-    #[error("`{}`: {reason}", .path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The file has bad rows, and `dataset.on_bad_row` is `refuse`.
-    #[error("{}", bad_rows(.path, *.total, .first))]
-    BadRows {
-        /// The file.
-        path: PathBuf,
-        /// Number of bad rows.
-        total: u64,
-        /// The first ten of them.
-        first: Vec<BadRow>,
-    },
-    /// The file has no usable row.
-    #[error("`{}` holds no prompt{}", .path.display(), all_bad(*.bad, .first))]
-    Empty {
-        /// The file.
-        path: PathBuf,
-        /// Number of bad rows.
-        bad: u64,
-        /// The first of them.
-        first: Option<BadRow>,
-    },
+    pub(crate) fn file(path: &Path, reason: impl fmt::Display) -> Self {
+        Self(format!("`{}`: {reason}", path.display()))
+    }
+
     /// A template or a filter of the configuration does not parse.
-    #[error("{key} = {value:?}: {reason}")]
-    Config {
-        /// The configuration key.
-        key: String,
-        /// Its value.
-        value: String,
-        /// What is wrong.
-        reason: String,
-    },
+    pub(crate) fn config(key: &str, value: &str, reason: impl fmt::Display) -> Self {
+        Self(format!("{key} = {value:?}: {reason}"))
+    }
+
     /// A saved sampler state belongs to another configuration.
-    #[error("the saved position in the dataset cannot be resumed: {0}")]
-    State(String),
-}
+    pub(crate) fn state(reason: impl fmt::Display) -> Self {
+        Self(format!("the saved position in the dataset cannot be resumed: {reason}"))
+    }
 
-fn bad_rows(path: &Path, total: u64, first: &[BadRow]) -> String {
-    let path = path.display();
-    if let ([only], 1) = (first, total) {
-        return format!("`{path}`, {only}");
+    /// The file has no usable row, and `bad` bad ones.
+    pub(crate) fn empty(path: &Path, bad: u64, first: Option<&BadRow>) -> Self {
+        let why = first.map(|first| format!(": all of its {bad} rows are bad; {first}"));
+        Self(format!("`{}` holds no prompt{}", path.display(), why.unwrap_or_default()))
     }
-    let mut text = format!("`{path}` has {total} bad rows");
-    if total > first.len() as u64 {
-        text += &format!(", the first {} of which are", first.len());
-    }
-    for bad in first {
-        text += &format!("\n  {bad}");
-    }
-    text + "\ndataset.on_bad_row = \"skip\" leaves them out"
-}
 
-fn all_bad(bad: u64, first: &Option<BadRow>) -> String {
-    match first {
-        Some(first) => format!(": all of its {bad} rows are bad; {first}"),
-        None => String::new(),
+    /// The file has `total` bad rows, of which these are the first ten, and `dataset.on_bad_row` is `refuse`.
+    pub(crate) fn bad_rows(path: &Path, total: u64, first: &[BadRow]) -> Self {
+        let path = path.display();
+        if let ([only], 1) = (first, total) {
+            return Self(format!("`{path}`, {only}"));
+        }
+        let mut text = format!("`{path}` has {total} bad rows");
+        if total > first.len() as u64 {
+            text += &format!(", the first {} of which are", first.len());
+        }
+        for bad in first {
+            text += &format!("\n  {bad}");
+        }
+        Self(text + "\ndataset.on_bad_row = \"skip\" leaves them out")
     }
 }

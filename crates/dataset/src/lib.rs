@@ -19,7 +19,6 @@ mod error;
 mod prompt;
 mod read;
 mod sampler;
-mod split;
 
 pub use config::{
     DatasetConfig, DatasetFormat, DifficultyConfig, FewShot, MixConfig, OnBadRow, SamplingStrategy,

@@ -293,13 +293,13 @@ proptest! {
     ) {
         let old: BTreeSet<PromptId> = ids.into_iter().map(PromptId).collect();
         let all: BTreeSet<PromptId> = more.into_iter().map(PromptId).chain(old.iter().copied()).collect();
-        let (before, after) = (split::held_out(&old, share, seed), split::held_out(&all, share, seed));
+        let (before, after) = (crate::prompt::held_out(&old, share, seed), crate::prompt::held_out(&all, share, seed));
         // The rule that one prompt must be left to train on may move the last one.
         if before.len() + 1 < old.len() && after.len() + 1 < all.len() {
             prop_assert!(old.iter().all(|id| before.contains(id) == after.contains(id)));
         }
         let (before, after) =
-            (split::held_out(&old, f64::from(count), seed), split::held_out(&all, f64::from(count), seed));
+            (crate::prompt::held_out(&old, f64::from(count), seed), crate::prompt::held_out(&all, f64::from(count), seed));
         prop_assert_eq!(before.len(), (count as usize).min(old.len() - 1));
         // No prompt that was trained on is held out now.
         if (count as usize) < old.len() {

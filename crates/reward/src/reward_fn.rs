@@ -37,9 +37,7 @@ pub trait RewardFn: Send + Sync {
 
     /// Finds errors in the configuration that only running something shows, such as a syntax error
     /// in Python. It is called once, before the first use.
-    ///
-    /// # Errors
-    /// The parameter with the error, its key relative to the part.
+    /// Errors: the parameter with the error, its key relative to the part.
     async fn probe(&self) -> Checked {
         Ok(())
     }

@@ -193,7 +193,7 @@ fn part<'r>(
         .parts
         .iter()
         .filter_map(|part| rated(&part.name))
-        .filter(|(_, params)| params.kind != FeedbackType::Comment)
+        .filter(|(_, params)| params.r#type != FeedbackType::Comment)
         .collect();
     let names = || parts.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     let (found, problem) = match named {

@@ -48,7 +48,7 @@ pub(super) fn untrained_reason(
 
 fn is_comment(state: &AppState, interaction: &Interaction, name: &str) -> bool {
     let params = state.routes.get(&interaction.route).and_then(|route| route.feedback(name));
-    params.is_some_and(|params| params.kind == FeedbackType::Comment)
+    params.is_some_and(|params| params.r#type == FeedbackType::Comment)
 }
 
 /// Why the version of a completion is too far from the active one.

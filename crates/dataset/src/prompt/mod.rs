@@ -2,7 +2,7 @@
 
 mod messages;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use minijinja::{Environment, UndefinedBehavior};
@@ -76,10 +76,9 @@ impl<'a> PromptBuilder<'a> {
         let mut templates = Environment::new();
         templates.set_undefined_behavior(UndefinedBehavior::Strict);
         for (key, source) in [(TEMPLATE, &config.template), (EXAMPLE, &config.few_shot_answer)] {
-            templates.add_template(key, source).map_err(|error| DatasetError::Config {
-                key: format!("dataset.{key}"),
-                value: source.clone(),
-                reason: error.detail().unwrap_or("it is not a template").to_owned(),
+            templates.add_template(key, source).map_err(|error| {
+                let reason = error.detail().unwrap_or("it is not a template");
+                DatasetError::config(&format!("dataset.{key}"), source, reason)
             })?;
         }
         Ok(Self {
@@ -303,11 +302,7 @@ impl AnswerExtractor {
         if !rule.contains('(') {
             return Ok(Self::Marker(rule.to_owned()));
         }
-        let error = |reason: String| DatasetError::Config {
-            key: EXTRACT.to_owned(),
-            value: rule.to_owned(),
-            reason,
-        };
+        let error = |reason: String| DatasetError::config(EXTRACT, rule, reason);
         let pattern = Regex::new(rule).map_err(|cause| {
             let cause = cause.to_string();
             let last = cause.lines().last().unwrap_or_default().trim();
@@ -383,6 +378,37 @@ impl<'de> Deserialize<'de> for PromptId {
         let text = String::deserialize(deserializer)?;
         Self::parse(&text).ok_or_else(|| serde::de::Error::custom("a prompt id has 32 hex digits"))
     }
+}
+
+// Selects the held-out prompts by a hash of their content and a seed, not by their place in the file.
+
+/// A uniformly distributed 64-bit key: the first bytes of the SHA-256 of a purpose, numbers and a
+/// prompt's id.
+pub(crate) fn key(purpose: &str, numbers: &[u64], id: PromptId) -> u64 {
+    let purpose = Digest::new().bytes(purpose);
+    let digest = numbers.iter().fold(purpose, |digest, number| digest.bytes(number.to_le_bytes()));
+    u64::from_le_bytes(digest.bytes(id.0.to_le_bytes()).prefix())
+}
+
+/// The ids to hold out: a fraction of them if `amount` is below 1, else that number, but never all.
+///
+/// A fraction selects the prompts whose key is below it, so a new row does not change the side of
+/// any other prompt. A number selects the prompts with the smallest keys, so a new row can replace
+/// only the one with the largest key. Rows with the same conversation have the same key, so no
+/// conversation is on both sides.
+pub(crate) fn held_out(ids: &BTreeSet<PromptId>, amount: f64, seed: u64) -> BTreeSet<PromptId> {
+    let mut keyed: Vec<(u64, PromptId)> =
+        ids.iter().map(|id| (key("hold out", &[seed], *id), *id)).collect();
+    keyed.sort_unstable();
+    let count = if amount < 1.0 {
+        // 2^64, exactly.
+        let below = amount * 18_446_744_073_709_551_616.0;
+        keyed.iter().take_while(|(key, _)| (*key as f64) < below).count()
+    } else {
+        amount as usize
+    };
+    keyed.truncate(count.min(ids.len().saturating_sub(1)));
+    keyed.into_iter().map(|(_, id)| id).collect()
 }
 
 #[cfg(test)]

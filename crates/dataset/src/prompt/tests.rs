@@ -200,3 +200,16 @@ mod extract {
         assert_snapshot!(error("(?:a)"), @r#"dataset.extract_answer = "(?:a)": it needs a group, in parentheses, around the answer"#);
     }
 }
+
+mod split {
+    use super::super::*;
+
+    /// Saved sampler states and published splits depend on these values.
+    #[test]
+    fn keys_and_splits_never_change() {
+        assert_eq!(key("hold out", &[4], PromptId(5)), 0xb658_bf6d_3da6_12ee);
+        let ids: BTreeSet<PromptId> = (0..8).map(PromptId).collect();
+        let held = |amount| held_out(&ids, amount, 4).iter().map(|id| id.0).collect::<Vec<_>>();
+        assert_eq!((held(0.4), held(2.0)), (vec![0, 4, 7], vec![0, 7]));
+    }
+}

@@ -11,10 +11,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DatasetConfig, DifficultyConfig, SamplingStrategy};
-use crate::curriculum::{Curriculum, CurriculumStage};
+use crate::curriculum::Curriculum;
 use crate::error::{DatasetError, RowPlace};
-use crate::prompt::{Prompt, PromptId};
-use crate::split::key;
+use crate::prompt::{Prompt, PromptId, key};
 
 /// Weighted draws exclude the prompts of this number of previous draws (at most an eighth of all
 /// prompts), because the groups of one optimizer step should have different prompts.
@@ -81,7 +80,7 @@ impl PromptSampler {
     /// Creates a sampler without any draw.
     ///
     /// # Errors
-    /// [`DatasetError::Config`] if a stage's filter does not parse or matches no prompt.
+    /// If a stage's filter does not parse or matches no prompt.
     pub fn new(prompts: &[Arc<Prompt>], config: &DatasetConfig) -> Result<Self, DatasetError> {
         let curriculum = Curriculum::new(&config.stages)?;
         for stage in curriculum.stages() {
@@ -90,11 +89,10 @@ impl PromptSampler {
                     prompts.iter().flat_map(|p| p.metadata.keys().map(String::as_str)).collect();
                 let columns: Vec<&str> = columns.into_iter().collect();
                 let known = columns.join(", ");
-                return Err(DatasetError::Config {
-                    key: format!("dataset.stage[{}].filter", stage.index),
-                    value: config.stages[stage.index].filter.clone(),
-                    reason: format!("it matches no prompt; the columns are {known}"),
-                });
+                let key = format!("dataset.stage[{}].filter", stage.index);
+                let filter = &config.stages[stage.index].filter;
+                let reason = format!("it matches no prompt; the columns are {known}");
+                return Err(DatasetError::config(&key, filter, reason));
             }
         }
         let mut slots = HashMap::new();
@@ -129,7 +127,7 @@ impl PromptSampler {
     /// the file are discarded; new prompts are drawn when their position comes.
     ///
     /// # Errors
-    /// As [`Self::new`], and [`DatasetError::State`] if the state has another seed or strategy, or
+    /// As [`Self::new`] and if the state has another seed or strategy, or
     /// a stage that does not exist.
     pub fn resume(
         prompts: &[Arc<Prompt>],
@@ -138,7 +136,7 @@ impl PromptSampler {
     ) -> Result<Self, DatasetError> {
         let mut sampler = Self::new(prompts, config)?;
         let refuse = |what: &str, saved: String, now: String| {
-            Err(DatasetError::State(format!("its {what} is {saved}, the configuration's {now}")))
+            Err(DatasetError::state(format!("its {what} is {saved}, the configuration's {now}")))
         };
         if state.seed != config.seed {
             return refuse("dataset.seed", state.seed.to_string(), config.seed.to_string());
@@ -149,7 +147,7 @@ impl PromptSampler {
         }
         if state.stage >= config.stages.len().max(1) {
             let (stage, count) = (state.stage + 1, config.stages.len().max(1));
-            return Err(DatasetError::State(format!("it is in stage {stage} of {count}")));
+            return Err(DatasetError::state(format!("it is in stage {stage} of {count}")));
         }
         for (id, outcome) in &state.outcomes {
             if let Some(slot) = sampler.slots.get(id) {
@@ -244,11 +242,6 @@ impl PromptSampler {
     /// Whether no prompt may be drawn.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// The stage of an optimizer step, from 1.
-    pub fn stage_at(&self, step: u64) -> &CurriculumStage {
-        self.curriculum.at(step)
     }
 
     /// The curriculum.
@@ -384,19 +377,12 @@ impl LiveMix {
     }
 }
 
-// Running statistics of a prompt's groups: success rate and mean reward.
+// The success rate of a prompt's groups.
 
-/// Running statistics of one prompt. A group counts with weight `(1 - 1/window)^age`, because the
+/// The running success rate of one prompt. A group counts with weight `(1 - 1/window)^age`, because the
 /// policy that sampled it changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PromptOutcome {
-    /// Number of groups with at least one scored member.
-    pub groups: u64,
-    /// Number of groups without a scored member.
-    pub unscored: u64,
-    /// Number of groups of two or more scored members with equal rewards, from which GRPO learns
-    /// nothing.
-    pub zero_variance: u64,
     /// Number of the last draw of this prompt, from 0.
     pub last_drawn: Option<u64>,
     /// Weighted number of scored members.
@@ -405,9 +391,6 @@ pub struct PromptOutcome {
     /// Weighted number of successes.
     #[serde(with = "bits")]
     successes: f64,
-    /// Weighted sum of rewards.
-    #[serde(with = "bits")]
-    rewards: f64,
 }
 
 /// Serializes a number as its bits in hexadecimal. A JSON reader may round a decimal number, and a
@@ -430,27 +413,18 @@ impl PromptOutcome {
     /// Adds a group. `None` and values that are not finite count as missing, not as 0.
     pub(crate) fn add(&mut self, rewards: &[Option<f64>], config: &DifficultyConfig) {
         let known: Vec<f64> = rewards.iter().flatten().copied().filter(|r| r.is_finite()).collect();
-        let Some(first) = known.first() else {
-            self.unscored += 1;
+        if known.is_empty() {
             return;
-        };
+        }
         let keep = 1.0 - 1.0 / config.window.max(1.0);
         let successes = known.iter().filter(|r| **r >= config.success_reward).count();
-        self.groups += 1;
-        self.zero_variance += u64::from(known.len() > 1 && known.iter().all(|r| r == first));
         self.scored = keep * self.scored + known.len() as f64;
         self.successes = keep * self.successes + successes as f64;
-        self.rewards = keep * self.rewards + known.iter().sum::<f64>();
     }
 
     /// The success rate `p` among scored members, 0 to 1; `None` before the first.
     pub fn success(&self) -> Option<f64> {
         (self.scored > 0.0).then(|| (self.successes / self.scored).clamp(0.0, 1.0))
-    }
-
-    /// The mean reward of scored members; `None` before the first.
-    pub fn mean_reward(&self) -> Option<f64> {
-        (self.scored > 0.0).then(|| self.rewards / self.scored)
     }
 
     /// `1 - p`; `None` before the first scored member.

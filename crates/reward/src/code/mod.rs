@@ -17,7 +17,6 @@
 //! equal to everything), and one written against this very driver and the interpreter's internals
 //! may find the nonce. Prefer pairs or calls if that matters.
 
-mod calls;
 mod params;
 mod python;
 mod suite;
@@ -32,13 +31,14 @@ use async_trait::async_trait;
 use rhai::{Dynamic, Engine, Scope};
 use serde_json::{Value, json};
 
-use crate::sandbox::{Limits, RunOutcome, RunRequest, Sandbox, SandboxError, Status};
+use crate::grader::CodeFailure;
+use crate::sandbox::{Limits, RunRequest, Sandbox, SandboxError, Status};
 use crate::script::engine;
-use crate::text::fenced_blocks;
+use crate::text::{FencedBlock, fenced_blocks};
 use crate::{RewardFn, ScoreInput};
 use suite::{IoCase, SuiteError, TestCounts, TestSuite, same_output};
 
-pub use params::{BlockChoice, CodeLanguage, CodeParams};
+pub use params::{BlockChoice, CodeLanguage, CodeParams, CodeSyntax};
 pub use syntax::SyntaxReward;
 pub use trl::{ColumnType, PromptForm, PythonFunction, PythonFunctionError, PythonParams};
 
@@ -68,9 +68,7 @@ pub struct CodeReward {
 
 impl CodeReward {
     /// Prepares the part; Python needs `sandbox`.
-    ///
-    /// # Errors
-    /// If the language is Python and `sandbox` is `None`.
+    /// Errors: if the language is Python and `sandbox` is `None`.
     pub fn new(params: CodeParams, sandbox: Option<Arc<Sandbox>>) -> Result<Self, SandboxError> {
         let runner = runner(params.language, sandbox)?;
         Ok(Self { params, runner, warned: AtomicBool::new(false) })
@@ -95,14 +93,17 @@ impl CodeReward {
         let CodeParams { tests, cases, calls, .. } = &self.params;
         let cases: Vec<IoCase> = match input.metadata.get(cases) {
             None => Vec::new(),
-            Some(text) => serde_json::from_str(text)
-                .map_err(|source| SuiteError::Cases { key: cases.clone(), source })?,
+            Some(text) => serde_json::from_str(text).map_err(|error| {
+                let wanted = "a list of {\"input\": …, \"output\": …}";
+                format!("metadata[{cases}] is not {wanted}: {error}")
+            })?,
         };
         let tests = input.metadata.get(tests).map(|text| suite::tests(text));
         let tests = tests.filter(|text| !text.trim().is_empty());
         let calls = match (&self.runner, input.metadata.get(calls)) {
-            (Runner::Python(_), Some(text)) => calls::parse(text)
-                .map_err(|source| SuiteError::Calls { key: calls.clone(), source })?,
+            (Runner::Python(_), Some(text)) => suite::calls(text).map_err(|error| {
+                format!("metadata[{calls}] is not a list of [input, expected]: {error}")
+            })?,
             _ => Vec::new(),
         };
         if tests.is_none() && cases.is_empty() && calls.is_empty() {
@@ -137,7 +138,8 @@ const OPERATIONS: u64 = 10_000_000;
 /// can call the solution's functions, but the solution's statements do not run. A pair runs the
 /// solution with `input` set; its output is the printed text, or else its last value.
 async fn run(suite: TestSuite, params: CodeParams) -> Result<TestCounts, SuiteError> {
-    tokio::task::spawn_blocking(move || evaluate(&suite, &params)).await?
+    let evaluated = tokio::task::spawn_blocking(move || evaluate(&suite, &params)).await;
+    evaluated.map_err(|error| format!("the driver failed: {error}"))?
 }
 
 fn evaluate(suite: &TestSuite, params: &CodeParams) -> Result<TestCounts, SuiteError> {
@@ -145,7 +147,10 @@ fn evaluate(suite: &TestSuite, params: &CodeParams) -> Result<TestCounts, SuiteE
     let lines = suite.tests.as_deref().unwrap_or_default().lines().map(str::trim);
     let tests: Vec<rhai::AST> = lines
         .filter(|line| !line.is_empty() && !line.starts_with("//"))
-        .map(|line| engine.compile(line).map_err(|e| SuiteError::Tests(format!("`{line}`: {e}"))))
+        .map(|line| {
+            let error = |error| format!("the tests cannot run: `{line}`: {error}");
+            engine.compile(line).map_err(error)
+        })
         .collect::<Result<_, _>>()?;
     let mut counts = TestCounts { passed: 0, total: tests.len() + suite.cases.len() };
     let Ok(solution) = engine.compile(&suite.code) else { return Ok(counts) };
@@ -203,85 +208,52 @@ fn extract_block(text: &str, choice: BlockChoice, language: CodeLanguage) -> Opt
         CodeLanguage::Python => &["python", "python3", "py", "py3"],
         CodeLanguage::Rhai => &["rhai"],
     };
-    // Blocks that name the language, and blocks without a name.
-    let mut found: [Vec<&str>; 2] = Default::default();
-    let mut keep = |info: &str, content| {
-        let name = info.trim_start_matches(['{', '.', ' ']);
+    let names_it = |block: &&FencedBlock<'_>| {
+        let name = block.info.trim_start_matches(['{', '.', ' ']);
         let name = name.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
-        if own.contains(&name.to_lowercase().as_str()) {
-            found[0].push(content);
-        } else if info.is_empty() {
-            found[1].push(content);
-        }
+        own.contains(&name.to_lowercase().as_str())
     };
-    for block in fenced_blocks(text) {
-        keep(block.info, block.content);
+    let blocks = fenced_blocks(text);
+    let mut found: Vec<&FencedBlock<'_>> = blocks.iter().filter(names_it).collect();
+    if found.is_empty() {
+        found = blocks.iter().filter(|block| block.info.is_empty()).collect();
     }
-    let blocks = found.iter().find(|blocks| !blocks.is_empty())?;
     let chosen = match choice {
-        BlockChoice::First => blocks.first(),
-        BlockChoice::Last => blocks.last(),
+        BlockChoice::First => found.first(),
+        BlockChoice::Last => found.last(),
     };
-    chosen.copied()
+    chosen.map(|block| block.content)
 }
 
 // Graders written in Python: `grade(sample, item) -> float`, as in OpenAI's `python` grader.
 
-/// Why a Python grader returned no value.
-#[derive(Debug, thiserror::Error)]
-pub enum PythonGraderError {
-    /// The sandbox did not run it.
-    #[error(transparent)]
-    Sandbox(#[from] SandboxError),
-    /// It was killed for the named reason.
-    #[error("the grader's source was stopped: {0}")]
-    Stopped(&'static str),
-    /// It raised an exception; contains the last line of the traceback.
-    #[error("the grader's source failed: {0}")]
-    Raised(String),
-    /// It returned infinity or NaN.
-    #[error("the grader's source returned {0}, not a finite number")]
-    NotFinite(String),
-}
-
-/// Runs a grader's source, each call in a new process.
-#[derive(Clone, Debug)]
-pub struct PythonGrader {
-    source: String,
-    sandbox: Arc<Sandbox>,
+/// Returns `float(grade(sample, item))` of a grader's source, run in a new process; Python sees both arguments as
+/// `json.loads` reads them.
+/// Errors: if the source cannot be confined, hits a limit, raises, defines no `grade`, or returns no finite number.
+pub async fn grade_python(
+    source: &str,
+    sandbox: &Sandbox,
     limits: Limits,
-}
-
-impl PythonGrader {
-    /// Prepares a grader. The source must define `grade(sample, item)`; the first call checks this.
-    pub fn new(source: impl Into<String>, sandbox: Arc<Sandbox>, limits: Limits) -> Self {
-        Self { source: source.into(), sandbox, limits }
+    sample: &Value,
+    item: &Value,
+) -> Result<f64, CodeFailure> {
+    let stdin = json!({"source": source, "sample": sample, "item": item}).to_string();
+    let code = include_str!("grader.py").to_owned();
+    let outcome = sandbox.run(RunRequest { code, stdin, limits }).await;
+    let outcome = outcome.map_err(|error| CodeFailure::Server(error.to_string()))?;
+    let failed = |how: String| Err(CodeFailure::Runtime(format!("the grader's source {how}")));
+    match (outcome.status.stopped(), &outcome.status) {
+        (Some(reason), _) => return failed(format!("was stopped: {reason}")),
+        (None, Status::Ok) => {}
+        (None, _) => return failed(format!("failed: {}", outcome.stderr_tail(1))),
     }
-
-    /// Returns `float(grade(sample, item))`; Python sees both arguments as `json.loads` reads them.
-    ///
-    /// # Errors
-    /// If the source cannot be confined, hits a limit, raises, or returns no finite number.
-    pub async fn grade(&self, sample: &Value, item: &Value) -> Result<f64, PythonGraderError> {
-        let stdin = json!({"source": self.source, "sample": sample, "item": item}).to_string();
-        let code = include_str!("grader.py").to_owned();
-        let outcome = self.sandbox.run(RunRequest { code, stdin, limits: self.limits }).await?;
-        match (outcome.status.stopped(), &outcome.status) {
-            (Some(reason), _) => Err(PythonGraderError::Stopped(reason)),
-            (None, Status::Ok) => finite(&outcome),
-            (None, _) => Err(PythonGraderError::Raised(outcome.stderr_tail(1))),
-        }
-    }
-}
-
-/// Parses the value as Python's `repr` printed it.
-fn finite(outcome: &RunOutcome) -> Result<f64, PythonGraderError> {
+    // The value as Python's `repr` printed it.
     let text: String = serde_json::from_str(&outcome.report).unwrap_or_default();
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() => Ok(value),
         // The source called `exit(0)`.
-        _ if text.is_empty() => Err(PythonGraderError::Raised("it ended without a value".into())),
-        _ => Err(PythonGraderError::NotFinite(text)),
+        _ if text.is_empty() => failed("failed: it ended without a value".to_owned()),
+        _ => failed(format!("returned {text}, not a finite number")),
     }
 }
 

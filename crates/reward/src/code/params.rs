@@ -1,11 +1,8 @@
-//! The parameters of `kind = "code"`.
+//! The parameters of `kind = "code"` and of `kind = "code_syntax"`.
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::between;
-use hone_core::config::{Checked, Problem, quoted};
-
-use crate::kinds::define::parameters;
+use crate::kinds::define::define_kind;
 
 /// The language of a completion's code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,8 +26,7 @@ pub enum BlockChoice {
     First,
 }
 
-parameters! {
-    /// Parameters of `kind = "code"`.
+define_kind! {
     pub struct CodeParams {
         /// The language of the code.
         pub language: CodeLanguage = CodeLanguage::Python,
@@ -45,37 +41,38 @@ parameters! {
         /// The function that the calls call with one argument.
         pub function: String = "solution".to_owned(),
         /// Time of each case and each call, and of all assertions of one completion together, in
-        /// milliseconds; 10 to 600,000.
-        pub timeout_ms: u64 = 5_000,
-        /// Memory of the program, in MiB; 32 to 65,536. Rhai ignores it, as its values are bounded.
-        pub memory_mb: u64 = 256,
-        /// Most bytes that the program may write, per case and in total; 1,024 to 16 MiB.
-        pub max_output_bytes: usize = 64 * 1024,
+        /// milliseconds.
+        pub timeout_ms: u64 = 5_000 => between(10, 600_000),
+        /// Memory of the program, in MiB. Rhai ignores it, as its values are bounded.
+        pub memory_mb: u64 = 256 => between(32, 65_536),
+        /// Most bytes that the program may write, per case and in total.
+        pub max_output_bytes: usize = 64 * 1024 => between(1_024, 16 << 20),
         /// Whether the value is the share of passed tests; otherwise 1 if all pass, else 0.
         pub partial: bool = true,
     }
+    kind: "code",
+    typical_weight: "2.0",
+    example: "language = \"rhai\"",
+    calls_out: true,
+    formula: "the share of the tests in metadata[tests] (lines of assertions), \
+              metadata[cases] ([{input, output}]) and metadata[calls] ([[input, expected]] of \
+              the function) that the last fenced block in the language passes, run in sandbox \
+              processes; missing without tests or assertions",
 }
 
-impl CodeParams {
-    /// Checks every range.
-    ///
-    /// # Errors
-    /// The first value that is out of range.
-    pub fn check(&self) -> Checked {
-        between("timeout_ms", self.timeout_ms, 10, 600_000)?;
-        between("memory_mb", self.memory_mb, 32, 65_536)?;
-        between("max_output_bytes", self.max_output_bytes, 1_024, 16 << 20)?;
-        let different = |key, value: &String, others: &[&String]| match others.contains(&value) {
-            true => {
-                Err(Problem::value(key, quoted(value), "another key than those of other tests"))
-            }
-            false => Ok(()),
-        };
-        different("cases", &self.cases, &[&self.tests])?;
-        different("calls", &self.calls, &[&self.tests, &self.cases])?;
-        if self.function.trim().is_empty() {
-            return Err(Problem::value("function", quoted(&self.function), "a function's name"));
-        }
-        Ok(())
+define_kind! {
+    pub struct CodeSyntax {
+        /// The language of the code.
+        pub language: CodeLanguage = CodeLanguage::Python,
+        /// The fenced block that counts.
+        pub block: BlockChoice = BlockChoice::Last,
+        /// Whether a completion without a fenced block earns 0; otherwise all of it is the code.
+        pub require_block: bool = true,
     }
+    kind: "code_syntax",
+    typical_weight: "0.2 to 0.5",
+    example: "language = \"rhai\"",
+    calls_out: true,
+    formula: "1 if the code of the last (block = \"first\": first) fenced block compiles and is not \
+              blank, else 0; the code does not run",
 }

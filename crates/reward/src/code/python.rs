@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 
 use hone_core::digest::{hex, sha256};
 
-use super::calls::same_value;
 use super::params::CodeParams;
-use super::suite::{IoCase, SuiteError, TestCounts, TestSuite, same_output};
+use super::suite::{IoCase, SuiteError, TestCounts, TestSuite, same_output, same_value};
 use crate::sandbox::{Limits, RunRequest, Sandbox, Status};
 
 const DRIVER: &str = include_str!("driver.py");
@@ -31,7 +30,7 @@ pub(super) async fn run(
         counts.total += report.count.saturating_sub(results("-"));
         counts.passed += results("1");
         if counts.total == 0 {
-            return Err(SuiteError::Unchecked);
+            return Err("the tests checked nothing: no assertion was reached".into());
         }
     }
     counts.total += cases.len() + calls.len();
@@ -119,7 +118,9 @@ async fn drive(
             continue;
         }
         match signed.split_once(' ') {
-            Some(("broken", reason)) => return Err(SuiteError::Tests(reason.to_owned())),
+            Some(("broken", reason)) => {
+                return Err(format!("the tests cannot run: {reason}").into());
+            }
             Some(("count", number)) => count = number.parse().ok(),
             Some((number, text)) => {
                 if let Ok(number) = number.parse() {
@@ -132,7 +133,8 @@ async fn drive(
     // The driver reports the count before it runs the solution, so the solution cannot be the
     // reason why it is missing.
     let count = count.ok_or_else(|| {
-        SuiteError::Driver(format!("{:?}: {}", outcome.status, outcome.stderr_tail(1)))
+        let (status, tail) = (&outcome.status, outcome.stderr_tail(1));
+        format!("the driver reported nothing: {status:?}: {tail}")
     })?;
     Ok(DriverReport { count, results })
 }

@@ -1,9 +1,9 @@
 //! The tests of one completion, and their result.
 
-use serde::Deserialize;
+use std::error::Error;
 
-use super::calls::FunctionCall;
-use crate::sandbox::SandboxError;
+use serde::Deserialize;
+use serde_json::Value;
 
 /// A pair of `metadata[cases]`.
 #[derive(Deserialize)]
@@ -37,23 +37,7 @@ pub(super) struct TestCounts {
 }
 
 /// Why a suite has no result.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum SuiteError {
-    #[error("metadata[{key}] is not a list of {{\"input\": …, \"output\": …}}: {source}")]
-    Cases { key: String, source: serde_json::Error },
-    #[error("metadata[{key}] is not a list of [input, expected]: {source}")]
-    Calls { key: String, source: serde_json::Error },
-    #[error("the tests cannot run: {0}")]
-    Tests(String),
-    #[error("the tests checked nothing: no assertion was reached")]
-    Unchecked,
-    #[error(transparent)]
-    Sandbox(#[from] SandboxError),
-    #[error("the driver reported nothing: {0}")]
-    Driver(String),
-    #[error("the driver failed: {0}")]
-    Panic(#[from] tokio::task::JoinError),
-}
+pub(super) type SuiteError = Box<dyn Error + Send + Sync>;
 
 /// The source of tests that are a text, or a JSON list of texts.
 pub(super) fn tests(text: &str) -> String {
@@ -63,4 +47,95 @@ pub(super) fn tests(text: &str) -> String {
 /// Compares outputs line by line, without white space at line ends and empty lines at the end.
 pub(super) fn same_output(actual: &str, expected: &str) -> bool {
     actual.trim_end().lines().map(str::trim_end).eq(expected.trim_end().lines().map(str::trim_end))
+}
+
+// Tests that call a function: `solution(input) == expected`.
+
+/// A pair of `metadata[calls]`.
+pub(super) struct FunctionCall {
+    /// The only argument.
+    pub input: Value,
+    /// The value that the function must return. It never enters the sandbox.
+    pub expected: Value,
+}
+
+/// Parses `[[input, expected], …]`.
+pub(super) fn calls(text: &str) -> serde_json::Result<Vec<FunctionCall>> {
+    let pairs: Vec<(Value, Value)> = serde_json::from_str(text)?;
+    Ok(pairs.into_iter().map(|(input, expected)| FunctionCall { input, expected }).collect())
+}
+
+/// Whether two JSON values are equal in Python: numbers and booleans by value, objects without
+/// regard to order. Integers beyond 64 bits are compared as 64-bit floats.
+pub(super) fn same_value(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_value(a, b))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            let same = |(key, value): (&String, &Value)| {
+                b.get(key).is_some_and(|other| same_value(value, other))
+            };
+            a.len() == b.len() && a.iter().all(same)
+        }
+        (Value::Number(_) | Value::Bool(_), Value::Number(_) | Value::Bool(_)) => {
+            match (integer(a), integer(b)) {
+                (Some(a), Some(b)) => a == b,
+                _ => number(a).is_some() && number(a) == number(b),
+            }
+        }
+        _ => a == b,
+    }
+}
+
+fn integer(value: &Value) -> Option<i128> {
+    let unsigned = value.as_u64().map(i128::from);
+    unsigned.or(value.as_i64().map(i128::from)).or(value.as_bool().map(i128::from))
+}
+
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().or(value.as_bool().map(|holds| f64::from(u8::from(holds))))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_are_equal_as_in_python() {
+        for (a, b, equal) in [
+            (json!(1), json!(1.0), true),
+            (json!(1), json!(true), true),
+            (json!(0.0), json!(false), true),
+            (json!(-0.0), json!(0), true),
+            (json!(1), json!("1"), false),
+            (json!(0), json!(null), false),
+            (json!(""), json!(null), false),
+            (json!([]), json!({}), false),
+            (json!(0.1 + 0.2), json!(0.3), false),
+            (json!([1, [2, "a"]]), json!([1.0, [2, "a"]]), true),
+            (json!([1, 2]), json!([2, 1]), false),
+            (json!([1]), json!([1, 1]), false),
+            (json!({"a": 1, "b": [true]}), json!({"b": [1], "a": 1}), true),
+            (json!({"a": 1}), json!({"a": 1, "b": null}), false),
+            (json!({"a": null}), json!({"b": null}), false),
+            (json!(u64::MAX), json!(u64::MAX - 1), false),
+            (json!(u64::MAX), json!(-1), false),
+            (json!(i64::MIN), json!(i64::MIN), true),
+        ] {
+            assert_eq!(same_value(&a, &b), equal, "{a} {b}");
+            assert_eq!(same_value(&b, &a), equal, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn anything_but_pairs_is_refused() {
+        assert_eq!(calls("[[1, 2], [[1], null]]").map(|calls| calls.len()).ok(), Some(2));
+        assert_eq!(calls("[]").map(|calls| calls.len()).ok(), Some(0));
+        for text in ["", "1", "[1]", "[[1]]", "[[1, 2, 3]]", "[{\"input\": 1, \"output\": 2}]"] {
+            assert!(calls(text).is_err(), "{text}");
+        }
+    }
 }

@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use serde_json::json;
 
-use super::extract_block;
-use super::{Runner, runner};
-use crate::kinds::CodeSyntax;
+use super::params::CodeSyntax;
+use super::{Runner, extract_block, runner};
 use crate::sandbox::{Limits, RunRequest, Sandbox, SandboxError};
 use crate::script::engine;
 use crate::{RewardFn, ScoreInput};
@@ -25,9 +24,7 @@ pub struct SyntaxReward {
 
 impl SyntaxReward {
     /// Prepares the part; Python needs `sandbox`.
-    ///
-    /// # Errors
-    /// If the language is Python and `sandbox` is `None`.
+    /// Errors: if the language is Python and `sandbox` is `None`.
     pub fn new(params: CodeSyntax, sandbox: Option<Arc<Sandbox>>) -> Result<Self, SandboxError> {
         let runner = runner(params.language, sandbox)?;
         Ok(Self { params, runner, warned: AtomicBool::new(false) })

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::suite::same_output;
 use super::*;
-use crate::kinds::CodeSyntax;
+use crate::kinds::Kind;
 use crate::kinds::tests::samples::sample;
 
 fn rhai(text: &str, metadata: &[(&str, &str)]) -> Option<f64> {

@@ -11,9 +11,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use hone_core::config::{Checked, Problem};
+use hone_core::text::shortened;
 
-use crate::kinds::define::parameters;
+use crate::kinds::define::define_kind;
 
 pub use aggregate::{aggregate, aggregator, latest_per_rater};
 
@@ -59,7 +59,7 @@ pub fn read_value(
         let value = shown.unwrap_or_else(|| "absent".to_owned());
         Err(FeedbackError { field, value, name: name.to_owned(), allowed: allowed.to_owned() })
     };
-    if params.kind == FeedbackType::Comment {
+    if params.r#type == FeedbackType::Comment {
         if let Some(value) = value {
             return wrong("value", Some(shown(value)), "a comment and no value");
         }
@@ -69,12 +69,12 @@ pub fn read_value(
             Some(_) => Ok(None),
         };
     }
-    let number = match (params.kind, value) {
+    let number = match (params.r#type, value) {
         (_, Some(Value::Bool(yes))) => Some(f64::from(u8::from(*yes))),
         (_, Some(Value::Number(n))) => n.as_f64(),
         _ => None,
     };
-    let inside = |v: &f64| match params.kind {
+    let inside = |v: &f64| match params.r#type {
         FeedbackType::Boolean => *v == 0.0 || *v == 1.0,
         _ => params.bounds().is_some_and(|[low, high]| (low..=high).contains(v)),
     };
@@ -85,18 +85,14 @@ pub fn read_value(
 }
 
 fn allowed(params: &FeedbackParams) -> String {
-    match (params.kind, params.bounds()) {
+    match (params.r#type, params.bounds()) {
         (FeedbackType::Number, Some([low, high])) => format!("a number from {low} to {high}"),
         _ => "true or false, or 1 or 0".to_owned(),
     }
 }
 
 fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(40) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
+    shortened(&value.to_string(), 40).into_owned()
 }
 
 // Caps on the share of a batch that one key may contribute.
@@ -221,12 +217,11 @@ pub enum ShareRule {
     Drop,
 }
 
-parameters! {
-    /// Parameters of `kind = "feedback"`. The defaults accept -1 to 1; the last value counts.
+define_kind! {
+    /// The defaults accept -1 to 1; the last value counts.
     pub struct FeedbackParams {
         /// The type of the values.
-        #[serde(rename = "type")]
-        pub kind: FeedbackType = FeedbackType::Number,
+        pub r#type: FeedbackType = FeedbackType::Number,
         /// Least and greatest number, both allowed; absent: -1 and 1.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub range: Option<[f64; 2]> = None,
@@ -237,6 +232,11 @@ parameters! {
         /// How a key's feedback beyond its share is cut.
         pub share_rule: ShareRule = ShareRule::Weight,
     }
+    kind: "feedback",
+    range: "any finite number; true is 1, false is 0",
+    typical_weight: "1.0",
+    bounds: [f64::NEG_INFINITY, f64::INFINITY],
+    formula: "the value that clients post to /v1/feedback under the part's name",
 }
 
 /// The range of numbers without a configured one. Every part has a range, because a single value far outside
@@ -246,7 +246,7 @@ const DEFAULT_RANGE: [f64; 2] = [-1.0, 1.0];
 impl FeedbackParams {
     /// The least and the greatest value that clients may post; `None` for comments, which have no value.
     pub fn bounds(&self) -> Option<[f64; 2]> {
-        match self.kind {
+        match self.r#type {
             FeedbackType::Boolean => Some([0.0, 1.0]),
             FeedbackType::Number => Some(self.range.unwrap_or(DEFAULT_RANGE)),
             FeedbackType::Comment => None,
@@ -257,27 +257,6 @@ impl FeedbackParams {
     pub fn scaled(&self, value: f64) -> Option<f64> {
         let [low, high] = self.bounds()?;
         Some(((value - low) / (high - low)).clamp(0.0, 1.0))
-    }
-
-    /// Checks every range.
-    ///
-    /// # Errors
-    /// The first value that is out of range.
-    pub fn check(&self) -> Checked {
-        if let Some([low, high]) = self.range {
-            let wrong = |allowed| Err(Problem::value("range", format!("[{low}, {high}]"), allowed));
-            if self.kind != FeedbackType::Number {
-                return wrong("absent unless type = \"number\"");
-            }
-            if !(low.is_finite() && high.is_finite() && low < high) {
-                return wrong("two finite numbers, the lesser first");
-            }
-        }
-        if !(self.max_key_share > 0.0 && self.max_key_share <= 1.0) {
-            let allowed = "greater than 0 and at most 1";
-            return Err(Problem::value("max_key_share", self.max_key_share, allowed));
-        }
-        Ok(())
     }
 }
 
@@ -418,6 +397,7 @@ mod tests {
 
     mod params {
         use super::super::*;
+        use crate::kinds::Kind;
 
         fn read(text: &str) -> FeedbackParams {
             toml::from_str(text).unwrap()

@@ -10,7 +10,7 @@ use serde_json::Value;
 use hone_core::types::Message;
 
 /// The backends of graders. A grader whose backend is `None` has no value; callers can refuse it at
-/// startup with [`Grader::needs_model`](super::Grader::needs_model) and
+/// startup with [`Grader::models`](super::Grader::models) and
 /// [`Grader::needs_code`](super::Grader::needs_code).
 #[derive(Clone, Default)]
 pub struct Backends {
@@ -24,9 +24,7 @@ pub struct Backends {
 #[async_trait]
 pub trait ModelClient: Send + Sync {
     /// Returns one completion.
-    ///
-    /// # Errors
-    /// If the model does not answer, or refuses to.
+    /// Errors: if the model does not answer, or refuses to.
     async fn complete(&self, request: &ModelRequest) -> Result<ModelReply, ModelFailure>;
 }
 
@@ -100,7 +98,7 @@ pub enum ModelFailure {
     #[error("{0}")]
     Server(String),
     /// It refused, with this text.
-    #[error("the model refused: {0}")]
+    #[error("{0}")]
     Refusal(String),
 }
 
@@ -111,9 +109,7 @@ pub trait CodeRunner: Send + Sync {
     ///
     /// `sample` has `output_text`, `output_json` where the text is JSON, `output_tools` and
     /// `choices`; `item` is an object.
-    ///
-    /// # Errors
-    /// If the sandbox fails, or the code returns no number.
+    /// Errors: if the sandbox fails, or the code returns no number.
     async fn grade(&self, source: &str, sample: &Value, item: &Value) -> Result<f64, CodeFailure>;
 }
 

@@ -26,21 +26,19 @@ use std::time::Instant;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
+use hone_core::config::Problem;
 use hone_core::types::Message;
 
 use crate::{RewardFn, ScoreInput};
 use outcome::GradeFault;
-use schema::{GraderKind, GraderPrompt, GraderSpec, StringOperation};
+use schema::{GraderKind, GraderPrompt, GraderSpec};
 use template::Template;
 
 pub use backend::{
     Backends, CodeFailure, CodeRunner, GraderSampling, ModelClient, ModelFailure, ModelReply,
     ModelRequest, TokenUsage,
 };
-pub use formula::FormulaError;
 pub use outcome::{GradeErrors, GradeMetadata, GradeOutcome};
-pub use read::GraderError;
-pub use template::TemplateError;
 
 /// A grader that is ready to run. As a [`RewardFn`] it uses the sample's metadata as [`item`].
 ///
@@ -58,7 +56,7 @@ impl Grader {
     ///
     /// # Errors
     /// The first error, with the field's path, its value and the allowed values.
-    pub fn new(at: &str, json: &Value, backends: Backends) -> Result<Self, GraderError> {
+    pub fn new(at: &str, json: &Value, backends: Backends) -> Result<Self, Problem> {
         Ok(Self { spec: schema::read(at, json)?, backends })
     }
 
@@ -67,27 +65,15 @@ impl Grader {
         &self.spec.name
     }
 
-    /// Whether it uses [`Backends::model`].
-    pub fn needs_model(&self) -> bool {
-        self.any(|kind| {
-            matches!(kind, GraderKind::ScoreModel { .. } | GraderKind::LabelModel { .. })
-        })
-    }
-
     /// Whether it uses [`Backends::code`].
     pub fn needs_code(&self) -> bool {
-        self.any(|kind| matches!(kind, GraderKind::Python { .. }))
+        self.spec.single().iter().any(|spec| matches!(spec.kind, GraderKind::Python { .. }))
     }
 
-    /// The names of the models that it asks.
-    pub fn models<'a>(&'a self) -> BTreeSet<&'a str> {
-        let asked = |kind: &'a GraderKind| match kind {
-            GraderKind::ScoreModel { prompt, .. } | GraderKind::LabelModel { prompt, .. } => {
-                Some(prompt.model.as_str())
-            }
-            _ => None,
-        };
-        self.kinds().into_iter().filter_map(asked).collect()
+    /// The names of the models that it asks, by [`Backends::model`].
+    pub fn models(&self) -> BTreeSet<&str> {
+        let prompts = self.spec.single().iter().filter_map(GraderSpec::prompt);
+        prompts.map(|prompt| prompt.model.as_str()).collect()
     }
 
     /// Limits the tokens of each answer of a model, also where the grader sets no limit.
@@ -95,15 +81,13 @@ impl Grader {
     /// # Errors
     /// A limit of the grader that is greater than `most`.
     pub fn limit_tokens(&mut self, most: u32) -> Result<(), u32> {
-        let kinds = match &mut self.spec.kind {
-            GraderKind::Multi { parts, .. } => {
-                parts.iter_mut().map(|part| &mut part.kind).collect()
-            }
-            kind => vec![kind],
+        let single = match &mut self.spec.kind {
+            GraderKind::Multi { parts, .. } => parts.as_mut_slice(),
+            _ => std::slice::from_mut(&mut self.spec),
         };
-        for kind in kinds {
+        for spec in single {
             if let GraderKind::ScoreModel { prompt, .. } | GraderKind::LabelModel { prompt, .. } =
-                kind
+                &mut spec.kind
             {
                 let limit = prompt.sampling.max_tokens.get_or_insert(most);
                 if *limit > most {
@@ -112,17 +96,6 @@ impl Grader {
             }
         }
         Ok(())
-    }
-
-    fn any(&self, wanted: impl Fn(&GraderKind) -> bool) -> bool {
-        self.kinds().into_iter().any(wanted)
-    }
-
-    fn kinds(&self) -> Vec<&GraderKind> {
-        match &self.spec.kind {
-            GraderKind::Multi { parts, .. } => parts.iter().map(|part| &part.kind).collect(),
-            kind => vec![kind],
-        }
     }
 
     /// Grades one sample; `sample` is a value of [`sample`](fn@sample), `item` an object.
@@ -203,7 +176,7 @@ async fn run(spec: &GraderSpec, input: GradeInput<'_>) -> GradeOutcome {
         for (part, run) in parts.iter().zip(runs) {
             outcome.add_part(&part.name, run);
         }
-        outcome.set_grade(formula.evaluate(&values).map_err(GradeFault::from));
+        outcome.set_grade(formula.evaluate(&values).map_err(GradeFault::Formula));
     } else {
         outcome = input.run_single(spec).await;
     }
@@ -223,7 +196,7 @@ impl GradeInput<'_> {
         match kind {
             GraderKind::StringCheck { input, reference, operation } => {
                 let (input, reference) = (self.fill(input)?, self.fill(reference)?);
-                Ok(f64::from(u8::from(operation.holds(&input, &reference))))
+                Ok(f64::from(u8::from(operation(&input, &reference))))
             }
             GraderKind::TextSimilarity { input, reference, metric } => {
                 Ok(metric.score(&self.fill(input)?, &self.fill(reference)?))
@@ -241,21 +214,18 @@ impl GradeInput<'_> {
                 Ok(f64::from(u8::from(passing.contains(label))))
             }
             GraderKind::Python { source } => {
-                let none = || GradeFault::CodeServer("no sandbox is configured".to_owned());
+                let none = || CodeFailure::Server("no sandbox is configured".to_owned());
                 let code = self.backends.code.as_ref().ok_or_else(none)?;
-                match code.grade(source, self.sample, self.item).await {
-                    Ok(value) if value.is_finite() => Ok(value),
-                    Ok(value) => {
-                        let text = format!("grade returned {value}, not a finite number");
-                        Err(GradeFault::CodeRuntime(text))
-                    }
-                    Err(CodeFailure::Server(kind)) => Err(GradeFault::CodeServer(kind)),
-                    Err(CodeFailure::Runtime(text)) => Err(GradeFault::CodeRuntime(text)),
+                let value = code.grade(source, self.sample, self.item).await?;
+                if value.is_finite() {
+                    return Ok(value);
                 }
+                let text = format!("grade returned {value}, not a finite number");
+                Err(CodeFailure::Runtime(text).into())
             }
             // The schema refuses a `multi` grader as a part of another.
             GraderKind::Multi { .. } => {
-                Err(GradeFault::CodeServer("a multi grader cannot be a part".to_owned()))
+                Err(CodeFailure::Server("a multi grader cannot be a part".to_owned()).into())
             }
         }
     }
@@ -273,7 +243,7 @@ impl GradeInput<'_> {
     ) -> Result<String, GradeFault> {
         let fill = |(role, template): &(_, Template)| Ok(Message::new(*role, self.fill(template)?));
         let messages = prompt.messages.iter().map(fill).collect::<Result<_, GradeFault>>()?;
-        let none = || GradeFault::ModelServer("no judge is configured".to_owned());
+        let none = || ModelFailure::Server("no judge is configured".to_owned());
         let model = self.backends.model.as_ref().ok_or_else(none)?;
         let request = ModelRequest {
             model: prompt.model.clone(),
@@ -281,25 +251,9 @@ impl GradeInput<'_> {
             sampling: prompt.sampling.clone(),
             response_format,
         };
-        match model.complete(&request).await {
-            Ok(reply) => {
-                outcome.add_reply(&reply);
-                Ok(reply.text)
-            }
-            Err(ModelFailure::Server(text)) => Err(GradeFault::ModelServer(text)),
-            Err(ModelFailure::Refusal(text)) => Err(GradeFault::ModelRefusal(text)),
-        }
-    }
-}
-
-impl StringOperation {
-    fn holds(self, input: &str, reference: &str) -> bool {
-        match self {
-            Self::Equal => input == reference,
-            Self::NotEqual => input != reference,
-            Self::Contains => input.contains(reference),
-            Self::ContainsIgnoringCase => input.to_lowercase().contains(&reference.to_lowercase()),
-        }
+        let reply = model.complete(&request).await?;
+        outcome.add_reply(&reply);
+        Ok(reply.text)
     }
 }
 

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::backend::{ModelReply, TokenUsage};
-use super::formula::FormulaFault;
+use super::backend::{CodeFailure, ModelFailure, ModelReply, TokenUsage};
 use super::template::RenderFault;
 
 /// OpenAI's `GraderRunResponse`, except that `reward` and the sub-rewards are null instead of 0 for a
@@ -21,6 +20,9 @@ pub struct GradeOutcome {
     pub sub_rewards: BTreeMap<String, Option<f64>>,
     /// Tokens used by judges, by model.
     pub model_grader_token_usage_per_model: BTreeMap<String, TokenUsage>,
+    /// Why there is no grade.
+    #[serde(skip)]
+    fault: Option<GradeFault>,
 }
 
 /// The grader, and the errors and costs of one run.
@@ -87,22 +89,18 @@ const DETAIL_CHARS: usize = 2000;
 pub(super) enum GradeFault {
     #[error(transparent)]
     Render(#[from] RenderFault),
+    #[error("{0}")]
+    Formula(String),
     #[error(transparent)]
-    Formula(#[from] FormulaFault),
-    #[error("{0}")]
-    CodeServer(String),
-    #[error("{0}")]
-    CodeRuntime(String),
-    #[error("{0}")]
-    ModelServer(String),
-    #[error("{0}")]
-    ModelRefusal(String),
+    Code(#[from] CodeFailure),
+    #[error(transparent)]
+    Model(#[from] ModelFailure),
     #[error("{0}")]
     ModelParse(String),
 }
 
 impl GradeErrors {
-    /// Sets the fault's flag and detail.
+    /// Sets the fault's flag, and its detail unless the flag has one.
     pub(super) fn record(&mut self, fault: &GradeFault) {
         let (flag, detail) = match fault {
             GradeFault::Render(RenderFault::TooLong) => {
@@ -118,17 +116,17 @@ impl GradeErrors {
             GradeFault::Formula(_) => {
                 (&mut self.formula_parse_error, &mut self.formula_parse_error_details)
             }
-            GradeFault::CodeServer(_) => {
+            GradeFault::Code(CodeFailure::Server(_)) => {
                 (&mut self.python_grader_server_error, &mut self.python_grader_server_error_type)
             }
-            GradeFault::CodeRuntime(_) => (
+            GradeFault::Code(CodeFailure::Runtime(_)) => (
                 &mut self.python_grader_runtime_error,
                 &mut self.python_grader_runtime_error_details,
             ),
-            GradeFault::ModelServer(_) => {
+            GradeFault::Model(ModelFailure::Server(_)) => {
                 (&mut self.model_grader_server_error, &mut self.model_grader_server_error_details)
             }
-            GradeFault::ModelRefusal(_) => {
+            GradeFault::Model(ModelFailure::Refusal(_)) => {
                 (&mut self.model_grader_refusal_error, &mut self.model_grader_refusal_error_details)
             }
             GradeFault::ModelParse(_) => {
@@ -136,30 +134,7 @@ impl GradeErrors {
             }
         };
         *flag = true;
-        *detail = Some(fault.to_string().chars().take(DETAIL_CHARS).collect());
-    }
-
-    /// Adds another run's flags, and its details for flags that have none.
-    fn merge(&mut self, other: Self) {
-        macro_rules! merge {
-            ($($flag:ident $(: $detail:ident)?;)*) => {$(
-                self.$flag |= other.$flag;
-                $(if self.$detail.is_none() { self.$detail = other.$detail; })?
-            )*};
-        }
-        merge! {
-            formula_parse_error: formula_parse_error_details;
-            sample_parse_error: sample_parse_error_details;
-            truncated_observation_error;
-            unresponsive_reward_error;
-            invalid_variable_error: invalid_variable_error_details;
-            other_error;
-            python_grader_server_error: python_grader_server_error_type;
-            python_grader_runtime_error: python_grader_runtime_error_details;
-            model_grader_server_error: model_grader_server_error_details;
-            model_grader_refusal_error: model_grader_refusal_error_details;
-            model_grader_parse_error: model_grader_parse_error_details;
-        }
+        detail.get_or_insert_with(|| fault.to_string().chars().take(DETAIL_CHARS).collect());
     }
 
     /// Whether anything went wrong.
@@ -185,6 +160,7 @@ impl GradeOutcome {
                 let of_sample = matches!(fault, GradeFault::Render(RenderFault::Sample(_)));
                 self.reward = of_sample.then_some(0.0);
                 self.metadata.errors.record(&fault);
+                self.fault = Some(fault);
             }
         }
     }
@@ -199,7 +175,9 @@ impl GradeOutcome {
     pub(super) fn add_part(&mut self, part: &str, run: Self) {
         self.sub_rewards.insert(part.to_owned(), run.reward);
         self.metadata.scores.insert(part.to_owned(), run.reward);
-        self.metadata.errors.merge(run.metadata.errors);
+        if let Some(fault) = &run.fault {
+            self.metadata.errors.record(fault);
+        }
         for (model, usage) in run.model_grader_token_usage_per_model {
             self.add_usage(model, usage);
         }

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use hone_core::config::Problem;
+use hone_core::text::shortened;
 use hone_core::types::Role;
 
 use super::backend::GraderSampling;
 use super::formula::Formula;
-use super::read::{GraderError, GraderObject, short, wrong};
+use super::read::{GraderObject, SHOWN, wrong};
 use super::template::Template;
 use crate::text::Metric;
 
@@ -21,7 +23,7 @@ const MOST_MESSAGES: usize = 64;
 /// Maximum length of a name in characters.
 const NAME_CHARS: usize = 256;
 
-type ReadKind = fn(GraderObject<'_>) -> Result<GraderKind, GraderError>;
+type ReadKind = fn(GraderObject<'_>) -> Result<GraderKind, Problem>;
 
 /// Every grader type, with its fields and the function that reads them.
 const TYPES: [(&str, (&str, ReadKind)); 6] = [
@@ -53,13 +55,8 @@ pub(super) enum GraderKind {
     Multi { parts: Vec<GraderSpec>, formula: Formula },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StringOperation {
-    Equal,
-    NotEqual,
-    Contains,
-    ContainsIgnoringCase,
-}
+/// Whether the input fits the reference.
+pub(super) type StringOperation = fn(&str, &str) -> bool;
 
 /// The question of a model grader.
 #[derive(Clone, Debug)]
@@ -69,8 +66,28 @@ pub(super) struct GraderPrompt {
     pub(super) sampling: GraderSampling,
 }
 
+impl GraderSpec {
+    /// The graders that compute: the parts of a `multi` grader, else the grader itself.
+    pub(super) fn single(&self) -> &[Self] {
+        match &self.kind {
+            GraderKind::Multi { parts, .. } => parts,
+            _ => std::slice::from_ref(self),
+        }
+    }
+
+    /// The question to a model, if it asks one.
+    pub(super) fn prompt(&self) -> Option<&GraderPrompt> {
+        match &self.kind {
+            GraderKind::ScoreModel { prompt, .. } | GraderKind::LabelModel { prompt, .. } => {
+                Some(prompt)
+            }
+            _ => None,
+        }
+    }
+}
+
 /// Reads the grader at a path.
-pub(super) fn read(at: &str, value: &Value) -> Result<GraderSpec, GraderError> {
+pub(super) fn read(at: &str, value: &Value) -> Result<GraderSpec, Problem> {
     let object = GraderObject::new(at, value)?;
     let (type_name, (fields, read_kind)) = object.choice("type", &TYPES)?;
     object.only(type_name, fields)?;
@@ -80,7 +97,7 @@ pub(super) fn read(at: &str, value: &Value) -> Result<GraderSpec, GraderError> {
     Ok(GraderSpec { name, type_name, kind })
 }
 
-fn name(object: GraderObject<'_>) -> Result<Option<String>, GraderError> {
+fn name(object: GraderObject<'_>) -> Result<Option<String>, Problem> {
     let Some(_) = object.get("name") else { return Ok(None) };
     let name = object.text("name")?;
     if name.is_empty() || name.chars().count() > NAME_CHARS {
@@ -89,33 +106,34 @@ fn name(object: GraderObject<'_>) -> Result<Option<String>, GraderError> {
     Ok(Some(name.to_owned()))
 }
 
-fn string_check(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
-    let operations = [
-        ("eq", StringOperation::Equal),
-        ("ne", StringOperation::NotEqual),
-        ("like", StringOperation::Contains),
-        ("ilike", StringOperation::ContainsIgnoringCase),
+fn string_check(object: GraderObject<'_>) -> Result<GraderKind, Problem> {
+    let unequal: StringOperation = |input, reference| input != reference;
+    let operations: [(&str, StringOperation); 5] = [
+        ("eq", |input, reference| input == reference),
+        ("ne", unequal),
+        ("like", |input, reference| input.contains(reference)),
+        ("ilike", |input, reference| input.to_lowercase().contains(&reference.to_lowercase())),
         // OpenAI's guide has `neq` in its table and `ne` in its schema.
-        ("neq", StringOperation::NotEqual),
+        ("neq", unequal),
     ];
     let (_, operation) = object.choice("operation", &operations)?;
     let (input, reference) = (object.template("input")?, object.template("reference")?);
     Ok(GraderKind::StringCheck { input, reference, operation })
 }
 
-fn text_similarity(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
+fn text_similarity(object: GraderObject<'_>) -> Result<GraderKind, Problem> {
     pass_threshold(object)?;
     let (_, metric) = object.choice("evaluation_metric", &Metric::ALL)?;
     let (input, reference) = (object.template("input")?, object.template("reference")?);
     Ok(GraderKind::TextSimilarity { input, reference, metric })
 }
 
-fn score_model(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
+fn score_model(object: GraderObject<'_>) -> Result<GraderKind, Problem> {
     pass_threshold(object)?;
     Ok(GraderKind::ScoreModel { prompt: prompt(object)?, range: range(object)? })
 }
 
-fn label_model(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
+fn label_model(object: GraderObject<'_>) -> Result<GraderKind, Problem> {
     let (labels, passing) = (object.words("labels")?, object.words("passing_labels")?);
     if !passing.iter().all(|label| labels.contains(label)) {
         let allowed = format!("a list of some of the labels {}", labels.join(", "));
@@ -124,7 +142,7 @@ fn label_model(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
     Ok(GraderKind::LabelModel { prompt: prompt(object)?, labels, passing })
 }
 
-fn python(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
+fn python(object: GraderObject<'_>) -> Result<GraderKind, Problem> {
     // The sandbox has one fixed set of packages; the tag is accepted and ignored.
     object.get("image_tag").map(|_| object.text("image_tag")).transpose()?;
     let source = object.text("source")?;
@@ -137,7 +155,7 @@ fn python(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
 }
 
 /// Checks the grade from which evals count a sample as passed. The grade itself does not depend on it.
-fn pass_threshold(object: GraderObject<'_>) -> Result<(), GraderError> {
+fn pass_threshold(object: GraderObject<'_>) -> Result<(), Problem> {
     match object.get("pass_threshold") {
         Some(value) if !value.is_number() => Err(object.wrong("pass_threshold", "a number")),
         _ => Ok(()),
@@ -145,7 +163,7 @@ fn pass_threshold(object: GraderObject<'_>) -> Result<(), GraderError> {
 }
 
 /// The range of a score; `[0, 1]` by default.
-fn range(object: GraderObject<'_>) -> Result<(f64, f64), GraderError> {
+fn range(object: GraderObject<'_>) -> Result<(f64, f64), Problem> {
     let Some(value) = object.get("range") else { return Ok((0.0, 1.0)) };
     let bounds: Option<Vec<f64>> =
         value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
@@ -155,7 +173,7 @@ fn range(object: GraderObject<'_>) -> Result<(f64, f64), GraderError> {
     }
 }
 
-fn prompt(object: GraderObject<'_>) -> Result<GraderPrompt, GraderError> {
+fn prompt(object: GraderObject<'_>) -> Result<GraderPrompt, Problem> {
     let model = object.text("model")?;
     if model.is_empty() {
         return Err(object.wrong("model", "a model's name"));
@@ -170,7 +188,7 @@ fn prompt(object: GraderObject<'_>) -> Result<GraderPrompt, GraderError> {
     Ok(GraderPrompt { model: model.to_owned(), messages, sampling: sampling(object)? })
 }
 
-fn message(at: &str, value: &Value) -> Result<(Role, Template), GraderError> {
+fn message(at: &str, value: &Value) -> Result<(Role, Template), Problem> {
     let object = GraderObject::new(at, value)?;
     object.only("model", "role content type")?;
     object.get("type").map(|_| object.choice("type", &[("message", ())])).transpose()?;
@@ -178,7 +196,7 @@ fn message(at: &str, value: &Value) -> Result<(Role, Template), GraderError> {
     let (_, role) = object.choice("role", &roles.map(|role| (role.as_str(), role)))?;
     let path = object.path("content");
     let text = content(&path, object.need("content", CONTENT)?, true)?;
-    let error = |error| GraderError::Template { path, error };
+    let error = |error| Problem::new(path, format!(": {error}"));
     Ok((role, Template::parse(&text).map_err(error)?))
 }
 
@@ -186,7 +204,7 @@ const CONTENT: &str = "a string, a text such as {\"type\": \"input_text\", \"tex
                        of those; images and audio are not supported";
 
 /// Text in any of OpenAI's forms; a list of texts becomes paragraphs.
-fn content(path: &str, value: &Value, list_allowed: bool) -> Result<String, GraderError> {
+fn content(path: &str, value: &Value, list_allowed: bool) -> Result<String, Problem> {
     let refused = || wrong(path, value, CONTENT);
     match value {
         Value::String(text) => Ok(text.clone()),
@@ -209,7 +227,7 @@ fn content(path: &str, value: &Value, list_allowed: bool) -> Result<String, Grad
 /// OpenAI's guide and reference use three names for the token limit.
 const LIMITS: [&str; 3] = ["max_completions_tokens", "max_completion_tokens", "max_tokens"];
 
-fn sampling(object: GraderObject<'_>) -> Result<GraderSampling, GraderError> {
+fn sampling(object: GraderObject<'_>) -> Result<GraderSampling, Problem> {
     let Some(value) = object.get("sampling_params") else { return Ok(GraderSampling::default()) };
     let path = object.path("sampling_params");
     let params = GraderObject::new(&path, value)?;
@@ -237,20 +255,21 @@ fn sampling(object: GraderObject<'_>) -> Result<GraderSampling, GraderError> {
     })
 }
 
-fn multi(object: GraderObject<'_>) -> Result<GraderKind, GraderError> {
+fn multi(object: GraderObject<'_>) -> Result<GraderKind, Problem> {
     let parts = parts(object)?;
     let text = object.text("calculate_output")?;
     let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
-    let formula = Formula::parse(text, &names).map_err(|error| GraderError::Formula {
-        path: object.path("calculate_output"),
-        formula: short(text),
-        error,
+    let formula = Formula::parse(text, &names).map_err(|error| {
+        Problem::new(
+            object.path("calculate_output"),
+            format!(" is {:?}: {error}", shortened(text, SHOWN)),
+        )
     })?;
     Ok(GraderKind::Multi { parts, formula })
 }
 
 /// The parts with their names in the formula: a map's keys, or the parts' own names.
-fn parts(object: GraderObject<'_>) -> Result<Vec<GraderSpec>, GraderError> {
+fn parts(object: GraderObject<'_>) -> Result<Vec<GraderSpec>, Problem> {
     let allowed = format!("a list or an object of 1 to {MOST_PARTS} graders");
     let path = object.path("graders");
     let parts: Vec<GraderSpec> = match object.need("graders", &allowed)? {
@@ -281,12 +300,12 @@ fn parts(object: GraderObject<'_>) -> Result<Vec<GraderSpec>, GraderError> {
     Ok(parts)
 }
 
-fn named(at: &str, value: &Value) -> Result<GraderSpec, GraderError> {
+fn named(at: &str, value: &Value) -> Result<GraderSpec, Problem> {
     GraderObject::new(at, value)?.need("name", "the name that calculate_output uses")?;
     part(at, value)
 }
 
-fn part(at: &str, value: &Value) -> Result<GraderSpec, GraderError> {
+fn part(at: &str, value: &Value) -> Result<GraderSpec, Problem> {
     let object = GraderObject::new(at, value)?;
     if object.get("type").and_then(Value::as_str) == Some("multi") {
         let allowed = "another type than multi: a multi grader cannot hold another";

@@ -17,7 +17,7 @@ mod rubric;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use async_trait::async_trait;
 use futures::future::join_all;
@@ -27,11 +27,12 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
+use hone_core::config::Problem;
 use hone_core::digest::Digest;
 use hone_core::metrics::Metrics;
 use hone_core::types::{Message, Role};
 
-use crate::remote::{CallError, CallEvents, ChatEndpoint};
+use crate::remote::{CallError, CallEvents, ChatEndpoint, unresolved};
 use crate::{RewardFn, ScoreInput};
 use parse::{Judgement, ParseFailure};
 use rubric::{JudgePrompt, JudgePrompts, PromptError};
@@ -39,23 +40,30 @@ use rubric::{JudgePrompt, JudgePrompts, PromptError};
 pub use model::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
 pub use params::{JudgeMode, JudgeParams, Rubric, SELF_JUDGE, TokenLimitField};
 
+/// The model that judges.
+enum JudgeSource {
+    /// This server's own.
+    Own(Arc<dyn JudgeModel>),
+    /// One at an OpenAI-compatible endpoint.
+    Endpoint(Box<ChatEndpoint>),
+}
+
 /// Asks a language model for rewards.
 pub struct Judge {
-    model: Box<dyn JudgeModel>,
+    source: JudgeSource,
     params: JudgeParams,
     sampling: JudgeSampling,
     prompts: JudgePrompts,
     cache: Mutex<JudgementCache>,
     slots: Semaphore,
-    events: JudgeEvents,
+    calls: Arc<CallEvents>,
+    metrics: Arc<Metrics>,
 }
 
 impl Judge {
     /// Prepares the part `part` of `route`. `own` is this server's base model, for
     /// `base_url = "self"`.
-    ///
-    /// # Errors
-    /// If the template is invalid, a key is named but not resolved, there is no model, or the HTTP
+    /// Errors: if the template is invalid, a key is named but not resolved, there is no model, or the HTTP
     /// client cannot be built.
     pub fn new(
         params: &JudgeParams,
@@ -63,17 +71,25 @@ impl Judge {
         part: &str,
         metrics: &Arc<Metrics>,
         own: Option<Arc<dyn JudgeModel>>,
-    ) -> Result<Self, JudgeError> {
-        let events = JudgeEvents::new(params, route, part, metrics);
-        let model: Box<dyn JudgeModel> = if params.is_self_judge() {
-            let model = own.ok_or(JudgeError::NoSelfJudge)?;
-            let timeout = params.limits().timeout;
-            Box::new(SelfJudgeClient { model, timeout, events: Arc::clone(&events.calls) })
+    ) -> Result<Self, Problem> {
+        let calls = metrics.reward_judge.calls.clone();
+        let calls = Arc::new(CallEvents::new("judge", route, part, calls));
+        let source = if params.is_self_judge() {
+            let why = " = `self`: no model of this server can judge here";
+            JudgeSource::Own(own.ok_or_else(|| Problem::new("base_url", why))?)
         } else {
-            Box::new(EndpointJudge::new(params, Arc::clone(&events.calls))?)
+            let key = params.api_key.as_ref();
+            if key.is_none() && !params.api_key_env.is_empty() {
+                return Err(unresolved("api_key_env", &params.api_key_env));
+            }
+            let (limits, events) = (params.limits(), Arc::clone(&calls));
+            let endpoint = ChatEndpoint::new(&params.base_url, key, limits, events);
+            // The error is a sentence of its own.
+            let endpoint = endpoint.map_err(|error| Problem::new("", error.to_string()))?;
+            JudgeSource::Endpoint(Box::new(endpoint))
         };
         Ok(Self {
-            model,
+            source,
             sampling: JudgeSampling {
                 temperature: params.temperature,
                 max_tokens: params.max_tokens,
@@ -82,7 +98,8 @@ impl Judge {
             prompts: JudgePrompts::new(params)?,
             cache: Mutex::new(JudgementCache::new(params.cache_entries)),
             slots: Semaphore::new(params.max_concurrency.max(1)),
-            events,
+            calls,
+            metrics: Arc::clone(metrics),
             params: params.clone(),
         })
     }
@@ -102,10 +119,10 @@ impl Judge {
                     let key = prompt_key(&model, &prompt.messages, &self.sampling);
                     places.push((place, key));
                     if distinct.insert(key, prompt).is_some() {
-                        self.events.cache_lookup(true);
+                        self.cache_lookup(true);
                     }
                 }
-                Err(error) => self.events.missing(error.reason, 1, &error.detail),
+                Err(error) => self.missing(error.reason, 1, &error.detail),
             }
         }
         let asked = distinct.iter().map(async |(key, prompt)| (*key, self.ask(*key, prompt).await));
@@ -117,7 +134,7 @@ impl Judge {
 
     async fn ask(&self, key: PromptKey, prompt: &JudgePrompt) -> Option<Judgement> {
         let cached = self.cache().get(&key).cloned();
-        self.events.cache_lookup(cached.is_some());
+        self.cache_lookup(cached.is_some());
         if let Some(text) = cached {
             return prompt.format.parse(&text).ok();
         }
@@ -131,7 +148,7 @@ impl Judge {
             Ok((text, Err(failure))) => (failure.reason(), text),
             Err(error) => (error.reason(), error.to_string()),
         };
-        self.events.missing(reason, 1, &detail);
+        self.missing(reason, 1, &detail);
         None
     }
 
@@ -153,8 +170,37 @@ impl Judge {
     }
 
     async fn complete(&self, messages: &[Message]) -> Result<String, JudgeError> {
-        let reply = self.model.complete(messages, &self.sampling).await?;
-        self.events.answered(&reply);
+        let JudgeSampling { temperature, max_tokens, seed } = self.sampling;
+        let reply = match &self.source {
+            JudgeSource::Own(model) => {
+                // With a time limit, and counted like the calls of an endpoint.
+                let (start, limit) = (Instant::now(), self.params.limits().timeout);
+                let asked = model.complete(messages, &self.sampling);
+                let reply = tokio::time::timeout(limit, asked).await;
+                let reply = reply.unwrap_or(Err(CallError::Timeout(limit).into()));
+                let outcome = reply.as_ref().map_or_else(JudgeError::reason, |_| "ok");
+                self.calls.attempt(outcome, start.elapsed());
+                reply?
+            }
+            JudgeSource::Endpoint(endpoint) => {
+                let model = &self.params.model;
+                let mut body = json!({
+                    "model": model, "messages": messages, "temperature": temperature, "seed": seed,
+                });
+                let field = match self.params.token_limit_field {
+                    TokenLimitField::MaxTokens => "max_tokens",
+                    TokenLimitField::MaxCompletionTokens => "max_completion_tokens",
+                };
+                body[field] = max_tokens.into();
+                let reply = endpoint.complete(&body).await?;
+                JudgeReply {
+                    text: reply.text.or(reply.refusal).unwrap_or_default(),
+                    prompt_tokens: reply.usage.prompt_tokens,
+                    completion_tokens: reply.usage.completion_tokens,
+                }
+            }
+        };
+        self.answered(&reply);
         Ok(reply.text)
     }
 
@@ -195,7 +241,7 @@ impl Judge {
         }
         if order.len() > self.params.max_candidates {
             let detail = format!("{} candidates", order.len());
-            self.events.missing("too_many_candidates", samples.len(), &detail);
+            self.missing("too_many_candidates", samples.len(), &detail);
             return vec![None; samples.len()];
         }
         let shown: Vec<&str> = order.iter().map(|i| texts[*i]).collect();
@@ -209,7 +255,7 @@ impl Judge {
         match self.params.mode {
             JudgeMode::Score => self.score_each(samples).await,
             _ if samples.len() < 2 => {
-                self.events.missing("alone", samples.len(), "nothing to compare it with");
+                self.missing("alone", samples.len(), "nothing to compare it with");
                 vec![None; samples.len()]
             }
             JudgeMode::Pairwise => self.compare(samples).await,
@@ -253,29 +299,9 @@ fn groups(samples: &[ScoreInput]) -> Vec<Vec<usize>> {
     groups
 }
 
-// Logs and counts judges' calls, tokens, costs and cache lookups.
+// Logs and counts judges' tokens, costs and cache lookups.
 
-/// Logs and counts the events of one part.
-struct JudgeEvents {
-    calls: Arc<CallEvents>,
-    metrics: Arc<Metrics>,
-    /// Price of a prompt token.
-    prompt_price: f64,
-    /// Price of a completion token.
-    completion_price: f64,
-}
-
-impl JudgeEvents {
-    fn new(params: &JudgeParams, route: &str, part: &str, metrics: &Arc<Metrics>) -> Self {
-        let calls = metrics.reward_judge.calls.clone();
-        Self {
-            calls: Arc::new(CallEvents::new("judge", route, part, calls)),
-            metrics: Arc::clone(metrics),
-            prompt_price: params.prompt_price / 1e6,
-            completion_price: params.completion_price / 1e6,
-        }
-    }
-
+impl Judge {
     /// A judgement was looked up in the cache.
     fn cache_lookup(&self, hit: bool) {
         let labels =
@@ -290,8 +316,9 @@ impl JudgeEvents {
         let tokens = &self.metrics.reward_judge.tokens;
         tokens.with_label_values(&[route, part, "prompt"]).inc_by(prompt_tokens);
         tokens.with_label_values(&[route, part, "completion"]).inc_by(completion_tokens);
-        let cost = prompt_tokens as f64 * self.prompt_price
-            + completion_tokens as f64 * self.completion_price;
+        // Prices are of a million tokens.
+        let cost = prompt_tokens as f64 * (self.params.prompt_price / 1e6)
+            + completion_tokens as f64 * (self.params.completion_price / 1e6);
         self.metrics.reward_judge.cost.with_label_values(&[route, part]).inc_by(cost);
         tracing::debug!(route, part, prompt_tokens, completion_tokens, cost, "a judge answered");
     }
@@ -433,78 +460,6 @@ fn by_rank(texts: &[&str], order: &[usize], ranking: &[usize]) -> Vec<Option<f64
         .filter_map(|(rank, shown)| Some((texts[*order.get(*shown)?], 1.0 - rank as f64 / last)))
         .collect();
     texts.iter().map(|text| values.get(text).copied()).collect()
-}
-
-// The judge models: an OpenAI-compatible endpoint, and this server's own model.
-
-/// A model at an OpenAI-compatible endpoint.
-struct EndpointJudge {
-    endpoint: ChatEndpoint,
-    model: String,
-    limit_field: &'static str,
-}
-
-impl EndpointJudge {
-    fn new(params: &JudgeParams, events: Arc<CallEvents>) -> Result<Self, JudgeError> {
-        let key = params.api_key.as_ref();
-        if key.is_none() && !params.api_key_env.is_empty() {
-            return Err(JudgeError::Unresolved(params.api_key_env.clone()));
-        }
-        Ok(Self {
-            endpoint: ChatEndpoint::new(&params.base_url, key, params.limits(), events)?,
-            model: params.model.clone(),
-            limit_field: match params.token_limit_field {
-                TokenLimitField::MaxTokens => "max_tokens",
-                TokenLimitField::MaxCompletionTokens => "max_completion_tokens",
-            },
-        })
-    }
-}
-
-#[async_trait]
-impl JudgeModel for EndpointJudge {
-    async fn complete(
-        &self,
-        messages: &[Message],
-        params: &JudgeSampling,
-    ) -> Result<JudgeReply, JudgeError> {
-        let mut body = json!({
-            "model": self.model,
-            "messages": messages,
-            "temperature": params.temperature,
-            "seed": params.seed,
-        });
-        body[self.limit_field] = params.max_tokens.into();
-        let reply = self.endpoint.complete(&body).await?;
-        Ok(JudgeReply {
-            text: reply.text.or(reply.refusal).unwrap_or_default(),
-            prompt_tokens: reply.usage.prompt_tokens,
-            completion_tokens: reply.usage.completion_tokens,
-        })
-    }
-}
-
-/// This server's own model with a time limit; its calls are counted like those of an endpoint.
-struct SelfJudgeClient {
-    model: Arc<dyn JudgeModel>,
-    timeout: Duration,
-    events: Arc<CallEvents>,
-}
-
-#[async_trait]
-impl JudgeModel for SelfJudgeClient {
-    async fn complete(
-        &self,
-        messages: &[Message],
-        params: &JudgeSampling,
-    ) -> Result<JudgeReply, JudgeError> {
-        let start = Instant::now();
-        let reply = tokio::time::timeout(self.timeout, self.model.complete(messages, params)).await;
-        let reply = reply.unwrap_or(Err(CallError::Timeout(self.timeout).into()));
-        let outcome = reply.as_ref().map_or_else(JudgeError::reason, |_| "ok");
-        self.events.attempt(outcome, start.elapsed());
-        reply
-    }
 }
 
 #[cfg(test)]

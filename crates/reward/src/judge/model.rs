@@ -30,21 +30,12 @@ pub struct JudgeReply {
     pub completion_tokens: u64,
 }
 
-/// Why a judge cannot be used or did not answer.
+/// Why a judge did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum JudgeError {
-    /// The configuration was read without the environment.
-    #[error("api_key_env = `{0}` was not looked up: the configuration was not read by the loader")]
-    Unresolved(String),
     /// `base_url` is `self`, but this server serves no model.
     #[error("base_url = `self`: no model of this server can judge here")]
     NoSelfJudge,
-    /// The custom template has a syntax error.
-    #[error("template cannot be read: {0}")]
-    TemplateSyntax(#[source] minijinja::Error),
-    /// The custom template uses an unknown variable, or not the text to judge.
-    #[error("template {0}")]
-    Template(String),
     /// The call failed.
     #[error(transparent)]
     Call(#[from] CallError),
@@ -58,8 +49,7 @@ impl JudgeError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Call(error) => error.reason(),
-            Self::TemplateSyntax(_) | Self::Template(_) => "template",
-            Self::Unresolved(_) | Self::NoSelfJudge | Self::Model(_) => "model",
+            Self::NoSelfJudge | Self::Model(_) => "model",
         }
     }
 }
@@ -68,9 +58,7 @@ impl JudgeError {
 #[async_trait]
 pub trait JudgeModel: Send + Sync {
     /// Answers a conversation.
-    ///
-    /// # Errors
-    /// If there is no answer; the judgement is then missing.
+    /// Errors: if there is no answer; the judgement is then missing.
     async fn complete(
         &self,
         messages: &[Message],

@@ -2,12 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::{Checked, Problem, quoted};
-use hone_core::config::{Secret, from_environment};
-use hone_core::config::{at_least, between};
+use hone_core::config::Secret;
 
-use crate::kinds::define::parameters;
-use crate::remote::{CallLimits, call_limits, check_url};
+use crate::kinds::define::define_kind;
+use crate::remote::{CallLimits, call_limits};
 
 /// The name under which judges and model graders ask this server's own base model.
 pub const SELF_JUDGE: &str = "self";
@@ -51,8 +49,8 @@ pub enum TokenLimitField {
     MaxCompletionTokens,
 }
 
-parameters! {
-    /// Parameters of `kind = "judge"`: the model that judges, its instruction, and how it is called.
+define_kind! {
+    /// The model that judges, its instruction, and how it is called.
     pub struct JudgeParams {
         /// An OpenAI-compatible endpoint such as `https://api.example/v1`, or [`SELF_JUDGE`].
         pub base_url: String,
@@ -60,9 +58,6 @@ parameters! {
         pub model: String = String::new(),
         /// Environment variable with the API key; empty sends none.
         pub api_key_env: String = String::new(),
-        /// The value of `api_key_env`, from [`JudgeParams::resolve`].
-        #[serde(skip)]
-        pub api_key: Option<Secret> = None,
         /// How the judge compares the completions of one prompt.
         pub mode: JudgeMode = JudgeMode::default(),
         /// The criterion.
@@ -76,25 +71,25 @@ parameters! {
         /// The scale's best score, which becomes 1.
         pub max: f64 = 10.0,
         /// Sampling temperature of the judge.
-        pub temperature: f32 = 0.0,
+        pub temperature: f32 = 0.0 => between(0.0, 2.0),
         /// Longest answer of the judge, in tokens.
-        pub max_tokens: u32 = 512,
+        pub max_tokens: u32 = 512 => between(1, 1 << 20),
         /// The request field that carries `max_tokens`.
         pub token_limit_field: TokenLimitField = TokenLimitField::default(),
         /// Seed of the judge's sampling and of the order in which candidates are shown.
         pub seed: u64 = 0,
         /// Most pairs compared for one prompt, each in both orders; if there are fewer, all are.
-        pub max_pairs: usize = 28,
+        pub max_pairs: usize = 28 => between(1, 1 << 16),
         /// Most candidates ranked in one question; a larger group is not ranked.
-        pub max_candidates: usize = 16,
+        pub max_candidates: usize = 16 => between(2, 256),
         /// Most judgments in the cache; 0 caches none.
-        pub cache_entries: usize = 4096,
+        pub cache_entries: usize = 4096 => between(0, 1 << 24),
         /// Price of a million prompt tokens, in any one currency.
-        pub prompt_price: f64 = 0.0,
+        pub prompt_price: f64 = 0.0 => at_least(0.0),
         /// Price of a million completion tokens, in the same currency.
-        pub completion_price: f64 = 0.0,
+        pub completion_price: f64 = 0.0 => at_least(0.0),
         /// Most questions at a time.
-        pub max_concurrency: usize = 4,
+        pub max_concurrency: usize = 4 => between(1, 1024),
         /// Milliseconds for one attempt, from connecting to the last byte.
         pub timeout_ms: u64 = 60_000,
         /// Attempts after the first, on a failed connection, 408, 429 and 5xx only.
@@ -111,7 +106,17 @@ parameters! {
         pub max_response_bytes: usize = 1_048_576,
         /// Whether plain http may leave this machine.
         pub allow_http: bool = false,
+        ;
+        /// The value of `api_key_env`, which [`Kind::resolve`](crate::kinds::Kind::resolve) looks up.
+        pub api_key: Option<Secret>,
     }
+    kind: "judge",
+    typical_weight: "1.0",
+    example: "base_url = \"http://127.0.0.1:9/v1\"\nmodel = \"judge\"",
+    calls_out: true,
+    formula: "the verdict of a language model (base_url = \"self\" is this server's): its score on the scale min to \
+              max as 0 to 1, or within a group the share of pairs won, or the place in a ranking; rubric = \"custom\" \
+              needs template",
 }
 
 impl JudgeParams {
@@ -125,47 +130,6 @@ impl JudgeParams {
         call_limits!(self)
     }
 
-    /// Looks up the API key that `api_key_env` names.
-    ///
-    /// # Errors
-    /// The rest of a sentence that begins with the key `api_key_env`.
-    pub fn resolve(&mut self, lookup: impl Fn(&str) -> Option<String>) -> Result<(), String> {
-        self.api_key = from_environment(&self.api_key_env, lookup)?;
-        Ok(())
-    }
-
-    /// Checks every range. The template is checked when the judge is built.
-    ///
-    /// # Errors
-    /// The first value that is out of range.
-    pub fn check(&self) -> Checked {
-        if !self.is_self_judge() {
-            check_url("base_url", &self.base_url, self.allow_http)?;
-            if self.model.is_empty() {
-                let allowed = "the name of a model that the endpoint serves";
-                return Err(Problem::value("model", quoted(""), allowed));
-            }
-        }
-        if (self.rubric == Rubric::Custom) == self.template.trim().is_empty() {
-            let allowed = "a template with rubric = \"custom\", and empty without";
-            return Err(Problem::value("template", quoted(&self.template), allowed));
-        }
-        let width = self.max - self.min;
-        if !(self.min.is_finite() && width.is_finite() && width > 0.0) {
-            let allowed = format!("a finite number above min ({})", self.min);
-            return Err(Problem::value("max", self.max, &allowed));
-        }
-        between("temperature", self.temperature, 0.0, 2.0)?;
-        between("max_tokens", self.max_tokens, 1, 1 << 20)?;
-        between("max_pairs", self.max_pairs, 1, 1 << 16)?;
-        between("max_candidates", self.max_candidates, 2, 256)?;
-        between("cache_entries", self.cache_entries, 0, 1 << 24)?;
-        at_least("prompt_price", self.prompt_price, 0.0)?;
-        at_least("completion_price", self.completion_price, 0.0)?;
-        between("max_concurrency", self.max_concurrency, 1, 1024)?;
-        self.limits().check("")
-    }
-
     /// A judge at `base_url` with every other default.
     #[cfg(test)]
     pub fn new(base_url: impl Into<String>, model: impl Into<String>) -> Self {
@@ -177,6 +141,7 @@ impl JudgeParams {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kinds::Kind;
 
     fn refusal(params: &JudgeParams) -> String {
         params.check().unwrap_err().sentence()
@@ -190,10 +155,10 @@ mod tests {
         assert_eq!(read.check(), Ok(()));
         let mut keyed = JudgeParams::new("https://api.example/v1", "m");
         keyed.api_key_env = "KEY".to_owned();
-        keyed.resolve(|_| Some("sk-hunter2".to_owned())).unwrap();
+        keyed.resolve(&|_| Some("sk-hunter2".to_owned())).unwrap();
         assert_eq!(keyed.check(), Ok(()));
         assert!(!format!("{keyed:?}{}", toml::to_string(&keyed).unwrap()).contains("hunter2"));
-        assert!(keyed.resolve(|_| None).is_err());
+        assert!(keyed.resolve(&|_| None).is_err());
     }
 
     #[test]

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use minijinja::{Environment, UndefinedBehavior, Value, context};
 
+use hone_core::config::Problem;
 use hone_core::digest::{Digest, hex};
 use hone_core::types::{Message, Role};
 
-use super::model::JudgeError;
 use super::params::{JudgeMode, JudgeParams, Rubric};
 use super::parse::AnswerFormat;
 use crate::ScoreInput;
@@ -75,11 +75,9 @@ const NAME: &str = "judge";
 
 impl JudgePrompts {
     /// Compiles the template of the configured mode.
-    ///
-    /// # Errors
-    /// If a custom template has a syntax error, uses a variable that its mode does not have, or does
+    /// Errors: if a custom template has a syntax error, uses a variable that its mode does not have, or does
     /// not use the text to judge.
-    pub(super) fn new(params: &JudgeParams) -> Result<Self, JudgeError> {
+    pub(super) fn new(params: &JudgeParams) -> Result<Self, Problem> {
         let mut environment = Environment::new();
         // Rendering an undefined metadata key is an error, but `{% if metadata.key %}` is allowed.
         environment.set_undefined_behavior(UndefinedBehavior::SemiStrict);
@@ -92,20 +90,22 @@ impl JudgePrompts {
             Rubric::Custom => params.template.clone(),
             _ => builtin.to_owned(),
         };
-        environment.add_template_owned(NAME, source).map_err(JudgeError::TemplateSyntax)?;
-        let template = environment.get_template(NAME).map_err(JudgeError::TemplateSyntax)?;
+        let wrong = |why: String| Problem::new("template", format!(" {why}"));
+        let unread = |error: minijinja::Error| wrong(format!("cannot be read: {error}"));
+        environment.add_template_owned(NAME, source).map_err(unread)?;
+        let template = environment.get_template(NAME).map_err(unread)?;
         let used: BTreeSet<String> = template.undeclared_variables(false).into_iter().collect();
         let known: Vec<&str> = COMMON.iter().chain(judged).copied().collect();
         let function = |name: &str| environment.globals().any(|(global, _)| global == name);
         let unknown = used.iter().find(|n| !known.contains(&n.as_str()) && !function(n));
         if let Some(name) = unknown {
             let known = known.join(", ");
-            return Err(JudgeError::Template(format!(
+            return Err(wrong(format!(
                 "uses `{name}`, which is not defined: the variables are {known}"
             )));
         }
         if let Some(name) = judged.iter().find(|name| !used.contains(**name)) {
-            return Err(JudgeError::Template(format!("does not show what to judge: `{name}`")));
+            return Err(wrong(format!("does not show what to judge: `{name}`")));
         }
         drop(template);
         Ok(Self { environment, params: params.clone() })

@@ -11,6 +11,7 @@ use axum::routing::post;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::kinds::Kind;
 
 type AskedQuestion = (Vec<Message>, JudgeSampling);
 
@@ -316,7 +317,7 @@ fn invalid_templates_are_refused_at_construction() {
         let metrics = Arc::new(Metrics::new().unwrap());
         let own: Arc<dyn JudgeModel> =
             Arc::new(Fake { answer: |_: &[Message]| String::new(), asked: Arc::default() });
-        Judge::new(&params, "r", "p", &metrics, Some(own)).err().map(|e| e.to_string())
+        Judge::new(&params, "r", "p", &metrics, Some(own)).err().map(|problem| problem.sentence())
     };
     assert_eq!(refusal("{{ completion }}", JudgeMode::Score), None);
     assert_eq!(
@@ -332,7 +333,8 @@ fn invalid_templates_are_refused_at_construction() {
     insta::assert_snapshot!(refusal("Be nice.", JudgeMode::Rank).unwrap(), @"template does not show what to judge: `candidates`");
     let metrics = Arc::new(Metrics::new().unwrap());
     let alone = Judge::new(&own(JudgeMode::Score), "r", "p", &metrics, None).err();
-    assert!(matches!(alone, Some(JudgeError::NoSelfJudge)), "{alone:?}");
+    let alone = alone.unwrap().sentence();
+    assert_eq!(alone, "base_url = `self`: no model of this server can judge here");
 }
 
 #[tokio::test]
@@ -413,11 +415,9 @@ async fn an_endpoint_is_called_in_the_openai_format() {
     };
     let metrics = Arc::new(Metrics::new().unwrap());
     let unresolved = Judge::new(&params, "r", "p", &metrics, None).err();
-    assert!(
-        matches!(&unresolved, Some(JudgeError::Unresolved(name)) if name == "KEY"),
-        "{unresolved:?}"
-    );
-    params.resolve(|_| Some("sk-test".to_owned())).unwrap();
+    let unresolved = unresolved.unwrap().sentence();
+    assert!(unresolved.starts_with("api_key_env = `KEY` was not looked up"), "{unresolved}");
+    params.resolve(&|_| Some("sk-test".to_owned())).unwrap();
     let (judge, metrics) = remote(&params);
     assert_eq!(judge.score(&[input("x")]).await, [Some(0.7)]);
     assert_eq!(*count.lock().unwrap(), 2);

@@ -3,29 +3,23 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize};
 
-use hone_core::config::finite;
-use hone_core::config::{Checked, Problem};
+use hone_core::config::{Checked, Problem, finite};
 
+use super::define::parameters;
 use crate::{RewardFn, ScoreInput};
 
-/// `clip(scale * value + offset)`; in TOML the keys are beside `name`, `kind` and `weight`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Shaping {
-    /// Least and greatest value, applied last; absent: no bounds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub clip: Option<[f64; 2]>,
-    /// Factor, applied first.
-    pub scale: f64,
-    /// Summand, applied after the factor.
-    pub offset: f64,
-}
-
-impl Default for Shaping {
-    fn default() -> Self {
-        Self { clip: None, scale: 1.0, offset: 0.0 }
+parameters! {
+    /// `clip(scale * value + offset)`; in TOML the keys are beside `name`, `kind` and `weight`.
+    #[derive(Copy)]
+    pub struct Shaping {
+        /// Least and greatest value, applied last; absent: no bounds.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub clip: Option<[f64; 2]> = None,
+        /// Factor, applied first.
+        pub scale: f64 = 1.0,
+        /// Summand, applied after the factor.
+        pub offset: f64 = 0.0,
     }
 }
 

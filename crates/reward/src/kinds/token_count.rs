@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::ordered;
+use hone_core::config::{between, ordered};
 
 use crate::ScoreInput;
 use crate::kinds::correctness::{find_math, is_equal};
@@ -45,7 +45,7 @@ define_kind! {
     /// DAPO (arXiv 2503.14476), eq. 13.
     pub struct SoftOverlong {
         /// Longest length that does not earn the full penalty.
-        pub max_tokens: u32,
+        pub max_tokens: u32 => between(1, LONGEST),
         /// Tokens before `max_tokens` over which the penalty grows; with 0 it is full at once.
         pub cache: u32,
     }
@@ -60,7 +60,7 @@ define_kind! {
 
 impl Kind for SoftOverlong {
     fn check(&self) -> Checked {
-        between("max_tokens", self.max_tokens, 1, LONGEST)?;
+        self.check_ranges()?;
         between("cache", self.cache, 0, self.max_tokens)
     }
 
@@ -84,9 +84,9 @@ define_kind! {
         /// Least length that earns 1.
         pub min: u32 = 0,
         /// Greatest length that earns 1.
-        pub max: u32,
+        pub max: u32 => between(1, LONGEST),
         /// Distance from either end to 0, falling in a line; with 0 the value is 0 right outside.
-        pub fade: u32 = 0,
+        pub fade: u32 = 0 => between(0, LONGEST),
         /// The unit of the lengths.
         pub unit: LengthUnit = LengthUnit::Tokens,
     }
@@ -99,9 +99,8 @@ define_kind! {
 
 impl Kind for LengthRange {
     fn check(&self) -> Checked {
-        between("max", self.max, 1, LONGEST)?;
-        between("min", self.min, 0, self.max)?;
-        between("fade", self.fade, 0, LONGEST)
+        self.check_ranges()?;
+        between("min", self.min, 0, self.max)
     }
 
     fn build(&self, _: &BuildContext<'_>) -> Built {
@@ -134,9 +133,9 @@ pub enum LengthShape {
 define_kind! {
     pub struct Length {
         /// The length of the greatest value.
-        pub ideal: u32,
+        pub ideal: u32 => between(0, LONGEST),
         /// The distance over which the value falls by 1, on both sides.
-        pub spread: u32,
+        pub spread: u32 => between(1, LONGEST),
         /// The unit of `ideal` and `spread`.
         pub unit: LengthUnit = LengthUnit::Tokens,
         /// How the value falls with the distance.
@@ -151,11 +150,6 @@ define_kind! {
 }
 
 impl Kind for Length {
-    fn check(&self) -> Checked {
-        between("ideal", self.ideal, 0, LONGEST)?;
-        between("spread", self.spread, 1, LONGEST)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let p = self.clone();
         let (ideal, spread) = (f64::from(p.ideal), f64::from(p.spread.max(1)));
@@ -175,7 +169,7 @@ define_kind! {
     /// Yeo et al. 2025 (arXiv 2502.03373, C.1), as in TRL's `get_cosine_scaled_reward`.
     pub struct CosineScaled {
         /// Tokens at which the curve ends; longer completions keep its last value.
-        pub max_tokens: u32,
+        pub max_tokens: u32 => between(1, LONGEST),
         /// Value of a right answer at `max_tokens`.
         pub min_correct: f64 = 0.5,
         /// Value of a right answer of no length.
@@ -187,7 +181,7 @@ define_kind! {
         /// Metadata key of the reference.
         pub reference: String = answer_key(),
         /// As in `math_equal`.
-        pub tolerance: f64 = 1e-6,
+        pub tolerance: f64 = 1e-6 => at_least(0.0),
         /// As in `math_equal`.
         pub extract: String = answer_pattern(),
     }
@@ -202,19 +196,14 @@ define_kind! {
 }
 
 impl Kind for CosineScaled {
-    fn extract(&self) -> Option<&str> {
-        Some(&self.extract)
-    }
-
     fn find_answer(&self, text: &str, finder: &AnswerFinder) -> Option<String> {
         find_math(text, finder).map(str::to_owned)
     }
 
     fn check(&self) -> Checked {
-        between("max_tokens", self.max_tokens, 1, LONGEST)?;
+        self.check_ranges()?;
         ordered(["min_correct", "max_correct"], self.min_correct, self.max_correct)?;
-        ordered(["min_wrong", "max_wrong"], self.min_wrong, self.max_wrong)?;
-        at_least("tolerance", self.tolerance, 0.0)
+        ordered(["min_wrong", "max_wrong"], self.min_wrong, self.max_wrong)
     }
 
     fn build(&self, _: &BuildContext<'_>) -> Built {
@@ -224,10 +213,6 @@ impl Kind for CosineScaled {
             let correct = is_equal(&input.text, reference, p.tolerance, &finder)?;
             Some(p.value(input.ids.len(), correct))
         })
-    }
-
-    fn reads(&self) -> Vec<&str> {
-        vec![self.reference.as_str()]
     }
 }
 

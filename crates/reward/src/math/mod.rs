@@ -304,19 +304,12 @@ pub fn is_integer(text: &str) -> bool {
 
 /// The digits of a whole part; `None` unless it is digits, or groups of three digits after commas.
 fn without_separators(whole: &str) -> Option<String> {
-    let mut groups = whole.split(',');
+    let mut groups = whole.split(',').map(str::len);
     let first = groups.next()?;
-    let mut digits = first.to_owned();
-    let mut separated = false;
-    for group in groups {
-        if group.len() != 3 {
-            return None;
-        }
-        separated = true;
-        digits.push_str(group);
-    }
-    let first_fits = !separated || (1..=3).contains(&first.len());
-    (first_fits && all_digits(&digits)).then_some(digits)
+    let is_plain = !whole.contains(',');
+    let fits = is_plain || ((1..=3).contains(&first) && groups.all(|length| length == 3));
+    let digits = whole.replace(',', "");
+    (fits && all_digits(&digits)).then_some(digits)
 }
 
 fn all_digits(text: &str) -> bool {

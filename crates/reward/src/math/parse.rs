@@ -312,8 +312,8 @@ fn scaled(digits: &str, exponent: i64) -> Option<Number> {
         let digits: i128 = digits.parse().ok()?;
         let ten = 10_i128.checked_pow(u32::try_from(exponent.unsigned_abs()).ok()?)?;
         match exponent {
-            0.. => Rational::new(digits.checked_mul(ten)?, 1),
-            _ => Rational::new(digits, ten),
+            0.. => Some(Rational::from(digits.checked_mul(ten)?)),
+            _ => Some(Rational::new(digits, ten)),
         }
     };
     match exact() {

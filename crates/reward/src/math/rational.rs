@@ -1,82 +1,39 @@
-//! Exact fractions of 128-bit integers, and numbers that are exact while they fit.
+//! Numbers that are exact fractions of 128-bit integers while they fit.
 
-/// `num / den` in lowest terms, `den > 0`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rational {
-    num: i128,
-    den: i128,
+use num_integer::Roots;
+use num_rational::Ratio;
+use num_traits::{CheckedAdd, CheckedMul, checked_pow};
+
+/// An exact fraction in lowest terms. Its numerator is not `i128::MIN`, so that its sign can be changed.
+pub type Rational = Ratio<i128>;
+
+/// The fraction, if its sign can be changed.
+fn kept(value: Rational) -> Option<Rational> {
+    (*value.numer() != i128::MIN).then_some(value)
 }
 
-impl Rational {
-    /// `num / den`; `None` for a denominator of 0 and on overflow.
-    pub fn new(num: i128, den: i128) -> Option<Self> {
-        if den == 0 || num == i128::MIN || den == i128::MIN {
-            return None;
-        }
-        let divisor = gcd(num.unsigned_abs(), den.unsigned_abs()) as i128 * den.signum();
-        Some(Self { num: num / divisor, den: den / divisor })
-    }
-
-    fn add(self, other: Self) -> Option<Self> {
-        let left = self.num.checked_mul(other.den)?;
-        let right = other.num.checked_mul(self.den)?;
-        Self::new(left.checked_add(right)?, self.den.checked_mul(other.den)?)
-    }
-
-    fn mul(self, other: Self) -> Option<Self> {
-        // Reducing across first avoids overflow.
-        let a = Self::new(self.num, other.den)?;
-        let b = Self::new(other.num, self.den)?;
-        Self::new(a.num.checked_mul(b.num)?, a.den.checked_mul(b.den)?)
-    }
-
-    fn inverse(self) -> Option<Self> {
-        Self::new(self.den, self.num)
-    }
-
-    fn to_f64(self) -> f64 {
-        self.num as f64 / self.den as f64
-    }
-
-    /// `self ^ n` by squaring.
-    fn power(self, n: u32) -> Option<Self> {
-        let (mut result, mut base, mut left) = (Self::new(1, 1)?, self, n);
-        while left > 0 {
-            if left & 1 == 1 {
-                result = result.mul(base)?;
-            }
-            left >>= 1;
-            if left > 0 {
-                base = base.mul(base)?;
-            }
-        }
-        Some(result)
-    }
-
-    /// The exact n-th root, if it is a fraction.
-    fn root(self, n: u32) -> Option<Self> {
-        Self::new(integer_root(self.num, n)?, integer_root(self.den, n)?)
-    }
+fn nearest(value: Rational) -> f64 {
+    *value.numer() as f64 / *value.denom() as f64
 }
 
-fn gcd(mut a: u128, mut b: u128) -> u128 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a.max(1)
+/// The exact n-th root, if it is a fraction; `n >= 1`.
+fn exact_root(value: Rational, n: u32) -> Option<Rational> {
+    let root = |value: &i128| {
+        let is_real = *value >= 0 || n % 2 == 1;
+        let root = is_real.then(|| value.nth_root(n))?;
+        (root.checked_pow(n) == Some(*value)).then_some(root)
+    };
+    Some(Rational::new(root(value.numer())?, root(value.denom())?))
 }
 
-/// The integer whose n-th power this is.
-fn integer_root(value: i128, n: u32) -> Option<i128> {
-    if value < 0 && n.is_multiple_of(2) {
-        return None;
-    }
-    let near = (value.unsigned_abs() as f64).powf(1.0 / f64::from(n)).round() as i128;
-    let sign = value.signum();
-    // For large values the estimate may be off by a little.
-    (near.saturating_sub(2).max(0)..=near.saturating_add(2))
-        .map(|root| root * if n % 2 == 1 { sign } else { 1 })
-        .find(|root| root.checked_pow(n) == Some(value))
+fn exact_power(base: Rational, power: Rational) -> Option<Rational> {
+    let n = u32::try_from(power.numer().unsigned_abs()).ok()?;
+    let base = match *power.denom() {
+        1 => base,
+        root => exact_root(base, u32::try_from(root).ok()?)?,
+    };
+    let raised = kept(checked_pow(base, usize::try_from(n).ok()?)?)?;
+    Some(if *power.numer() < 0 { raised.recip() } else { raised })
 }
 
 /// A number, exact while it is a fraction that fits, else a finite float.
@@ -91,7 +48,7 @@ pub enum Number {
 impl Number {
     /// A whole number.
     pub fn whole(value: i128) -> Option<Self> {
-        Rational::new(value, 1).map(Self::Exact)
+        kept(value.into()).map(Self::Exact)
     }
 
     /// A finite float that is rounded once; `None` for any other.
@@ -108,14 +65,14 @@ impl Number {
     /// The nearest float.
     pub fn to_f64(self) -> f64 {
         match self {
-            Self::Exact(value) => value.to_f64(),
+            Self::Exact(value) => nearest(value),
             Self::Near(value, _) => value,
         }
     }
 
     fn error(self) -> f64 {
         match self {
-            Self::Exact(value) => f64::EPSILON * value.to_f64().abs(),
+            Self::Exact(value) => f64::EPSILON * nearest(value).abs(),
             Self::Near(_, error) => error,
         }
     }
@@ -132,7 +89,7 @@ impl Number {
     /// The sum.
     pub fn add(self, other: Self) -> Option<Self> {
         if let (Self::Exact(a), Self::Exact(b)) = (self, other)
-            && let Some(value) = a.add(b)
+            && let Some(value) = a.checked_add(&b).and_then(kept)
         {
             return Some(Self::Exact(value));
         }
@@ -147,7 +104,7 @@ impl Number {
     /// The product.
     pub fn mul(self, other: Self) -> Option<Self> {
         if let (Self::Exact(a), Self::Exact(b)) = (self, other)
-            && let Some(value) = a.mul(b)
+            && let Some(value) = a.checked_mul(&b).and_then(kept)
         {
             return Some(Self::Exact(value));
         }
@@ -161,7 +118,7 @@ impl Number {
             return None;
         }
         let inverse = match other {
-            Self::Exact(value) => value.inverse().map(Self::Exact),
+            Self::Exact(value) => Some(Self::Exact(value.recip())),
             Self::Near(value, error) => Self::rounded(value.recip(), error / (value * value)),
         };
         self.mul(inverse?)
@@ -170,7 +127,7 @@ impl Number {
     /// The power; `None` where it is undefined or not real. `0^0` is 1.
     pub fn power(self, exponent: Self) -> Option<Self> {
         if let (Self::Exact(base), Self::Exact(power)) = (self, exponent) {
-            if base.num == 0 && power.num < 0 {
+            if *base.numer() == 0 && *power.numer() < 0 {
                 return None;
             }
             if let Some(value) = exact_power(base, power) {
@@ -189,7 +146,7 @@ impl Number {
             return None;
         }
         if let Self::Exact(value) = self
-            && let Some(root) = value.root(n)
+            && let Some(root) = exact_root(value, n)
         {
             return Some(Self::Exact(root));
         }
@@ -216,11 +173,4 @@ impl Number {
         (a - b).abs()
             <= (tolerance * a.abs().max(b.abs())).max(2.0 * (self.error() + other.error()))
     }
-}
-
-fn exact_power(base: Rational, power: Rational) -> Option<Rational> {
-    let n = u32::try_from(power.num.unsigned_abs()).ok()?;
-    let base = if power.den == 1 { base } else { base.root(u32::try_from(power.den).ok()?)? };
-    let raised = base.power(n)?;
-    if power.num < 0 { raised.inverse() } else { Some(raised) }
 }

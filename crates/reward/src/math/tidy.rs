@@ -28,18 +28,12 @@ pub fn tidy(text: &str) -> String {
             rest = command(rest, &mut out);
             continue;
         }
-        if let Some(after) = rest.strip_prefix("{,}") {
-            out.push(',');
-            rest = after;
-            continue;
-        }
-        if let Some(after) = DEGREES.iter().find_map(|degrees| rest.strip_prefix(degrees)) {
-            out.push(' ');
-            rest = after;
-            continue;
-        }
-        if let Some(after) = rest.strip_prefix("**") {
-            out.push('^');
+        let forms = DEGREES.into_iter().map(|degrees| (degrees, ' '));
+        let mut forms = forms.chain([("{,}", ','), ("**", '^')]);
+        if let Some((plain, after)) =
+            forms.find_map(|(form, plain)| Some((plain, rest.strip_prefix(form)?)))
+        {
+            out.push(plain);
             rest = after;
             continue;
         }

@@ -32,9 +32,7 @@ pub(crate) struct ChatReply {
 
 impl ChatEndpoint {
     /// Prepares calls; sends `api_key` as a bearer token.
-    ///
-    /// # Errors
-    /// If a header cannot carry the key, or the HTTP client cannot be built.
+    /// Errors: if a header cannot carry the key, or the HTTP client cannot be built.
     pub(crate) fn new(
         base_url: &str,
         api_key: Option<&Secret>,
@@ -53,9 +51,7 @@ impl ChatEndpoint {
     }
 
     /// Posts a request and reads the first choice of the answer.
-    ///
-    /// # Errors
-    /// If the call fails, or the answer is not a chat completion.
+    /// Errors: if the call fails, or the answer is not a chat completion.
     pub(crate) async fn complete(&self, request: &Value) -> Result<ChatReply, CallError> {
         let body = request.to_string().into_bytes();
         let answer = self.endpoint.post(&body, || self.headers.clone(), &self.events).await?;

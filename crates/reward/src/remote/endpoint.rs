@@ -21,9 +21,7 @@ pub(crate) struct Endpoint {
 
 impl Endpoint {
     /// Prepares calls to `url`.
-    ///
-    /// # Errors
-    /// If the HTTP client cannot be built.
+    /// Errors: if the HTTP client cannot be built.
     pub(crate) fn new(url: &str, limits: CallLimits) -> Result<Self, CallError> {
         // No proxy from the environment, which only the configuration may read.
         let mut builder = reqwest::Client::builder()
@@ -40,9 +38,7 @@ impl Endpoint {
     }
 
     /// Posts `body`, with retries; `headers` builds the headers of each attempt.
-    ///
-    /// # Errors
-    /// The last attempt's.
+    /// Errors: the last attempt's.
     pub(crate) async fn post(
         &self,
         body: &[u8],

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use reqwest::Url;
 
-use hone_core::config::between;
-use hone_core::config::{Checked, Problem, quoted};
+use hone_core::config::{Checked, Problem, between, quoted};
 
 /// How a service is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,24 +42,24 @@ macro_rules! call_limits {
 }
 pub(crate) use call_limits;
 
-fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+impl CallLimits {
+    /// Checks the ranges of the keys that [`call_limits`] reads.
+    pub(crate) fn check(&self) -> Checked {
+        let ms = |time: Duration| time.as_millis();
+        between("timeout_ms", ms(self.timeout), 1, 600_000)?;
+        between("retries", self.retries, 0, 10)?;
+        between("backoff_ms", ms(self.backoff), 1, 60_000)?;
+        between("max_backoff_ms", ms(self.max_backoff), ms(self.backoff), 300_000)?;
+        between("breaker_failures", self.breaker_failures, 1, 1000)?;
+        between("breaker_cooldown_ms", ms(self.breaker_cooldown), 1, 3_600_000)?;
+        between("max_response_bytes", self.max_response_bytes, 64, 1 << 26)
+    }
 }
 
-impl CallLimits {
-    /// Checks the ranges; every key in an error begins with `prefix`.
-    pub(crate) fn check(&self, prefix: &str) -> Checked {
-        let key = |name: &str| format!("{prefix}{name}");
-        let backoff = milliseconds(self.backoff);
-        between(&key("timeout_ms"), milliseconds(self.timeout), 1, 600_000)?;
-        between(&key("retries"), self.retries, 0, 10)?;
-        between(&key("backoff_ms"), backoff, 1, 60_000)?;
-        between(&key("max_backoff_ms"), milliseconds(self.max_backoff), backoff, 300_000)?;
-        between(&key("breaker_failures"), self.breaker_failures, 1, 1000)?;
-        let cooldown = milliseconds(self.breaker_cooldown);
-        between(&key("breaker_cooldown_ms"), cooldown, 1, 3_600_000)?;
-        between(&key("max_response_bytes"), self.max_response_bytes, 64, 1 << 26)
-    }
+/// The problem of a secret that the key names although the configuration was read without the environment.
+pub(crate) fn unresolved(key: &str, name: &str) -> Problem {
+    let why = "was not looked up: the configuration was not read by the loader";
+    Problem::new(key, format!(" = `{name}` {why}"))
 }
 
 /// Checks the address of a service: https, or http to a loopback address unless `allow_http`.

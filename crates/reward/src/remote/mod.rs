@@ -17,7 +17,7 @@ use hone_core::metrics::CallMetrics;
 pub(super) use chat::ChatEndpoint;
 pub(super) use endpoint::Endpoint;
 pub use limits::CallLimits;
-pub(super) use limits::{call_limits, check_url};
+pub(super) use limits::{call_limits, check_url, unresolved};
 
 // Logs and counts the events of calls.
 

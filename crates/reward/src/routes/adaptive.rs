@@ -2,46 +2,34 @@
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::Checked;
-use hone_core::config::{above, between, finite};
+use hone_core::config::{Checked, above, between, finite};
 
-/// The rule of a weight that follows the part's success rate: it grows while successes are rare and
-/// shrinks when nearly every value is one.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct AdaptiveConfig {
-    /// A value of at least this is a success.
-    pub success_at: f64,
-    /// Below this success rate the weight is multiplied by `up`.
-    pub low: f64,
-    /// Above this success rate the weight is multiplied by `down`.
-    pub high: f64,
-    /// Factor of growth.
-    pub up: f64,
-    /// Factor of shrinking.
-    pub down: f64,
-    /// Least weight; absent: a quarter of the part's weight.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub min: Option<f64>,
-    /// Greatest weight; absent: four times the part's weight.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max: Option<f64>,
-    /// Scored completions between two changes of the weight.
-    pub every: u32,
-}
+use crate::kinds::KindParameters;
+use crate::kinds::define::parameters;
 
-impl Default for AdaptiveConfig {
-    fn default() -> Self {
-        Self {
-            success_at: 1.0,
-            low: 0.3,
-            high: 0.8,
-            up: 1.2,
-            down: 0.9,
-            min: None,
-            max: None,
-            every: 64,
-        }
+parameters! {
+    /// The rule of a weight that follows the part's success rate: it grows while successes are rare and
+    /// shrinks when nearly every value is one.
+    #[derive(Copy)]
+    pub struct AdaptiveConfig {
+        /// A value of at least this is a success.
+        pub success_at: f64 = 1.0,
+        /// Below this success rate the weight is multiplied by `up`.
+        pub low: f64 = 0.3,
+        /// Above this success rate the weight is multiplied by `down`.
+        pub high: f64 = 0.8 => between(0.0, 1.0),
+        /// Factor of growth.
+        pub up: f64 = 1.2 => between(1.0, 1000.0),
+        /// Factor of shrinking.
+        pub down: f64 = 0.9 => between(0.0, 1.0),
+        /// Least weight; absent: a quarter of the part's weight.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub min: Option<f64> = None,
+        /// Greatest weight; absent: four times the part's weight.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub max: Option<f64> = None,
+        /// Scored completions between two changes of the weight.
+        pub every: u32 = 64 => between(1, 1 << 20),
     }
 }
 
@@ -54,12 +42,9 @@ impl AdaptiveConfig {
     pub(super) fn check(&self, weight: f64) -> Checked {
         above("weight", weight, 0.0)?;
         finite("adaptive.success_at", self.success_at)?;
-        between("adaptive.high", self.high, 0.0, 1.0)?;
+        self.check_ranges().map_err(|problem| problem.prefixed("adaptive."))?;
         between("adaptive.low", self.low, 0.0, self.high)?;
-        between("adaptive.up", self.up, 1.0, 1000.0)?;
         above("adaptive.down", self.down, 0.0)?;
-        between("adaptive.down", self.down, 0.0, 1.0)?;
-        between("adaptive.every", self.every, 1, 1 << 20)?;
         let (min, max) = self.bounds(weight);
         above("adaptive.min", min, 0.0)?;
         between("adaptive.min", min, 0.0, weight)?;

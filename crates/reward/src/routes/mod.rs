@@ -17,39 +17,11 @@ pub use adaptive::{AdaptiveConfig, AdaptiveState, AdaptiveWeight};
 pub use config::{Preset, RewardConfig, RouteConfig, RouteList};
 pub use coverage::{MissingPart, PartCoverage};
 
-/// Why the routes cannot be built, or a route cannot be found.
+/// Why the routes cannot be built, or a route cannot be found: a sentence that names the route, and the part and the
+/// key if they are wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RewardError {
-    /// Two routes have the same name, which identifies a route in the ledger and in metrics.
-    #[error("route: name = `{0}` occurs twice; every route needs its own name")]
-    DuplicateRoute(String),
-    /// Two parts have the same name, which identifies a part in the ledger and in metrics.
-    #[error("route `{route}`: reward.name = `{part}` occurs twice; every part needs its own name")]
-    DuplicatePart {
-        /// Name of the route that contains both.
-        route: String,
-        /// The name that occurs twice.
-        part: String,
-    },
-    /// A key of a route or of one of its parts has a wrong value.
-    #[error("{place}: {}", .problem.sentence())]
-    Value {
-        /// The route, and the part if the key is a part's.
-        place: String,
-        /// The key, its value and what is allowed.
-        problem: Problem,
-    },
-    /// A key elsewhere names a route that does not exist.
-    #[error("{key} = `{route}` is not a route; routes are: {known}")]
-    UnknownRoute {
-        /// The configuration key with the unknown name.
-        key: &'static str,
-        /// The unknown name.
-        route: String,
-        /// The names that exist, separated by commas.
-        known: String,
-    },
-}
+#[error("{0}")]
+pub struct RewardError(String);
 
 /// One named, weighted part of a route's reward.
 pub struct RewardPart {
@@ -125,24 +97,9 @@ impl Route {
     }
 }
 
-/// The requests that a route matches.
-struct Condition {
-    model: Option<String>,
-    metadata: BTreeMap<String, String>,
-}
-
-impl Condition {
-    fn holds(&self, model: &str, metadata: &BTreeMap<String, String>) -> bool {
-        self.model.as_deref().is_none_or(|wanted| wanted == model)
-            && self.metadata.iter().all(|(key, wanted)| {
-                metadata.get(key).is_some_and(|value| wanted == "*" || wanted == value)
-            })
-    }
-}
-
 /// All routes, in order.
 pub struct Routes {
-    list: Vec<(Condition, Arc<Route>)>,
+    list: Vec<(RouteConfig, Arc<Route>)>,
 }
 
 impl Routes {
@@ -164,14 +121,15 @@ impl Routes {
         for route in &config.0 {
             if route.name.is_empty() {
                 let problem = Problem::value("name", "\"\"", "a name");
-                return Err(RewardError::Value { place: "route".to_owned(), problem });
+                return Err(RewardError(format!("route: {}", problem.sentence())));
             }
             if !names.insert(&route.name) {
-                return Err(RewardError::DuplicateRoute(route.name.clone()));
+                let name = &route.name;
+                return Err(RewardError(format!(
+                    "route: name = `{name}` occurs twice; every route needs its own name"
+                )));
             }
-            let condition =
-                Condition { model: route.model.clone(), metadata: route.metadata.clone() };
-            list.push((condition, Arc::new(build_route(route, tools)?)));
+            list.push((route.clone(), Arc::new(build_route(route, tools)?)));
         }
         Ok(Self { list })
     }
@@ -194,7 +152,7 @@ impl Routes {
 
     /// The first route that matches.
     pub fn find(&self, model: &str, metadata: &BTreeMap<String, String>) -> Option<&Arc<Route>> {
-        self.list.iter().find(|(when, _)| when.holds(model, metadata)).map(|(_, route)| route)
+        self.list.iter().find(|(config, _)| config.matches(model, metadata)).map(|(_, route)| route)
     }
 
     /// A route by name.
@@ -210,7 +168,7 @@ impl Routes {
         self.get(name).ok_or_else(|| {
             let names: Vec<&str> = self.iter().map(|route| route.name.as_str()).collect();
             let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            RewardError::UnknownRoute { key, route: name.to_owned(), known }
+            RewardError(format!("{key} = `{name}` is not a route; routes are: {known}"))
         })
     }
 
@@ -230,8 +188,10 @@ fn build_route(config: &RouteConfig, tools: &Tools) -> Result<Route, RewardError
     let mut names = BTreeSet::new();
     // Checked before the preset's parts are replaced, which would hide a duplicate name.
     if let Some(twice) = config.rewards.iter().find(|part| !names.insert(&part.name)) {
-        let (route, part) = (config.name.clone(), twice.name.clone());
-        return Err(RewardError::DuplicatePart { route, part });
+        let (route, part) = (&config.name, &twice.name);
+        return Err(RewardError(format!(
+            "route `{route}`: reward.name = `{part}` occurs twice; every part needs its own name"
+        )));
     }
     let parts = config.parts();
     let parts = parts.iter().map(|part| {
@@ -243,7 +203,7 @@ fn build_route(config: &RouteConfig, tools: &Tools) -> Result<Route, RewardError
 }
 
 fn in_part(route: &str, part: &str, problem: Problem) -> RewardError {
-    RewardError::Value { place: format!("route `{route}`, reward `{part}`"), problem }
+    RewardError(format!("route `{route}`, reward `{part}`: {}", problem.sentence()))
 }
 
 fn build_part(config: &RewardConfig, route: &str, tools: &Tools) -> Result<RewardPart, Problem> {
@@ -264,7 +224,7 @@ fn build_part(config: &RewardConfig, route: &str, tools: &Tools) -> Result<Rewar
         grader: function.map(|function| config.shape.wrap(function)),
         feedback,
         kind: config.kind.name(),
-        reads: config.kind.reads().into_iter().map(str::to_owned).collect(),
+        reads: config.kind.reads(),
         models: config.kind.grader_models(),
         calls_out: may_call_out(&config.kind),
     })

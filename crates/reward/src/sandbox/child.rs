@@ -22,7 +22,7 @@ use rustix::process::{PidfdFlags, Signal, geteuid, kill_process, pidfd_open};
 
 use super::confine::{ChildSetup, LANDLOCK_ENOUGH};
 use super::{Isolation, IsolationLayer, RunOutcome, Status};
-use super::{LaunchFailure, LaunchSpec};
+use super::{LaunchSpec, SandboxError};
 use super::{confine, namespaces, sys};
 
 /// Longest line accepted as a specification.
@@ -44,13 +44,13 @@ pub fn child_main() -> ExitCode {
     }
 }
 
-fn failed<E: Display>(step: &str) -> impl Fn(E) -> LaunchFailure + '_ {
-    move |error| LaunchFailure::Failed(format!("{step}: {error}"))
+fn failed<E: Display>(step: &str) -> impl Fn(E) -> SandboxError + '_ {
+    move |error| SandboxError::Launcher(format!("{step}: {error}"))
 }
 
 /// Reads the specification's line without `BufRead`, whose buffer would hold on to later bytes:
 /// standard input stays open.
-fn read_spec() -> Result<LaunchSpec, LaunchFailure> {
+fn read_spec() -> Result<LaunchSpec, SandboxError> {
     let mut line = Vec::new();
     let mut chunk = [0; 64 * 1024];
     let mut input = io::stdin().lock();
@@ -59,14 +59,14 @@ fn read_spec() -> Result<LaunchSpec, LaunchFailure> {
         line.extend_from_slice(&chunk[..count]);
         if count == 0 || line.len() > SPEC_BYTES {
             let reason = "the specification is not one line of JSON";
-            return Err(LaunchFailure::Failed(reason.to_owned()));
+            return Err(SandboxError::Launcher(reason.to_owned()));
         }
     }
     serde_json::from_slice(&line).map_err(failed("the specification"))
 }
 
 /// Enters the available namespaces and records the missing layers.
-fn isolate(spec: &LaunchSpec) -> Result<Isolation, LaunchFailure> {
+fn isolate(spec: &LaunchSpec) -> Result<Isolation, SandboxError> {
     let has = |layer| !spec.without.contains(&layer);
     let mut isolation = Isolation {
         landlock_abi: if has(IsolationLayer::Landlock) { sys::landlock_abi() } else { 0 },
@@ -103,10 +103,10 @@ fn isolate(spec: &LaunchSpec) -> Result<Isolation, LaunchFailure> {
     } else {
         return Ok(isolation);
     };
-    Err(LaunchFailure::Unavailable(format!("{lacking} ({})", isolation.missing.join("; "))))
+    Err(SandboxError::Unavailable(format!("{lacking} ({})", isolation.missing.join("; "))))
 }
 
-fn supervise(spec: &LaunchSpec) -> Result<RunOutcome, LaunchFailure> {
+fn supervise(spec: &LaunchSpec) -> Result<RunOutcome, SandboxError> {
     sys::close_on_exec_from(3).map_err(failed("close_range"))?;
     let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(failed("pipe"));
     let (stdout, stdout_end) = pipe()?;
@@ -139,7 +139,7 @@ fn supervise(spec: &LaunchSpec) -> Result<RunOutcome, LaunchFailure> {
         OutputPipe::new(report, REPORT_BYTES)?,
     ];
     let early = pidfd_open(pid, PidfdFlags::empty())
-        .map_err(|e| LaunchFailure::Unavailable(format!("runs cannot be watched: pidfd_open: {e}")))
+        .map_err(|e| SandboxError::Unavailable(format!("runs cannot be watched: pidfd_open: {e}")))
         .and_then(|pidfd| watch(&pidfd, &mut streams, start + spec.limits.wall()));
     if !matches!(early, Ok(None)) {
         // The child has not been waited for, so its id has not been reused.
@@ -178,18 +178,18 @@ fn classify(exit: ExitStatus, stderr: &str, cpu: Duration, spec: &LaunchSpec) ->
 }
 
 /// Reads the child's isolation, or its reason for not becoming the interpreter.
-fn read_status(pipe: OwnedFd) -> Result<Isolation, LaunchFailure> {
+fn read_status(pipe: OwnedFd) -> Result<Isolation, SandboxError> {
     let mut text = String::new();
     File::from(pipe).read_to_string(&mut text).map_err(failed("the run's isolation"))?;
     let (line, reason) = text.split_once('\n').unwrap_or(("", &text));
     if reason.starts_with("seccomp") || reason.starts_with("giving up root") {
-        return Err(LaunchFailure::Unavailable(reason.to_owned()));
+        return Err(SandboxError::Unavailable(reason.to_owned()));
     }
     if !reason.is_empty() {
-        return Err(LaunchFailure::Failed(reason.to_owned()));
+        return Err(SandboxError::Launcher(reason.to_owned()));
     }
     let ended_early = "the run ended before the interpreter was started";
-    serde_json::from_str(line).map_err(|_| LaunchFailure::Failed(ended_early.to_owned()))
+    serde_json::from_str(line).map_err(|_| SandboxError::Launcher(ended_early.to_owned()))
 }
 
 /// Reads output until the child ends (`None`) or must be killed (with this status).
@@ -197,7 +197,7 @@ fn watch(
     pidfd: &OwnedFd,
     streams: &mut [OutputPipe; 3],
     deadline: Instant,
-) -> Result<Option<Status>, LaunchFailure> {
+) -> Result<Option<Status>, SandboxError> {
     let input = io::stdin();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -216,7 +216,7 @@ fn watch(
         }
         let [ended, daemon_gone] = [0, 1].map(|i| !fds[i].revents().is_empty());
         if daemon_gone {
-            return Err(LaunchFailure::Failed("the daemon went away".to_owned()));
+            return Err(SandboxError::Launcher("the daemon went away".to_owned()));
         }
         for stream in streams.iter_mut() {
             stream.drain();
@@ -241,7 +241,7 @@ struct OutputPipe {
 }
 
 impl OutputPipe {
-    fn new(pipe: OwnedFd, limit: usize) -> Result<Self, LaunchFailure> {
+    fn new(pipe: OwnedFd, limit: usize) -> Result<Self, SandboxError> {
         fcntl_setfl(&pipe, OFlags::NONBLOCK).map_err(failed("pipe"))?;
         Ok(Self { pipe: Some(pipe.into()), kept: Vec::new(), limit, over: false })
     }

@@ -1,6 +1,6 @@
 //! The daemon's side: finds the interpreter and starts launchers.
 
-use std::error::Error;
+use std::fmt::Display;
 use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -12,10 +12,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 
+use super::LaunchSpec;
 use super::Limits;
 use super::SandboxError;
 use super::{Isolation, RunOutcome, RunRequest, SUBCOMMAND, Setup, Status};
-use super::{LaunchFailure, LaunchSpec};
 
 /// Time that a launcher may take beyond the run's own wall time before it is killed too.
 const GRACE: Duration = Duration::from_secs(5);
@@ -54,8 +54,8 @@ pub struct Sandbox {
     permits: Arc<Semaphore>,
 }
 
-fn failed<E: Into<Box<dyn Error + Send + Sync>>>(step: &'static str) -> impl Fn(E) -> SandboxError {
-    move |error| SandboxError::Exchange { step, source: error.into() }
+fn failed<E: Display>(step: &'static str) -> impl Fn(E) -> SandboxError {
+    move |error| SandboxError::Launcher(format!("{step}: {error}"))
 }
 
 impl Sandbox {
@@ -69,12 +69,12 @@ impl Sandbox {
             return Err(SandboxError::Unavailable(reason));
         }
         if setup.uid == 0 {
-            let most = u64::from(u32::MAX - 1);
-            return Err(SandboxError::Limit { key: "uid", value: 0, least: 1, most });
+            let text = format!("uid is 0: it must be from 1 to {}", u32::MAX - 1);
+            return Err(SandboxError::Setting(text));
         }
-        let unusable = |reason: String| SandboxError::Interpreter {
-            python: setup.python.display().to_string(),
-            reason,
+        let unusable = |reason: String| {
+            let python = setup.python.display();
+            SandboxError::Setting(format!("python = `{python}` cannot be used: {reason}"))
         };
         let print_paths = Command::new(&setup.python)
             .args(["-I", "-S", "-B", "-c", PRINT_PATHS])
@@ -146,15 +146,10 @@ impl Sandbox {
                 return Err(SandboxError::Launcher("it did not answer in time".to_owned()));
             }
         };
-        match serde_json::from_slice(&reply) {
-            Ok(Ok(outcome)) => Ok(outcome),
-            Ok(Err(LaunchFailure::Unavailable(reason))) => Err(SandboxError::Unavailable(reason)),
-            Ok(Err(LaunchFailure::Failed(reason))) => Err(SandboxError::Launcher(reason)),
-            Err(error) => {
-                let text = String::from_utf8_lossy(&stderr);
-                Err(SandboxError::Launcher(format!("its report: {error}; {}", text.trim())))
-            }
-        }
+        serde_json::from_slice(&reply).unwrap_or_else(|error| {
+            let text = String::from_utf8_lossy(&stderr);
+            Err(SandboxError::Launcher(format!("its report: {error}; {}", text.trim())))
+        })
     }
 
     fn arguments(&self) -> Vec<String> {

@@ -40,13 +40,14 @@ mod sys;
 #[cfg(target_os = "linux")]
 mod syscalls;
 
-use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::{Checked, between};
+use hone_core::config::Checked;
+
+use crate::kinds::define::{KindParameters, parameters};
 
 #[cfg(target_os = "linux")]
 pub use child::child_main;
@@ -62,21 +63,15 @@ pub fn child_main() -> std::process::ExitCode {
 
 // The keys of `[sandbox]`.
 
-/// The sandbox for code from completions and graders.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SandboxConfig {
-    /// The Python interpreter: a path, or a name to look up on `PATH`.
-    pub python: PathBuf,
-    /// Programs that may run at the same time.
-    pub concurrency: usize,
-    /// The user id of programs if the daemon is root; no other process should use it.
-    pub uid: u32,
-}
-
-impl Default for SandboxConfig {
-    fn default() -> Self {
-        Self { python: PathBuf::from("python3"), concurrency: 2, uid: 65_534 }
+parameters! {
+    /// The sandbox for code from completions and graders.
+    pub struct SandboxConfig {
+        /// The Python interpreter: a path, or a name to look up on `PATH`.
+        pub python: PathBuf = PathBuf::from("python3"),
+        /// Programs that may run at the same time.
+        pub concurrency: usize = 2 => between(1, 256),
+        /// The user id of programs if the daemon is root; no other process should use it.
+        pub uid: u32 = 65_534 => between(1, u32::MAX - 1),
     }
 }
 
@@ -86,8 +81,7 @@ impl SandboxConfig {
     /// # Errors
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
-        between("sandbox.concurrency", self.concurrency, 1, 256)?;
-        between("sandbox.uid", self.uid, 1, u32::MAX - 1)
+        self.check_ranges().map_err(|problem| problem.prefixed("sandbox."))
     }
 }
 
@@ -113,87 +107,40 @@ struct LaunchSpec {
     pub stdin: String,
 }
 
-/// Why the launcher did not run the interpreter. Its reply is a `Result<RunOutcome, LaunchFailure>`.
-#[derive(Debug, Serialize, Deserialize)]
-enum LaunchFailure {
-    /// A layer and its substitute are missing.
-    Unavailable(String),
-    /// Another step failed.
-    Failed(String),
-}
-
-// Why the sandbox does not run a program.
-
-/// Why a program was not run.
-#[derive(Debug, thiserror::Error)]
+/// Why a program was not run. The launcher's reply is a `Result<RunOutcome, SandboxError>`.
+#[derive(Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum SandboxError {
-    /// This machine cannot confine it.
+    /// This machine cannot confine it: a layer and its substitute are missing.
     #[error("code is not executed here: {0}")]
     Unavailable(String),
-    /// The interpreter does not work.
-    #[error("sandbox: python = `{python}` cannot be used: {reason}")]
-    Interpreter {
-        /// The configured interpreter.
-        python: String,
-        /// The failure, with the interpreter's own message if it has one.
-        reason: String,
-    },
-    /// A limit is out of range.
-    #[error("sandbox: {key} = {value} is not from {least} to {most}")]
-    Limit {
-        /// The limit's name.
-        key: &'static str,
-        /// Its value.
-        value: u64,
-        /// The smallest allowed value.
-        least: u64,
-        /// The largest allowed value.
-        most: u64,
-    },
-    /// The launcher failed, or did not report, before or while the interpreter ran.
+    /// The interpreter does not work, or a limit is out of range.
+    #[error("sandbox: {0}")]
+    Setting(String),
+    /// The launcher could not be started or asked, failed, or did not report.
     #[error("the sandbox's launcher failed: {0}")]
     Launcher(String),
-    /// The daemon could not start the launcher or exchange data with it.
-    #[error("the sandbox's launcher failed: {step}: {source}")]
-    Exchange {
-        /// The step that failed.
-        step: &'static str,
-        /// The cause.
-        source: Box<dyn Error + Send + Sync>,
-    },
 }
 
 // The resource limits of one run.
 
-/// The resources that one run may use.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Time from the interpreter's start to its end, in milliseconds; 10 to 600,000. Processor time
-    /// is limited to the same, rounded up to seconds.
-    pub wall_ms: u64,
-    /// Address space of each process, in MiB; 32 to 65,536. Python itself takes about 20.
-    pub memory_mb: u64,
-    /// Bytes kept of standard output, and of standard error; 0 to 16 MiB. More ends the run.
-    pub output_bytes: usize,
-    /// Size of the private scratch directory, in MiB; 0 to 1,024. With 0, or without a mount
-    /// namespace to contain it, nothing is writable.
-    pub scratch_mb: u64,
-    /// Threads and processes that may exist at the same time; 1 to 256.
-    pub tasks: u64,
-    /// Whether processes may be started. The run is refused without a pid namespace.
-    pub processes: bool,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            wall_ms: 5_000,
-            memory_mb: 256,
-            output_bytes: 64 * 1024,
-            scratch_mb: 0,
-            tasks: 16,
-            processes: false,
-        }
+parameters! {
+    /// The resources that one run may use.
+    #[derive(Copy)]
+    pub struct Limits {
+        /// Time from the interpreter's start to its end, in milliseconds. Processor time is limited to the same, rounded
+        /// up to seconds.
+        pub wall_ms: u64 = 5_000 => between(10, 600_000),
+        /// Address space of each process, in MiB. Python itself takes about 20.
+        pub memory_mb: u64 = 256 => between(32, 65_536),
+        /// Bytes kept of standard output, and of standard error. More ends the run.
+        pub output_bytes: usize = 64 * 1024 => between(0, 16 << 20),
+        /// Size of the private scratch directory, in MiB. With 0, or without a mount namespace to contain it, nothing is
+        /// writable.
+        pub scratch_mb: u64 = 0 => between(0, 1_024),
+        /// Threads and processes that may exist at the same time.
+        pub tasks: u64 = 16 => between(1, 256),
+        /// Whether processes may be started. The run is refused without a pid namespace.
+        pub processes: bool = false,
     }
 }
 
@@ -203,19 +150,7 @@ impl Limits {
     /// # Errors
     /// The first limit that is out of range.
     pub fn check(&self) -> Result<(), SandboxError> {
-        let checks = [
-            ("wall_ms", self.wall_ms, 10, 600_000),
-            ("memory_mb", self.memory_mb, 32, 65_536),
-            ("output_bytes", self.output_bytes as u64, 0, 16 << 20),
-            ("scratch_mb", self.scratch_mb, 0, 1_024),
-            ("tasks", self.tasks, 1, 256),
-        ];
-        for (key, value, least, most) in checks {
-            if !(least..=most).contains(&value) {
-                return Err(SandboxError::Limit { key, value, least, most });
-            }
-        }
-        Ok(())
+        self.check_ranges().map_err(|problem| SandboxError::Setting(problem.sentence()))
     }
 
     /// The wall time as a duration.

@@ -39,9 +39,7 @@ const MOUNT_POINTS: [&str; 3] = ["/sys", "/mnt", "/srv"];
 /// Enters new mount, pid (for children), network, IPC and UTS namespaces: directly as root, else
 /// through a user namespace in which this process is [`INNER_ID`]. Returns whether a user namespace
 /// was entered.
-///
-/// # Errors
-/// Names the step that the kernel refused.
+/// Errors: names the step that the kernel refused.
 pub(super) fn enter() -> Result<bool, String> {
     let (user, group) = (geteuid(), getegid());
     if user.is_root() {
@@ -68,9 +66,7 @@ fn at<E: Display>(step: &str) -> impl Fn(E) -> String + '_ {
 
 /// Builds a root with the `readable` paths, read-only, [`DEVICES`], and a scratch directory of
 /// `scratch_mb` MiB owned by `owner`, and moves into it.
-///
-/// # Errors
-/// Names the mount that the kernel refused.
+/// Errors: names the mount that the kernel refused.
 pub(super) fn new_root(readable: &[PathBuf], scratch_mb: u64, owner: u32) -> Result<(), String> {
     // The program is another user than this process, whose files may be private.
     umask(Mode::WGRP | Mode::WOTH);

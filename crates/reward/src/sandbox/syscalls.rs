@@ -115,9 +115,7 @@ const PRCTL: [u64; 4] = [15, 16, 0x5356_4d41, 38];
 const IOCTL: [u64; 4] = [0x5401, 0x5450, 0x5451, 0x541b];
 
 /// Filters the system calls of this process from now on.
-///
-/// # Errors
-/// The refusal of the kernel or of the filter compiler.
+/// Errors: the refusal of the kernel or of the filter compiler.
 pub(super) fn restrict(permitted: Permitted) -> Result<(), String> {
     let filters = compile(permitted).map_err(|e| e.to_string())?;
     filters.iter().try_for_each(|filter| seccompiler::apply_filter(filter)).map_err(|error| {

@@ -24,10 +24,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use rhai::{AST, Array, Dynamic, Engine, EvalAltResult, INT, Map, ParseError, Scope};
 
-use hone_core::config::{Checked, between};
 use hone_core::types::Role;
 
-use crate::kinds::define::parameters;
+use crate::kinds::define::define_kind;
 use crate::{RewardFn, ScoreInput};
 
 /// Why a script has no value.
@@ -60,9 +59,7 @@ pub struct ScriptReward {
 
 impl ScriptReward {
     /// Compiles the script.
-    ///
-    /// # Errors
-    /// If the script does not compile, with line and column.
+    /// Errors: if the script does not compile, with line and column.
     pub fn new(params: &ScriptParams) -> Result<Self, ScriptError> {
         let mut engine = engine::restricted(params.max_operations);
         engine::add_helpers(&mut engine);
@@ -76,9 +73,7 @@ impl ScriptReward {
 
     /// The value for the completion `index` of a group whose texts are `texts`; `None` if the script
     /// returns `()`.
-    ///
-    /// # Errors
-    /// If the script fails, exceeds a limit, or returns a value that is not a reward.
+    /// Errors: if the script fails, exceeds a limit, or returns a value that is not a reward.
     fn evaluate(
         &self,
         input: &ScoreInput,
@@ -151,24 +146,19 @@ fn excerpt(value: &Dynamic) -> String {
 
 // The parameters of `kind = "script"`.
 
-parameters! {
-    /// Parameters of `kind = "script"`.
+define_kind! {
     pub struct ScriptParams {
         /// The script, in Rhai.
         pub source: String,
-        /// Most operations for one completion; 100 to 100,000,000.
-        pub max_operations: u64 = 100_000,
+        /// Most operations for one completion.
+        pub max_operations: u64 = 100_000 => between(100, 100_000_000),
     }
-}
-
-impl ScriptParams {
-    /// Checks every range.
-    ///
-    /// # Errors
-    /// The first value that is out of range.
-    pub fn check(&self) -> Checked {
-        between("max_operations", self.max_operations, 100, 100_000_000)
-    }
+    kind: "script",
+    range: "the script's",
+    typical_weight: "0.5",
+    example: "source = 'if contains(text, \"1\") { 1.0 } else { 0.0 }'",
+    formula: "the value of a Rhai script that sees text, tokens, prompt, messages, metadata, group (all texts) and \
+              index, limited to max_operations; () is missing",
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use hone_core::types::Message;
 
 use super::*;
+use crate::kinds::Kind;
 
 fn input(text: &str) -> ScoreInput {
     let message = |role, content: &str| Message::new(role, content);

@@ -14,6 +14,7 @@ mod tokens;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use rapidfuzz::distance::lcs_seq;
 use rapidfuzz::fuzz;
 
 use tokens::{ABSENT, Numbered, number, tokenize_13a, tokenize_rouge, words};
@@ -23,38 +24,23 @@ pub use meteor::meteor;
 pub use tokens::{is_unspaced, words_of_any_script};
 
 /// A metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Metric {
-    /// [`cosine`].
-    Cosine,
-    /// [`fuzzy_match`].
-    FuzzyMatch,
-    /// [`bleu`].
-    Bleu,
-    /// [`gleu`].
-    Gleu,
-    /// [`meteor`].
-    Meteor,
-    /// [`rouge_n`] with this n, 1 to 5.
-    Rouge(u8),
-    /// [`rouge_l`].
-    RougeL,
-}
+#[derive(Clone, Copy, Debug)]
+pub struct Metric(fn(&str, &str) -> f64);
 
 impl Metric {
     /// Every metric with OpenAI's name for it (`evaluation_metric`).
     pub const ALL: [(&str, Self); 11] = [
-        ("cosine", Self::Cosine),
-        ("fuzzy_match", Self::FuzzyMatch),
-        ("bleu", Self::Bleu),
-        ("gleu", Self::Gleu),
-        ("meteor", Self::Meteor),
-        ("rouge_1", Self::Rouge(1)),
-        ("rouge_2", Self::Rouge(2)),
-        ("rouge_3", Self::Rouge(3)),
-        ("rouge_4", Self::Rouge(4)),
-        ("rouge_5", Self::Rouge(5)),
-        ("rouge_l", Self::RougeL),
+        ("cosine", Self(cosine)),
+        ("fuzzy_match", Self(fuzzy_match)),
+        ("bleu", Self(bleu)),
+        ("gleu", Self(gleu)),
+        ("meteor", Self(meteor)),
+        ("rouge_1", Self(|candidate, reference| rouge_n(candidate, reference, 1))),
+        ("rouge_2", Self(|candidate, reference| rouge_n(candidate, reference, 2))),
+        ("rouge_3", Self(|candidate, reference| rouge_n(candidate, reference, 3))),
+        ("rouge_4", Self(|candidate, reference| rouge_n(candidate, reference, 4))),
+        ("rouge_5", Self(|candidate, reference| rouge_n(candidate, reference, 5))),
+        ("rouge_l", Self(rouge_l)),
     ];
 
     /// The metric of that name.
@@ -64,15 +50,7 @@ impl Metric {
 
     /// The similarity of the texts, in 0..1.
     pub fn score(self, candidate: &str, reference: &str) -> f64 {
-        match self {
-            Self::Cosine => cosine(candidate, reference),
-            Self::FuzzyMatch => fuzzy_match(candidate, reference),
-            Self::Bleu => bleu(candidate, reference),
-            Self::Gleu => gleu(candidate, reference),
-            Self::Meteor => meteor(candidate, reference),
-            Self::Rouge(n) => rouge_n(candidate, reference, usize::from(n)),
-            Self::RougeL => rouge_l(candidate, reference),
-        }
+        (self.0)(candidate, reference)
     }
 }
 
@@ -302,7 +280,8 @@ pub fn rouge_l(candidate: &str, reference: &str) -> f64 {
     let (mut given, mut wanted) = (tokenize_rouge(candidate), tokenize_rouge(reference));
     given.truncate(ROUGE_L_WORDS);
     wanted.truncate(ROUGE_L_WORDS);
-    f_measure(common(&number(&given, &wanted)), given.len(), wanted.len())
+    let Numbered { candidate, reference, .. } = number(&given, &wanted);
+    f_measure(lcs_seq::similarity(candidate, reference), given.len(), wanted.len())
 }
 
 fn f_measure(matched: usize, candidate: usize, reference: usize) -> f64 {
@@ -312,40 +291,6 @@ fn f_measure(matched: usize, candidate: usize, reference: usize) -> f64 {
     let precision = matched as f64 / candidate as f64;
     let recall = matched as f64 / reference as f64;
     2.0 * precision * recall / (precision + recall)
-}
-
-/// Length of the longest common subsequence, 64 reference words at a time.
-///
-/// Bit `i` of the state is 0 where the longest subsequence with the candidate's words so far grows
-/// at the reference's word `i` (Hyyrö 2004, "Bit-parallel LCS-length computation revisited").
-fn common(words: &Numbered) -> usize {
-    let length = words.reference.len();
-    let blocks = length.div_ceil(64);
-    let mut places = vec![0_u64; words.distinct * blocks];
-    for (at, word) in words.reference.iter().enumerate() {
-        if let Some(block) = places.get_mut(*word as usize * blocks + at / 64) {
-            *block |= 1 << (at % 64);
-        }
-    }
-    let mut state = vec![u64::MAX; blocks];
-    for word in &words.candidate {
-        let from = (*word as usize).saturating_mul(blocks);
-        let Some(places) = places.get(from..from.saturating_add(blocks)) else { continue };
-        let mut carry = false;
-        for (block, place) in state.iter_mut().zip(places) {
-            let grows = *block & place;
-            let (sum, first) = block.overflowing_add(grows);
-            let (sum, second) = sum.overflowing_add(u64::from(carry));
-            carry = first || second;
-            *block = sum | (*block & !place);
-        }
-    }
-    let zeros = |(at, block): (usize, &u64)| {
-        let used = (length - at * 64).min(64);
-        let mask = if used == 64 { u64::MAX } else { (1 << used) - 1 };
-        (!block & mask).count_ones() as usize
-    };
-    state.iter().enumerate().map(zeros).sum()
 }
 
 // Fenced blocks of Markdown.

@@ -3,17 +3,15 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::sync::Semaphore;
 
-use hone_core::config::describe::Problem;
-use hone_core::config::{Secret, between, from_environment};
+use hone_core::config::{Checked, Secret, from_environment};
 use hone_core::metrics::Metrics;
 
-use crate::CallError;
 use crate::grader::{ModelClient, ModelFailure, ModelReply, ModelRequest};
-use crate::remote::{CallEvents, CallLimits, ChatEndpoint, call_limits, check_url};
+use crate::kinds::define::{KindParameters, parameters};
+use crate::remote::{CallError, CallEvents, CallLimits, ChatEndpoint, call_limits, check_url};
 
 /// Sends the questions of model graders to an OpenAI-compatible endpoint.
 pub struct GraderEndpoint {
@@ -79,60 +77,41 @@ impl ModelClient for GraderEndpoint {
 
 // The keys of `[graders]`: the endpoint of the models that OpenAI's graders name.
 
-/// The models of `score_model` and `label_model` graders. The name `self` is this server's own base
-/// model; the endpoint serves every other name.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct GradersConfig {
-    /// An OpenAI-compatible endpoint such as `https://api.example/v1`; empty for none.
-    pub base_url: String,
-    /// Environment variable that contains the API key; empty sends no key.
-    pub api_key_env: String,
-    /// The key that the loader read from `api_key_env`.
-    #[serde(skip)]
-    pub api_key: Option<Secret>,
-    /// Requests at the same time.
-    pub max_concurrency: usize,
-    /// Milliseconds for one attempt, from connecting to the last byte.
-    pub timeout_ms: u64,
-    /// Retries, only after a failed connection, 408, 429 or 5xx.
-    #[serde(skip)]
-    pub retries: u32,
-    /// Milliseconds before the first retry; doubles for each further one, with jitter.
-    #[serde(skip)]
-    pub backoff_ms: u64,
-    /// Longest delay between attempts in milliseconds; also limits `Retry-After`.
-    #[serde(skip)]
-    pub max_backoff_ms: u64,
-    /// Consecutive failed attempts that open the circuit.
-    #[serde(skip)]
-    pub breaker_failures: u32,
-    /// Milliseconds that the circuit stays open before one request probes the service.
-    #[serde(skip)]
-    pub breaker_cooldown_ms: u64,
-    /// Size limit of an answer in bytes.
-    #[serde(skip)]
-    pub max_response_bytes: usize,
-    /// Whether plain http to other machines is allowed.
-    pub allow_http: bool,
-}
-
-impl Default for GradersConfig {
-    fn default() -> Self {
-        Self {
-            base_url: String::new(),
-            api_key_env: String::new(),
-            api_key: None,
-            max_concurrency: 4,
-            timeout_ms: 60_000,
-            retries: 2,
-            backoff_ms: 200,
-            max_backoff_ms: 10_000,
-            breaker_failures: 5,
-            breaker_cooldown_ms: 10_000,
-            max_response_bytes: 1 << 20,
-            allow_http: false,
-        }
+parameters! {
+    /// The models of `score_model` and `label_model` graders. The name `self` is this server's own base
+    /// model; the endpoint serves every other name.
+    pub struct GradersConfig {
+        /// An OpenAI-compatible endpoint such as `https://api.example/v1`; empty for none.
+        pub base_url: String = String::new(),
+        /// Environment variable that contains the API key; empty sends no key.
+        pub api_key_env: String = String::new(),
+        /// Requests at the same time.
+        pub max_concurrency: usize = 4 => between(1, 1024),
+        /// Milliseconds for one attempt, from connecting to the last byte.
+        pub timeout_ms: u64 = 60_000,
+        /// Retries, only after a failed connection, 408, 429 or 5xx.
+        #[serde(skip)]
+        pub retries: u32 = 2,
+        /// Milliseconds before the first retry; doubles for each further one, with jitter.
+        #[serde(skip)]
+        pub backoff_ms: u64 = 200,
+        /// Longest delay between attempts in milliseconds; also limits `Retry-After`.
+        #[serde(skip)]
+        pub max_backoff_ms: u64 = 10_000,
+        /// Consecutive failed attempts that open the circuit.
+        #[serde(skip)]
+        pub breaker_failures: u32 = 5,
+        /// Milliseconds that the circuit stays open before one request probes the service.
+        #[serde(skip)]
+        pub breaker_cooldown_ms: u64 = 10_000,
+        /// Size limit of an answer in bytes.
+        #[serde(skip)]
+        pub max_response_bytes: usize = 1 << 20,
+        /// Whether plain http to other machines is allowed.
+        pub allow_http: bool = false,
+        ;
+        /// The key that the loader read from `api_key_env`.
+        pub api_key: Option<Secret>,
     }
 }
 
@@ -155,11 +134,11 @@ impl GradersConfig {
     ///
     /// # Errors
     /// The first value out of range, with its full key.
-    pub fn check(&self) -> Result<(), Problem> {
+    pub fn check(&self) -> Checked {
         if !self.base_url.is_empty() {
             check_url("graders.base_url", &self.base_url, self.allow_http)?;
         }
-        between("graders.max_concurrency", self.max_concurrency, 1, 1024)?;
-        self.limits().check("graders.")
+        let checked = self.check_ranges().and_then(|()| self.limits().check());
+        checked.map_err(|problem| problem.prefixed("graders."))
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::OnceCell;
 
 use hone_core::metrics::Metrics;
 
-use crate::code::{PythonGrader, PythonGraderError};
+use crate::code::grade_python;
 use crate::grader::{
     Backends, CodeFailure, CodeRunner, ModelClient, ModelFailure, ModelReply, ModelRequest,
     TokenUsage,
@@ -50,9 +50,7 @@ impl Tools {
     }
 
     /// Checks that a model that a grader names can be reached.
-    ///
-    /// # Errors
-    /// The rest of a sentence whose subject is the grader.
+    /// Errors: the rest of a sentence whose subject is the grader.
     pub(super) fn check_model(&self, model: &str) -> Result<(), String> {
         match model {
             SELF_JUDGE if self.self_judge.is_some() => Ok(()),
@@ -117,9 +115,7 @@ impl LazySandbox {
     }
 
     /// The sandbox, created and probed by the first successful call.
-    ///
-    /// # Errors
-    /// If code cannot be confined on this machine; the next call tries again.
+    /// Errors: if code cannot be confined on this machine; the next call tries again.
     pub async fn get(&self) -> Result<Arc<Sandbox>, SandboxError> {
         let start = async || {
             let sandbox = Sandbox::new(self.setup.clone()).await?;
@@ -135,10 +131,6 @@ impl LazySandbox {
 impl CodeRunner for LazySandbox {
     async fn grade(&self, source: &str, sample: &Value, item: &Value) -> Result<f64, CodeFailure> {
         let sandbox = self.get().await.map_err(|error| CodeFailure::Server(error.to_string()))?;
-        let grader = PythonGrader::new(source, sandbox, Limits::default());
-        grader.grade(sample, item).await.map_err(|error| match error {
-            PythonGraderError::Sandbox(error) => CodeFailure::Server(error.to_string()),
-            other => CodeFailure::Runtime(other.to_string()),
-        })
+        grade_python(source, &sandbox, Limits::default(), sample, item).await
     }
 }

@@ -7,8 +7,6 @@
 //! `max_concurrency` at a time. Every failure makes values missing, never 0, and is counted by
 //! reason. Range and typical weight depend on the service.
 
-mod params;
-
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,29 +20,17 @@ use sha2::Sha256;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use hone_core::config::Secret;
+use hone_core::config::{Problem, Secret};
 use hone_core::digest::hex;
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 
-use crate::remote::{CallError, CallEvents, Endpoint};
+use crate::kinds::define::define_kind;
+use crate::remote::{CallError, CallEvents, CallLimits, Endpoint, call_limits, unresolved};
 use crate::{RewardFn, ScoreInput};
-
-pub use params::WebhookParams;
 
 /// The header that identifies a request: all its attempts have the same value.
 pub const IDEMPOTENCY_HEADER: &str = "idempotency-key";
-
-/// Why a webhook cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum WebhookError {
-    /// The configuration was read without the environment.
-    #[error("secret_env = `{0}` was not looked up: the configuration was not read by the loader")]
-    Unresolved(String),
-    /// The HTTP client cannot be built.
-    #[error("url: {0}")]
-    Call(#[from] CallError),
-}
 
 /// Asks a service for rewards.
 pub struct Webhook {
@@ -57,20 +43,19 @@ pub struct Webhook {
 
 impl Webhook {
     /// Prepares the part `part` of `route`.
-    ///
-    /// # Errors
-    /// If a secret is named but not resolved, or the HTTP client cannot be built.
+    /// Errors: if a secret is named but not resolved, or the HTTP client cannot be built.
     pub fn new(
         params: &WebhookParams,
         route: &str,
         part: &str,
         metrics: &Arc<Metrics>,
-    ) -> Result<Self, WebhookError> {
+    ) -> Result<Self, Problem> {
         if params.secret.is_none() && !params.secret_env.is_empty() {
-            return Err(WebhookError::Unresolved(params.secret_env.clone()));
+            return Err(unresolved("secret_env", &params.secret_env));
         }
         Ok(Self {
-            endpoint: Endpoint::new(&params.url, params.limits())?,
+            endpoint: Endpoint::new(&params.url, params.limits())
+                .map_err(|error| Problem::new("url", format!(" {error}")))?,
             secret: params.secret.clone(),
             max_batch: params.max_batch.max(1),
             slots: Semaphore::new(params.max_concurrency.max(1)),
@@ -264,6 +249,61 @@ fn quote_non_finite(text: &str) -> Cow<'_, str> {
     }
     out.push_str(&text[copied..]);
     Cow::Owned(out)
+}
+
+// The parameters of `kind = "webhook"`.
+
+define_kind! {
+    /// The service that computes the values, and how it is called.
+    pub struct WebhookParams {
+        /// Address that batches are posted to: https, or plain http to this machine (see `allow_http`).
+        pub url: String,
+        /// Environment variable with the secret of the HMAC signature; empty sends no signature.
+        pub secret_env: String = String::new(),
+        /// Most samples in one request.
+        pub max_batch: usize = 32 => between(1, 4096),
+        /// Most requests at a time.
+        pub max_concurrency: usize = 4 => between(1, 1024),
+        /// Milliseconds for one attempt, from connecting to the last byte.
+        pub timeout_ms: u64 = 5_000,
+        /// Attempts after the first, on a failed connection, 408, 429 and 5xx only.
+        pub retries: u32 = 2,
+        /// Milliseconds before the first retry; each further one waits twice as long, jittered.
+        pub backoff_ms: u64 = 200,
+        /// Longest wait between attempts, in milliseconds; also for `Retry-After`.
+        pub max_backoff_ms: u64 = 10_000,
+        /// Failed attempts in a row that open the circuit.
+        pub breaker_failures: u32 = 5,
+        /// Milliseconds that an open circuit waits before one request probes the service.
+        pub breaker_cooldown_ms: u64 = 10_000,
+        /// Longest answer in bytes.
+        pub max_response_bytes: usize = 1_048_576,
+        /// Whether plain http may leave this machine.
+        pub allow_http: bool = false,
+        ;
+        /// The value of `secret_env`, which [`Kind::resolve`](crate::kinds::Kind::resolve) looks up.
+        pub secret: Option<Secret>,
+    }
+    kind: "webhook",
+    range: "the service's",
+    typical_weight: "1.0",
+    example: "url = \"http://127.0.0.1:9/score\"",
+    calls_out: true,
+    bounds: [f64::NEG_INFINITY, f64::INFINITY],
+    formula: "the answer of a service to batches of {messages, completion, metadata}; missing while it does not answer",
+}
+
+impl WebhookParams {
+    /// How the service is called.
+    pub fn limits(&self) -> CallLimits {
+        call_limits!(self)
+    }
+
+    /// A webhook at `url` with every default.
+    #[cfg(test)]
+    pub fn new(url: impl Into<String>) -> Self {
+        serde_json::from_value(serde_json::json!({ "url": url.into() })).unwrap()
+    }
 }
 
 #[cfg(test)]

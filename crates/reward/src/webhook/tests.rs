@@ -22,6 +22,7 @@ use hone_core::testing::{has_program, skip};
 use hone_core::types::{Message, Role};
 
 use super::*;
+use crate::kinds::Kind;
 
 /// HMAC from its definition: `H((K ^ opad) || H((K ^ ipad) || message))`.
 pub(super) fn hmac_by_definition(key: &[u8], message: &[u8]) -> String {
@@ -376,8 +377,8 @@ async fn requests_are_signed() {
     let mut params = WebhookParams { secret_env: "SECRET".to_owned(), ..quick(&server.url()) };
     let metrics = Arc::new(Metrics::new().unwrap());
     let unresolved = Webhook::new(&params, "math", "remote", &metrics).err().unwrap();
-    assert!(matches!(unresolved, WebhookError::Unresolved(name) if name == "SECRET"));
-    params.resolve(|_| Some("hunter2".to_owned())).unwrap();
+    assert!(unresolved.sentence().starts_with("secret_env = `SECRET` was not looked up"));
+    params.resolve(&|_| Some("hunter2".to_owned())).unwrap();
     let webhook = TestWebhook::new(&params);
     assert_eq!(webhook.score(&["a"]).await, [Some(1.0)]);
     let seen = &server.seen()[0];
@@ -522,5 +523,53 @@ mod wire {
             let expected: Vec<Option<f64>> = values.iter().copied().map(Some).collect();
             prop_assert_eq!(of(&answer, values.len()), (expected, vec![]));
         }
+    }
+}
+
+mod params {
+    use super::super::*;
+    use crate::kinds::Kind;
+
+    fn refusal(params: &WebhookParams) -> String {
+        params.check().unwrap_err().sentence()
+    }
+
+    #[test]
+    fn keys_are_read_and_the_secret_is_never_written() {
+        let read: WebhookParams = toml::from_str("url = \"https://grader.example/score\"").unwrap();
+        assert_eq!(read, WebhookParams::new("https://grader.example/score"));
+        assert_eq!(read.check(), Ok(()));
+        let error = toml::from_str::<WebhookParams>("url = \"x\"\nurls = 1").unwrap_err();
+        assert!(error.to_string().contains("urls"), "{error}");
+        // The secret itself has no key.
+        assert!(toml::from_str::<WebhookParams>("url = \"x\"\nsecret = \"s\"").is_err());
+        let mut signed = read;
+        signed.secret_env = "GRADER_SECRET".to_owned();
+        signed.resolve(&|_| Some("hunter2".to_owned())).unwrap();
+        assert!(!toml::to_string(&signed).unwrap().contains("hunter2"));
+        assert!(!format!("{signed:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn addresses_are_https_or_loopback() {
+        for good in
+            ["https://a.example/x", "http://localhost:1/x", "http://127.0.0.9/", "http://[::1]:8/"]
+        {
+            assert_eq!(WebhookParams::new(good).check(), Ok(()), "{good}");
+        }
+        let far = WebhookParams::new("http://grader:8000/score");
+        insta::assert_snapshot!(refusal(&far), @r#"url is "http://grader:8000/score": it must be https, or http to this machine; allow_http = true permits plain http elsewhere, as on a private network"#);
+        assert_eq!(WebhookParams { allow_http: true, ..far }.check(), Ok(()));
+        insta::assert_snapshot!(refusal(&WebhookParams::new("ftp://x/")), @r#"url is "ftp://x/": it must be an http or https address"#);
+        insta::assert_snapshot!(refusal(&WebhookParams::new("grader")), @r#"url is "grader": it must be an address such as "https://grader.example/score""#);
+        insta::assert_snapshot!(refusal(&WebhookParams::new("https://me:hunter2@x/")), @"url is a hidden value: it must be an address without a user name or password, which logs could show");
+    }
+
+    #[test]
+    fn ranges_are_named() {
+        let base = WebhookParams::new("https://a.example/");
+        insta::assert_snapshot!(refusal(&WebhookParams { max_batch: 0, ..base.clone() }), @"max_batch is 0: it must be from 1 to 4096");
+        insta::assert_snapshot!(refusal(&WebhookParams { retries: 11, ..base.clone() }), @"retries is 11: it must be from 0 to 10");
+        insta::assert_snapshot!(refusal(&WebhookParams { max_backoff_ms: 5, ..base }), @"max_backoff_ms is 5: it must be from 200 to 300000");
     }
 }

@@ -18,11 +18,11 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use hone_core::config::{Checked, Problem, between, quoted};
+use hone_core::config::{Checked, Problem, quoted};
 use hone_core::types::Role;
 
-use crate::kinds::define::parameters;
-use crate::sandbox::{Limits, RunRequest, Sandbox, SandboxError};
+use crate::kinds::define::define_kind;
+use crate::sandbox::{Limits, RunRequest, Sandbox};
 use crate::{RewardFn, ScoreInput};
 
 /// Most bytes that one call may print.
@@ -35,13 +35,8 @@ const NOT_COLUMNS: [&str; 5] = ["prompt", "prompts", "completion", "completions"
 /// Why a function returned no values.
 #[derive(Debug, thiserror::Error)]
 pub enum PythonFunctionError {
-    /// The sandbox did not run it.
-    #[error(transparent)]
-    Sandbox(#[from] SandboxError),
-    /// It was killed for the named reason.
-    #[error("it was stopped: {0}")]
-    Stopped(&'static str),
-    /// It raised an exception, or returned something else than a number for each completion.
+    /// The sandbox did not run it, it was stopped, it raised an exception, or it returned something else than a number
+    /// for each completion.
     #[error("{0}")]
     Failed(String),
     /// The source has no such function. Contains the rest of a sentence about the key `function`.
@@ -70,9 +65,7 @@ enum CallReport {
 
 impl PythonFunction {
     /// Prepares the part; reads the file that `path` names. `route` and `part` are for the log.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
+    /// Errors: if the file cannot be read.
     pub fn new(
         params: PythonParams,
         sandbox: Arc<Sandbox>,
@@ -90,10 +83,8 @@ impl PythonFunction {
     }
 
     /// Calls the function for one group. Without samples it is only found, not called.
-    ///
-    /// # Errors
-    /// If the source cannot be confined, hits a limit, raises, or returns something else than a
-    /// number or `None` for each sample.
+    /// Errors: if the source cannot be confined, hits a limit, raises, or returns something else than a number
+    /// or `None` for each sample.
     pub async fn call(
         &self,
         samples: &[ScoreInput],
@@ -110,8 +101,12 @@ impl PythonFunction {
             ..Limits::default()
         };
         let code = include_str!("call.py").to_owned();
+        let failed = |why: String| Err(PythonFunctionError::Failed(why));
         let run = self.sandbox.run(RunRequest { code, stdin: job.to_string(), limits });
-        let outcome = run.await?;
+        let outcome = match run.await {
+            Ok(outcome) => outcome,
+            Err(error) => return failed(error.to_string()),
+        };
         if !outcome.stdout.is_empty() {
             let printed: String = outcome.stdout.trim_end().chars().take(LOGGED_CHARS).collect();
             let [route, part] = &self.name;
@@ -120,13 +115,11 @@ impl PythonFunction {
         match serde_json::from_str(&outcome.report) {
             Ok(CallReport::Values(values)) => Ok(values),
             Ok(CallReport::Function(why)) => Err(PythonFunctionError::NoFunction(why)),
-            Ok(CallReport::Failed(why)) => Err(PythonFunctionError::Failed(why)),
-            Err(_) => Err(match outcome.status.stopped() {
-                Some(reason) => PythonFunctionError::Stopped(reason),
-                None if outcome.stderr.is_empty() => {
-                    PythonFunctionError::Failed("it ended without an answer".to_owned())
-                }
-                None => PythonFunctionError::Failed(outcome.stderr_tail(1)),
+            Ok(CallReport::Failed(why)) => failed(why),
+            Err(_) => failed(match outcome.status.stopped() {
+                Some(reason) => format!("it was stopped: {reason}"),
+                None if outcome.stderr.is_empty() => "it ended without an answer".to_owned(),
+                None => outcome.stderr_tail(1),
             }),
         }
     }
@@ -222,8 +215,7 @@ pub enum ColumnType {
     Json,
 }
 
-parameters! {
-    /// Parameters of `kind = "python"`.
+define_kind! {
     pub struct PythonParams {
         /// The Python file with the function, relative to the working directory. It is read once, at
         /// start.
@@ -236,32 +228,23 @@ parameters! {
         pub format: PromptForm = PromptForm::Chat,
         /// Types of columns. Others are JSON if they contain a list or an object, and else text.
         pub columns: BTreeMap<String, ColumnType> = BTreeMap::new(),
-        /// Time of one call, which scores a group, in milliseconds; 10 to 600,000.
-        pub timeout_ms: u64 = 10_000,
-        /// Memory of one call, in MiB; 32 to 65,536.
-        pub memory_mb: u64 = 512,
+        /// Time of one call, which scores a group, in milliseconds.
+        pub timeout_ms: u64 = 10_000 => between(10, 600_000),
+        /// Memory of one call, in MiB.
+        pub memory_mb: u64 = 512 => between(32, 65_536),
     }
+    kind: "python",
+    range: "the function's",
+    typical_weight: "1.0",
+    example: "source = \"def f(completions, **columns): return [0.0 for _ in completions]\"",
+    calls_out: true,
+    bounds: [f64::NEG_INFINITY, f64::INFINITY],
+    formula: "the list that the Python function f(prompts, completions, **columns), in the file path or in source, \
+              returns for a group, as in TRL; None is missing, and all values are if it fails. function is needed if \
+              several have an argument completions; columns are of type \"text\" or \"json\"",
 }
 
 impl PythonParams {
-    /// Checks every range, and that there is one source.
-    ///
-    /// # Errors
-    /// The first key with a wrong value.
-    pub fn check(&self) -> Checked {
-        let path = self.path.to_string_lossy();
-        match (path.is_empty(), self.source.trim().is_empty()) {
-            (true, true) => return Err(Problem::new("path", " is missing: give it, or source")),
-            (false, false) => {
-                let allowed = "absent where source is given";
-                return Err(Problem::value("path", quoted(&path), allowed));
-            }
-            _ => {}
-        }
-        between("timeout_ms", self.timeout_ms, 10, 600_000)?;
-        between("memory_mb", self.memory_mb, 32, 65_536)
-    }
-
     /// The name of the source in tracebacks.
     fn file(&self) -> String {
         match self.path.as_os_str().is_empty() {
@@ -289,6 +272,7 @@ mod tests {
     use hone_core::types::Message;
 
     use super::*;
+    use crate::kinds::Kind;
 
     fn read(toml: &str) -> PythonParams {
         toml::from_str(toml).unwrap()

@@ -25,61 +25,9 @@ const FUNCTIONS: [(&str, FormulaOp); 8] = [
     ("log", FormulaOp::Unary(f64::ln)),
 ];
 
-/// What is wrong with a formula; characters are counted from 1.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FormulaError {
-    /// It has more than `LONGEST` characters.
-    #[error("the formula has {0} characters: it may have {LONGEST}")]
-    TooLong(usize),
-    /// It is nested deeper than `DEEPEST`.
-    #[error("the formula is nested more than {DEEPEST} deep at character {0}")]
-    TooDeep(usize),
-    /// A syntax error.
-    #[error("expected {wanted} at character {at}, found {found}")]
-    Unexpected {
-        /// The character or number found.
-        found: String,
-        /// Its position.
-        at: usize,
-        /// The expected syntax.
-        wanted: &'static str,
-    },
-    /// No grader has this name, or no function if a bracket follows the name.
-    #[error("unknown {kind} {name:?} at character {at}: the {known}")]
-    Unknown {
-        /// `name` or `function`.
-        kind: &'static str,
-        /// The name.
-        name: String,
-        /// Its position.
-        at: usize,
-        /// The known names, as the rest of a sentence.
-        known: String,
-    },
-    /// A function of one value has several arguments.
-    #[error("{name} at character {at} has {given} values: it takes 1")]
-    Values {
-        /// The function.
-        name: &'static str,
-        /// Its position.
-        at: usize,
-        /// The number of arguments.
-        given: usize,
-    },
-}
-
-/// Why a formula has no value for one sample.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FormulaFault {
-    /// This grader, which the formula uses, has no value.
-    #[error("the grader {0:?} gave no value")]
-    Missing(String),
-    /// A division by zero.
-    #[error("division by zero")]
-    DivisionByZero,
-    /// An infinite or undefined result, such as `sqrt(-1)`, `log(0)` or `exp(1000)`.
-    #[error("the result is not a finite number")]
-    NotFinite,
+/// The error of a result that is infinite or undefined, as of `sqrt(-1)`, `log(0)` or `exp(1000)`.
+fn not_finite() -> String {
+    "the result is not a finite number".to_owned()
 }
 
 /// A valid formula.
@@ -103,13 +51,12 @@ enum FormulaOp {
 
 impl Formula {
     /// Parses a formula over graders with these names.
-    ///
-    /// # Errors
-    /// The first error in the text, with its position.
-    pub fn parse(text: &str, names: &[&str]) -> Result<Self, FormulaError> {
+    /// Errors: the first error in the text, with its position; characters are counted from 1.
+    pub fn parse(text: &str, names: &[&str]) -> Result<Self, String> {
         let text: Vec<char> = text.chars().collect();
         if text.len() > LONGEST {
-            return Err(FormulaError::TooLong(text.len()));
+            let length = text.len();
+            return Err(format!("the formula has {length} characters: it may have {LONGEST}"));
         }
         let mut parser =
             FormulaParser { text: &text, at: 0, depth: 0, names, operations: Vec::new() };
@@ -124,18 +71,17 @@ impl Formula {
 
     /// Computes the value from the graders' values, which are in the order of their names. The
     /// result is finite.
-    ///
-    /// # Errors
-    /// If the formula has no value.
-    pub fn evaluate(&self, values: &[Option<f64>]) -> Result<f64, FormulaFault> {
+    /// Errors: if the formula has no value.
+    pub fn evaluate(&self, values: &[Option<f64>]) -> Result<f64, String> {
         let mut stack: Vec<f64> = Vec::new();
         // The parser emits no operation that lacks an operand; if it did, there would be no value.
-        let pop = |stack: &mut Vec<f64>| stack.pop().ok_or(FormulaFault::NotFinite);
+        let pop = |stack: &mut Vec<f64>| stack.pop().ok_or_else(not_finite);
         for operation in &self.operations {
             let value = match *operation {
                 FormulaOp::Number(number) => number,
                 FormulaOp::Grader(at) => values.get(at).copied().flatten().ok_or_else(|| {
-                    FormulaFault::Missing(self.names.get(at).cloned().unwrap_or_default())
+                    let name = self.names.get(at).map_or("", String::as_str);
+                    format!("the grader {name:?} gave no value")
                 })?,
                 FormulaOp::Unary(function) => function(pop(&mut stack)?),
                 FormulaOp::Binary(function) => {
@@ -143,12 +89,12 @@ impl Formula {
                     function(left, right)
                 }
                 FormulaOp::Divide => match (pop(&mut stack)?, pop(&mut stack)?) {
-                    (0.0, _) => return Err(FormulaFault::DivisionByZero),
+                    (0.0, _) => return Err("division by zero".to_owned()),
                     (right, left) => left / right,
                 },
             };
             if !value.is_finite() {
-                return Err(FormulaFault::NotFinite);
+                return Err(not_finite());
             }
             stack.push(value);
         }
@@ -165,14 +111,14 @@ struct FormulaParser<'a> {
 }
 
 impl FormulaParser<'_> {
-    fn sum(&mut self) -> Result<(), FormulaError> {
+    fn sum(&mut self) -> Result<(), String> {
         self.chain(
             &[('+', FormulaOp::Binary(f64::add)), ('-', FormulaOp::Binary(f64::sub))],
             Self::product,
         )
     }
 
-    fn product(&mut self) -> Result<(), FormulaError> {
+    fn product(&mut self) -> Result<(), String> {
         self.chain(&[('*', FormulaOp::Binary(f64::mul)), ('/', FormulaOp::Divide)], Self::signed)
     }
 
@@ -180,8 +126,8 @@ impl FormulaParser<'_> {
     fn chain(
         &mut self,
         operators: &[(char, FormulaOp)],
-        operand: fn(&mut Self) -> Result<(), FormulaError>,
-    ) -> Result<(), FormulaError> {
+        operand: fn(&mut Self) -> Result<(), String>,
+    ) -> Result<(), String> {
         operand(self)?;
         while let Some((_, operation)) = operators.iter().find(|(c, _)| self.take(*c)) {
             operand(self)?;
@@ -191,9 +137,12 @@ impl FormulaParser<'_> {
     }
 
     /// Parses a power with signs before it. All nesting recurses through here.
-    fn signed(&mut self) -> Result<(), FormulaError> {
+    fn signed(&mut self) -> Result<(), String> {
         if self.depth == DEEPEST {
-            return Err(FormulaError::TooDeep(self.at + 1));
+            let at = self.at + 1;
+            return Err(format!(
+                "the formula is nested more than {DEEPEST} deep at character {at}"
+            ));
         }
         self.depth += 1;
         if self.take('-') {
@@ -208,7 +157,7 @@ impl FormulaParser<'_> {
         Ok(())
     }
 
-    fn power(&mut self) -> Result<(), FormulaError> {
+    fn power(&mut self) -> Result<(), String> {
         self.value()?;
         self.space();
         let rest = self.text.get(self.at..).unwrap_or_default();
@@ -222,7 +171,7 @@ impl FormulaParser<'_> {
         Ok(())
     }
 
-    fn value(&mut self) -> Result<(), FormulaError> {
+    fn value(&mut self) -> Result<(), String> {
         if self.take('(') {
             self.sum()?;
             return self.close("an operator or \")\"");
@@ -234,7 +183,7 @@ impl FormulaParser<'_> {
         }
     }
 
-    fn number(&mut self) -> Result<(), FormulaError> {
+    fn number(&mut self) -> Result<(), String> {
         let from = self.at;
         self.word(|c| c.is_ascii_digit());
         if self.text.get(self.at) == Some(&'.') {
@@ -249,33 +198,31 @@ impl FormulaParser<'_> {
         }
         let text: String = self.text[from..self.at].iter().collect();
         let Some(number) = text.parse::<f64>().ok().filter(|number| number.is_finite()) else {
-            let wanted = "a finite number";
-            return Err(FormulaError::Unexpected {
-                found: format!("{text:?}"),
-                at: from + 1,
-                wanted,
-            });
+            let at = from + 1;
+            return Err(format!("expected a finite number at character {at}, found {text:?}"));
         };
         self.operations.push(FormulaOp::Number(number));
         Ok(())
     }
 
     /// Parses the name of a grader, or a function with its arguments.
-    fn name(&mut self) -> Result<(), FormulaError> {
+    fn name(&mut self) -> Result<(), String> {
         let at = self.at + 1;
         let name = self.word(|c| c.is_alphanumeric() || c == '_');
         if !self.take('(') {
             let index = self.names.iter().position(|known| *known == name);
             let index = index.ok_or_else(|| {
-                let known = format!("graders are {}", self.names.join(", "));
-                FormulaError::Unknown { kind: "name", name, at, known }
+                let known = self.names.join(", ");
+                format!("unknown name {name:?} at character {at}: the graders are {known}")
             })?;
             self.operations.push(FormulaOp::Grader(index));
             return Ok(());
         }
         let Some((name, function)) = FUNCTIONS.into_iter().find(|(known, _)| *known == name) else {
-            let known = format!("functions are {}", FUNCTIONS.map(|(name, _)| name).join(", "));
-            return Err(FormulaError::Unknown { kind: "function", name, at, known });
+            let known = FUNCTIONS.map(|(name, _)| name).join(", ");
+            return Err(format!(
+                "unknown function {name:?} at character {at}: the functions are {known}"
+            ));
         };
         let mut given = 1;
         self.sum()?;
@@ -287,7 +234,7 @@ impl FormulaParser<'_> {
         self.close("an operator, \",\" or \")\"")?;
         if let FormulaOp::Unary(_) = function {
             if given > 1 {
-                return Err(FormulaError::Values { name, at, given });
+                return Err(format!("{name} at character {at} has {given} values: it takes 1"));
             }
             self.operations.push(function);
         }
@@ -309,7 +256,7 @@ impl FormulaParser<'_> {
         found
     }
 
-    fn close(&mut self, wanted: &'static str) -> Result<(), FormulaError> {
+    fn close(&mut self, wanted: &str) -> Result<(), String> {
         if self.take(')') { Ok(()) } else { Err(self.unexpected(wanted)) }
     }
 
@@ -319,10 +266,10 @@ impl FormulaParser<'_> {
         }
     }
 
-    fn unexpected(&self, wanted: &'static str) -> FormulaError {
+    fn unexpected(&self, wanted: &str) -> String {
         let found =
             self.text.get(self.at).map_or("the end".to_owned(), |c| format!("{:?}", c.to_string()));
-        FormulaError::Unexpected { found, at: self.at + 1, wanted }
+        format!("expected {wanted} at character {}, found {found}", self.at + 1)
     }
 }
 

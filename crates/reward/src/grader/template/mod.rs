@@ -17,30 +17,6 @@ const MOST_STEPS: usize = 64;
 /// The variables of a sample.
 const SAMPLE: [&str; 4] = ["output_text", "output_json", "output_tools", "choices"];
 
-/// What is wrong with a template; characters are counted from 1.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TemplateError {
-    /// It has more than `LONGEST` bytes.
-    #[error("the template has {0} bytes: it may have {LONGEST}")]
-    TooLong(usize),
-    /// It has more than `MOST_VALUES` values.
-    #[error("the template has more than {MOST_VALUES} values")]
-    TooManyValues,
-    /// Its opening braces have no closing ones.
-    #[error("\"{{{{\" at character {0} is never closed by \"}}}}\"")]
-    Unclosed(usize),
-    /// The text between the braces is not a path to a value.
-    #[error("{{{{{source_text}}}}} at character {at} {reason}")]
-    Value {
-        /// The text between the braces, truncated.
-        source_text: String,
-        /// The position of the opening braces.
-        at: usize,
-        /// The error, as the rest of a sentence.
-        reason: String,
-    },
-}
-
 /// Why a template cannot be rendered for one sample.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RenderFault {
@@ -73,24 +49,24 @@ enum PathStep {
 
 impl Template {
     /// Parses a template.
-    ///
-    /// # Errors
-    /// The first error, with its position.
-    pub fn parse(text: &str) -> Result<Self, TemplateError> {
+    /// Errors: the first error, with its position; characters are counted from 1.
+    pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > LONGEST {
-            return Err(TemplateError::TooLong(text.len()));
+            let length = text.len();
+            return Err(format!("the template has {length} bytes: it may have {LONGEST}"));
         }
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some((before, opened)) = rest.split_once("{{") {
             let at = text[..text.len() - opened.len() - 2].chars().count() + 1;
-            let (inside, after) = opened.split_once("}}").ok_or(TemplateError::Unclosed(at))?;
+            let unclosed = || format!("\"{{{{\" at character {at} is never closed by \"}}}}\"");
+            let (inside, after) = opened.split_once("}}").ok_or_else(unclosed)?;
             if parts.len() >= 2 * MOST_VALUES {
-                return Err(TemplateError::TooManyValues);
+                return Err(format!("the template has more than {MOST_VALUES} values"));
             }
             parts.push(TemplatePart::Text(before.to_owned()));
             parts.push(value(inside).map_err(|reason| {
-                let source_text = inside.chars().take(80).collect();
-                TemplateError::Value { source_text, at, reason }
+                let shown: String = inside.chars().take(80).collect();
+                format!("{{{{{shown}}}}} at character {at} {reason}")
             })?);
             rest = after;
         }
@@ -99,9 +75,7 @@ impl Template {
     }
 
     /// Renders the text: strings are inserted verbatim, other values as compact JSON.
-    ///
-    /// # Errors
-    /// If a value is missing or null, or the text is too long.
+    /// Errors: if a value is missing or null, or the text is too long.
     pub fn render(&self, item: &Value, sample: &Value) -> Result<String, RenderFault> {
         let mut out = String::new();
         for part in &self.0 {

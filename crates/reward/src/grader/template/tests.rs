@@ -12,7 +12,7 @@ fn render(text: &str) -> Result<String, String> {
         "output_text": "Hi {{ item.answer }} {% raw %}", "output_json": {"name": "Jo"},
         "output_tools": [{"function": {"name": "f", "arguments": "{\"a\":1}"}}], "choices": [],
     });
-    let template = Template::parse(text).map_err(|e| e.to_string())?;
+    let template = Template::parse(text)?;
     template.render(&item, &sample).map_err(|e| e.to_string())
 }
 

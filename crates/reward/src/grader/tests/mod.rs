@@ -343,7 +343,7 @@ fn a_grader_scores_as_a_reward_function() {
         ids: Vec::new(),
     };
     let grader = Grader::new("", &check("eq"), Backends::default()).unwrap();
-    assert!(!grader.needs_model() && !grader.needs_code());
+    assert!(grader.models().is_empty() && !grader.needs_code());
     let mut other = input("1", "1");
     other.metadata = Arc::default();
     let samples =

@@ -72,9 +72,7 @@ impl AnswerFormat {
     }
 
     /// Parses an answer; ignores reasoning up to the last `</think>`.
-    ///
-    /// # Errors
-    /// If the answer has no judgement.
+    /// Errors: if the answer has no judgement.
     pub(super) fn parse(&self, text: &str) -> Result<Judgement, ParseFailure> {
         let text = text.rsplit("</think>").next().unwrap_or_default().trim();
         let judgement = match *self {

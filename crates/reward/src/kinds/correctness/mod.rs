@@ -1,16 +1,16 @@
 //! Kinds that compare the completion with a reference.
 
-pub mod contains;
-pub mod fuzzy_match;
 pub mod multiple_choice;
+
+use serde::{Deserialize, Serialize};
 
 use hone_core::config::describe::one_of;
 use hone_core::text::trim;
 
-use crate::kinds::answer::{has_word, texts_of};
+use crate::kinds::answer::has_word;
 use crate::kinds::prelude::*;
 use crate::math::{boxed, is_blank, parse_amount, same};
-use crate::text::Metric;
+use crate::text::{Metric, character_ratio, matching_blocks};
 
 // `exact_match`: compares answer and reference as texts.
 
@@ -31,24 +31,15 @@ define_kind! {
 }
 
 impl Kind for ExactMatch {
-    fn extract(&self) -> Option<&str> {
-        Some(&self.extract)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
-        let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
-        per_sample(move |input| {
-            let wanted = trim(input.metadata.get(&p.reference)?);
-            let Some(answer) = finder.find(&input.text) else { return Some(0.0) };
-            Some(indicator(match p.ignore_case {
+        let ignore_case = self.ignore_case;
+        compared(&self.extract, &self.reference, move |answer, wanted| {
+            let wanted = trim(wanted);
+            Some(indicator(answer.is_some_and(|answer| match ignore_case {
                 true => answer.to_lowercase() == wanted.to_lowercase(),
                 false => answer == wanted,
-            }))
+            })))
         })
-    }
-
-    fn reads(&self) -> Vec<&str> {
-        vec![self.reference.as_str()]
     }
 }
 
@@ -57,7 +48,7 @@ impl Kind for ExactMatch {
 define_kind! {
     pub struct Keywords {
         /// The keywords; empty takes the reference.
-        pub keywords: Vec<String> = Vec::new(),
+        pub keywords: Vec<String> = Vec::new() => no_texts_or(64),
         /// Metadata key of the reference for an empty list: a JSON list, or words separated by commas.
         pub reference: String = "keywords".to_owned(),
     }
@@ -68,33 +59,136 @@ define_kind! {
 }
 
 impl Kind for Keywords {
-    fn check(&self) -> Checked {
-        if self.keywords.is_empty() { Ok(()) } else { texts("keywords", &self.keywords, 64) }
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let p = self.clone();
         per_sample(move |input| {
-            let referenced;
-            let words = if p.keywords.is_empty() {
-                let commas = |value: &str| value.split(',').map(str::to_owned).collect();
-                referenced = texts_of(input.metadata.get(&p.reference)?, commas);
-                &referenced
-            } else {
-                &p.keywords
-            };
-            if words.is_empty() {
-                return None;
-            }
+            let commas = |value: &str| value.split(',').map(str::to_owned).collect();
+            let words = listed_or_referenced(&p.keywords, input, &p.reference, commas)?;
             let text = input.text.to_lowercase();
             let found = words.iter().filter(|word| has_word(&text, &word.to_lowercase())).count();
             Some(found as f64 / words.len() as f64)
         })
     }
 
-    fn reads(&self) -> Vec<&str> {
-        if self.keywords.is_empty() { vec![self.reference.as_str()] } else { Vec::new() }
+    fn reads(&self) -> Vec<String> {
+        if self.keywords.is_empty() { vec![self.reference.clone()] } else { Vec::new() }
     }
+}
+
+// `contains`: searches the completion for phrases.
+
+/// How many of the phrases must occur.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContainsMode {
+    /// Every one.
+    #[default]
+    All,
+    /// At least one.
+    Any,
+}
+
+define_kind! {
+    pub struct Contains {
+        /// The phrases; empty takes the reference.
+        pub phrases: Vec<String> = Vec::new() => no_texts_or(64),
+        /// Metadata key of the reference for an empty list: one phrase, or a JSON list.
+        pub reference: String = answer_key(),
+        /// How many of the phrases must occur.
+        pub mode: ContainsMode = ContainsMode::All,
+        /// Whether letter case is ignored.
+        pub ignore_case: bool = false,
+        /// Regex whose first group is searched; empty takes the whole completion.
+        pub extract: String = String::new(),
+    }
+    kind: "contains",
+    range: "0 or 1",
+    typical_weight: "1.0",
+    formula: "1 if all (mode \"any\": one) of the phrases, or of metadata[reference] where none \
+              are listed, occur, else 0; missing without either",
+}
+
+impl Kind for Contains {
+    fn build(&self, _: &BuildContext<'_>) -> Built {
+        let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
+        per_sample(move |input| {
+            let whole = |value: &str| vec![value.to_owned()];
+            let phrases = listed_or_referenced(&p.phrases, input, &p.reference, whole)?;
+            let Some(text) = finder.find(&input.text) else { return Some(0.0) };
+            let lower = p.ignore_case.then(|| text.to_lowercase());
+            let occurs = |phrase: &String| match &lower {
+                Some(text) => text.contains(&phrase.to_lowercase()),
+                None => text.contains(phrase.as_str()),
+            };
+            Some(indicator(match p.mode {
+                ContainsMode::All => phrases.iter().all(occurs),
+                ContainsMode::Any => phrases.iter().any(occurs),
+            }))
+        })
+    }
+
+    fn reads(&self) -> Vec<String> {
+        if self.phrases.is_empty() { vec![self.reference.clone()] } else { Vec::new() }
+    }
+}
+
+// `fuzzy_match`: the similarity of answer and reference in characters.
+
+/// Most characters of either text that are compared: the time is their product.
+const MOST_CHARS: usize = 4096;
+
+/// How similarity is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FuzzyMethod {
+    /// Rapidfuzz's `fuzz.ratio` divided by 100, with `threshold` as its `score_cutoff`.
+    #[default]
+    Indel,
+    /// Python's `difflib`, as in the guides to GRPO: [`matching_blocks`].
+    MatchingBlocks,
+}
+
+define_kind! {
+    pub struct FuzzyMatch {
+        /// Metadata key of the reference.
+        pub reference: String = answer_key(),
+        /// Whether letter case is ignored.
+        pub ignore_case: bool = false,
+        /// Similarities below this count as 0.
+        pub threshold: f64 = 0.0 => between(0.0, 1.0),
+        /// How similarity is measured.
+        pub method: FuzzyMethod = FuzzyMethod::Indel,
+        /// Regex whose first group is the answer; empty takes the whole completion.
+        pub extract: String = answer_pattern(),
+    }
+    kind: "fuzzy_match",
+    typical_weight: "1.0",
+    formula: "1 - (insertions and deletions from answer to reference) / (characters of both), 0 \
+              where that is below threshold (rapidfuzz's ratio / 100); the first 4,096 characters \
+              count. With method = \"matching_blocks\" the ratio of Python's difflib, of the first \
+              1,024 characters. Missing without a reference",
+}
+
+impl Kind for FuzzyMatch {
+    fn build(&self, _: &BuildContext<'_>) -> Built {
+        let p = self.clone();
+        compared(&self.extract, &self.reference, move |answer, wanted| {
+            let (Some(answer), wanted) = (answer, trim(wanted)) else { return Some(0.0) };
+            let similarity = match p.method {
+                FuzzyMethod::Indel => similarity,
+                FuzzyMethod::MatchingBlocks => matching_blocks,
+            };
+            let ratio = match p.ignore_case {
+                true => similarity(&answer.to_lowercase(), &wanted.to_lowercase()),
+                false => similarity(answer, wanted),
+            };
+            Some(if ratio < p.threshold { 0.0 } else { ratio })
+        })
+    }
+}
+
+fn similarity(a: &str, b: &str) -> f64 {
+    character_ratio(a, b, MOST_CHARS)
 }
 
 // `numeric_match`: compares answer and reference as numbers.
@@ -104,9 +198,9 @@ define_kind! {
         /// Metadata key of the reference.
         pub reference: String = answer_key(),
         /// Largest absolute difference.
-        pub tolerance: f64 = 1e-6,
+        pub tolerance: f64 = 1e-6 => at_least(0.0),
         /// Largest difference as a share of the reference.
-        pub relative_tolerance: f64 = 0.0,
+        pub relative_tolerance: f64 = 0.0 => at_least(0.0),
         /// Regex whose first group is the answer; empty takes the whole completion.
         pub extract: String = answer_pattern(),
     }
@@ -119,27 +213,13 @@ define_kind! {
 }
 
 impl Kind for NumericMatch {
-    fn extract(&self) -> Option<&str> {
-        Some(&self.extract)
-    }
-
-    fn check(&self) -> Checked {
-        at_least("tolerance", self.tolerance, 0.0)?;
-        at_least("relative_tolerance", self.relative_tolerance, 0.0)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
-        let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
-        per_sample(move |input| {
-            let wanted = parse_amount(input.metadata.get(&p.reference)?)?;
-            let answer = finder.find(&input.text).and_then(parse_amount);
-            let allowed = p.tolerance.max(p.relative_tolerance * wanted.abs());
+        let (absolute, relative) = (self.tolerance, self.relative_tolerance);
+        compared(&self.extract, &self.reference, move |answer, wanted| {
+            let (answer, wanted) = (answer.and_then(parse_amount), parse_amount(wanted)?);
+            let allowed = absolute.max(relative * wanted.abs());
             Some(indicator(answer.is_some_and(|answer| (answer - wanted).abs() <= allowed)))
         })
-    }
-
-    fn reads(&self) -> Vec<&str> {
-        vec![self.reference.as_str()]
     }
 }
 
@@ -173,25 +253,15 @@ impl TextSimilarity {
 }
 
 impl Kind for TextSimilarity {
-    fn extract(&self) -> Option<&str> {
-        Some(&self.extract)
-    }
-
     fn check(&self) -> Checked {
         self.metric().map(drop)
     }
 
     fn build(&self, _: &BuildContext<'_>) -> Built {
-        let (metric, reference) = (self.metric()?, self.reference.clone());
-        let finder = AnswerFinder::new(&self.extract)?;
-        per_sample(move |input| {
-            let wanted = input.metadata.get(&reference)?;
-            Some(metric.score(finder.find(&input.text).unwrap_or_default(), wanted))
+        let metric = self.metric()?;
+        compared(&self.extract, &self.reference, move |answer, wanted| {
+            Some(metric.score(answer.unwrap_or_default(), wanted))
         })
-    }
-
-    fn reads(&self) -> Vec<&str> {
-        vec![self.reference.as_str()]
     }
 }
 
@@ -205,9 +275,9 @@ define_kind! {
         pub reference: String = answer_key(),
         /// Texts that end the reasoning; the first of the list that occurs counts, where it occurs
         /// last.
-        pub delimiters: Vec<String> = vec!["</think>".to_owned()],
+        pub delimiters: Vec<String> = vec!["</think>".to_owned()] => texts(16),
         /// As in `math_equal`.
-        pub tolerance: f64 = 1e-6,
+        pub tolerance: f64 = 1e-6 => at_least(0.0),
         /// As in `math_equal`, within the text after the reasoning.
         pub extract: String = answer_pattern(),
     }
@@ -219,17 +289,8 @@ define_kind! {
 }
 
 impl Kind for ReasoningAccuracy {
-    fn extract(&self) -> Option<&str> {
-        Some(&self.extract)
-    }
-
     fn find_answer(&self, text: &str, finder: &AnswerFinder) -> Option<String> {
         find_math(self.after_reasoning(text)?, finder).map(str::to_owned)
-    }
-
-    fn check(&self) -> Checked {
-        texts("delimiters", &self.delimiters, 16)?;
-        at_least("tolerance", self.tolerance, 0.0)
     }
 
     fn build(&self, _: &BuildContext<'_>) -> Built {
@@ -240,10 +301,6 @@ impl Kind for ReasoningAccuracy {
             let equal = is_equal(after.unwrap_or_default(), reference, p.tolerance, &finder)?;
             Some(indicator(equal && after.is_some()))
         })
-    }
-
-    fn reads(&self) -> Vec<&str> {
-        vec![self.reference.as_str()]
     }
 }
 
@@ -263,7 +320,7 @@ define_kind! {
         pub reference: String = answer_key(),
         /// Largest difference of values that are not exact fractions (roots, pi), and of a decimal and a
         /// fraction, as a share of the greater value.
-        pub tolerance: f64 = 1e-6,
+        pub tolerance: f64 = 1e-6 => at_least(0.0),
         /// Regex whose first group holds the answer; where it does not match, or is empty, the answer
         /// is the completion's last `\boxed{}`.
         pub extract: String = answer_pattern(),
@@ -279,16 +336,8 @@ define_kind! {
 }
 
 impl Kind for MathEqual {
-    fn extract(&self) -> Option<&str> {
-        Some(&self.extract)
-    }
-
     fn find_answer(&self, text: &str, finder: &AnswerFinder) -> Option<String> {
         find_math(text, finder).map(str::to_owned)
-    }
-
-    fn check(&self) -> Checked {
-        at_least("tolerance", self.tolerance, 0.0)
     }
 
     fn build(&self, _: &BuildContext<'_>) -> Built {
@@ -297,10 +346,6 @@ impl Kind for MathEqual {
             let reference = input.metadata.get(&p.reference)?;
             is_equal(&input.text, reference, p.tolerance, &finder).map(indicator)
         })
-    }
-
-    fn reads(&self) -> Vec<&str> {
-        vec![self.reference.as_str()]
     }
 }
 

@@ -9,7 +9,7 @@ define_kind! {
         /// Metadata key of the reference.
         pub reference: String = answer_key(),
         /// The number of letters to choose from, beginning with A.
-        pub choices: u8 = 10,
+        pub choices: u8 = 10 => between(2, 26),
         /// Regex whose first group is the answer; where it does not match, or is empty, the letter is
         /// searched for in the whole completion.
         pub extract: String = answer_pattern(),
@@ -22,32 +22,21 @@ define_kind! {
 }
 
 impl Kind for MultipleChoice {
-    fn extract(&self) -> Option<&str> {
-        Some(&self.extract)
-    }
-
     fn find_answer(&self, text: &str, finder: &AnswerFinder) -> Option<String> {
-        letter(finder.extracted(text).unwrap_or_else(|| after_thoughts(text)), self.choices)
-            .map(String::from)
-    }
-
-    fn check(&self) -> Checked {
-        between("choices", self.choices, 2, 26)
+        chosen(text, finder, self.choices).map(String::from)
     }
 
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
         per_sample(move |input| {
             let wanted = letter(input.metadata.get(&p.reference)?, p.choices)?;
-            let answer = finder.extracted(&input.text);
-            let answer = answer.unwrap_or_else(|| after_thoughts(&input.text));
-            Some(indicator(letter(answer, p.choices) == Some(wanted)))
+            Some(indicator(chosen(&input.text, &finder, p.choices) == Some(wanted)))
         })
     }
+}
 
-    fn reads(&self) -> Vec<&str> {
-        vec![self.reference.as_str()]
-    }
+fn chosen(text: &str, finder: &AnswerFinder, choices: u8) -> Option<char> {
+    letter(finder.extracted(text).unwrap_or_else(|| after_thoughts(text)), choices)
 }
 
 /// The letter (in capitals, among the first `choices` of the alphabet) that a text chooses, by the

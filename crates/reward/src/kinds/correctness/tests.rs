@@ -183,3 +183,79 @@ mod math_equal {
         assert_eq!(is_equal("0.5", " $ ", 0.0, &finder("")), None, "a blank reference is missing");
     }
 }
+
+mod contains {
+    use super::super::*;
+    use crate::kinds::answer::answer_pattern;
+    use crate::kinds::tests::samples::{sample, score, with_answer};
+
+    #[test]
+    fn phrases_come_from_the_configuration_or_the_reference() {
+        let listed = |mode, ignore_case| Contains {
+            phrases: vec!["Paris".to_owned(), "Seine".to_owned()],
+            mode,
+            ignore_case,
+            ..Contains::default()
+        };
+        let text = sample("paris is on the Seine", &[]);
+        for (mode, ignore_case, value) in [
+            (ContainsMode::All, false, 0.0),
+            (ContainsMode::All, true, 1.0),
+            (ContainsMode::Any, false, 1.0),
+        ] {
+            assert_eq!(score(&listed(mode, ignore_case), &text), Some(value));
+        }
+        let referred =
+            |answer: &str| score(&Contains::default(), &with_answer("a, b and c", Some(answer)));
+        assert_eq!(referred("a, b"), Some(1.0), "one phrase");
+        assert_eq!(
+            (referred("[\"a\", \"c\"]"), referred("[\"a\", \"z\"]")),
+            (Some(1.0), Some(0.0))
+        );
+        assert_eq!((referred(" "), referred("[]")), (None, None));
+        assert_eq!(score(&Contains::default(), &sample("a", &[])), None);
+        let tagged = Contains { extract: answer_pattern(), ..listed(ContainsMode::All, false) };
+        assert_eq!(score(&tagged, &sample("Paris Seine", &[])), Some(1.0), "without tags");
+    }
+}
+
+mod fuzzy_match {
+    use serde::Deserialize;
+
+    use super::super::*;
+    use crate::kinds::tests::samples::{near, reference, score, with_answer};
+
+    #[derive(Deserialize)]
+    struct Cases {
+        fuzzy: Vec<Case>,
+    }
+
+    #[derive(Deserialize)]
+    struct Case {
+        a: String,
+        b: String,
+        ratio: f64,
+    }
+
+    #[test]
+    fn rapidfuzz_of_python_finds_the_same_ratios() {
+        for Case { a, b, ratio } in reference::<Cases>().fuzzy {
+            assert!(near(similarity(&a, &b), ratio), "{a:?} {b:?}: {} {ratio}", similarity(&a, &b));
+        }
+    }
+
+    #[test]
+    fn similarities_below_the_threshold_are_0() {
+        let whole = |threshold, ignore_case| {
+            let extract = String::new();
+            let p = FuzzyMatch { threshold, ignore_case, extract, ..FuzzyMatch::default() };
+            score(&p, &with_answer(" Kitten", Some("kitten "))).unwrap()
+        };
+        assert!(near(whole(0.5, false), 10.0 / 12.0));
+        assert_eq!((whole(0.9, false), whole(0.9, true)), (0.0, 1.0));
+        let p = FuzzyMatch::default();
+        assert_eq!(score(&p, &with_answer("a", Some("a"))), Some(1.0), "without tags");
+        let p = FuzzyMatch { extract: String::new(), ..p };
+        assert_eq!(score(&p, &with_answer("a", None)), None);
+    }
+}

@@ -55,8 +55,8 @@ impl Kind for JsonSchema {
         })
     }
 
-    fn reads(&self) -> Vec<&str> {
-        self.schema_from.as_deref().into_iter().collect()
+    fn reads(&self) -> Vec<String> {
+        self.schema_from.clone().into_iter().collect()
     }
 }
 

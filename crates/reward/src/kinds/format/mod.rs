@@ -5,7 +5,7 @@ pub mod json_schema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::{Checked, Problem, quoted};
+use hone_core::config::between;
 use hone_core::text::trim;
 
 use crate::kinds::answer::compile;
@@ -60,7 +60,7 @@ impl Kind for ThinkFormat {
 define_kind! {
     pub struct FormatStrict {
         /// Names of the tags, without angle brackets.
-        pub tags: Vec<String> = reasoning_and_answer(),
+        pub tags: Vec<String> = reasoning_and_answer() => tags(),
     }
     kind: "format_strict",
     range: "0 or 1",
@@ -70,10 +70,6 @@ define_kind! {
 }
 
 impl Kind for FormatStrict {
-    fn check(&self) -> Checked {
-        check_tags(&self.tags)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let tags = Tags::new(&self.tags);
         per_sample(move |input| Some(indicator(tags.strict_content(&input.text).is_some())))
@@ -95,10 +91,6 @@ define_kind! {
 }
 
 impl Kind for IntegerAnswer {
-    fn extract(&self) -> Option<&str> {
-        Some(&self.extract)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let finder = AnswerFinder::new(&self.extract)?;
         per_sample(move |input| Some(indicator(finder.find(&input.text).is_some_and(is_integer))))
@@ -113,23 +105,6 @@ pub const PYTHON_SPACES: &str = r"[\s\x1c-\x1f]*";
 /// The default of the parameter `tags`.
 pub fn reasoning_and_answer() -> Vec<String> {
     ["reasoning", "answer"].map(str::to_owned).to_vec()
-}
-
-/// Checks the parameter `tags`: 1 to 16 different names of letters, digits, `_` and `-`.
-pub fn check_tags(tags: &[String]) -> Checked {
-    if !(1..=16).contains(&tags.len()) {
-        let shown = format!("a list of {}", tags.len());
-        return Err(Problem::value("tags", shown, "a list of 1 to 16 names of tags"));
-    }
-    for (i, tag) in tags.iter().enumerate() {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
-        let fits = (1..=64).contains(&tag.len()) && tag.bytes().all(plain);
-        if !fits || tags[..i].contains(tag) {
-            let allowed = "1 to 64 letters, digits, '_' or '-', each tag once";
-            return Err(Problem::value(&format!("tags[{i}]"), quoted(tag), allowed));
-        }
-    }
-    Ok(())
 }
 
 /// The opening and closing tags, in order: `<a>`, `</a>`, `<b>`, `</b>`.
@@ -242,10 +217,10 @@ define_kind! {
     /// The defaults are the rule of the guides to GRPO with TRL.
     pub struct FormatIncremental {
         /// Names of the tags, without angle brackets.
-        pub tags: Vec<String> = reasoning_and_answer(),
+        pub tags: Vec<String> = reasoning_and_answer() => tags(),
         /// The deduction for each character after the last closing tag, white space at both ends of
         /// that text not counted.
-        pub trailing_penalty: f64 = 0.001,
+        pub trailing_penalty: f64 = 0.001 => at_least(0.0),
         /// Whether text after a repeated last closing tag costs too, from its last occurrence. By
         /// default it is free, so a completion that repeats the tag evades the penalty.
         pub charge_repeated: bool = false,
@@ -262,11 +237,6 @@ define_kind! {
 }
 
 impl Kind for FormatIncremental {
-    fn check(&self) -> Checked {
-        at_least("trailing_penalty", self.trailing_penalty, 0.0)?;
-        check_tags(&self.tags)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let (tags, p) = (Tags::new(&self.tags), self.clone());
         per_sample(move |input| {
@@ -294,7 +264,7 @@ pub enum BetweenPairs {
 define_kind! {
     pub struct FormatSoft {
         /// Names of the tags, without angle brackets.
-        pub tags: Vec<String> = reasoning_and_answer(),
+        pub tags: Vec<String> = reasoning_and_answer() => tags(),
         /// What may be between two pairs of tags.
         pub between: BetweenPairs = BetweenPairs::Any,
     }
@@ -306,10 +276,6 @@ define_kind! {
 }
 
 impl Kind for FormatSoft {
-    fn check(&self) -> Checked {
-        check_tags(&self.tags)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let tags = Tags::new(&self.tags);
         if self.between == BetweenPairs::Any {
@@ -328,7 +294,7 @@ define_kind! {
         /// Fewest characters of reasoning that earn 1.
         pub min_reasoning: u32 = 21,
         /// The value of the format with shorter reasoning or a blank answer.
-        pub partial: f64 = 0.5,
+        pub partial: f64 = 0.5 => between(0.0, 1.0),
     }
     kind: "think_graded",
     typical_weight: "0.5 to 1.0",
@@ -338,10 +304,6 @@ define_kind! {
 }
 
 impl Kind for ThinkGraded {
-    fn check(&self) -> Checked {
-        between("partial", self.partial, 0.0, 1.0)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let (partial, fewest) = (self.partial, usize::try_from(self.min_reasoning));
         let fewest = fewest.unwrap_or(usize::MAX);

@@ -1,8 +1,5 @@
 //! Kinds that score how a completion is written.
 
-pub mod citations;
-pub mod connectors;
-
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
@@ -12,31 +9,21 @@ use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
 use whatlang::{Detector, Lang};
 
-use hone_core::config::{Checked, Problem};
-
-use crate::kinds::answer::reason;
+use crate::kinds::answer::{has_word, reason};
 use crate::kinds::prelude::*;
 use crate::text::{is_unspaced, words_of_any_script};
 use crate::{RewardFn, ScoreInput};
-
-/// Checks a parameter that must be finite and at most 0.
-fn at_most_zero(key: &str, value: f64) -> Checked {
-    if value.is_finite() && value <= 0.0 {
-        return Ok(());
-    }
-    Err(Problem::value(key, value, "a finite number, 0 or less"))
-}
 
 // `forbidden_phrases`: a penalty for phrases.
 
 define_kind! {
     pub struct ForbiddenPhrases {
         /// The phrases.
-        pub phrases: Vec<String>,
+        pub phrases: Vec<String> => texts(1000),
         /// The deduction for each occurrence; overlapping occurrences count once.
-        pub penalty: f64 = 0.5,
+        pub penalty: f64 = 0.5 => at_least(0.0),
         /// The least value.
-        pub floor: f64 = -1.0,
+        pub floor: f64 = -1.0 => at_most_zero(),
         /// Whether letter case is ignored.
         pub ignore_case: bool = true,
     }
@@ -49,12 +36,6 @@ define_kind! {
 }
 
 impl Kind for ForbiddenPhrases {
-    fn check(&self) -> Checked {
-        texts("phrases", &self.phrases, 1000)?;
-        at_least("penalty", self.penalty, 0.0)?;
-        at_most_zero("floor", self.floor)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let pattern = self.pattern().map_err(|error| {
             Problem::new("phrases", format!(" cannot be searched for: {}", reason(&error)))
@@ -103,14 +84,14 @@ define_kind! {
     /// Yeo et al. 2025 (arXiv 2502.03373, C.2).
     pub struct RepetitionPenalty {
         /// Items of an n-gram; a completion of fewer items earns 0.
-        pub ngram: usize = 3,
+        pub ngram: usize = 3 => between(1, 16),
         /// The limit of the value for endless repetition; not above 0.
-        pub max_penalty: f64 = -1.0,
+        pub max_penalty: f64 = -1.0 => at_most_zero(),
         /// The items that n-grams consist of.
         pub unit: RepetitionUnit = RepetitionUnit::Words,
         /// If above 0: the value is `max_penalty` where the share of different n-grams is below
         /// this, and else 0.
-        pub min_distinct: f64 = 0.0,
+        pub min_distinct: f64 = 0.0 => between(0.0, 1.0),
     }
     kind: "repetition_penalty",
     range: "max_penalty to 0",
@@ -122,12 +103,6 @@ define_kind! {
 }
 
 impl Kind for RepetitionPenalty {
-    fn check(&self) -> Checked {
-        between("ngram", self.ngram, 1, 16)?;
-        at_most_zero("max_penalty", self.max_penalty)?;
-        between("min_distinct", self.min_distinct, 0.0, 1.0)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let p = self.clone();
         per_sample(move |input| {
@@ -163,7 +138,7 @@ fn share_distinct<T: Eq + Hash>(items: &[T], n: usize) -> f64 {
 define_kind! {
     pub struct Diversity {
         /// Items of an n-gram; a completion of fewer items is one n-gram.
-        pub ngram: usize = 1,
+        pub ngram: usize = 1 => between(1, 16),
         /// The items that n-grams consist of.
         pub unit: RepetitionUnit = RepetitionUnit::Words,
     }
@@ -174,10 +149,6 @@ define_kind! {
 }
 
 impl Kind for Diversity {
-    fn check(&self) -> Checked {
-        between("ngram", self.ngram, 1, 16)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         Ok(Some(Arc::new(self.clone())))
     }
@@ -246,7 +217,7 @@ define_kind! {
         /// ISO 639-3 code of the wanted language, such as `eng`.
         pub language: String,
         /// Least confidence of the detector, 0 to 1, for the wanted language to count.
-        pub confidence: f64 = 0.0,
+        pub confidence: f64 = 0.0 => between(0.0, 1.0),
     }
     kind: "language",
     range: "0 or 1",
@@ -257,10 +228,6 @@ define_kind! {
 }
 
 impl Kind for Language {
-    fn check(&self) -> Checked {
-        between("confidence", self.confidence, 0.0, 1.0)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let wanted = Lang::from_code(&self.language).ok_or_else(|| {
             let allowed =
@@ -286,7 +253,7 @@ define_kind! {
     /// After Open R1's `reasoning_steps_reward`.
     pub struct ReasoningSteps {
         /// Markers that earn 1.
-        pub target: u32 = 3,
+        pub target: u32 = 3 => between(1, 1000),
     }
     kind: "reasoning_steps",
     typical_weight: "0.1 to 0.5",
@@ -295,10 +262,6 @@ define_kind! {
 }
 
 impl Kind for ReasoningSteps {
-    fn check(&self) -> Checked {
-        between("target", self.target, 1, 1000)
-    }
-
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let target = self.target;
         per_sample(move |input| Some(share_of_target(markers(&input.text), target)))
@@ -327,174 +290,112 @@ fn begins_step(line: &str) -> bool {
     is_numbered || line.starts_with("- ") || line.starts_with("* ")
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kinds::tests::samples::{near, score_text};
+// `connectors`: counts the words that connect steps of reasoning.
 
-    #[test]
-    fn forbidden_phrases_cost_up_to_the_floor() {
-        let p = ForbiddenPhrases {
-            phrases: vec!["sorry".to_owned(), "as an AI".to_owned(), "!!".to_owned()],
-            penalty: 0.25,
-            floor: -0.6,
-            ignore_case: true,
-        };
-        for (text, value) in [
-            ("fine, sorrybox", 0.0),
-            ("Sorry.", -0.25),
-            ("Sorry, AS AN AI", -0.5),
-            ("sorry!! sorry", -0.6),
-        ] {
-            assert!(near(score_text(&p, text), value), "{text}");
-        }
-        let phrases = vec!["抱歉".to_owned(), "извините".to_owned()];
-        let other = ForbiddenPhrases { phrases, ..p.clone() };
-        for (text, value) in [("很抱歉我不能", -0.25), ("Извините.", -0.25), ("извинитель", 0.0)]
-        {
-            assert!(near(score_text(&other, text), value), "{text}");
-        }
-        assert_eq!(score_text(&ForbiddenPhrases { ignore_case: false, ..p }, "SORRY"), 0.0);
+/// The default words.
+const WORDS: &str = "therefore thus because since consequently first second next finally however";
+
+define_kind! {
+    pub struct Connectors {
+        /// The words or phrases.
+        pub words: Vec<String> = WORDS.split(' ').map(str::to_owned).collect() => texts(64),
+        /// Different words that earn 1.
+        pub target: u32 = 6 => between(1, 64),
+        /// Whether only whole words count. By default parts of words do, as in the guides to GRPO:
+        /// "enthusiasm" contains "thus".
+        pub whole_words: bool = false,
+        /// Regex whose first group is the text to search; empty takes the whole completion.
+        pub extract: String = r"(?s)<reasoning>(.*?)</reasoning>".to_owned(),
     }
+    kind: "connectors",
+    typical_weight: "0.1 to 0.3",
+    formula: "min(1, different words that occur / target), letter case ignored, within the text \
+              that extract finds; 0 where it finds none",
+}
 
-    mod repetition_penalty {
-        use super::super::*;
-        use crate::ScoreInput;
-        use crate::kinds::tests::samples::{near, reference, sample, score, score_text};
-
-        #[derive(Deserialize)]
-        struct Cases {
-            repetition: Vec<Case>,
-        }
-
-        #[derive(Deserialize)]
-        struct Case {
-            text: String,
-            n: usize,
-            value: f64,
-        }
-
-        #[test]
-        fn values_equal_open_r1() {
-            for Case { text, n, value } in reference::<Cases>().repetition {
-                let p = RepetitionPenalty { ngram: n, max_penalty: -0.5, ..Default::default() };
-                assert!(near(score_text(&p, &text), value), "{text:?} {n}");
-            }
-        }
-
-        #[test]
-        fn scripts_without_spaces_have_words() {
-            let p = RepetitionPenalty { ngram: 2, ..Default::default() };
-            assert!(near(score_text(&p, &"好的".repeat(7)), -11.0 / 13.0));
-            assert_eq!(score_text(&p, "我今天很高兴"), 0.0);
-            assert!(near(score_text(&p, "да нет да нет"), -1.0 / 3.0));
-        }
-
-        #[test]
-        fn tokens_may_be_counted_instead_of_words() {
-            let p =
-                RepetitionPenalty { ngram: 2, unit: RepetitionUnit::Tokens, ..Default::default() };
-            // The examples of TRL's documentation.
-            for (ids, value) in [(vec![1, 2, 3, 4], 0.0), (vec![5; 5], -0.75), (vec![1], 0.0)] {
-                let sample = ScoreInput { ids, ..sample("a a a a a", &[]) };
-                assert!(near(score(&p, &sample).unwrap(), value));
-            }
-        }
-
-        #[test]
-        fn a_threshold_makes_the_penalty_full_or_0() {
-            let p = RepetitionPenalty { ngram: 1, min_distinct: 0.75, ..Default::default() };
-            for (text, value) in [("", 0.0), ("a b c C", 0.0), ("a b c c c", -1.0), ("a", 0.0)] {
-                assert_eq!(score_text(&p, text), value, "{text}");
-            }
-        }
-    }
-
-    mod diversity {
-        use futures::FutureExt;
-
-        use super::super::*;
-        use crate::kinds::tests::samples::{near, sample};
-
-        fn values(p: &Diversity, texts: &[&str]) -> Vec<Option<f64>> {
-            let samples: Vec<ScoreInput> = texts.iter().map(|text| sample(text, &[])).collect();
-            p.score(&samples).now_or_never().unwrap()
-        }
-
-        #[test]
-        fn equal_completions_earn_0_and_those_that_share_nothing_1() {
-            let p = Diversity::default();
-            assert_eq!(values(&p, &["a b", "A  b", "b a"]), [Some(0.0); 3]);
-            assert_eq!(values(&p, &["a", "b", "c"]), [Some(1.0); 3]);
-            assert_eq!(values(&p, &["", ""]), [Some(0.0); 2]);
-            assert_eq!(values(&p, &["", "a"]), [Some(1.0); 2]);
-            assert_eq!((values(&p, &["a"]), values(&p, &[])), (vec![None], vec![]));
-            assert_eq!(values(&p, &["好的", "的好"]), [Some(0.0); 2]);
-            for (value, wanted) in
-                values(&p, &["a b c", "a b d", "x"]).iter().zip([0.75, 0.75, 1.0])
-            {
-                assert!(near(value.unwrap(), wanted));
-            }
-        }
-
-        #[test]
-        fn ngrams_and_tokens_may_be_compared() {
-            let pairs = Diversity { ngram: 2, ..Diversity::default() };
-            assert_eq!(values(&pairs, &["a b a", "b a b"]), [Some(0.0); 2]);
-            assert_eq!(values(&pairs, &["a b", "b a"]), [Some(1.0); 2]);
-            // A text of fewer words is one n-gram.
-            assert_eq!(values(&pairs, &["a", "a"]), [Some(0.0); 2]);
-            // The tokens of these samples are all 0.
-            let tokens = Diversity { unit: RepetitionUnit::Tokens, ngram: 3 };
-            assert_eq!(values(&tokens, &["a b c", "x y z u"]), [Some(0.0); 2]);
-            assert_eq!(values(&tokens, &["a", "xy"]), [Some(1.0); 2]);
-        }
-    }
-
-    mod language {
-        use super::super::*;
-        use crate::Tools;
-        use crate::kinds::tests::samples::{sample, score};
-
-        #[test]
-        fn languages_are_detected() {
-            let within = |text: &str, code: &str, confidence| {
-                score(&Language { language: code.to_owned(), confidence }, &sample(text, &[]))
+impl Kind for Connectors {
+    fn build(&self, _: &BuildContext<'_>) -> Built {
+        let (p, finder) = (self.clone(), AnswerFinder::new(&self.extract)?);
+        let words: Vec<String> = p.words.iter().map(|word| word.to_lowercase()).collect();
+        per_sample(move |input| {
+            let text = finder.find(&input.text).unwrap_or_default().to_lowercase();
+            let occurs = |word: &&String| match p.whole_words {
+                true => has_word(&text, word),
+                false => text.contains(word.as_str()),
             };
-            let text = "The quick brown fox jumps over the lazy dog and then it sleeps in the sun.";
-            assert_eq!(within(text, "eng", 0.0), Some(1.0));
-            let german =
-                "Der schnelle braune Fuchs springt über den faulen Hund und schläft in der Sonne.";
-            assert_eq!(within(german, "eng", 0.0), Some(0.0));
-            assert_eq!(within(german, "deu", 0.0), Some(1.0));
-            assert_eq!(within("今日はいい天気ですね。", "jpn", 0.9), Some(1.0));
-            assert_eq!((within("", "eng", 0.0), within("123 ...", "eng", 0.0)), (None, None));
-            let context = BuildContext { tools: &Tools::default(), route: "r", part: "p" };
-            for code in ["en", "xxx"] {
-                let unknown = Language { language: code.to_owned(), confidence: 0.0 };
-                assert!(unknown.build(&context).is_err(), "{code}");
-            }
-        }
-    }
-
-    mod reasoning_steps {
-        use super::super::*;
-        use crate::kinds::tests::samples::{near, score_text};
-
-        #[test]
-        fn markers_are_counted() {
-            for (text, markers) in [
-                ("", 0),
-                ("Step 1: a\nStep 2: b", 2),
-                ("1. a\n 2) b\n10. c", 3),
-                ("- a\n* b\n-c\n3.5 d", 2),
-                ("First, a. Then, b. Finally, c", 3),
-                ("Step one: a. Step : b", 0),
-            ] {
-                let value = score_text(&ReasoningSteps { target: 10 }, text);
-                assert!(near(value, f64::from(markers) / 10.0), "{text}");
-            }
-            assert_eq!(score_text(&ReasoningSteps { target: 3 }, "- a\n- b\n- c\n- d"), 1.0);
-        }
+            Some(share_of_target(words.iter().filter(occurs).count(), p.target))
+        })
     }
 }
+
+// `citations`: counts the sources that the completion names.
+
+define_kind! {
+    pub struct Citations {
+        /// Different citations that earn 1.
+        pub target: u32 = 3 => between(1, 1000),
+        /// Phrases such as "according to"; each that occurs counts as one citation, letter case
+        /// ignored.
+        pub phrases: Vec<String> = Vec::new() => no_texts_or(64),
+    }
+    kind: "citations",
+    typical_weight: "0.1 to 0.5",
+    formula: "min(1, different citations / target): [1], (Smith, 2020), (Smith et al., 2020a; \
+              Jones, 1999), addresses that begin with http:// or https://, and those of the phrases \
+              that occur",
+}
+
+impl Kind for Citations {
+    fn build(&self, _: &BuildContext<'_>) -> Built {
+        let target = self.target;
+        let phrases: Vec<String> = self.phrases.iter().map(|p| p.to_lowercase()).collect();
+        per_sample(move |input| {
+            let text = if phrases.is_empty() { String::new() } else { input.text.to_lowercase() };
+            let named = phrases.iter().filter(|phrase| text.contains(*phrase)).count();
+            Some(share_of_target(citations(&input.text).len() + named, target))
+        })
+    }
+}
+
+/// The different citations in a text.
+fn citations(text: &str) -> BTreeSet<&str> {
+    let numbered = text.match_indices('[').filter_map(|(at, _)| number(&text[at + 1..]));
+    let named = text.match_indices('(').filter_map(|(at, _)| in_brackets(&text[at + 1..]));
+    let named = named.flat_map(|inside| inside.split(';').map(str::trim)).filter(|c| is_named(c));
+    let ends = |c: char| c.is_whitespace() || matches!(c, '(' | ')' | '[' | ']' | '<' | '>' | '"');
+    let links = text.split(ends).filter_map(address);
+    numbered.chain(named).chain(links).collect()
+}
+
+/// The digits of `12]`.
+fn number(rest: &str) -> Option<&str> {
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).take(4).count();
+    let fits = (1..=3).contains(&digits) && rest[digits..].starts_with(']');
+    fits.then(|| &rest[..digits])
+}
+
+/// The text before the next bracket, if that is a closing one.
+fn in_brackets(rest: &str) -> Option<&str> {
+    let end = rest.find(['(', ')'])?;
+    rest[end..].starts_with(')').then(|| &rest[..end])
+}
+
+/// Whether a text is a capitalized name, then `, ` and a year.
+fn is_named(inside: &str) -> bool {
+    let Some((name, year)) = inside.rsplit_once(", ") else { return false };
+    let digits = year.bytes().take_while(u8::is_ascii_digit).count();
+    let letter = &year[digits..];
+    let is_year = digits == 4 && (letter.is_empty() || matches!(letter.as_bytes(), [b'a'..=b'z']));
+    is_year && name.starts_with(char::is_uppercase)
+}
+
+/// The address in a word, without the punctuation that ends its sentence.
+fn address(word: &str) -> Option<&str> {
+    let found = &word[word.find("http")?..];
+    let host = found.strip_prefix("http://").or_else(|| found.strip_prefix("https://"))?;
+    let is_host = host.starts_with(char::is_alphanumeric);
+    is_host.then(|| found.trim_end_matches(['.', ',', ';', ':']))
+}
+
+#[cfg(test)]
+mod tests;

@@ -68,7 +68,7 @@ fn documented_defaults_are_the_defaults() {
     for entry in catalogue() {
         let example: Table = toml::from_str(entry.example).unwrap();
         let kind = RewardKind::read(entry.kind, example.clone()).unwrap();
-        for (key, value) in kind.parameters().unwrap().as_object().unwrap() {
+        for (key, value) in kind.to_json().unwrap().as_object().unwrap() {
             if example.contains_key(key) {
                 assert!(entry.parameters.contains(key.as_str()), "{}: {key}", entry.kind);
                 continue;
@@ -145,7 +145,7 @@ fn every_kind_with_a_pattern_shows_the_answer_that_it_finds() {
     for entry in catalogue() {
         let example: Table = toml::from_str(entry.example).unwrap();
         let kind = RewardKind::read(entry.kind, example).unwrap();
-        let has_pattern = kind.parameters().unwrap().get("extract").is_some();
+        let has_pattern = kind.to_json().unwrap().get("extract").is_some();
         assert_eq!(kind.extract().is_some(), has_pattern, "{}", entry.kind);
         assert_eq!(kind.answer("x").is_some(), has_pattern, "{}", entry.kind);
     }
@@ -158,4 +158,18 @@ fn every_kind_with_a_pattern_shows_the_answer_that_it_finds() {
     assert_eq!(found("math_equal", "so \\boxed{7}.").as_deref(), Some("7"), "the last box");
     assert_eq!(found("numeric_match", "7").as_deref(), Some("7"), "without tags all of it");
     assert_eq!(found("multiple_choice", "the answer is b").as_deref(), Some("B"));
+}
+
+#[tokio::test]
+async fn a_broken_member_leaves_the_ensemble_to_the_others() {
+    let members: Vec<Arc<dyn RewardFn>> = vec![
+        Arc::new(samples::Broken { panics: true }),
+        Arc::new(samples::Broken { panics: false }),
+        samples::half(),
+    ];
+    let ensemble = EnsembleFn { members, how: EnsembleMethod::Min };
+    assert_eq!(
+        ensemble.score(&[samples::sample("a", &[]), samples::sample("b", &[])]).await,
+        [Some(0.5); 2]
+    );
 }

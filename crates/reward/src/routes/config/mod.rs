@@ -2,19 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use RewardConfig as Part;
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
 use hone_core::config::{Checked, Problem, finite};
 
-use crate::kinds::{
-    BetweenPairs, Citations, CodeParams, ExactMatch, FeedbackParams, ForbiddenPhrases,
-    FormatIncremental, FormatSoft, FormatStrict, FuzzyMatch, Keywords, LengthRange, LengthUnit,
-    MathEqual, ReasoningSteps, RegexMatch, RepetitionPenalty, RewardKind, RewardKind as Kind,
-    Shaping, TextSimilarity, flat,
-};
+use crate::kinds::{FeedbackParams, RewardKind, Shaping, read, read_kind, split_off};
+use crate::kinds::{take_kind, write_kind};
 use crate::routes::adaptive::AdaptiveConfig;
 
 /// A route: which requests it matches, and the parts of their reward.
@@ -42,6 +37,14 @@ pub struct RouteConfig {
 }
 
 impl RouteConfig {
+    /// Whether a request for `model` with this metadata belongs to the route, if no earlier route takes it.
+    pub(super) fn matches(&self, model: &str, metadata: &BTreeMap<String, String>) -> bool {
+        self.model.as_deref().is_none_or(|wanted| wanted == model)
+            && self.metadata.iter().all(|(key, wanted)| {
+                metadata.get(key).is_some_and(|value| wanted == "*" || wanted == value)
+            })
+    }
+
     /// Every part of the reward: the preset's, each replaced by the one in `reward` of the same
     /// name, then the rest of `reward`.
     pub fn parts(&self) -> Vec<RewardConfig> {
@@ -111,104 +114,66 @@ impl Preset {
     ];
 
     /// Its parts.
-    pub fn parts(self) -> Vec<Part> {
-        match self {
-            Self::Guides => guides(),
-            Self::MathReasoning => math_reasoning(),
-            Self::CodeGeneration => code_generation(),
-            Self::Summarization => summarization(),
-            Self::QuestionAnswering => question_answering(),
-        }
+    pub fn parts(self) -> Vec<RewardConfig> {
+        let text = match self {
+            Self::Guides => GUIDES,
+            Self::MathReasoning => MATH_REASONING,
+            Self::CodeGeneration => CODE_GENERATION,
+            Self::Summarization => SUMMARIZATION,
+            Self::QuestionAnswering => QUESTION_ANSWERING,
+        };
+        // Cannot fail: a test reads all of them.
+        toml::from_str::<PresetParts>(text).map(|preset| preset.reward).unwrap_or_default()
     }
 }
 
-fn guides() -> Vec<Part> {
-    let tags = FormatIncremental {
-        // The weight halves it: each trailing character costs 0.001.
-        trailing_penalty: 0.002,
-        charge_repeated: true,
-        ..FormatIncremental::default()
-    };
-    let format = FormatSoft { between: BetweenPairs::Space, ..FormatSoft::default() };
-    vec![
-        Part::new("tags", 0.5, Kind::FormatIncremental(tags)),
-        Part::new("format", 0.5, Kind::FormatSoft(format)),
-        Part::new("correct", 2.0, Kind::ExactMatch(ExactMatch::default())),
-    ]
+#[derive(Deserialize)]
+struct PresetParts {
+    reward: Vec<RewardConfig>,
 }
 
-fn math_reasoning() -> Vec<Part> {
-    vec![
-        Part::new("correct", 2.0, Kind::MathEqual(MathEqual::default())),
-        Part::new("format", 0.5, Kind::FormatStrict(FormatStrict::default())),
-        Part::new("tags", 0.5, Kind::FormatIncremental(FormatIncremental::default())),
-        Part::new("steps", 0.2, Kind::ReasoningSteps(ReasoningSteps::default())),
-        length(0.1, 0, 512, 256),
-        repetition(0.2),
-    ]
-}
+// The weight of `tags` halves its penalty: each trailing character costs 0.001.
+const GUIDES: &str = r#"reward = [
+    { name = "tags", weight = 0.5, kind = "format_incremental", trailing_penalty = 0.002, charge_repeated = true },
+    { name = "format", weight = 0.5, kind = "format_soft", between = "space" },
+    { name = "correct", weight = 2.0, kind = "exact_match" },
+]"#;
 
-fn code_generation() -> Vec<Part> {
-    let block = RegexMatch {
-        pattern: r"(?s)\A[^`]*```\w+\n[^`]*```[^`]*\z".to_owned(),
-        full: false,
-        count: 1,
-    };
-    let phrases = ["TODO", "FIXME", "NotImplementedError", "your code here"];
-    vec![
-        Part::new("correct", 2.0, Kind::Code(CodeParams::default())),
-        Part::new("format", 0.5, Kind::Regex(block)),
-        forbidden("unfinished", 0.5, &phrases),
-        length(0.1, 0, 1024, 512),
-    ]
-}
+const MATH_REASONING: &str = r#"reward = [
+    { name = "correct", weight = 2.0, kind = "math_equal" },
+    { name = "format", weight = 0.5, kind = "format_strict" },
+    { name = "tags", weight = 0.5, kind = "format_incremental" },
+    { name = "steps", weight = 0.2, kind = "reasoning_steps" },
+    { name = "length", weight = 0.1, kind = "length_range", max = 512, fade = 256 },
+    { name = "repetition", weight = 0.2, kind = "repetition_penalty" },
+]"#;
 
-fn summarization() -> Vec<Part> {
-    let similar = TextSimilarity {
-        metric: "rouge_l".to_owned(),
-        reference: "summary".to_owned(),
-        extract: String::new(),
-    };
-    let phrases = ["here is a summary", "here's a summary", "this text is about", "in summary"];
-    vec![
-        Part::new("similar", 1.0, Kind::TextSimilarity(similar)),
-        Part::new("keywords", 1.0, Kind::Keywords(Keywords::default())),
-        length(0.5, 20, 160, 80),
-        repetition(0.5),
-        forbidden("preamble", 0.2, &phrases),
-    ]
-}
+const CODE_GENERATION: &str = r#"reward = [
+    { name = "correct", weight = 2.0, kind = "code" },
+    { name = "format", weight = 0.5, kind = "regex", pattern = '(?s)\A[^`]*```\w+\n[^`]*```[^`]*\z' },
+    { name = "unfinished", weight = 0.5, kind = "forbidden_phrases", phrases = [
+        "TODO", "FIXME", "NotImplementedError", "your code here",
+    ] },
+    { name = "length", weight = 0.1, kind = "length_range", max = 1024, fade = 512 },
+]"#;
 
-fn question_answering() -> Vec<Part> {
-    let exact = ExactMatch { ignore_case: true, ..ExactMatch::default() };
-    let similar = FuzzyMatch { ignore_case: true, ..FuzzyMatch::default() };
-    let citations = Citations { target: 1, ..Citations::default() };
-    vec![
-        Part::new("correct", 1.0, Kind::ExactMatch(exact)),
-        Part::new("similar", 1.0, Kind::FuzzyMatch(similar)),
-        Part::new("format", 0.5, Kind::FormatSoft(FormatSoft::default())),
-        Part::new("citations", 0.2, Kind::Citations(citations)),
-        length(0.1, 0, 256, 128),
-    ]
-}
+const SUMMARIZATION: &str = r#"reward = [
+    { name = "similar", weight = 1.0, kind = "text_similarity", metric = "rouge_l", reference = "summary", extract = "" },
+    { name = "keywords", weight = 1.0, kind = "keywords" },
+    { name = "length", weight = 0.5, kind = "length_range", min = 20, max = 160, fade = 80 },
+    { name = "repetition", weight = 0.5, kind = "repetition_penalty" },
+    { name = "preamble", weight = 0.2, kind = "forbidden_phrases", phrases = [
+        "here is a summary", "here's a summary", "this text is about", "in summary",
+    ] },
+]"#;
 
-fn length(weight: f64, min: u32, max: u32, fade: u32) -> Part {
-    Part::new(
-        "length",
-        weight,
-        Kind::LengthRange(LengthRange { min, max, fade, unit: LengthUnit::Tokens }),
-    )
-}
-
-fn repetition(weight: f64) -> Part {
-    Part::new("repetition", weight, Kind::RepetitionPenalty(RepetitionPenalty::default()))
-}
-
-fn forbidden(name: &str, weight: f64, phrases: &[&str]) -> Part {
-    let phrases = phrases.iter().map(|phrase| (*phrase).to_owned()).collect();
-    let kind = ForbiddenPhrases { phrases, penalty: 0.5, floor: -1.0, ignore_case: true };
-    Part::new(name, weight, Kind::ForbiddenPhrases(kind))
-}
+const QUESTION_ANSWERING: &str = r#"reward = [
+    { name = "correct", weight = 1.0, kind = "exact_match", ignore_case = true },
+    { name = "similar", weight = 1.0, kind = "fuzzy_match", ignore_case = true },
+    { name = "format", weight = 0.5, kind = "format_soft" },
+    { name = "citations", weight = 0.2, kind = "citations", target = 1 },
+    { name = "length", weight = 0.1, kind = "length_range", max = 256, fade = 128 },
+]"#;
 
 // One part of a route's reward.
 
@@ -270,10 +235,10 @@ impl TryFrom<Table> for RewardConfig {
     type Error = String;
 
     fn try_from(mut table: Table) -> Result<Self, String> {
-        let kind = flat::take_kind::<RewardKind>(&mut table)?;
+        let kind = take_kind(&mut table)?;
         let CommonKeys { name, weight, adaptive } =
-            flat::read(flat::split_off(&mut table, &["name", "weight", "adaptive"]))?;
-        let (shape, kind) = flat::read_kind(&kind, table)?;
+            read(split_off(&mut table, &["name", "weight", "adaptive"]))?;
+        let (shape, kind) = read_kind(&kind, table)?;
         Ok(Self { name, weight, kind, shape, adaptive })
     }
 }
@@ -283,7 +248,7 @@ impl Serialize for RewardConfig {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("name", &self.name)?;
         map.serialize_entry("weight", &self.weight)?;
-        flat::write_kind(&mut map, &self.shape, &self.kind)?;
+        write_kind(&mut map, &self.shape, &self.kind)?;
         if let Some(adaptive) = &self.adaptive {
             map.serialize_entry("adaptive", adaptive)?;
         }

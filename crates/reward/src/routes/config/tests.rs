@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::kinds::{AnyKind, Shaping};
+use crate::kinds::Shaping;
 
 fn part(toml: &str) -> Result<RewardConfig, String> {
     toml::from_str(toml).map_err(|e: toml::de::Error| e.message().to_owned())
@@ -125,7 +125,7 @@ fn a_route_without_a_preset_has_the_parts_of_the_file() {
 fn no_kind_has_a_parameter_with_a_reserved_name() {
     for entry in crate::catalogue() {
         let text = format!("name = 'p'\nkind = '{}'\n{}", entry.kind, entry.example);
-        let parameters = part(&text).unwrap().kind.parameters().unwrap();
+        let parameters = part(&text).unwrap().kind.to_json().unwrap();
         for key in ["name", "kind", "weight", "adaptive"].iter().chain(&Shaping::KEYS) {
             assert!(parameters.get(*key).is_none(), "{}: {key}", entry.kind);
         }
