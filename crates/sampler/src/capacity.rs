@@ -1,12 +1,12 @@
 //! Sizes of the KV cache and of the scratch buffers, fixed when the engine starts.
 
+use hone_kernels::columns::COLUMN_BLOCK;
 use hone_model::ModelSpec;
 
 use crate::config::SamplerConfig;
 use crate::decoder::Scratch;
 use crate::error::{Result, SamplerError};
 use crate::kv_cache::{PAGE, SequencePages};
-use crate::matmul::COLUMN_BLOCK;
 
 /// Sizes that the scheduler allocates and that admission is checked against.
 #[derive(Clone, Copy, Debug)]

@@ -10,9 +10,10 @@ use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
 use hone_core::gguf::{GgufFile, GgufTensor, GgufValue};
+use hone_kernels::blocks::{BlockFormat, QuantizedMatrix};
 
-use super::format::{BlockFormat, WeightType};
-use super::matrix::{BaseMatrix, QuantizedMatrix};
+use super::matrix::BaseMatrix;
+use super::matrix::WeightType;
 use super::options::LoadOptions;
 use crate::{ModelError, ModelSpec, Result};
 
@@ -127,7 +128,8 @@ impl WeightFiles {
         };
         Ok(match (dtype, held) {
             (WeightType::Blocks(format), held) => {
-                let matrix = QuantizedMatrix::new(format, dims()?, bytes.into_owned())?.into();
+                let matrix = QuantizedMatrix::new(format, dims()?, bytes.into_owned());
+                let matrix = matrix.map_err(ModelError::weights)?.into();
                 if let WeightType::Blocks(_) = held { matrix } else { matrix.to_float()?.into() }
             }
             (WeightType::Float(dtype), WeightType::Blocks(format)) => {
@@ -204,7 +206,7 @@ pub(super) fn quantize(
     }
     let groups = blocks.par_chunks_mut(group * to_row);
     groups.zip(bytes.par_chunks(group * from_row)).try_for_each(one)?;
-    QuantizedMatrix::new(format, (rows, columns), blocks)
+    QuantizedMatrix::new(format, (rows, columns), blocks).map_err(ModelError::weights)
 }
 
 // The weights of a GGUF file under their Hugging Face names, undoing the changes that llama.cpp's

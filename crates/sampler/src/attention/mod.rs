@@ -9,10 +9,11 @@ mod tile;
 
 use hone_core::simd::{SimdTask, dispatch, mul_add};
 use hone_core::threads::pause_point;
+#[cfg(target_arch = "x86_64")]
+use hone_kernels::processor::avx512;
 
 use crate::kv_cache::{KvView, PAGE};
-use operands::{PAGES_AHEAD, VisiblePage};
-use tile::{PAGE_BLOCK, PARTIAL_SUMS, exponentiate, scale_and_cap};
+use operands::{PAGE_BLOCK, PAGES_AHEAD, PARTIAL_SUMS, VisiblePage, exponentiate, scale_and_cap};
 
 pub(crate) use operands::SequenceAttention;
 
@@ -39,7 +40,7 @@ impl Kernel {
     /// The kernel for heads of `dim` dimensions.
     fn new(dim: usize) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if let pulp::Arch::V4(proof) = pulp::Arch::new()
+        if let Some(proof) = avx512()
             && tile::is_supported(dim)
         {
             return Self::Tile(proof);

@@ -3,7 +3,7 @@
 //! Each token of a prompt attends to all keys and values before it. Token by token and query by query, most
 //! of the time is that of reading these from the caches of the processor. Here the queries of a tile of tokens
 //! share each read, and so do those of a single token that share a head of keys. Every sum has the terms, the
-//! order and the partial sums of [`super::token`], so the bits are the same.
+//! order and the partial sums of [`TokenAttention`](super::TokenAttention), so the bits are the same.
 
 use std::arch::x86_64::{
     __m512, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_ps,
@@ -13,12 +13,10 @@ use std::ops::Range;
 
 use pulp::x86::V4;
 
-use hone_model::kernels::exp_f32;
-use hone_model::spec::AttentionOptions;
-
-use super::operands::{PAGES_AHEAD, SequenceAttention};
+use super::operands::{
+    PAGE_BLOCK, PAGES_AHEAD, PARTIAL_SUMS, SequenceAttention, exponentiate, scale_and_cap,
+};
 use crate::kv_cache::PAGE;
-use crate::simd_ops::tanh;
 
 /// Tokens of a tile. With more of them, their scores do not fit into the cache.
 pub(super) const TILE: usize = 8;
@@ -269,45 +267,4 @@ fn weighted_sums<const N: usize>(
             }
         }
     }
-}
-
-// Parts of attention that every kernel shares: the scores of a page, and the softmax.
-
-/// Independent partial sums, which hide the latency of multiply-add.
-pub(super) const PARTIAL_SUMS: usize = 4;
-
-/// Pages whose values stay in the first-level cache while several queries use them.
-pub(super) const PAGE_BLOCK: usize = 4;
-
-/// Applies the scale and the soft cap.
-#[inline(always)]
-pub(super) fn scale_and_cap(row: &mut [f32; PAGE], options: AttentionOptions) {
-    let scale = options.scale as f32;
-    match options.softcap {
-        None => row.iter_mut().for_each(|s| *s *= scale),
-        Some(cap) => {
-            let (cap, inverse) = (cap as f32, (1.0 / cap) as f32);
-            row.iter_mut().for_each(|s| *s = cap * tanh(*s * scale * inverse));
-        }
-    }
-}
-
-/// Replaces scores by `e^(score - maximum)`. Returns their sum.
-#[inline(always)]
-pub(super) fn exponentiate(weights: &mut [f32]) -> f32 {
-    let mut max = [f32::NEG_INFINITY; PAGE];
-    for row in weights.chunks_exact(PAGE) {
-        for slot in 0..PAGE {
-            max[slot] = if row[slot] > max[slot] { row[slot] } else { max[slot] };
-        }
-    }
-    let max = max.iter().fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m });
-    let mut sums = [0.0_f32; PAGE];
-    for row in weights.chunks_exact_mut(PAGE) {
-        for slot in 0..PAGE {
-            row[slot] = exp_f32(row[slot] - max);
-            sums[slot] += row[slot];
-        }
-    }
-    sums.iter().sum()
 }

@@ -1,8 +1,9 @@
 //! Attention of all rows of a pass, divided between threads.
 
+use hone_kernels::hot_team::for_each_pair;
+
 use super::{Decoder, PassRows, Scratch};
 use crate::attention::{SequenceAttention, scratch_len};
-use crate::hot_team::for_each_pair;
 use crate::kv_cache::BatchMember;
 
 impl Decoder {

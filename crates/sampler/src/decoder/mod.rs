@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hone_core::simd::{SimdTask, dispatch, mul_add};
 use hone_core::types::TokenId;
+use hone_kernels::columns::{COLUMN_BLOCK, TokenColumns, outputs_of_part, padded_width, par_parts};
+use hone_kernels::hot_team::{for_each_chunk, keep_pool_hot};
+use hone_kernels::transpose::{SharedRows, rows_to_columns};
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::hot_team::{for_each_chunk, keep_pool_hot};
 use crate::kv_cache::{BatchMember, CacheShape, CacheType, KvView, SequencePages};
-use crate::matmul::{COLUMN_BLOCK, TokenColumns, outputs_of_part, padded_width, par_parts};
 use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
-use crate::transpose::{SharedRows, rows_to_columns};
 use crate::weights::{AdapterWeights, BaseWeights};
 use linear::{LinearPass, MinWork};
 

@@ -1,9 +1,9 @@
 //! The buffers of a forward pass, which are reused by later passes.
 
+use hone_kernels::columns::{COLUMN_BLOCK, padded_width};
 use hone_model::ModelSpec;
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::{COLUMN_BLOCK, padded_width};
 use crate::weights::RoundedColumns;
 
 /// Logits of a token that `wide` has room for, unless the vocabulary is smaller.

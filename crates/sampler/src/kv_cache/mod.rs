@@ -26,8 +26,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use hone_core::memory::prefer_huge_pages;
-
-use crate::prefetch::CACHE_LINE;
+use hone_kernels::processor::CACHE_LINE;
 
 pub(crate) use page::PAGE;
 pub use page::{CacheShape, CacheType};
