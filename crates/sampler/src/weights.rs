@@ -179,7 +179,8 @@ impl BaseWeights {
         let (vocab, hidden) = (self.spec.vocab_size, self.spec.hidden_size);
         let row = token as usize;
         if row >= vocab {
-            return Err(SamplerError::UnknownToken { token, vocab });
+            let reason = format!("token {token} is outside the vocabulary of {vocab}");
+            return Err(SamplerError::Refused(reason));
         }
         let range = row * hidden..(row + 1) * hidden;
         Ok(with_upcast(&self.embedding, range, "decoder", |row: &[f32]| {

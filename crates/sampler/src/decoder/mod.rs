@@ -278,7 +278,9 @@ impl Decoder {
         let (hidden, scale) = (spec.hidden_size, spec.embedding_scale.unwrap_or(1.0) as f32);
         let rows = &mut scratch.row_values[..tokens.len() * hidden];
         for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
-            let token = tokens.token(row).ok_or(SamplerError::NoToken)?;
+            let missing =
+                || SamplerError::Refused("a sequence has no token for the next step".into());
+            let token = tokens.token(row).ok_or_else(missing)?;
             self.weights.embed(token, out, scale)?;
         }
         rows_to_columns(&mut scratch.residual[..hidden * width], width, rows, hidden);

@@ -120,10 +120,11 @@ impl Scratch {
     /// Prepares a pass with adapters of this rank together. Allocates only if no earlier rank was as great.
     ///
     /// # Errors
-    /// [`SamplerError::TooManyRows`].
+    /// If there are more rows than the buffers hold.
     pub(super) fn prepare(&mut self, rows: usize, rank: usize) -> Result<()> {
         if rows > self.rows {
-            return Err(SamplerError::TooManyRows { rows, limit: self.rows });
+            let reason = format!("{rows} rows do not fit in {}", self.rows);
+            return Err(SamplerError::Refused(reason));
         }
         if rank > self.rank {
             self.rank = rank;

@@ -13,7 +13,6 @@ const SYSTEM_PAGE: usize = 1024;
 ///
 /// Invariant: `in_use + promised <= limit`, and `in_use + unused cached pages <= limit`. So a promised
 /// page can always be taken, if necessary in place of an unused cached one.
-#[derive(Debug)]
 pub struct PagePool {
     limit: usize,
     /// Pages that sequences use. A page that several use counts once.
@@ -229,8 +228,8 @@ impl PagePool {
     pub(super) fn check(&self) {
         let cached = self.cache.check();
         let unused = self.cache.unused();
-        assert!(self.in_use + self.promised <= self.limit, "{self:?}");
-        assert!(self.in_use + unused + self.free.len() <= self.limit, "{self:?}");
+        assert!(self.in_use + self.promised <= self.limit);
+        assert!(self.in_use + unused + self.free.len() <= self.limit);
         assert!(cached - unused <= self.in_use);
         assert!(self.free.iter().all(|page| page.owners() == 1));
     }
