@@ -41,6 +41,7 @@ impl VectorWeight for f32 {
     const IS_F32: bool = true;
     const PER_WORD: usize = 1;
 
+    #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn read_line(from: *const Self) -> __m512 {
         // SAFETY: the caller guarantees that the line can be read.
@@ -57,6 +58,7 @@ impl VectorWeight for f32 {
 impl VectorWeight for bf16 {
     const PER_WORD: usize = 2;
 
+    #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn read_line(from: *const Self) -> __m512 {
         // SAFETY: the caller guarantees that the line can be read.
@@ -78,6 +80,7 @@ impl VectorWeight for bf16 {
 impl VectorWeight for f16 {
     const PER_WORD: usize = 2;
 
+    #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn read_line(from: *const Self) -> __m512 {
         // SAFETY: the caller guarantees that the line can be read.

@@ -6,8 +6,8 @@ use crate::blocks::BlockFormat;
 
 /// 32 weights of 16 rows.
 pub(super) struct RowsPart<V: RowVectors> {
-    /// Unsigned bytes q, four consecutive ones of each row in a vector.
-    pub words: [V::Words; WORDS],
+    /// Unsigned bytes q, four consecutive ones of each row.
+    pub weights: [V::Weights; WORDS],
     pub scale: V::Floats,
     /// The offset, or with [`RowsFormat::SPLIT`] the scale of the second half.
     pub second: V::Floats,
@@ -85,16 +85,20 @@ fn bytes<V: RowVectors>(v: V, byte: u8) -> V::Words {
 /// # Safety
 /// The block has these bytes.
 #[inline(always)]
-unsafe fn halves_of_bytes<V: RowVectors>(v: V, blocks: *const u8, at: usize) -> [V::Words; WORDS] {
-    let mut unsigned = [v.words(0); WORDS];
-    let (lower, upper) = unsigned.split_at_mut(WORDS / 2);
+unsafe fn halves_of_bytes<V: RowVectors>(
+    v: V,
+    blocks: *const u8,
+    at: usize,
+) -> [V::Weights; WORDS] {
+    let mut all = [v.weights(v.words(0)); WORDS];
+    let (lower, upper) = all.split_at_mut(WORDS / 2);
     for (p, (lower, upper)) in lower.iter_mut().zip(upper).enumerate() {
         // SAFETY: the caller's guarantee.
         let both = unsafe { words(v, blocks, at + 4 * p) };
-        *lower = v.and(both, bytes(v, 15));
-        *upper = v.and(v.shift_right(both, 4), bytes(v, 15));
+        *lower = v.weights(v.and(both, bytes(v, 15)));
+        *upper = v.weights(v.and(v.shift_right(both, 4), bytes(v, 15)));
     }
-    unsigned
+    all
 }
 
 /// A scale, and 32 integers of 8 bits.
@@ -118,12 +122,13 @@ impl RowsFormat for Q8_0 {
         scale: V::Floats,
         _: usize,
     ) -> RowsPart<V> {
-        let mut unsigned = [v.words(0); WORDS];
-        for (p, word) in unsigned.iter_mut().enumerate() {
+        let mut all = [v.weights(v.words(0)); WORDS];
+        for (p, weights) in all.iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
-            *word = v.xor(unsafe { words(v, blocks, 2 + 4 * p) }, bytes(v, 128));
+            let signed = unsafe { words(v, blocks, 2 + 4 * p) };
+            *weights = v.weights(v.xor(signed, bytes(v, 128)));
         }
-        RowsPart { words: unsigned, scale, second: scale }
+        RowsPart { weights: all, scale, second: scale }
     }
 }
 
@@ -149,7 +154,7 @@ impl RowsFormat for Q4_0 {
         _: usize,
     ) -> RowsPart<V> {
         // SAFETY: the caller's guarantee.
-        RowsPart { words: unsafe { halves_of_bytes(v, blocks, 2) }, scale, second: scale }
+        RowsPart { weights: unsafe { halves_of_bytes(v, blocks, 2) }, scale, second: scale }
     }
 }
 
@@ -177,7 +182,7 @@ impl RowsFormat for Q4_1 {
         _: usize,
     ) -> RowsPart<V> {
         // SAFETY: the caller's guarantee.
-        RowsPart { words: unsafe { halves_of_bytes(v, blocks, 4) }, scale, second }
+        RowsPart { weights: unsafe { halves_of_bytes(v, blocks, 4) }, scale, second }
     }
 }
 
@@ -213,17 +218,17 @@ impl RowsFormat for Q4K {
         ([scale, offset], [scales, offsets]): Self::Scales<V>,
         part: usize,
     ) -> RowsPart<V> {
-        let (mut unsigned, shift) = ([v.words(0); WORDS], 4 * (part as u32 % 2));
-        for (p, word) in unsigned.iter_mut().enumerate() {
+        let (mut all, shift) = ([v.weights(v.words(0)); WORDS], 4 * (part as u32 % 2));
+        for (p, weights) in all.iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
             let both = unsafe { words(v, blocks, 16 + 32 * (part / 2) + 4 * p) };
-            *word = v.and(v.shift_right(both, shift), bytes(v, 15));
+            *weights = v.weights(v.and(v.shift_right(both, shift), bytes(v, 15)));
         }
         let at = 8 * (part as u32 % 4);
         let scale_byte = v.and(v.shift_right(scales[part / 4], at), v.words(255));
         let offset_byte = v.and(v.shift_right(offsets[part / 4], at), v.words(255));
         RowsPart {
-            words: unsigned,
+            weights: all,
             scale: v.mul(scale, v.to_floats(scale_byte)),
             second: v.mul(offset, v.to_floats(offset_byte)),
         }
@@ -263,17 +268,18 @@ impl RowsFormat for Q6K {
         let (group, quarter) = (part / 4, part % 4);
         let (low_at, high_at) = (64 * group + 32 * (quarter % 2), 128 + 32 * group);
         let (low_shift, high_shift) = (4 * (quarter as u32 / 2), 2 * quarter as u32);
-        let mut unsigned = [v.words(0); WORDS];
-        for (p, word) in unsigned.iter_mut().enumerate() {
+        let mut all = [v.weights(v.words(0)); WORDS];
+        for (p, weights) in all.iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
             let (low, high) =
                 unsafe { (words(v, blocks, low_at + 4 * p), words(v, blocks, high_at + 4 * p)) };
             let high = v.and(v.shift_right(high, high_shift), bytes(v, 3));
-            *word = v.or(v.and(v.shift_right(low, low_shift), bytes(v, 15)), v.shift_left(high, 4));
+            let low = v.and(v.shift_right(low, low_shift), bytes(v, 15));
+            *weights = v.weights(v.or(low, v.shift_left(high, 4)));
         }
         let bytes = scales[part / 2];
         let first = v.signed_bytes(bytes, 2 * (part as u32 % 2));
         let second = v.signed_bytes(bytes, 2 * (part as u32 % 2) + 1);
-        RowsPart { words: unsigned, scale: v.mul(scale, first), second: v.mul(scale, second) }
+        RowsPart { weights: all, scale: v.mul(scale, first), second: v.mul(scale, second) }
     }
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use super::Product;
-use super::formats::RowsFormat;
+use super::formats::{RowsFormat, RowsPart};
 use super::lanes::RowVectors;
 use super::layout::{BLOCK_WORDS, IntegerGroup, LANES, WORDS};
 use crate::processor::prefetch;
@@ -111,14 +111,14 @@ impl RowsTile<'_> {
                 let scales = F::scales(v, blocks);
                 for part in 0..F::PARTS {
                     let w = F::part(v, blocks, scales, part);
-                    let mut weights = [v.weights(w.words[0]); WORDS];
-                    for (weights, words) in weights.iter_mut().zip(&w.words).skip(1) {
-                        *weights = v.weights(*words);
-                    }
-                    let scales = [w.scale, w.second];
                     for (i, sums) in sums.as_chunks_mut().0.iter_mut().enumerate() {
                         let x = ColumnPointers::new::<C>(self.x, at, i * U);
-                        add_part::<V, F, C, U>(v, sums, &weights, scales, x);
+                        if F::SPLIT {
+                            add_part::<V, F, C, U, 0>(v, sums, &w, x);
+                            add_part::<V, F, C, U, 1>(v, sums, &w, x);
+                        } else {
+                            add_part::<V, F, C, U, 0>(v, sums, &w, x);
+                        }
                     }
                     at += 1;
                 }
@@ -156,53 +156,57 @@ impl ColumnPointers {
     }
 }
 
-/// Adds the products of 32 weights of each row to the sums of the first `U` columns of a group of `C`. The scales are
-/// that of the part, and its offset or that of its second half.
+/// Adds the products of 32 weights of each row, or with [`RowsFormat::SPLIT`] of half `HALF` of them, to the sums of the
+/// first `U` columns of a group of `C`.
 ///
 /// # Safety
 /// The columns exist.
 #[inline(always)]
-unsafe fn add_part<V: RowVectors, F: RowsFormat, const C: usize, const U: usize>(
+unsafe fn add_part<
+    V: RowVectors,
+    F: RowsFormat,
+    const C: usize,
+    const U: usize,
+    const HALF: usize,
+>(
     v: V,
     sums: &mut [V::Floats; U],
-    weights: &[V::Weights; WORDS],
-    [scale, second]: [V::Floats; 2],
+    w: &RowsPart<V>,
     x: ColumnPointers,
 ) {
     let [word_step, product_step] = V::STEPS;
-    let halves = if F::SPLIT { 2 } else { 1 };
-    for half in 0..halves {
-        let mut dots = [v.dots(v.words(0)); U];
-        // SAFETY: the caller guarantees the columns.
-        unsafe {
-            if let Some(shift) = F::SHIFT {
-                for (c, dots) in dots.iter_mut().enumerate() {
-                    let all = *x.negative_sums.add(c);
-                    let first = if F::SPLIT { *x.first_sums.add(c) } else { all };
-                    let negative = if half == 0 { first } else { all.wrapping_sub(first) };
-                    *dots = v.dots(v.shift_left(v.words(negative.cast_unsigned()), shift));
-                }
+    let mut dots = [v.dots(v.words(0)); U];
+    // SAFETY: the caller guarantees the columns.
+    unsafe {
+        if let Some(shift) = F::SHIFT {
+            for (c, dots) in dots.iter_mut().enumerate() {
+                let all = *x.negative_sums.add(c);
+                let first = if F::SPLIT { *x.first_sums.add(c) } else { all };
+                let negative = if HALF == 0 { first } else { all.wrapping_sub(first) };
+                *dots = v.dots(v.shift_left(v.words(negative.cast_unsigned()), shift));
             }
-            let count = WORDS / halves;
-            for (p, w) in weights.iter().enumerate().skip(half * count).take(count) {
-                let first = x.words.add(p * word_step * C);
-                for (c, dots) in dots.iter_mut().enumerate() {
-                    *dots = v.add_products::<0>(*dots, *w, *first.add(c));
-                }
-                let next = first.add(product_step * C);
-                for (c, dots) in dots.iter_mut().enumerate() {
-                    *dots = v.add_products::<1>(*dots, *w, *next.add(c));
-                }
+        }
+        for (p, w) in w.weights.iter().enumerate() {
+            if F::SPLIT && p / (WORDS / 2) != HALF {
+                continue;
             }
-            let w_scale = if half == 0 { scale } else { second };
-            for (c, sum) in sums.iter_mut().enumerate() {
-                let x_scale = v.floats(*x.scales.add(c));
-                let dot = v.to_floats(v.total(dots[c]));
-                *sum = v.mul_add(dot, v.mul(w_scale, x_scale), *sum);
-                if F::SHIFT.is_none() {
-                    let negative = v.words((*x.negative_sums.add(c)).cast_unsigned());
-                    *sum = v.mul_add(v.mul(v.to_floats(negative), x_scale), second, *sum);
-                }
+            let first = x.words.add(p * word_step * C);
+            for (c, dots) in dots.iter_mut().enumerate() {
+                *dots = v.add_products::<0>(*dots, *w, *first.add(c));
+            }
+            let next = first.add(product_step * C);
+            for (c, dots) in dots.iter_mut().enumerate() {
+                *dots = v.add_products::<1>(*dots, *w, *next.add(c));
+            }
+        }
+        let w_scale = if HALF == 0 { w.scale } else { w.second };
+        for (c, sum) in sums.iter_mut().enumerate() {
+            let x_scale = v.floats(*x.scales.add(c));
+            let dot = v.to_floats(v.total(dots[c]));
+            *sum = v.mul_add(dot, v.mul(w_scale, x_scale), *sum);
+            if F::SHIFT.is_none() {
+                let negative = v.words((*x.negative_sums.add(c)).cast_unsigned());
+                *sum = v.mul_add(v.mul(v.to_floats(negative), x_scale), w.second, *sum);
             }
         }
     }
