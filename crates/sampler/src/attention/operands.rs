@@ -50,30 +50,7 @@ impl SequenceAttention<'_> {
     }
 }
 
-/// A page, or the values of a head in a page, that the query attends to in the slots `from..to`.
-#[derive(Clone, Copy, Default)]
-pub(super) struct VisiblePage<'a> {
-    pub page: &'a [f32],
-    pub from: usize,
-    pub to: usize,
-}
-
-impl<'a> KvView<'a> {
-    /// The pages with a visible position, in order.
-    #[inline(always)]
-    pub(super) fn visible(
-        self,
-        window: Option<usize>,
-    ) -> impl Iterator<Item = VisiblePage<'a>> + Clone {
-        let len = self.len;
-        let first = window.map_or(0, |window| len.saturating_sub(window));
-        let first_page = first / PAGE;
-        let pages = &self.pages[first_page..len.div_ceil(PAGE)];
-        pages.iter().enumerate().map(move |(i, page)| {
-            let start = (first_page + i) * PAGE;
-            VisiblePage { page, from: first.saturating_sub(start), to: (len - start).min(PAGE) }
-        })
-    }
+impl KvView<'_> {
     /// Starts to load the keys of head `head` that are used first: no page before them does it.
     #[inline(always)]
     pub(super) fn prefetch_first_keys(
@@ -82,8 +59,9 @@ impl<'a> KvView<'a> {
         (layer, head): (usize, usize),
         window: Option<usize>,
     ) {
-        for page in self.visible(window).take(PAGES_AHEAD) {
-            shape.read(page.page, layer, head).0.prefetch();
+        let first = window.map_or(0, |window| self.len.saturating_sub(window)) / PAGE;
+        for page in self.pages[first..self.len.div_ceil(PAGE)].iter().take(PAGES_AHEAD) {
+            shape.read(page, layer, head).0.prefetch();
         }
     }
 }

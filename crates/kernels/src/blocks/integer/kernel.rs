@@ -183,7 +183,12 @@ unsafe fn add_part<
                 let all = *x.negative_sums.add(c);
                 let first = if F::SPLIT { *x.first_sums.add(c) } else { all };
                 let negative = if HALF == 0 { first } else { all.wrapping_sub(first) };
-                *dots = v.dots(v.shift_left(v.words(negative.cast_unsigned()), shift));
+                let negative = negative.cast_unsigned();
+                *dots = v.dots(if F::SPLIT {
+                    v.words(negative << shift)
+                } else {
+                    v.shift_left(v.words(negative), shift)
+                });
             }
         }
         for (p, w) in w.weights.iter().enumerate() {
