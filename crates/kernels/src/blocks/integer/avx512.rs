@@ -10,11 +10,11 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-use super::Product;
 use super::formats::RowsFormat;
 use super::kernel::run;
 use super::lanes::RowVectors;
 use super::layout::{LANES, WORDS};
+use super::product::Product;
 use crate::transpose::transpose_words;
 
 /// A proof that the processor has AVX-512 with VNNI.

@@ -3,10 +3,10 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::Product;
 use super::formats::{RowsFormat, RowsPart};
 use super::lanes::RowVectors;
 use super::layout::{BLOCK_WORDS, IntegerGroup, LANES, WORDS};
+use super::product::Product;
 use crate::processor::prefetch;
 
 /// Bytes of a cache line.

@@ -21,11 +21,10 @@ mod kernel;
 mod lanes;
 mod layout;
 mod portable;
+mod product;
 mod round;
 #[cfg(target_arch = "x86_64")]
 mod round_avx512;
-
-use std::ops::Range;
 
 use hone_core::threads::pause_point;
 
@@ -34,8 +33,9 @@ use crate::columns::COLUMN_BLOCK;
 use crate::processor::IntegerInstructions;
 pub use columns::IntegerColumns;
 use formats::{Q4_0, Q4_1, Q4K, Q6K, Q8_0, RowsFormat};
-use layout::{BLOCK, LANES};
+use layout::LANES;
 use portable::Portable;
+use product::Product;
 
 // The rows of a vector are those of the groups in memory, and its columns those of activations.
 const _: () = assert!(LANES == GROUP_ROWS && LANES == COLUMN_BLOCK);
@@ -84,79 +84,6 @@ fn run<F: RowsFormat>(product: &mut Product<'_>) {
         IntegerInstructions::Portable { fused: false } => {
             kernel::run::<_, F>(Portable::<false>, product);
         }
-    }
-}
-
-/// The operands of `out = w x + bias`.
-struct Product<'a> {
-    /// `[outputs, width]`
-    out: &'a mut [f32],
-    width: usize,
-    /// The first row of the matrix to use.
-    first: usize,
-    matrix: &'a QuantizedMatrix,
-    /// For each row of the whole matrix; none is 0.
-    bias: Option<&'a [f32]>,
-    x: &'a IntegerColumns,
-}
-
-/// Up to [`LANES`] rows of weights whose blocks are interleaved.
-struct OutputRows {
-    /// The first row.
-    start: usize,
-    /// The number of rows.
-    rows: usize,
-    /// Those of them that are computed.
-    lanes: Range<usize>,
-    /// The output of the first one that is computed.
-    at: usize,
-}
-
-impl Product<'_> {
-    /// Checks that the operands fit each other.
-    ///
-    /// # Panics
-    /// If they do not.
-    fn check(&self, format: BlockFormat) {
-        let (rows, inner) = self.matrix.dims();
-        assert!(self.matrix.format() == format && inner == self.x.blocks() * BLOCK);
-        assert!(self.first + self.out.len() / self.width <= rows);
-        assert!(self.x.all_columns() <= self.width);
-        assert!(self.bias.is_none_or(|bias| bias.len() == rows));
-    }
-
-    /// The bias of each of some rows; 0 for those that are not computed.
-    #[inline(always)]
-    fn biases(&self, rows: &OutputRows) -> [f32; LANES] {
-        let mut biases = [0.0; LANES];
-        if let Some(bias) = self.bias {
-            let lanes = rows.lanes.clone();
-            biases[lanes.clone()].copy_from_slice(&bias[rows.start..][lanes]);
-        }
-        biases
-    }
-
-    /// Writes the columns that no token has.
-    fn fill_other_columns(&mut self) {
-        let (columns, width) = (self.x.all_columns(), self.width);
-        if columns < width {
-            for (i, out) in self.out.chunks_exact_mut(width).enumerate() {
-                out[columns..].fill(self.bias.map_or(0.0, |bias| bias[self.first + i]));
-            }
-        }
-    }
-
-    /// The rows to compute from row `start` on, which is a multiple of [`LANES`] or before the first row;
-    /// `None` after the last one.
-    fn rows_from(&self, start: usize) -> Option<OutputRows> {
-        let end = self.first + self.out.len() / self.width;
-        let start = start.max(self.first / LANES * LANES);
-        if start >= end {
-            return None;
-        }
-        let rows = LANES.min(self.matrix.dims().0 - start);
-        let lanes = self.first.max(start) - start..end.min(start + rows) - start;
-        Some(OutputRows { start, rows, at: start + lanes.start - self.first, lanes })
     }
 }
 

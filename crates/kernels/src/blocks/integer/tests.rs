@@ -1,5 +1,6 @@
 use half::f16;
 
+use super::layout::BLOCK;
 use super::*;
 use crate::columns::{TokenColumns, padded_width};
 use crate::testing::waves;

@@ -5,7 +5,7 @@
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use super::{EDGE, TileRow};
+use super::layout::{EDGE, TileRow};
 
 /// Bytes between two rows of memory of a tile of a packed factor.
 const TILE_STRIDE: usize = size_of::<TileRow>();

@@ -9,7 +9,7 @@ use std::mem::transmute;
 
 use half::bf16;
 
-use super::{EDGE, TileRow};
+use super::layout::{EDGE, TileRow};
 use crate::transpose::transpose_words;
 
 /// Values that can be packed.

@@ -6,7 +6,7 @@ use std::arch::x86_64::{
 };
 use std::mem::transmute;
 
-use super::{EDGE, TileRow};
+use super::layout::{EDGE, TileRow};
 
 /// Rows of the left factor whose sums stay in registers, two vectors for each.
 const ROWS: usize = 8;
