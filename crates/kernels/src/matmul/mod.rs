@@ -72,16 +72,32 @@ fn fits(len: usize, rows: usize, columns: usize, row_stride: usize) -> bool {
 /// # Panics
 /// If the inner dimensions differ.
 pub fn product<T: Real>(scale: f64, left: Matrix<'_, T>, right: Matrix<'_, T>) -> Vec<T> {
-    let (m, n) = (left.rows, right.columns);
-    if left.columns == 0 {
+    written((left.rows, right.columns), left.columns, |out, len| {
+        run(out, right.columns, WriteMode::Replace, scale, left, right, len);
+    })
+}
+
+/// The `[m, n]` values that `run(out, values)` writes, all of them unless the inner dimension is 0; then they are 0.
+fn written<T: Real>(
+    (m, n): (usize, usize),
+    inner: usize,
+    run: impl FnOnce(*mut T, usize),
+) -> Vec<T> {
+    if inner == 0 {
         return vec![T::of(0.0); m * n];
     }
     let mut out = Vec::with_capacity(m * n);
-    run(out.as_mut_ptr(), n, WriteMode::Replace, scale, left, right, m * n);
-    // SAFETY: the capacity is m * n, and the product has written all of these values: its inner
-    // dimension is above 0, and its rows of n values leave no gaps.
+    run(out.as_mut_ptr(), m * n);
+    // SAFETY: the capacity is m * n, and all of these values are written.
     unsafe { out.set_len(m * n) };
     out
+}
+
+/// Fills the first `n` values of each of `m` rows, which start `stride` values apart, with zeros.
+fn fill_zeros<T: Real>((out, stride): (&mut [T], usize), (m, n): (usize, usize)) {
+    for row in out.chunks_mut(stride.max(1)).take(m) {
+        row[..n].fill(T::of(0.0));
+    }
 }
 
 /// Whether a product replaces its output or is added to it.
@@ -106,10 +122,7 @@ pub fn multiply<T: Real>(
     right: Matrix<'_, T>,
 ) {
     if left.columns == 0 && mode == WriteMode::Replace {
-        for row in out.chunks_mut(stride.max(1)).take(left.rows) {
-            row[..right.columns].fill(T::of(0.0));
-        }
-        return;
+        return fill_zeros((out, stride), (left.rows, right.columns));
     }
     run(out.as_mut_ptr(), stride, mode, scale, left, right, out.len());
 }

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use hone_core::threads::pause_point;
 
-use super::{Matrix, WriteMode, share};
+use super::{Matrix, WriteMode, fill_zeros, share, written};
 use crate::parallel::{self, SharedPointer, threads};
 use crate::processor::Bf16Unit;
 use amx::TileRegisters;
@@ -169,16 +169,9 @@ impl PackedPart {
 /// # Panics
 /// If the inner dimensions differ.
 pub fn product(left: &PackedFactor, right: &PackedFactor) -> Vec<f32> {
-    let (m, n) = (left.len, right.len);
-    if left.inner == 0 {
-        return vec![0.0; m * n];
-    }
-    let mut out = Vec::with_capacity(m * n);
-    run((out.as_mut_ptr(), n), m * n, WriteMode::Replace, left, right);
-    // SAFETY: the capacity is m * n, and the product has written all of these values: its inner
-    // dimension is above 0, and its rows of n values leave no gaps.
-    unsafe { out.set_len(m * n) };
-    out
+    written((left.len, right.len), left.inner, |out, len| {
+        run((out, right.len), len, WriteMode::Replace, left, right);
+    })
 }
 
 /// `out = left right`, or `out += left right`; rows of `out` start `stride` values apart.
@@ -192,10 +185,7 @@ pub fn multiply(
     right: &PackedFactor,
 ) {
     if left.inner == 0 && mode == WriteMode::Replace {
-        for row in out.chunks_mut(stride.max(1)).take(left.len) {
-            row[..right.len].fill(0.0);
-        }
-        return;
+        return fill_zeros((out, stride), (left.len, right.len));
     }
     run((out.as_mut_ptr(), stride), out.len(), mode, left, right);
 }
