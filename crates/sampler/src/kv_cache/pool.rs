@@ -28,15 +28,6 @@ pub struct PagePool {
     reuse: bool,
 }
 
-/// The pages of a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PoolUsage {
-    /// Pages that sequences use.
-    pub used: usize,
-    /// Pages that only the prefix cache holds.
-    pub cached: usize,
-}
-
 impl PagePool {
     /// Creates a pool of at most `limit` pages. A page is allocated when it is first used.
     pub fn new(shape: CacheShape, limit: usize) -> Self {
@@ -67,8 +58,9 @@ impl PagePool {
         self.limit.saturating_sub(self.in_use + self.promised)
     }
 
-    pub(crate) fn usage(&self) -> PoolUsage {
-        PoolUsage { used: self.in_use, cached: self.cache.unused() }
+    /// Pages that sequences use, and pages that only the prefix cache holds.
+    pub(crate) fn usage(&self) -> [usize; 2] {
+        [self.in_use, self.cache.unused()]
     }
 
     /// Evicts the cached pages of all other weights as soon as no sequence uses them.

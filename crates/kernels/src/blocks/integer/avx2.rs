@@ -8,10 +8,10 @@ use std::arch::x86_64::{
     _mm256_srli_epi16, _mm256_storeu_ps, _mm256_xor_si256,
 };
 
+use super::activations::LANES;
 use super::formats::RowsFormat;
 use super::kernel::run;
 use super::lanes::RowVectors;
-use super::layout::LANES;
 use super::product::Product;
 
 /// A proof that the processor has AVX2, FMA and F16C, and with `VNNI` also AVX-VNNI.

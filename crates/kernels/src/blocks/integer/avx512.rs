@@ -10,10 +10,10 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
+use super::activations::{LANES, WORDS};
 use super::formats::RowsFormat;
 use super::kernel::run;
 use super::lanes::RowVectors;
-use super::layout::{LANES, WORDS};
 use super::product::Product;
 use crate::transpose::transpose_words;
 

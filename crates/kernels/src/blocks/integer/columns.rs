@@ -4,8 +4,9 @@ use std::mem::take;
 
 use hone_core::simd::dispatch;
 
-use super::layout::{BLOCK, BLOCK_WORDS, ColumnGroup, IntegerGroup, LANES, last_columns};
-use super::round::RoundToPairs;
+use super::activations::{
+    BLOCK, BLOCK_WORDS, ColumnGroup, IntegerGroup, LANES, RoundToPairs, last_columns,
+};
 #[cfg(target_arch = "x86_64")]
 use super::round_avx512::round_group as round_to_bytes;
 use crate::columns::TokenColumns;

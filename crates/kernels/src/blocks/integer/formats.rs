@@ -1,7 +1,7 @@
 //! The formats of quantized weights, as the kernel reads them. [`BlockFormat`] describes their blocks.
 
+use super::activations::{BLOCK, LANES, WORDS};
 use super::lanes::RowVectors;
-use super::layout::{BLOCK, LANES, WORDS};
 use crate::blocks::BlockFormat;
 
 /// 32 weights of 16 rows.

@@ -3,9 +3,9 @@
 use std::cell::Cell;
 use std::ops::Range;
 
+use super::activations::{BLOCK_WORDS, IntegerGroup, LANES, WORDS};
 use super::formats::{RowsFormat, RowsPart};
 use super::lanes::RowVectors;
-use super::layout::{BLOCK_WORDS, IntegerGroup, LANES, WORDS};
 use super::product::Product;
 use crate::processor::prefetch;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::layout::LANES;
+use super::activations::LANES;
 
 /// Vectors with a value of each of 16 rows. A value of this type proves that the processor has the
 /// instructions.

@@ -11,6 +11,7 @@
 //! processor has a fused multiply-add, they do not depend on its instructions either, because all that is
 //! rounded is rounded in one order.
 
+mod activations;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -19,10 +20,8 @@ mod columns;
 mod formats;
 mod kernel;
 mod lanes;
-mod layout;
 mod portable;
 mod product;
-mod round;
 #[cfg(target_arch = "x86_64")]
 mod round_avx512;
 
@@ -31,9 +30,9 @@ use hone_core::threads::pause_point;
 use super::{BlockFormat, GROUP_ROWS, QuantizedMatrix};
 use crate::columns::COLUMN_BLOCK;
 use crate::processor::IntegerInstructions;
+use activations::LANES;
 pub use columns::IntegerColumns;
 use formats::{Q4_0, Q4_1, Q4K, Q6K, Q8_0, RowsFormat};
-use layout::LANES;
 use portable::Portable;
 use product::Product;
 

@@ -3,8 +3,8 @@
 
 use hone_core::simd::mul_add;
 
+use super::activations::LANES;
 use super::lanes::RowVectors;
-use super::layout::LANES;
 use crate::vector::widen_f16;
 
 /// Every processor can compute with arrays. `FUSED` is whether `f32::mul_add` is one instruction.

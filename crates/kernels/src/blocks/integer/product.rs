@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use super::activations::{BLOCK, LANES};
 use super::columns::IntegerColumns;
-use super::layout::{BLOCK, LANES};
 use crate::blocks::{BlockFormat, QuantizedMatrix};
 
 /// The operands of `out = w x + bias`.

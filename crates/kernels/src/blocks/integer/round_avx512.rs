@@ -10,8 +10,7 @@ use std::arch::x86_64::{
     _mm512_srli_epi32, _mm512_sub_epi32,
 };
 
-use super::layout::{BLOCK, ColumnGroup, WORDS};
-use super::round::GREATEST;
+use super::activations::{BLOCK, ColumnGroup, GREATEST, WORDS};
 use crate::vector::LEAST_MAGNITUDE;
 
 /// Rounds the columns to bytes.

@@ -1,6 +1,6 @@
 use half::f16;
 
-use super::layout::BLOCK;
+use super::activations::BLOCK;
 use super::*;
 use crate::columns::{TokenColumns, padded_width};
 use crate::testing::waves;
