@@ -14,6 +14,8 @@ use serde_json::Value;
 use crate::adapter::weights::LoraWeights;
 use crate::{Model, ModelSpec};
 
+pub use hone_kernels::testing::waves;
+
 /// A file under `tests/`.
 pub fn test_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)
@@ -68,9 +70,4 @@ pub fn relative_difference(a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Te
 /// All values of a tensor.
 pub fn values(tensor: &Tensor) -> Vec<f64> {
     tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
-}
-
-/// Values of many magnitudes and both signs, which are the same in every run.
-pub fn waves(n: usize, phase: f32) -> Vec<f32> {
-    (0..n).map(|i| ((i as f32 * 1.3 + phase).sin() * 7.0).powi(3) / 90.0).collect()
 }

@@ -1,12 +1,12 @@
 //! Sizes of the KV cache and of the scratch buffers, fixed when the engine starts.
 
+use hone_kernels::columns::COLUMN_BLOCK;
 use hone_model::ModelSpec;
 
 use crate::config::SamplerConfig;
 use crate::decoder::Scratch;
 use crate::error::{Result, SamplerError};
 use crate::kv_cache::{PAGE, SequencePages};
-use crate::matmul::COLUMN_BLOCK;
 
 /// Sizes that the scheduler allocates and that admission is checked against.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +31,7 @@ impl SamplerCapacity {
     pub fn new(config: &SamplerConfig) -> Result<Self> {
         let pages = config.max_batch_tokens / PAGE;
         if pages < 2 {
-            return Err(SamplerError::Setting(format!(
+            return Err(SamplerError::Refused(format!(
                 "rollout.max_batch_tokens is {}; at least {} was expected",
                 config.max_batch_tokens,
                 2 * PAGE
@@ -59,17 +59,19 @@ impl SamplerCapacity {
     /// Refuses a request that does not fit in an empty cache.
     ///
     /// # Errors
-    /// [`SamplerError::CacheTooSmall`].
+    /// If it does not.
     pub fn check(&self, prompt: usize, limit: usize) -> Result<()> {
         let pages = SequencePages::worst_case_pages(prompt, limit);
         if pages <= self.pages {
             return Ok(());
         }
-        Err(SamplerError::CacheTooSmall {
-            configured: self.pages * PAGE,
-            tokens: prompt + limit,
-            needed: pages * PAGE,
-        })
+        Err(SamplerError::Refused(format!(
+            "rollout.max_batch_tokens is {}, which is too small: one sequence of {} tokens needs {} \
+             places in the cache",
+            self.pages * PAGE,
+            prompt + limit,
+            pages * PAGE
+        )))
     }
 }
 

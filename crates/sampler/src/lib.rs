@@ -57,14 +57,10 @@ mod config;
 mod decoder;
 mod engine;
 mod error;
-mod hot_team;
 mod kv_cache;
-mod matmul;
-mod prefetch;
 mod simd_ops;
 #[cfg(test)]
 mod testing;
-mod transpose;
 mod weights;
 
 pub use config::{LiveTraffic, SamplerConfig};

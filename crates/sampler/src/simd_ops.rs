@@ -1,10 +1,10 @@
 //! Vectorized loops over activations `[feature, width]`, whose columns are tokens.
 
 use hone_core::simd::{SimdTask, mul_add};
-use hone_model::kernels::exp_f32;
+use hone_kernels::columns::COLUMN_BLOCK;
+use hone_kernels::float::Real;
+use hone_kernels::vector::{exp_f32, magnitude_bits, nearest, scale_and_factor};
 use hone_model::spec::Activation;
-
-use crate::matmul::COLUMN_BLOCK;
 
 /// `out = x / rms(x) * weight`, for each column.
 pub(crate) struct RmsNorm<'a> {
@@ -88,12 +88,6 @@ pub(crate) struct GatedActivation<'a> {
     pub activation: Activation,
 }
 
-/// `tanh(x) = 1 - 2 / (e^2x + 1)`
-#[inline(always)]
-pub(crate) fn tanh(x: f32) -> f32 {
-    1.0 - 2.0 / (exp_f32(x + x) + 1.0)
-}
-
 impl SimdTask for GatedActivation<'_> {
     type Output = ();
     #[inline(always)]
@@ -106,7 +100,7 @@ impl SimdTask for GatedActivation<'_> {
             Activation::GeluTanh => {
                 const ROOT: f32 = 0.797_884_6; // sqrt(2 / pi)
                 all.for_each(|((out, g), u)| {
-                    *out = 0.5 * g * (1.0 + tanh(ROOT * g * (1.0 + 0.044_715 * g * g))) * u;
+                    *out = 0.5 * g * (1.0 + Real::tanh(ROOT * g * (1.0 + 0.044_715 * g * g))) * u;
                 });
             }
         }
@@ -124,7 +118,7 @@ impl SimdTask for Softcap<'_> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         let inverse = 1.0 / self.cap;
-        self.x.iter_mut().for_each(|x| *x = self.cap * tanh(*x * inverse));
+        self.x.iter_mut().for_each(|x| *x = self.cap * Real::tanh(*x * inverse));
     }
 }
 
@@ -139,10 +133,6 @@ impl SimdTask for AddInPlace<'_> {
     }
 }
 
-/// Values smaller than this count as 0 where all of those that share a scale are, because the reciprocal of
-/// the scale may not be finite.
-pub(crate) const LEAST_MAGNITUDE: f32 = 1e-30;
-
 /// Rounds values to integers from -32767 to 32767 times a scale, which it returns. If a value is infinite or NaN,
 /// so is the scale.
 pub(crate) struct RoundToIntegers<'a> {
@@ -156,15 +146,8 @@ impl SimdTask for RoundToIntegers<'_> {
     type Output = f32;
     #[inline(always)]
     fn run<const FUSED: bool>(self) -> f32 {
-        const GREATEST: f32 = 32767.0;
-        // The bits of magnitudes are in the order of the magnitudes. Those of NaN are greater than all others.
-        let bits = self.x.iter().map(|x| x.to_bits() & (u32::MAX >> 1));
-        let greatest = f32::from_bits(bits.fold(0, u32::max));
-        let (scale, factor) = if greatest < LEAST_MAGNITUDE {
-            (0.0, 0.0)
-        } else {
-            (greatest * (1.0 / GREATEST), GREATEST / greatest)
-        };
+        let greatest = self.x.iter().map(|x| magnitude_bits(*x)).fold(0, u32::max);
+        let (scale, factor) = scale_and_factor(greatest, 32767.0);
         let round = |x: &f32| nearest(x * factor) as i16;
         if self.step == 1 {
             self.out.iter_mut().zip(self.x).for_each(|(out, x)| *out = round(x));
@@ -174,16 +157,6 @@ impl SimdTask for RoundToIntegers<'_> {
         }
         scale
     }
-}
-
-/// The nearest integer to a number of at most 2^22, ties to even; the least integer for NaN, as the instruction
-/// of x86-64 returns.
-#[inline(always)]
-pub(crate) fn nearest(x: f32) -> i32 {
-    // 1.5 2^23: a sum with it has no bits after the point.
-    const POINT: f32 = 12_582_912.0;
-    let integer = (x + POINT).to_bits().wrapping_sub(POINT.to_bits()).cast_signed();
-    if x.is_nan() { i32::MIN } else { integer }
 }
 
 #[cfg(test)]

@@ -1,21 +1,21 @@
 //! The weights of the decoder: the model's own tensors, and a copy of an adapter.
 
-use candle_core::{CpuStorage, DType, Storage, Tensor};
-use half::{bf16, f16};
+use candle_core::{DType, Tensor, WithDType};
 
 use hone_core::types::TokenId;
+use hone_kernels::blocks::integer::{self, IntegerColumns};
+use hone_kernels::columns::bf16::{self, Bf16Columns};
+use hone_kernels::columns::{TokenColumns, WeightMatrix, add_matmul_serial};
+use hone_kernels::processor::has_fast_bf16_vectors;
 use hone_model::adapter::LinearKind;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::kernels::compute::Compute;
-use hone_model::kernels::storage::with_upcast;
+use hone_model::kernels::storage::{StoredValues, with_stored, with_upcast};
 use hone_model::spec::AttentionOptions;
 use hone_model::weights::BaseMatrix;
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::bf16::Bf16Columns;
-use crate::matmul::integer::IntegerColumns;
-use crate::matmul::{self, TokenColumns, WeightMatrix, add_matmul_serial};
 
 /// One linear layer. The weight shares the model's storage.
 pub(crate) struct SamplerLinear {
@@ -62,7 +62,7 @@ impl InputRounding {
             return Self { integers: true, bf16: false };
         };
         let has_pairs = tensor.dims().last().is_some_and(|inner| inner.is_multiple_of(2));
-        let computes = compute == Compute::Bf16 && matmul::bf16::is_available();
+        let computes = compute == Compute::Bf16 && has_fast_bf16_vectors();
         Self { integers: false, bf16: computes && has_pairs && tensor.dtype() == DType::BF16 }
     }
 
@@ -179,7 +179,8 @@ impl BaseWeights {
         let (vocab, hidden) = (self.spec.vocab_size, self.spec.hidden_size);
         let row = token as usize;
         if row >= vocab {
-            return Err(SamplerError::UnknownToken { token, vocab });
+            let reason = format!("token {token} is outside the vocabulary of {vocab}");
+            return Err(SamplerError::Refused(reason));
         }
         let range = row * hidden..(row + 1) * hidden;
         Ok(with_upcast(&self.embedding, range, "decoder", |row: &[f32]| {
@@ -252,13 +253,6 @@ impl SamplerLinear {
     }
 }
 
-/// Rows of a matrix as they are stored, from some row to the last.
-pub(crate) enum StoredRows<'a> {
-    F32(&'a [f32]),
-    F16(&'a [f16]),
-    Bf16(&'a [bf16]),
-}
-
 /// Returns the matrix if [`multiply_stored`] can read it.
 fn readable(matrix: &BaseMatrix) -> Result<BaseMatrix> {
     if let BaseMatrix::Float(tensor) = matrix {
@@ -272,22 +266,6 @@ fn readable(matrix: &BaseMatrix) -> Result<BaseMatrix> {
     Ok(matrix.clone())
 }
 
-/// Calls `f` with the rows of a tensor from `first` on.
-pub(crate) fn with_rows<R>(
-    tensor: &Tensor,
-    first: usize,
-    f: impl FnOnce(StoredRows<'_>) -> Result<R>,
-) -> Result<R> {
-    let (storage, layout) = tensor.storage_and_layout();
-    let start = layout.start_offset() + first * tensor.dim(1)?;
-    match &*storage {
-        Storage::Cpu(CpuStorage::F32(values)) => f(StoredRows::F32(&values[start..])),
-        Storage::Cpu(CpuStorage::F16(values)) => f(StoredRows::F16(&values[start..])),
-        Storage::Cpu(CpuStorage::BF16(values)) => f(StoredRows::Bf16(&values[start..])),
-        _ => Err(SamplerError::Weights("a tensor is not of a readable type".to_owned())),
-    }
-}
-
 /// Computes `out = w x + bias` on the current thread, where `w` are the rows of `weight` `[outputs, inner]`
 /// from `first` on, as many as `out` `[outputs, width]` has. `bias` has a value for each row of `weight`.
 fn multiply_stored(
@@ -297,18 +275,11 @@ fn multiply_stored(
     bias: Option<&[f32]>,
     x: LinearInput<'_>,
 ) -> Result<()> {
-    let tensor = match (weight, x.integers) {
-        (BaseMatrix::Float(tensor), _) => tensor,
-        (BaseMatrix::Quantized(blocks), Some(integers)) => {
-            matmul::integer::product(out, x.columns.width, (blocks, first), bias, integers);
-            return Ok(());
-        }
-        (BaseMatrix::Quantized(blocks), None) => {
-            let reason = format!("the input of {blocks:?} is not rounded to integers");
-            return Err(SamplerError::Weights(reason));
-        }
-    };
-    let (inner, columns) = (tensor.dim(1)?, x.columns);
+    let ((_, inner), columns) = (weight.dims2()?, x.columns);
+    if let (BaseMatrix::Quantized(blocks), Some(integers)) = (weight, x.integers) {
+        integer::product(out, columns.width, (blocks, first), bias, integers);
+        return Ok(());
+    }
     match bias {
         None => out.fill(0.0),
         Some(bias) => {
@@ -316,23 +287,29 @@ fn multiply_stored(
             rows.for_each(|(row, bias)| row.fill(*bias));
         }
     }
-    with_rows(tensor, first, |rows| {
-        match (rows, x.bf16) {
-            (StoredRows::F32(values), _) => {
+    let range = first * inner..(first + out.len() / columns.width) * inner;
+    with_stored(weight, range, "decoder", |stored| {
+        match (stored, x.bf16) {
+            (StoredValues::Wide(storage, range), _) => {
+                let values = &f32::cpu_storage_as_slice(storage)?[range];
                 add_matmul_serial(out, WeightMatrix { values, inner }, columns);
             }
-            (StoredRows::F16(values), _) => {
+            (StoredValues::F16(values), _) => {
                 add_matmul_serial(out, WeightMatrix { values, inner }, columns);
             }
-            (StoredRows::Bf16(values), Some(x)) => {
-                matmul::bf16::add_product(out, WeightMatrix { values, inner }, x);
+            (StoredValues::Bf16(values), Some(x)) => {
+                bf16::add_product(out, WeightMatrix { values, inner }, x);
             }
-            (StoredRows::Bf16(values), None) => {
+            (StoredValues::Bf16(values), None) => {
                 add_matmul_serial(out, WeightMatrix { values, inner }, columns);
+            }
+            (StoredValues::Quantized(blocks, _), _) => {
+                candle_core::bail!("the input of {blocks:?} is not rounded to integers")
             }
         }
         Ok(())
-    })
+    })?;
+    Ok(())
 }
 
 fn values(tensor: &Tensor) -> Result<Vec<f32>> {
@@ -440,7 +417,7 @@ mod tests {
 
     #[test]
     fn activations_in_bf16_change_logits_by_less_than_two_hundredths() {
-        if !matmul::bf16::is_available() {
+        if !has_fast_bf16_vectors() {
             return skip_without("fast products in bf16");
         }
         for name in ["llama3", "phi3-longrope"] {

@@ -14,9 +14,10 @@ use std::ops::Range;
 
 use candle_core::{Device, Tensor};
 
+use hone_kernels::float::Real;
+use hone_kernels::matmul::{Matrix, WriteMode, multiply, product};
+
 use super::compute::{Compute, LeftFactor, WeightRows};
-use super::float::Real;
-use super::matmul::{Matrix, WriteMode, multiply, product};
 use super::rowwise;
 use super::storage::with_values;
 use crate::adapter::weights::{Dropout, LoraPair};

@@ -4,10 +4,9 @@
 use candle_core::Tensor;
 
 use hone_core::simd::{SimdTask, dispatch};
+use hone_kernels::float::{Real, dot};
+use hone_kernels::parallel;
 
-use super::float::Real;
-use super::parallel;
-use super::reductions::dot;
 use super::storage::with_values;
 use crate::spec::{Activation, ModelSpec};
 

@@ -5,8 +5,9 @@ use std::ops::Range;
 use candle_core::{CpuStorage, DType, Layout, Storage, Tensor};
 use half::{bf16, f16};
 
-use super::float::Real;
-use super::parallel;
+use hone_kernels::float::Real;
+use hone_kernels::parallel;
+
 use crate::weights::{BaseMatrix, QuantizedMatrix};
 
 type Result<T> = candle_core::Result<T>;
@@ -45,8 +46,10 @@ pub(crate) fn with_values<T: Real, const N: usize, R>(
 }
 
 /// Values of a matrix as they are stored.
-pub(crate) enum StoredValues<'a> {
+pub enum StoredValues<'a> {
+    /// f16.
     F16(&'a [f16]),
+    /// bf16.
     Bf16(&'a [bf16]),
     /// f32 or f64.
     Wide(&'a CpuStorage, Range<usize>),
@@ -58,7 +61,7 @@ pub(crate) enum StoredValues<'a> {
 ///
 /// # Errors
 /// If the matrix is elsewhere or not contiguous; or `f`'s error.
-pub(crate) fn with_stored<R>(
+pub fn with_stored<R>(
     matrix: &BaseMatrix,
     range: Range<usize>,
     name: &str,

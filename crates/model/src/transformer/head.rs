@@ -7,12 +7,12 @@ use std::sync::{Mutex, PoisonError};
 use candle_core::{CpuStorage, Tensor};
 
 use hone_core::simd::{SimdTask, dispatch};
+use hone_kernels::float::Real;
+use hone_kernels::matmul::{Matrix, WriteMode};
+use hone_kernels::parallel;
 
 use super::token_stats::{CustomOp, StatsGradTask, StatsOp, StatsTask, TokenTargets};
 use crate::kernels::compute::{Compute, LeftFactor, WeightRows};
-use crate::kernels::float::Real;
-use crate::kernels::matmul::{Matrix, WriteMode};
-use crate::kernels::parallel;
 use crate::spec::ModelSpec;
 use crate::weights::BaseMatrix;
 

@@ -12,12 +12,14 @@ use std::collections::BTreeMap;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 
+use hone_kernels::float::Real;
+
 use super::block::{self, Block, Context};
 use super::fused_layer::{FusedLayer, LayerActivations, Save};
 use crate::adapter::weights::{Dropout, LoraWeights};
-use crate::kernels::float::{Real, with_float};
 use crate::kernels::rowwise::FusedRmsNorm;
 use crate::kernels::storage::with_values;
+use crate::kernels::with_float;
 
 type Result<T> = candle_core::Result<T>;
 

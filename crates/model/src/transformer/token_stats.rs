@@ -4,11 +4,12 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, WithDType};
 
 use hone_core::simd::{SimdTask, dispatch};
+use hone_kernels::float::Real;
+use hone_kernels::float::{LANES, max};
+use hone_kernels::parallel;
 
-use crate::kernels::float::{Real, with_float};
-use crate::kernels::parallel;
-use crate::kernels::reductions::{LANES, max};
 use crate::kernels::storage::{slice, with_values};
+use crate::kernels::with_float;
 
 type Result<T> = candle_core::Result<T>;
 

@@ -9,8 +9,9 @@ use candle_core::safetensors::MmapedSafetensors;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 
-use super::format::{BlockFormat, WeightType};
-use super::matrix::{BaseMatrix, QuantizedMatrix};
+use hone_kernels::blocks::{BlockFormat, QuantizedMatrix};
+
+use super::matrix::{BaseMatrix, WeightType};
 use super::options::LoadOptions;
 use crate::gguf::{GgufFile, GgufTensor, is_gguf};
 use crate::{ModelError, ModelSpec, Result};
@@ -121,7 +122,8 @@ impl WeightFiles {
         };
         Ok(match (dtype, held) {
             (WeightType::Blocks(format), held) => {
-                let matrix = QuantizedMatrix::new(format, dims()?, bytes.into_owned())?.into();
+                let matrix = QuantizedMatrix::new(format, dims()?, bytes.into_owned());
+                let matrix = matrix.map_err(ModelError::weights)?.into();
                 if let WeightType::Blocks(_) = held { matrix } else { matrix.to_float()?.into() }
             }
             (WeightType::Float(dtype), WeightType::Blocks(format)) => {
@@ -209,7 +211,7 @@ pub(super) fn quantize(
     }
     let groups = blocks.par_chunks_mut(group * to_row);
     groups.zip(bytes.par_chunks(group * from_row)).try_for_each(one)?;
-    QuantizedMatrix::new(format, (rows, columns), blocks)
+    QuantizedMatrix::new(format, (rows, columns), blocks).map_err(ModelError::weights)
 }
 
 // The weights of a GGUF file under their Hugging Face names, undoing the changes that llama.cpp's

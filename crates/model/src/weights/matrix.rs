@@ -1,99 +1,11 @@
-//! A matrix of the base: a candle tensor, or quantized blocks.
+//! A matrix of the base: a candle tensor, or quantized blocks; and the types that weights are stored in.
 
-use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, DType, Device, Storage, Tensor};
 
 use hone_core::memory::collect_into_huge_pages;
-use hone_core::simd::dispatch;
-
-use super::DequantizeTask;
-use super::format::{BlockFormat, WeightType};
-use super::interleave;
-use crate::{ModelError, Result};
-
-/// A matrix `[rows, columns]` of quantized blocks in main memory. The blocks of
-/// [`GROUP_ROWS`](super::GROUP_ROWS) rows are interleaved.
-pub struct QuantizedMatrix {
-    format: BlockFormat,
-    rows: usize,
-    columns: usize,
-    bytes: Vec<u8>,
-}
-
-impl fmt::Debug for QuantizedMatrix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QuantizedMatrix({} [{}, {}])", self.format.as_str(), self.rows, self.columns)
-    }
-}
-
-impl QuantizedMatrix {
-    /// A matrix from its blocks, row by row.
-    ///
-    /// # Errors
-    /// If a row is not a sequence of whole blocks, or the bytes do not fit the shape.
-    pub fn new(
-        format: BlockFormat,
-        (rows, columns): (usize, usize),
-        mut bytes: Vec<u8>,
-    ) -> Result<Self> {
-        let whole = columns > 0 && columns.is_multiple_of(format.values());
-        if !whole || bytes.len() != rows * format.row_bytes(columns) {
-            return Err(ModelError::weights(format!(
-                "{} bytes of {} are not a matrix [{rows}, {columns}]",
-                bytes.len(),
-                format.as_str()
-            )));
-        }
-        interleave(format, format.row_bytes(columns), &mut bytes);
-        Ok(Self { format, rows, columns, bytes })
-    }
-
-    /// The format.
-    pub fn format(&self) -> BlockFormat {
-        self.format
-    }
-
-    /// Rows and columns.
-    pub fn dims(&self) -> (usize, usize) {
-        (self.rows, self.columns)
-    }
-
-    /// The blocks, interleaved: the first block of each of [`GROUP_ROWS`](super::GROUP_ROWS) rows, the
-    /// second one, and so on, then the next rows. In the blocks of the same number, each f16 number and
-    /// each word of 4 bytes is followed by that of the next row. The last rows may be fewer.
-    pub fn interleaved(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// Writes the values from `first` on, counted row by row, to `to`.
-    ///
-    /// # Panics
-    /// If `first` or the length of `to` is not a multiple of the values of a block, or the values are outside
-    /// the matrix.
-    pub fn dequantize(&self, first: usize, to: &mut [f32]) {
-        let values = self.format.values();
-        assert!(first.is_multiple_of(values), "{first} is within a block");
-        dispatch(DequantizeTask {
-            format: self.format,
-            blocks: &self.bytes,
-            rows: self.rows,
-            row_blocks: self.columns / values,
-            first: first / values,
-            to,
-        });
-    }
-
-    /// The first values of the matrix, `count` or all.
-    fn first_values(&self, count: usize) -> Vec<f32> {
-        let whole = count.next_multiple_of(self.format.values()).min(self.rows * self.columns);
-        let mut values = vec![0.0; whole];
-        self.dequantize(0, &mut values);
-        values.truncate(count);
-        values
-    }
-}
+use hone_kernels::blocks::{BlockFormat, QuantizedMatrix};
 
 /// A frozen or trained matrix of the model, or a weight of another rank, which is never quantized.
 #[derive(Clone, Debug)]
@@ -121,7 +33,7 @@ impl BaseMatrix {
     pub fn shape(&self) -> Vec<usize> {
         match self {
             Self::Float(tensor) => tensor.dims().to_vec(),
-            Self::Quantized(matrix) => vec![matrix.rows, matrix.columns],
+            Self::Quantized(matrix) => <[usize; 2]>::from(matrix.dims()).to_vec(),
         }
     }
 
@@ -140,7 +52,7 @@ impl BaseMatrix {
     pub fn stored(&self) -> WeightType {
         match self {
             Self::Float(tensor) => WeightType::Float(tensor.dtype()),
-            Self::Quantized(matrix) => WeightType::Blocks(matrix.format),
+            Self::Quantized(matrix) => WeightType::Blocks(matrix.format()),
         }
     }
 
@@ -153,7 +65,7 @@ impl BaseMatrix {
     /// pages takes longer.
     pub(crate) fn use_huge_pages(&self) {
         match self {
-            Self::Quantized(matrix) => collect_into_huge_pages(&matrix.bytes),
+            Self::Quantized(matrix) => collect_into_huge_pages(matrix.interleaved()),
             Self::Float(tensor) => match &*tensor.storage_and_layout().0 {
                 Storage::Cpu(CpuStorage::F32(values)) => collect_into_huge_pages(values),
                 Storage::Cpu(CpuStorage::F16(values)) => collect_into_huge_pages(values),
@@ -184,7 +96,7 @@ impl BaseMatrix {
         match self {
             Self::Float(tensor) => Ok(tensor.clone()),
             Self::Quantized(matrix) => {
-                let values = matrix.first_values(matrix.rows * matrix.columns);
+                let values = first_values(matrix, usize::MAX);
                 Tensor::from_vec(values, matrix.dims(), &Device::Cpu)
             }
         }
@@ -218,8 +130,69 @@ impl BaseMatrix {
                 first.to_dtype(DType::F64)?.to_vec1()
             }
             Self::Quantized(matrix) => {
-                Ok(matrix.first_values(count).into_iter().map(f64::from).collect())
+                Ok(first_values(matrix, count).into_iter().map(f64::from).collect())
             }
+        }
+    }
+}
+
+/// The first values of blocks, `count` or all.
+fn first_values(matrix: &QuantizedMatrix, count: usize) -> Vec<f32> {
+    let (rows, columns) = matrix.dims();
+    let count = count.min(rows * columns);
+    let mut values = vec![0.0; count.next_multiple_of(matrix.format().values())];
+    matrix.dequantize(0, &mut values);
+    values.truncate(count);
+    values
+}
+
+/// The type of a weight in a file or in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightType {
+    /// Floats.
+    Float(DType),
+    /// Quantized blocks.
+    Blocks(BlockFormat),
+}
+
+impl WeightType {
+    /// Bytes of `values` values, which are whole blocks.
+    pub fn size(self, values: usize) -> usize {
+        match self {
+            Self::Float(dtype) => values * dtype.size_in_bytes(),
+            Self::Blocks(format) => format.row_bytes(values),
+        }
+    }
+
+    /// The name: `q8_0`, `BF16`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Float(dtype) => dtype.as_str(),
+            Self::Blocks(format) => format.as_str(),
+        }
+    }
+
+    /// Whether a computation in f32 needs a converted copy of the values.
+    pub fn is_widened(self) -> bool {
+        matches!(self, Self::Float(DType::F16 | DType::BF16) | Self::Blocks(_))
+    }
+}
+
+impl From<DType> for WeightType {
+    fn from(dtype: DType) -> Self {
+        Self::Float(dtype)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_have_the_sizes_of_ggml() {
+        for format in BlockFormat::ALL {
+            assert_eq!(format.values(), format.ggml().block_size(), "{format:?}");
+            assert_eq!(format.bytes(), format.ggml().type_size(), "{format:?}");
         }
     }
 }

@@ -3,7 +3,9 @@
 use candle_core::DType;
 use serde::{Deserialize, Serialize};
 
-use super::format::{BlockFormat, WeightType};
+use hone_kernels::blocks::BlockFormat;
+
+use super::matrix::WeightType;
 use crate::ModelSpec;
 use crate::adapter::BaseDtype;
 

@@ -3,16 +3,21 @@
 //! Sums over positions run page by page. Pages are aligned to positions, so the order of a sum depends
 //! only on the token's position.
 
+mod kernel;
 mod operands;
 #[cfg(target_arch = "x86_64")]
 mod tile;
 
+use std::ops::Range;
+
 use hone_core::simd::{SimdTask, dispatch, mul_add};
 use hone_core::threads::pause_point;
+#[cfg(target_arch = "x86_64")]
+use hone_kernels::processor::avx512;
 
 use crate::kv_cache::{KvView, PAGE};
-use operands::{PAGES_AHEAD, VisiblePage};
-use tile::{PAGE_BLOCK, PARTIAL_SUMS, exponentiate, scale_and_cap};
+use kernel::AttentionKernel;
+use operands::{PAGE_BLOCK, PARTIAL_SUMS};
 
 pub(crate) use operands::SequenceAttention;
 
@@ -39,7 +44,7 @@ impl Kernel {
     /// The kernel for heads of `dim` dimensions.
     fn new(dim: usize) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if let pulp::Arch::V4(proof) = pulp::Arch::new()
+        if let Some(proof) = avx512()
             && tile::is_supported(dim)
         {
             return Self::Tile(proof);
@@ -61,7 +66,7 @@ impl Kernel {
     fn run(self, operands: SequenceAttention<'_>) {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Tile(proof) => operands.run_tile(proof),
+            Self::Tile(proof) => tile::run(operands, proof),
             Self::Token => dispatch(TokenAttention(operands)),
         }
     }
@@ -96,70 +101,48 @@ impl SimdTask for TokenAttention<'_> {
     type Output = ();
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        let Self(operands) = self;
-        let (group, dim) = (operands.group(), operands.shape.dim);
-        let SequenceAttention { shape, layer, options, heads, kv, q, out, next, scratch, .. } =
-            operands;
-        let visible = kv.visible(options.window);
-        let width = visible.clone().count() * PAGE;
-        let (scores, rest) = scratch.split_at_mut(group * width);
-        let (sums, buffers) = rest.split_at_mut(group * PARTIAL_SUMS * dim);
-        let (buffers, inverses) = buffers.split_at_mut(PAGE_BLOCK * shape.part_len());
-        let queries = q.chunks_exact(group * dim).zip(out.chunks_exact_mut(group * dim));
-        for (head, (q, out)) in heads.clone().zip(queries) {
-            let mut ahead = visible.clone().skip(PAGES_AHEAD);
-            for (i, VisiblePage { page, from, to }) in visible.clone().enumerate() {
-                let (keys, values) = shape.read(page, layer, head);
-                // Pages are far apart, so the processor does not recognize the access pattern. Values are used
-                // after all keys.
-                values.prefetch();
-                if let Some(next) = ahead.next() {
-                    shape.read(next.page, layer, head).0.prefetch();
-                }
-                let unscaled = keys.unscaled(&mut buffers[..shape.part_len()]);
-                for (g, q) in q.chunks_exact(dim).enumerate() {
-                    let mut row = dot_products::<FUSED>(q, unscaled);
-                    keys.scale(&mut row);
-                    scale_and_cap(&mut row, options);
-                    row[..from].fill(f32::NEG_INFINITY);
-                    row[to..].fill(f32::NEG_INFINITY);
-                    scores[g * width + i * PAGE..][..PAGE].copy_from_slice(&row);
-                }
-            }
-            let next = if head + 1 < heads.end { Some((kv, head + 1)) } else { next };
-            if let Some((kv, head)) = next {
-                kv.prefetch_first_keys(shape, (layer, head), options.window);
-            }
-            for (weights, inverse) in scores.chunks_exact_mut(width).zip(inverses.iter_mut()) {
-                *inverse = 1.0 / exponentiate(weights);
-            }
-            sums.fill(0.0);
-            let mut pages = visible.clone();
-            // Values stay in the first-level cache while all queries use them.
-            for first in (0..width).step_by(PAGE_BLOCK * PAGE) {
-                let mut block = [VisiblePage::default(); PAGE_BLOCK];
-                let slots = block.iter_mut().zip(buffers.chunks_exact_mut(shape.part_len()));
-                for (i, ((slot, buffer), page)) in slots.zip(pages.by_ref()).enumerate() {
-                    let (_, values) = shape.read(page.page, layer, head);
-                    for weights in scores.chunks_exact_mut(width) {
-                        let row = weights[first + i * PAGE..].first_chunk_mut();
-                        row.into_iter().for_each(|row| values.scale(row));
-                    }
-                    *slot = VisiblePage { page: values.unscaled(buffer), ..page };
-                }
-                let rows =
-                    scores.chunks_exact(width).zip(sums.chunks_exact_mut(PARTIAL_SUMS * dim));
-                for (weights, sums) in rows {
-                    add_weighted::<FUSED>(sums, &weights[first..], &block);
-                }
-            }
-            let sums = sums.chunks_exact(PARTIAL_SUMS * dim).zip(&*inverses);
-            for (out, (sums, inverse)) in out.chunks_exact_mut(dim).zip(sums) {
-                let (left, right) = sums.split_at(2 * dim);
-                let pairs = |sums: &[f32], i: usize| sums[i] + sums[dim + i];
-                for (i, out) in out.iter_mut().enumerate() {
-                    *out = (pairs(left, i) + pairs(right, i)) * inverse;
-                }
+        self.0.compute(PortableAttention::<FUSED>);
+    }
+}
+
+/// Loops for which the compiler selects instructions.
+#[derive(Clone, Copy)]
+struct PortableAttention<const FUSED: bool>;
+
+impl<const FUSED: bool> AttentionKernel for PortableAttention<FUSED> {
+    #[inline(always)]
+    fn dot_products<const N: usize>(
+        self,
+        queries: [&[f32]; N],
+        keys: &[f32],
+        scores: &mut [f32],
+        stride: usize,
+    ) {
+        for (q, scores) in queries.iter().zip(scores.chunks_mut(stride)) {
+            scores[..PAGE].copy_from_slice(&dot_products::<FUSED>(q, keys));
+        }
+    }
+
+    #[inline(always)]
+    fn weighted_sums<const N: usize>(
+        self,
+        weights: &[f32],
+        stride: usize,
+        pages: &[&[f32]],
+        slots: Range<usize>,
+        dim: usize,
+        sums: &mut [f32],
+    ) {
+        let queries = weights.chunks(stride).zip(sums.chunks_exact_mut(PARTIAL_SUMS * dim));
+        for (weights, sums) in queries.take(N) {
+            let mut first = 0;
+            while first < dim {
+                let operands = (weights, pages, slots.clone());
+                first += match dim - first {
+                    16.. => add_dimensions::<FUSED, 16>(sums, first, operands),
+                    8.. => add_dimensions::<FUSED, 8>(sums, first, operands),
+                    _ => add_dimensions::<FUSED, 2>(sums, first, operands),
+                };
             }
         }
     }
@@ -201,38 +184,24 @@ fn dot_products<const FUSED: bool>(q: &[f32], keys: &[f32]) -> [f32; PAGE] {
     total([a, b, c, d])
 }
 
-/// Adds the values of a block of pages, times the weights, to the partial sums `[PARTIAL_SUMS, dim]`.
-#[inline(always)]
-fn add_weighted<const FUSED: bool>(sums: &mut [f32], weights: &[f32], block: &[VisiblePage<'_>]) {
-    let (dim, mut first) = (sums.len() / PARTIAL_SUMS, 0);
-    while first < dim {
-        first += match dim - first {
-            16.. => add_dimensions::<FUSED, 16>(sums, first, weights, block),
-            8.. => add_dimensions::<FUSED, 8>(sums, first, weights, block),
-            _ => add_dimensions::<FUSED, 2>(sums, first, weights, block),
-        };
-    }
-}
-
-/// [`add_weighted`] for the `W` dimensions from `first` on. Returns `W`.
+/// Adds some slots of pages, times the weights, to the `W` dimensions from `first` on of the partial sums
+/// `[PARTIAL_SUMS, dim]`. Returns `W`.
 #[inline(always)]
 fn add_dimensions<const FUSED: bool, const W: usize>(
     sums: &mut [f32],
     first: usize,
-    weights: &[f32],
-    block: &[VisiblePage<'_>],
+    (weights, pages, slots): (&[f32], &[&[f32]], Range<usize>),
 ) -> usize {
     let dim = sums.len() / PARTIAL_SUMS;
     let [mut a, mut b, mut c, mut d] = [[0.0_f32; W]; PARTIAL_SUMS];
     for (i, part) in [&mut a, &mut b, &mut c, &mut d].into_iter().enumerate() {
         part.copy_from_slice(&sums[i * dim + first..][..W]);
     }
-    for (page, weights) in block.iter().zip(weights.chunks_exact(PAGE)) {
-        let value = |slot: usize| &page.page[slot * dim + first..];
-        // Unused slots may contain NaN or infinity, and 0 times these is not 0.
-        let first_slot = page.from / PARTIAL_SUMS * PARTIAL_SUMS;
-        for slot in (first_slot..page.to).step_by(PARTIAL_SUMS) {
-            let visible = |i: usize| slot + i >= page.from && slot + i < page.to;
+    for (page, weights) in pages.iter().zip(weights.chunks_exact(PAGE)) {
+        let value = |slot: usize| &page[slot * dim + first..];
+        let first_slot = slots.start / PARTIAL_SUMS * PARTIAL_SUMS;
+        for slot in (first_slot..slots.end).step_by(PARTIAL_SUMS) {
+            let visible = |i: usize| slots.contains(&(slot + i));
             if visible(0) {
                 add::<FUSED, W>(&mut a, weights[slot], value(slot));
             }

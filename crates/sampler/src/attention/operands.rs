@@ -1,7 +1,10 @@
-//! What attention reads and writes, and the pages that a token sees.
+//! What attention reads and writes, the pages that a token sees, and what every kernel computes alike: the scores of a
+//! page, and the softmax.
 
 use std::ops::Range;
 
+use hone_kernels::float::Real;
+use hone_kernels::vector::exp_f32;
 use hone_model::spec::AttentionOptions;
 
 use crate::kv_cache::{CacheShape, KvView, PAGE};
@@ -47,30 +50,7 @@ impl SequenceAttention<'_> {
     }
 }
 
-/// A page, or the values of a head in a page, that the query attends to in the slots `from..to`.
-#[derive(Clone, Copy, Default)]
-pub(super) struct VisiblePage<'a> {
-    pub page: &'a [f32],
-    pub from: usize,
-    pub to: usize,
-}
-
-impl<'a> KvView<'a> {
-    /// The pages with a visible position, in order.
-    #[inline(always)]
-    pub(super) fn visible(
-        self,
-        window: Option<usize>,
-    ) -> impl Iterator<Item = VisiblePage<'a>> + Clone {
-        let len = self.len;
-        let first = window.map_or(0, |window| len.saturating_sub(window));
-        let first_page = first / PAGE;
-        let pages = &self.pages[first_page..len.div_ceil(PAGE)];
-        pages.iter().enumerate().map(move |(i, page)| {
-            let start = (first_page + i) * PAGE;
-            VisiblePage { page, from: first.saturating_sub(start), to: (len - start).min(PAGE) }
-        })
-    }
+impl KvView<'_> {
     /// Starts to load the keys of head `head` that are used first: no page before them does it.
     #[inline(always)]
     pub(super) fn prefetch_first_keys(
@@ -79,8 +59,48 @@ impl<'a> KvView<'a> {
         (layer, head): (usize, usize),
         window: Option<usize>,
     ) {
-        for page in self.visible(window).take(PAGES_AHEAD) {
-            shape.read(page.page, layer, head).0.prefetch();
+        let first = window.map_or(0, |window| self.len.saturating_sub(window)) / PAGE;
+        for page in self.pages[first..self.len.div_ceil(PAGE)].iter().take(PAGES_AHEAD) {
+            shape.read(page, layer, head).0.prefetch();
         }
     }
+}
+
+/// Independent partial sums, which hide the latency of multiply-add.
+pub(super) const PARTIAL_SUMS: usize = 4;
+
+/// Pages whose values stay in the first-level cache while several queries use them.
+pub(super) const PAGE_BLOCK: usize = 4;
+
+/// Applies the scale and the soft cap.
+#[inline(always)]
+pub(super) fn scale_and_cap(row: &mut [f32; PAGE], options: AttentionOptions) {
+    let scale = options.scale as f32;
+    match options.softcap {
+        None => row.iter_mut().for_each(|s| *s *= scale),
+        Some(cap) => {
+            let (cap, inverse) = (cap as f32, (1.0 / cap) as f32);
+            row.iter_mut().for_each(|s| *s = cap * Real::tanh(*s * scale * inverse));
+        }
+    }
+}
+
+/// Replaces scores by `e^(score - maximum)`. Returns their sum.
+#[inline(always)]
+pub(super) fn exponentiate(weights: &mut [f32]) -> f32 {
+    let mut max = [f32::NEG_INFINITY; PAGE];
+    for row in weights.chunks_exact(PAGE) {
+        for slot in 0..PAGE {
+            max[slot] = if row[slot] > max[slot] { row[slot] } else { max[slot] };
+        }
+    }
+    let max = max.iter().fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m });
+    let mut sums = [0.0_f32; PAGE];
+    for row in weights.chunks_exact_mut(PAGE) {
+        for slot in 0..PAGE {
+            row[slot] = exp_f32(row[slot] - max);
+            sums[slot] += row[slot];
+        }
+    }
+    sums.iter().sum()
 }

@@ -3,12 +3,12 @@
 use std::iter;
 
 use hone_core::simd::dispatch;
+use hone_kernels::hot_team::{FirstError, for_each_chunk, for_each_pair};
 
 use super::Decoder;
 use super::NormAndRotate;
 use super::PassRows;
 use crate::error::{Result, SamplerError};
-use crate::hot_team::{FirstError, for_each_chunk, for_each_pair};
 use crate::kv_cache::{BatchMember, CacheShape, PAGE};
 
 /// Queries, keys and values of consecutive tokens in one page.
@@ -46,7 +46,7 @@ impl Decoder {
             Ok(())
         };
         let part = members.len().div_ceil(threads).max(1);
-        let error = FirstError::new();
+        let error = FirstError::default();
         for_each_pair((members, part), (decoded, part * width), |_, members, rows| {
             let mut rows = members.iter_mut().zip(rows.chunks_exact_mut(width));
             error.keep(rows.try_for_each(write));

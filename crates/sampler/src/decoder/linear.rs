@@ -7,10 +7,10 @@ use std::convert::Infallible;
 use std::mem::take;
 use std::ops::Range;
 
+use hone_kernels::columns::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
 use hone_model::adapter::LinearKind;
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::{TokenColumns, WeightMatrix, add_matmul_serial, par_outputs};
 use crate::weights::{AdapterPair, AdapterWeights, LinearGroup, RoundedColumns};
 
 /// An adapter and the consecutive rows of a pass that it is for.

@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hone_core::simd::{SimdTask, dispatch, mul_add};
 use hone_core::types::TokenId;
+use hone_kernels::columns::{COLUMN_BLOCK, TokenColumns, outputs_of_part, padded_width, par_parts};
+use hone_kernels::hot_team::{for_each_chunk, keep_pool_hot};
+use hone_kernels::transpose::{SharedRows, rows_to_columns};
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::hot_team::{for_each_chunk, keep_pool_hot};
 use crate::kv_cache::{BatchMember, CacheShape, CacheType, KvView, SequencePages};
-use crate::matmul::{COLUMN_BLOCK, TokenColumns, outputs_of_part, padded_width, par_parts};
 use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
-use crate::transpose::{SharedRows, rows_to_columns};
 use crate::weights::{AdapterWeights, BaseWeights};
 use linear::{LinearPass, MinWork};
 
@@ -278,7 +278,9 @@ impl Decoder {
         let (hidden, scale) = (spec.hidden_size, spec.embedding_scale.unwrap_or(1.0) as f32);
         let rows = &mut scratch.row_values[..tokens.len() * hidden];
         for (row, out) in rows.chunks_exact_mut(hidden).enumerate() {
-            let token = tokens.token(row).ok_or(SamplerError::NoToken)?;
+            let missing =
+                || SamplerError::Refused("a sequence has no token for the next step".into());
+            let token = tokens.token(row).ok_or_else(missing)?;
             self.weights.embed(token, out, scale)?;
         }
         rows_to_columns(&mut scratch.residual[..hidden * width], width, rows, hidden);

@@ -1,9 +1,9 @@
 //! The buffers of a forward pass, which are reused by later passes.
 
+use hone_kernels::columns::{COLUMN_BLOCK, padded_width};
 use hone_model::ModelSpec;
 
 use crate::error::{Result, SamplerError};
-use crate::matmul::{COLUMN_BLOCK, padded_width};
 use crate::weights::RoundedColumns;
 
 /// Logits of a token that `wide` has room for, unless the vocabulary is smaller.
@@ -46,43 +46,33 @@ pub struct Scratch {
     pub(super) logits: Vec<f32>,
 }
 
-/// Values per row of the buffers.
-struct Sizes {
-    hidden: usize,
-    wide: usize,
-    mlp: usize,
-    qkv: usize,
-    row_values: usize,
-}
-
-impl Sizes {
-    fn new(spec: &ModelSpec) -> Self {
-        let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
-        let (hidden, mlp) = (spec.hidden_size, spec.intermediate_size);
-        let qkv = q + 2 * kv;
-        let wide = qkv.max(2 * mlp).max(HEAD_PART.min(spec.vocab_size));
-        Self { hidden, wide, mlp, qkv, row_values: q.max(hidden) }
-    }
+/// Values per row of the buffers: of the hidden state, `wide`, `mlp`, `qkv` and `row_values`.
+fn sizes(spec: &ModelSpec) -> [usize; 5] {
+    let (q, kv) = (spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim);
+    let (hidden, mlp, qkv) = (spec.hidden_size, spec.intermediate_size, q + 2 * kv);
+    let wide = qkv.max(2 * mlp).max(HEAD_PART.min(spec.vocab_size));
+    [hidden, wide, mlp, qkv, q.max(hidden)]
 }
 
 impl Scratch {
     /// Allocates buffers for passes of `rows` rows, or for steps of `logits` rows.
     pub fn new(spec: &ModelSpec, rows: usize, logits: usize) -> Self {
-        let (sizes, rows) = (Sizes::new(spec), Self::padded_rows(rows, logits));
+        let ([hidden, wide, mlp, qkv, row_values], rows) =
+            (sizes(spec), Self::padded_rows(rows, logits));
         let buffer = |features: usize| vec![0.0; features * rows];
         Self {
             rows,
             vocab: spec.vocab_size,
             rank: 0,
-            residual: buffer(sizes.hidden),
-            normed: buffer(sizes.hidden),
-            out: buffer(sizes.hidden),
-            wide: buffer(sizes.wide),
-            mlp: buffer(sizes.mlp),
+            residual: buffer(hidden),
+            normed: buffer(hidden),
+            out: buffer(hidden),
+            wide: buffer(wide),
+            mlp: buffer(mlp),
             rounded: RoundedColumns::default(),
             lora: Vec::new(),
-            qkv: buffer(sizes.qkv),
-            row_values: buffer(sizes.row_values),
+            qkv: buffer(qkv),
+            row_values: buffer(row_values),
             scores: Vec::new(),
             logits: vec![0.0; spec.vocab_size * logits],
         }
@@ -91,8 +81,8 @@ impl Scratch {
     /// Bytes of the buffers of [`Self::new`] with those of quantized layers, without the ones that depend
     /// on an adapter's rank or on lengths.
     pub(crate) fn bytes(spec: &ModelSpec, rows: usize, logits: usize) -> usize {
-        let (sizes, rows) = (Sizes::new(spec), Self::padded_rows(rows, logits));
-        let Sizes { hidden, wide, mlp, qkv, row_values } = sizes;
+        let ([hidden, wide, mlp, qkv, row_values], rows) =
+            (sizes(spec), Self::padded_rows(rows, logits));
         let values = 3 * hidden + wide + mlp + qkv + row_values;
         let rounded = RoundedColumns::bytes(rows, hidden.max(mlp).max(row_values));
         (values * rows + spec.vocab_size * logits) * size_of::<f32>() + rounded
@@ -120,10 +110,11 @@ impl Scratch {
     /// Prepares a pass with adapters of this rank together. Allocates only if no earlier rank was as great.
     ///
     /// # Errors
-    /// [`SamplerError::TooManyRows`].
+    /// If there are more rows than the buffers hold.
     pub(super) fn prepare(&mut self, rows: usize, rank: usize) -> Result<()> {
         if rows > self.rows {
-            return Err(SamplerError::TooManyRows { rows, limit: self.rows });
+            let reason = format!("{rows} rows do not fit in {}", self.rows);
+            return Err(SamplerError::Refused(reason));
         }
         if rank > self.rank {
             self.rank = rank;

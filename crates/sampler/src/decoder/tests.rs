@@ -147,7 +147,7 @@ proptest! {
             }
         }
         prop_assert!(running.is_empty());
-        prop_assert_eq!(harness.pool.usage().used, 0);
+        prop_assert_eq!(harness.pool.usage()[0], 0);
         prop_assert_eq!(harness.pool.available(), POOL_PAGES);
     }
 }

@@ -1,7 +1,6 @@
 //! [`Engine`] on the batched decoder.
 
 mod adapters;
-mod policy;
 mod publisher;
 mod scheduler;
 mod shared;
@@ -36,10 +35,8 @@ use crate::decoder::Decoder;
 use crate::error::SamplerError;
 use crate::weights::AdapterWeights;
 
-use adapters::AdapterFiles;
-use policy::PolicyWeights;
-pub use publisher::BatchedPublisher;
-pub use publisher::BridgedEngine;
+use adapters::{AdapterFiles, PolicyWeights};
+pub use publisher::{BatchedPublisher, BridgedEngine};
 use scheduler::BatchScheduler;
 use shared::{EngineShared, EngineState, QueuedRequest};
 
@@ -94,7 +91,7 @@ impl BatchedEngine {
         let capacity = SamplerCapacity::new(&config)?;
         if !(config.busy_share > 0.0 && config.busy_share <= 1.0) {
             let share = config.busy_share;
-            return Err(SamplerError::Setting(format!(
+            return Err(SamplerError::Refused(format!(
                 "the share of the time while clients are served is {share}; more than 0 and at most \
                  1 was expected"
             )));
@@ -199,7 +196,7 @@ impl BatchedEngine {
 
     /// Whether requests that name `version` get it instead of the active version.
     fn has_canary(&self, version: PolicyVersion) -> bool {
-        self.shared.lock().canary().is_some_and(|canary| canary.version == version)
+        self.shared.lock().canary.as_ref().is_some_and(|canary| canary.version == version)
     }
 
     /// [`Engine::generate`] with the given policy, or with the active one.
@@ -295,7 +292,7 @@ impl Engine for BatchedEngine {
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
         let canary = request.version.and_then(|version| {
             let state = self.shared.lock();
-            state.canary().filter(|canary| canary.version == version).cloned()
+            state.canary.clone().filter(|canary| canary.version == version)
         });
         self.submit(request, canary).await
     }
@@ -310,7 +307,7 @@ impl Engine for BatchedEngine {
     }
 
     fn active_version(&self) -> PolicyVersion {
-        self.shared.lock().active().version
+        self.shared.lock().active.version
     }
 
     fn load(&self) -> EngineLoad {

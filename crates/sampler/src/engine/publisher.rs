@@ -16,7 +16,7 @@ use hone_engine::{
 };
 
 use super::BatchedEngine;
-use super::policy::PolicyWeights;
+use super::adapters::PolicyWeights;
 
 /// Pause before a preempted completion starts again.
 const PREEMPTED_PAUSE: Duration = Duration::from_millis(20);
@@ -39,7 +39,8 @@ impl BatchedPublisher {
 
     /// The engine of clients, over the serving engine that this publisher publishes to.
     pub fn live_engine(&self, serving: Arc<dyn Engine>) -> BridgedEngine {
-        BridgedEngine::new(serving, Arc::clone(&self.sampler), Arc::clone(&self.bridging))
+        let (sampler, bridging) = (Arc::clone(&self.sampler), Arc::clone(&self.bridging));
+        BridgedEngine { serving, sampler, bridging }
     }
 
     /// The staged weights.
@@ -166,14 +167,6 @@ pub struct BridgedEngine {
 }
 
 impl BridgedEngine {
-    pub(super) fn new(
-        serving: Arc<dyn Engine>,
-        sampler: Arc<BatchedEngine>,
-        bridging: Arc<AtomicBool>,
-    ) -> Self {
-        Self { serving, sampler, bridging }
-    }
-
     fn is_bridging(&self) -> bool {
         self.bridging.load(Ordering::Acquire)
     }

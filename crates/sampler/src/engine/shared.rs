@@ -12,8 +12,7 @@ use hone_engine::run::CancelFlag;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{Codec, EngineError, EngineLoad, GenerateRequest, Generation, Priority};
 
-use super::adapters::KeptAdapters;
-use super::policy::PolicyWeights;
+use super::adapters::{KeptAdapters, PolicyWeights};
 use crate::capacity::SamplerCapacity;
 use crate::config::{LiveTraffic, SamplerConfig};
 use crate::kv_cache::WeightsId;
@@ -39,13 +38,14 @@ pub(crate) struct EngineState {
     /// How long live requests occupy a slot.
     rate: ServiceRate,
     /// The policy of requests that are admitted from now on.
-    active: PolicyWeights,
+    pub active: PolicyWeights,
     /// The policy of requests that name its version, beside the active one.
-    canary: Option<PolicyWeights>,
+    pub canary: Option<PolicyWeights>,
     /// The adapters that can be activated without reading them.
     pub kept: KeptAdapters,
-    /// The weights in memory: the base, the active policy, the canary and the kept ones. Ascending.
-    held: Vec<WeightsId>,
+    /// The weights in memory, whose cached pages a later request may use: the base, the active policy, the canary
+    /// and the kept ones. Ascending.
+    pub held: Vec<WeightsId>,
     /// Whether new requests are refused.
     pub closed: bool,
     /// The admitted sequences.
@@ -80,21 +80,6 @@ impl EngineState {
         let mut state = Self { kept: KeptAdapters::new(adapters), ..Self::default() };
         state.list_held();
         state
-    }
-
-    /// The policy of requests that are admitted from now on.
-    pub fn active(&self) -> &PolicyWeights {
-        &self.active
-    }
-
-    /// The policy of requests that name its version.
-    pub fn canary(&self) -> Option<&PolicyWeights> {
-        self.canary.as_ref()
-    }
-
-    /// The weights whose cached pages a later request may use, in ascending order.
-    pub fn held(&self) -> &[WeightsId] {
-        &self.held
     }
 
     /// Changes the active policy, which ends a canary. Returns what is not used any more, which the caller

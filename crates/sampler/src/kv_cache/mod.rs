@@ -20,14 +20,12 @@ mod pool;
 mod prefix_cache;
 mod sequence;
 
-use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use hone_core::memory::prefer_huge_pages;
-
-use crate::prefetch::CACHE_LINE;
+use hone_kernels::processor::CACHE_LINE;
 
 pub(crate) use page::PAGE;
 pub use page::{CacheShape, CacheType};
@@ -43,7 +41,7 @@ pub use sequence::{BatchMember, SequencePages};
 const SLAB_BYTES: usize = 64 << 20;
 
 /// The values of a page, empty by default. Written only while it has one owner.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Page(Option<Arc<PageValues>>);
 
 /// A part of a slab that no other page has.
@@ -95,12 +93,6 @@ impl Deref for Page {
     }
 }
 
-impl fmt::Debug for PageValues {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} values", self.values.len())
-    }
-}
-
 impl Slab {
     /// A block of zeros.
     fn new(len: usize) -> Self {
@@ -118,7 +110,6 @@ impl Drop for Slab {
 }
 
 /// Allocates pages of one size from slabs. Memory is taken when a page is first used.
-#[derive(Debug)]
 struct PageAllocator {
     /// Values of a page.
     page: usize,
@@ -126,12 +117,6 @@ struct PageAllocator {
     pages: usize,
     /// The last slab, and its pages so far.
     last: Option<(Arc<Slab>, usize)>,
-}
-
-impl fmt::Debug for Slab {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a slab of {} values", self.0.len())
-    }
 }
 
 impl PageAllocator {

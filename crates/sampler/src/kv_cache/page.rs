@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use hone_core::simd::dispatch;
+use hone_kernels::processor::{CACHE_LINE, prefetch};
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
-use crate::prefetch::{CACHE_LINE, prefetch};
 use crate::simd_ops::RoundToIntegers;
 
 /// Positions of a page.

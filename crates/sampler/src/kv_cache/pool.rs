@@ -13,7 +13,6 @@ const SYSTEM_PAGE: usize = 1024;
 ///
 /// Invariant: `in_use + promised <= limit`, and `in_use + unused cached pages <= limit`. So a promised
 /// page can always be taken, if necessary in place of an unused cached one.
-#[derive(Debug)]
 pub struct PagePool {
     limit: usize,
     /// Pages that sequences use. A page that several use counts once.
@@ -27,15 +26,6 @@ pub struct PagePool {
     free: Vec<Page>,
     cache: PrefixCache,
     reuse: bool,
-}
-
-/// The pages of a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PoolUsage {
-    /// Pages that sequences use.
-    pub used: usize,
-    /// Pages that only the prefix cache holds.
-    pub cached: usize,
 }
 
 impl PagePool {
@@ -68,8 +58,9 @@ impl PagePool {
         self.limit.saturating_sub(self.in_use + self.promised)
     }
 
-    pub(crate) fn usage(&self) -> PoolUsage {
-        PoolUsage { used: self.in_use, cached: self.cache.unused() }
+    /// Pages that sequences use, and pages that only the prefix cache holds.
+    pub(crate) fn usage(&self) -> [usize; 2] {
+        [self.in_use, self.cache.unused()]
     }
 
     /// Evicts the cached pages of all other weights as soon as no sequence uses them.
@@ -229,8 +220,8 @@ impl PagePool {
     pub(super) fn check(&self) {
         let cached = self.cache.check();
         let unused = self.cache.unused();
-        assert!(self.in_use + self.promised <= self.limit, "{self:?}");
-        assert!(self.in_use + unused + self.free.len() <= self.limit, "{self:?}");
+        assert!(self.in_use + self.promised <= self.limit);
+        assert!(self.in_use + unused + self.free.len() <= self.limit);
         assert!(cached - unused <= self.in_use);
         assert!(self.free.iter().all(|page| page.owners() == 1));
     }

@@ -72,7 +72,6 @@ fn page_tokens(tokens: &[TokenId]) -> PageTokens {
     padded
 }
 
-#[derive(Debug)]
 struct CacheNode {
     parent: CachePlace,
     space: CacheSpace,
@@ -92,7 +91,7 @@ pub(super) struct CacheMatch {
     pub same: usize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct PrefixCache {
     nodes: Vec<CacheNode>,
     /// Indices of removed nodes.

@@ -23,7 +23,6 @@ pub(crate) struct KvView<'a> {
 /// All tokens of the prompt but the last are computed by [`Decoder::prefill`](crate::Decoder::prefill),
 /// or found in the prefix cache. Each decoding step computes the next token and needs one more:
 /// [`Self::push`].
-#[derive(Debug)]
 pub struct SequencePages {
     space: CacheSpace,
     /// The prompt, then the decoded tokens.

@@ -152,7 +152,7 @@ proptest! {
             model.sequence.free(&mut pool);
         }
         pool.check();
-        prop_assert_eq!((pool.usage().used, pool.available()), (0, limit));
+        prop_assert_eq!((pool.usage()[0], pool.available()), (0, limit));
     }
 }
 
@@ -169,11 +169,11 @@ fn a_second_sequence_shares_full_pages_and_copies_the_last() {
     first.compute(&mut pool, 39);
     first.sequence.cache_last_page(&mut pool);
     // The copy is in the cache only.
-    assert_eq!((pool.usage().used, pool.usage().cached), (3, 1));
+    assert_eq!(pool.usage(), [3, 1]);
     let mut second = start(&mut pool, &ids, 30);
     assert_eq!(second.sequence.remaining(), 0);
     // Two pages are shared, so the second needs three more.
-    assert_eq!((pool.usage().used, pool.available()), (4, 12 - 5 - 3));
+    assert_eq!((pool.usage()[0], pool.available()), (4, 12 - 5 - 3));
     for (model, token) in [(&mut first, 1), (&mut second, 2)] {
         model.compute(&mut pool, 1);
         model.sequence.push(token);
@@ -233,7 +233,7 @@ fn a_begun_page_is_replaced_once_the_cache_holds_more_of_it() {
         model.sequence.free(&mut pool);
     }
     pool.check();
-    assert_eq!((pool.usage().used, pool.available()), (0, 20));
+    assert_eq!((pool.usage()[0], pool.available()), (0, 20));
 }
 
 #[test]
@@ -252,9 +252,9 @@ fn unused_pages_are_evicted_by_age_under_pressure() {
         found
     };
     assert_eq!((run(&mut pool, 1), run(&mut pool, 2)), (0, 0));
-    assert_eq!((pool.usage().used, pool.usage().cached), (0, 4));
+    assert_eq!(pool.usage(), [0, 4]);
     assert_eq!((run(&mut pool, 1), run(&mut pool, 3)), (32, 0));
-    assert_eq!(pool.usage().cached, 5, "one page of the second is evicted for the third");
+    assert_eq!(pool.usage()[1], 5, "one page of the second is evicted for the third");
     assert_eq!(run(&mut pool, 1), 32);
     assert_eq!(run(&mut pool, 2), 16, "its first page is left");
 }
@@ -273,7 +273,7 @@ fn prepared_pages_are_used_first() {
     assert_eq!([(); 3].map(|()| pool.prepare_page()), [true, true, false]);
     let prepared = pool.allocated();
     let other = start(&mut pool);
-    assert_eq!((pool.allocated(), pool.usage().used), (prepared, 4));
+    assert_eq!((pool.allocated(), pool.usage()[0]), (prepared, 4));
     // The limit allows one more.
     assert_eq!([(); 2].map(|()| pool.prepare_page()), [true, false]);
     [sequence, other].into_iter().for_each(|sequence| sequence.free(&mut pool));

@@ -2,14 +2,21 @@
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
 use candle_core::WithDType;
 
 pub use hone_core::config::Compute;
 
-use super::float::Real;
-use super::matmul::bf16::{self, Bf16Unit, PackedFactor, UnpackedRows};
-use super::matmul::{Matrix, WriteMode, multiply, product};
-use super::storage::{StoredValues, with_stored, with_upcast};
+use hone_kernels::float::Real;
+#[cfg(target_arch = "x86_64")]
+use hone_kernels::matmul::bf16::{self, PackedFactor, UnpackedRows};
+use hone_kernels::matmul::{Matrix, WriteMode, multiply, product};
+#[cfg(target_arch = "x86_64")]
+use hone_kernels::processor::Bf16Unit;
+
+use super::storage::with_upcast;
+#[cfg(target_arch = "x86_64")]
+use super::storage::{StoredValues, with_stored};
 use crate::weights::BaseMatrix;
 
 type Result<T> = candle_core::Result<T>;
@@ -20,22 +27,17 @@ const NAME: &str = "product with a weight";
 /// What this process computes products of matrices in where `compute` is configured: [`Compute::F32`] instead
 /// of [`Compute::Bf16`] if the processor is not faster with bf16, or Linux does not permit AMX.
 ///
-/// [`Compute::Bf16`] needs Linux on x86-64 and a processor with AMX (Intel from Sapphire Rapids on), or AMD's
+/// [`Compute::Bf16`] needs x86-64: with Linux and AMX (Intel from Sapphire Rapids on), or a processor of AMD's
 /// with AVX-512 for bf16 (from Zen 4 on). The instruction of AVX-512 for bf16 (`vdpbf16ps`) is used on AMD's
 /// processors only. On Sapphire Rapids it has half the throughput of the one for f32.
 #[must_use]
 pub fn available(compute: Compute) -> Compute {
-    match compute {
-        Compute::Bf16 if Bf16Unit::get().is_some() => Compute::Bf16,
-        Compute::F32 | Compute::Bf16 => Compute::F32,
+    #[cfg(target_arch = "x86_64")]
+    if compute == Compute::Bf16 && Bf16Unit::get().is_some() {
+        return Compute::Bf16;
     }
-}
-
-/// Whether products in bf16 are [available], and fastest with the vectors of AVX-512: for kernels that do not
-/// use AMX.
-#[must_use]
-pub fn has_fast_bf16_vectors() -> bool {
-    Bf16Unit::get().is_some_and(Bf16Unit::uses_vectors)
+    let _ = compute;
+    Compute::F32
 }
 
 /// Rows of a matrix of the base, as the right factor of a product.
@@ -51,6 +53,7 @@ pub(crate) enum LeftFactor<'a, T> {
     /// For products in `T`.
     Exact(Matrix<'a, T>),
     /// For products in bf16. Packed once, for several products.
+    #[cfg(target_arch = "x86_64")]
     Rounded(PackedFactor),
 }
 
@@ -58,11 +61,13 @@ impl<'a, T: Real> LeftFactor<'a, T> {
     /// Prepares a matrix that is not transposed. [`Compute::Bf16`] has an effect on f32 alone, where it
     /// is [available].
     pub fn new(compute: Compute, matrix: Matrix<'a, T>) -> Self {
+        #[cfg(target_arch = "x86_64")]
         if compute == Compute::Bf16
             && let (Some(unit), Some(matrix)) = (Bf16Unit::get(), matrix.as_f32())
         {
             return Self::Rounded(PackedFactor::left(unit, matrix));
         }
+        let _ = compute;
         Self::Exact(matrix)
     }
 
@@ -73,6 +78,7 @@ impl<'a, T: Real> LeftFactor<'a, T> {
     pub fn product(&self, right: &WeightRows<'_>) -> Result<Vec<T>> {
         match self {
             Self::Exact(left) => right.read(|right| product(1.0, *left, right)),
+            #[cfg(target_arch = "x86_64")]
             Self::Rounded(left) => {
                 Ok(T::from_f32(bf16::product(left, &right.packed(left.unit())?)))
             }
@@ -93,6 +99,7 @@ impl<'a, T: Real> LeftFactor<'a, T> {
             Self::Exact(left) => {
                 right.read(|right| multiply((out, stride), mode, 1.0, *left, right))
             }
+            #[cfg(target_arch = "x86_64")]
             Self::Rounded(left) => {
                 let right = right.packed(left.unit())?;
                 let Some(out) = T::as_f32_mut(out) else {
@@ -122,6 +129,7 @@ impl WeightRows<'_> {
     }
 
     /// The factor in bf16. Values that are stored in bf16 are copied; others are rounded.
+    #[cfg(target_arch = "x86_64")]
     fn packed(&self, unit: Bf16Unit) -> Result<PackedFactor> {
         let (columns, values) = self.values()?;
         let shape = (self.rows.len(), columns);
@@ -153,9 +161,11 @@ impl WeightRows<'_> {
 }
 
 /// Calls its second argument with the values of these rows.
+#[cfg(target_arch = "x86_64")]
 type ReadRows<'a> = dyn Fn(Range<usize>, &dyn Fn(UnpackedRows<'_>)) + Sync + 'a;
 
 /// Calls `pack` with `count` values that `widen` writes, in this thread's buffer.
+#[cfg(target_arch = "x86_64")]
 fn widened(count: usize, widen: impl FnOnce(&mut [f32]), pack: &dyn Fn(UnpackedRows<'_>)) {
     let mut buffer = f32::upcast_buffer().take();
     if buffer.len() < count {

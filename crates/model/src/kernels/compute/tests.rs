@@ -3,6 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 
 use hone_core::testing::skip_without;
+use hone_kernels::processor::has_fast_bf16_vectors;
 
 use super::*;
 use crate::testing::waves;

@@ -15,12 +15,12 @@ mod graph;
 use std::ops::Range;
 
 use hone_core::simd::{SimdTask, dispatch};
+use hone_kernels::float::Real;
+use hone_kernels::float::{dot, max, sum};
+use hone_kernels::matmul::{Matrix, WriteMode, multiply};
+use hone_kernels::parallel;
 
 use super::Segments;
-use crate::kernels::float::Real;
-use crate::kernels::matmul::{Matrix, WriteMode, multiply};
-use crate::kernels::parallel;
-use crate::kernels::reductions::{dot, max, sum};
 use crate::spec::{AttentionOptions, HeadLayout};
 use crate::transformer::PrefixGroup;
 

@@ -4,11 +4,11 @@
 use candle_core::{Device, Tensor, Var};
 
 use hone_core::testing::assert_same_bits;
+use hone_kernels::float::Real;
+use hone_kernels::parallel::with_threads;
 
 use super::{Attention, graph_attention};
 use super::{Softmax, SoftmaxGrad, tiles};
-use crate::kernels::float::Real;
-use crate::kernels::parallel::with_threads;
 use crate::spec::{AttentionOptions, HeadLayout};
 use crate::testing::{values, waves};
 use crate::transformer::{Segment, Segments};

@@ -11,12 +11,13 @@ use std::collections::BTreeMap;
 
 use candle_core::Tensor;
 
+use hone_kernels::float::Real;
+use hone_kernels::parallel;
+
 use super::attention::Attention;
 use super::block::{Block, Context};
 use crate::adapter::weights::{Dropout, LoraWeights, peft_names};
-use crate::kernels::float::Real;
 use crate::kernels::linear::{LoraLinear, LowRank};
-use crate::kernels::parallel;
 use crate::kernels::rowwise::{FusedRmsNorm, RotaryEmbedding, add, glu, glu_backward};
 use crate::spec::LinearKind;
 

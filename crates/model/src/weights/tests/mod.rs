@@ -1,9 +1,7 @@
 //! Quantized models against the same models with their dequantized values in f32, and GGUF files against
 //! the safetensors files that they were made from.
 
-mod dequantize;
 mod gguf;
-mod interleave;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;

@@ -10,7 +10,7 @@ use hone_engine::run::{CancelReason, GenerationRun};
 
 use super::BatchScheduler;
 use super::sequence::EngineSequence;
-use crate::engine::policy::PolicyWeights;
+use crate::engine::adapters::PolicyWeights;
 use crate::engine::shared::{QueuedRequest, RunningRequest};
 use crate::error::Result;
 use crate::kv_cache::{CacheSpace, SequencePages};
@@ -42,7 +42,7 @@ impl BatchScheduler {
         self.shared.live_arrived.store(false, Ordering::Release);
         state.forget_abandoned();
         let queued = state.next_request()?;
-        let policy = queued.policy.clone().unwrap_or_else(|| state.active().clone());
+        let policy = queued.policy.clone().unwrap_or_else(|| state.active.clone());
         Some((queued, policy))
     }
 
@@ -129,10 +129,10 @@ impl BatchScheduler {
     /// can be activated without being read.
     fn keep_held_weights(&mut self) {
         let state = self.shared.lock();
-        if self.pool.keeps_only(state.held()) {
+        if self.pool.keeps_only(&state.held) {
             return;
         }
-        let held = state.held().to_vec();
+        let held = state.held.clone();
         drop(state);
         self.pool.keep_only(held);
     }

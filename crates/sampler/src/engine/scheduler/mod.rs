@@ -376,9 +376,10 @@ impl BatchScheduler {
     }
 
     fn report_pages(&self) {
-        let (usage, pages) = (self.pool.usage(), &self.shared.metrics.engine_cache_pages);
-        pages.with_label_values(&["used"]).set(metric_value(usage.used));
-        pages.with_label_values(&["cached"]).set(metric_value(usage.cached));
+        let pages = &self.shared.metrics.engine_cache_pages;
+        for (state, count) in ["used", "cached"].into_iter().zip(self.pool.usage()) {
+            pages.with_label_values(&[state]).set(metric_value(count));
+        }
     }
 }
 

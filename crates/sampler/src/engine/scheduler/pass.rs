@@ -6,12 +6,12 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use hone_engine::EngineError;
+use hone_kernels::columns::COLUMN_BLOCK;
+use hone_kernels::hot_team::for_each_chunk;
 
 use super::sequence::EngineSequence;
 use crate::decoder::{Decoder, PassOutcome, PassSettings, PromptChunk, RowAdapter, Scratch};
 use crate::engine::shared::EngineShared;
-use crate::hot_team::for_each_chunk;
-use crate::matmul::COLUMN_BLOCK;
 use crate::weights::AdapterWeights;
 
 /// A sequence, and the number of tokens of its prompt that the next pass computes.

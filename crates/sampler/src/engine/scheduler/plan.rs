@@ -21,12 +21,12 @@
 //! the time. Shadow prompts are computed in their order.
 
 use hone_engine::Priority;
+use hone_kernels::columns::COLUMN_BLOCK;
 
 use super::pass::PromptPart;
 use super::sequence::EngineSequence;
 use crate::config::SamplerConfig;
 use crate::kv_cache::PAGE;
-use crate::matmul::COLUMN_BLOCK;
 
 /// One part of a live prompt in so many is of the oldest prompt.
 const OLDEST_TURN: u64 = 4;

@@ -7,7 +7,7 @@ use hone_engine::run::{CancelFlag, GenerationRun};
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{EngineError, Priority};
 
-use crate::engine::policy::PolicyWeights;
+use crate::engine::adapters::PolicyWeights;
 use crate::kv_cache::{BatchMember, SequencePages};
 
 /// A sequence that computes its prompt or decodes.
