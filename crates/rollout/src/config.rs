@@ -103,8 +103,7 @@ impl RolloutConfig {
         between("rollout.max_ready_groups", self.max_ready_groups, 0, 1 << 20)
     }
 
-    /// The configuration for a trainer whose steps need `samples` samples, with the limit that
-    /// `max_ready_groups = 0` stands for.
+    /// The configuration for steps of `samples` samples, with the limit that `max_ready_groups = 0` stands for.
     #[must_use]
     pub fn for_steps_of(&self, samples: usize) -> Self {
         let two_steps = 2 * samples.div_ceil(self.group_size.max(1)).max(1);

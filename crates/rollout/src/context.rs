@@ -1,21 +1,35 @@
 //! The state that the tasks share.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{GroupId, GroupState, SampleId, UnixMillis, now_ms};
 use hone_dataset::PromptId;
 use hone_engine::Engine;
-use hone_reward::Routes;
+use hone_reward::{MissingPart, Routes};
 use hone_store::Store;
 
 use crate::config::RolloutConfig;
-use crate::progress::RolloutProgress;
 use crate::queue::PromptQueue;
+
+/// Counts of the groups since the start, from which a run sees that it cannot learn.
+#[derive(Clone, Debug, Default)]
+pub struct RolloutProgress {
+    /// Number of groups that the trainer can use.
+    pub ready: u64,
+    /// Number of groups without any value.
+    pub unscored: u64,
+    /// When the first of them ended.
+    pub unscored_since: Option<Instant>,
+    /// The parts of the last of them, all of which were missing.
+    pub missing: Vec<MissingPart>,
+}
 
 /// The state that the tasks share.
 pub(super) struct RolloutContext {
@@ -25,8 +39,7 @@ pub(super) struct RolloutContext {
     pub routes: Arc<Routes>,
     pub metrics: Arc<Metrics>,
     pub queue: PromptQueue,
-    /// Served completions whose feedback is reserved for the group of their prompt, and when the
-    /// reservation expires.
+    /// Served completions whose feedback is reserved for the group of their prompt, and until when.
     pub reserved: Mutex<HashMap<SampleId, UnixMillis>>,
     /// Locked from reading feedback to committing its group, so that it enters one group only.
     pub grouping: tokio::sync::Mutex<()>,
@@ -59,47 +72,33 @@ impl RolloutContext {
         self.metrics.rollout_queue.set(i64::try_from(length).unwrap_or(i64::MAX));
     }
 
-    fn reserved(&self) -> MutexGuard<'_, HashMap<SampleId, UnixMillis>> {
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Keeps the sweep from using the feedback on these samples before `until`.
     pub fn reserve_feedback(&self, samples: &[SampleId], until: UnixMillis) {
-        self.reserved().extend(samples.iter().map(|id| (*id, until)));
+        self.reserved.lock().extend(samples.iter().map(|id| (*id, until)));
     }
 
     /// Lets the sweep use the feedback on these samples.
     pub fn release_feedback(&self, samples: &[SampleId]) {
-        self.reserved().retain(|id, _| !samples.contains(id));
+        self.reserved.lock().retain(|id, _| !samples.contains(id));
         self.wake_sweep.notify_one();
     }
 
     pub fn is_reserved(&self, sample: SampleId) -> bool {
-        self.reserved().get(&sample).is_some_and(|until| now_ms() < *until)
+        self.reserved.lock().get(&sample).is_some_and(|until| now_ms() < *until)
     }
 
-    pub fn prompt_rewards(&self) -> MutexGuard<'_, Vec<(PromptId, Vec<Option<f64>>)>> {
-        self.prompt_rewards.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn progress(&self) -> MutexGuard<'_, RolloutProgress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Samples that may wait for the trainer: those of `max_ready_groups` full groups. A limit of groups
-    /// could be full of incomplete ones, with too few samples for an optimizer step, and trainer and rollout
-    /// would wait for each other.
+    /// Samples that may wait for the trainer: those of `max_ready_groups` full groups. Incomplete groups
+    /// could have too few samples for a step, and trainer and rollout would wait for each other.
     fn most_waiting(&self) -> usize {
         self.config.max_ready_groups.saturating_mul(self.config.group_size.max(1))
     }
 
     /// Whether another group may start: the graded groups that wait for the trainer, with those in flight,
-    /// have fewer samples than [`Self::most_waiting`]. Groups of ratings alone do not count. There can be any
-    /// number of them, and graded routes must learn beside them.
+    /// have fewer samples than [`Self::most_waiting`]. Groups of ratings alone do not count, beside which
+    /// graded routes must learn.
     ///
-    /// While a canary runs the trainer takes no group, and the newest ones displace the oldest
-    /// ([`Self::displace`]), so only those in flight count: graders continue to show what the policy does, and
-    /// training continues with the freshest samples.
+    /// During a canary the trainer takes no group, and the newest ones displace the oldest
+    /// ([`Self::displace`]), so only those in flight count: training continues with the freshest samples.
     pub fn can_start_group(&self) -> bool {
         let most = self.most_waiting();
         let in_flight = self.in_flight.load(Ordering::Acquire) * self.config.group_size.max(1);
@@ -109,15 +108,11 @@ impl RolloutContext {
         if self.store.lineage().canary().is_some() {
             return true;
         }
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         if samples_in(&waiting) + in_flight >= most {
             waiting.retain(|(id, _)| self.is_waiting(*id));
         }
         samples_in(&waiting) + in_flight < most
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<(GroupId, usize)>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a group still waits for the trainer. One that cannot be read is taken for one that does.
@@ -126,10 +121,10 @@ impl RolloutContext {
         group.is_ok_and(|group| group.is_none_or(|group| group.state == GroupState::Ready))
     }
 
-    /// Adds a committed group to those that wait. During a canary, returns the oldest ones beyond the limit,
-    /// which the caller must drop.
+    /// Adds a committed group. During a canary, returns the oldest ones beyond the limit, for the caller to
+    /// drop.
     pub fn displace(&self, id: GroupId, members: usize) -> Vec<GroupId> {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         waiting.push_back((id, members));
         let mut displaced = Vec::new();
         if self.store.lineage().canary().is_some() && samples_in(&waiting) > self.most_waiting() {

@@ -6,13 +6,40 @@ use std::time::{Duration, Instant};
 
 use hone_core::files::{at, replace_file};
 use hone_core::types::{Interaction, InteractionId, PromptSource, SamplingParams, now_ms};
-use hone_dataset::{Dataset, DatasetConfig, Prompt, PromptSampler, PromptSamplerState};
+use hone_dataset::{
+    Dataset, DatasetConfig, DatasetError, Prompt, PromptSampler, PromptSamplerState,
+};
 use hone_engine::EngineError;
-use hone_reward::{Route, Routes};
+use hone_reward::{RewardError, Route, Routes};
+use hone_store::StoreError;
 
 use crate::context::RolloutContext;
-use crate::error::RolloutError;
 use crate::queue::PromptJob;
+
+/// Why rollout cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum RolloutError {
+    /// The dataset cannot be used.
+    #[error("dataset.path: {0}")]
+    Dataset(#[from] DatasetError),
+    /// The dataset's route does not exist.
+    #[error(transparent)]
+    Route(#[from] RewardError),
+    /// The dataset's route has no grader.
+    #[error(
+        "{key} = `{route}` has no reward that can score a completion; \
+         clients give no feedback on dataset prompts"
+    )]
+    UnscoredRoute {
+        /// The configuration key that names the route.
+        key: &'static str,
+        /// The route's name.
+        route: String,
+    },
+    /// The ledger cannot be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
 
 /// How often the position is saved. After a crash, the prompts drawn since are drawn again.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
@@ -92,7 +119,7 @@ impl DatasetPrompts {
         if self.saved.elapsed() > SAVE_EVERY {
             self.save();
         }
-        for (prompt, rewards) in context.prompt_rewards().drain(..) {
+        for (prompt, rewards) in context.prompt_rewards.lock().drain(..) {
             self.sampler.report(prompt, &rewards);
         }
         let last = context.store.last_step().ok().flatten();

@@ -32,9 +32,7 @@
 mod config;
 mod context;
 mod dataset;
-mod error;
 mod group_commit;
-mod progress;
 mod queue;
 mod scheduler;
 mod service;
@@ -42,8 +40,8 @@ mod shadow;
 mod siblings;
 
 pub use config::{RolloutConfig, SamplerKind};
-pub use error::RolloutError;
-pub use progress::RolloutProgress;
+pub use context::RolloutProgress;
+pub use dataset::RolloutError;
 pub use service::Rollout;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Prompts that wait for a group: bounded, newest first.
-//!
-//! The newest prompt's completion comes from the newest policy version, and its user's feedback can
-//! still arrive in time for the group. Older prompts fill idle time when traffic is low.
+//! Prompts that wait for a group, bounded, newest first: the newest completion is of the newest policy
+//! version, and its user's feedback can still arrive in time. Older prompts fill idle time.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use hone_core::types::{Interaction, Sample, SampleId, UnixMillis, now_ms};
 use hone_dataset::PromptId;
@@ -36,8 +36,7 @@ impl PromptJob {
         Self { interaction, prompt: None, route, served, reserved, completed }
     }
 
-    /// Removes completions from the group, whose feedback is then not reserved for it. Returns how
-    /// many.
+    /// Removes completions from the group and its reservation; returns how many.
     pub fn leave_out(&mut self, condition: impl Fn(&Sample) -> bool) -> usize {
         let all = self.served.len();
         self.served.retain(|sample| !condition(sample));
@@ -69,13 +68,9 @@ impl PromptQueue {
         Self { jobs: Mutex::default(), capacity }
     }
 
-    fn jobs(&self) -> MutexGuard<'_, VecDeque<PromptJob>> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a job and returns the queue's length; a full queue returns the job.
     pub fn push(&self, job: PromptJob) -> Result<usize, Box<PromptJob>> {
-        let mut jobs = self.jobs();
+        let mut jobs = self.jobs.lock();
         if jobs.len() >= self.capacity {
             return Err(Box::new(job));
         }
@@ -85,12 +80,12 @@ impl PromptQueue {
 
     /// Removes and returns the newest job.
     pub fn pop(&self) -> Option<PromptJob> {
-        self.jobs().pop_back()
+        self.jobs.lock().pop_back()
     }
 
     /// Removes and returns the jobs that are too old.
     pub fn expired(&self, now: UnixMillis) -> Vec<PromptJob> {
-        let mut jobs = self.jobs();
+        let mut jobs = self.jobs.lock();
         let old = |job: &PromptJob| now.saturating_sub(job.completed) > MAX_AGE_MS;
         // Nearly in the order of completion: concurrent requests may overtake each other.
         let count = jobs.iter().take_while(|job| old(job)).count();
@@ -99,11 +94,11 @@ impl PromptQueue {
 
     /// Removes and returns all jobs.
     pub fn drain(&self) -> Vec<PromptJob> {
-        self.jobs().drain(..).collect()
+        self.jobs.lock().drain(..).collect()
     }
 
     pub fn len(&self) -> usize {
-        self.jobs().len()
+        self.jobs.lock().len()
     }
 }
 

@@ -19,15 +19,13 @@ use crate::{group_commit, shadow};
 /// Longest time between two looks at the queue, because jobs expire without a wake-up.
 const TICK: Duration = Duration::from_secs(1);
 
-/// A served completion whose version is older, or of an abandoned branch, is left out of its group. The
-/// rest of `train.max_staleness` is for the time that the group waits for the trainer.
+/// Versions by which a served completion may be older. The rest of `train.max_staleness` is for the wait.
 const MAX_SERVED_LAG: u64 = 4;
 
 /// Longest time for which a group in flight reserves the feedback on its served completions.
 const RESERVE_MS: u64 = 30_000;
 
-/// A group between its first shadow and its commit. Dropping it, even by a panic, ends the group
-/// and releases its feedback.
+/// A group between its first shadow and its commit. Its end, even by a panic, releases its feedback.
 struct GroupInFlight {
     context: Arc<RolloutContext>,
     reserved: Vec<SampleId>,
@@ -102,18 +100,14 @@ struct GroupScheduler {
 }
 
 impl GroupScheduler {
-    /// Starts one group; `None` when rollout stops.
-    ///
-    /// Waits for the first slot before it takes a prompt, so that the prompt is the newest one at
-    /// that time.
+    /// Starts one group; `None` when rollout stops. Waits for a slot before it takes the newest prompt.
     async fn start_group(&mut self, groups: &mut JoinSet<()>) -> Option<()> {
         let slot = self.acquire_slot().await?;
         let mut job = self.next_job().await?;
         let in_flight = GroupInFlight::new(&self.context, &job);
         let (active, lineage) =
             (self.context.engine.active_version(), self.context.store.lineage());
-        // A canary's answer is left out too: its withdrawal would make the whole group useless. Users' ratings
-        // of it have groups of their own.
+        // A canary's answer is left out too: its withdrawal would make the whole group useless.
         let is_recent =
             |version| lineage.age(active, version).is_some_and(|age| age <= MAX_SERVED_LAG);
         let served = job.served.len();
@@ -162,8 +156,8 @@ impl GroupScheduler {
         Some(shadows)
     }
 
-    /// Waits until a group may start and there is a prompt: the newest live one or the dataset's
-    /// next. `dataset.mix.live_share` decides if there are both.
+    /// Waits until a group may start and there is a prompt: live, or of the dataset, by
+    /// `dataset.mix.live_share`.
     async fn next_job(&mut self) -> Option<PromptJob> {
         let context = Arc::clone(&self.context);
         let mut ready = context.store.watch_ready();

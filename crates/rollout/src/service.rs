@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand_chacha::ChaCha12Rng;
 use tokio::sync::{Notify, watch};
@@ -22,10 +23,8 @@ use hone_reward::{Routes, record};
 use hone_store::{MERGED, Op, Store, StoreError};
 
 use crate::config::RolloutConfig;
-use crate::context::RolloutContext;
-use crate::dataset::DatasetPrompts;
-use crate::error::RolloutError;
-use crate::progress::RolloutProgress;
+use crate::context::{RolloutContext, RolloutProgress};
+use crate::dataset::{DatasetPrompts, RolloutError};
 use crate::queue::{PromptJob, PromptQueue};
 use crate::siblings::{RatedSample, Regrouping};
 use crate::{scheduler, shadow};
@@ -43,14 +42,12 @@ pub struct Rollout {
 impl Rollout {
     /// Starts the tasks on the current runtime.
     ///
-    /// `seed` is that of the shadows' seeds. Each start uses another stream of it, chosen by the
-    /// number of samples in the ledger, so that a restart repeats no sample. `state_file` keeps the
-    /// position in the dataset from one start to the next. `config` is one for the trainer's steps
-    /// ([`RolloutConfig::for_steps_of`]): with a limit of 0 ready groups, no group starts.
+    /// Each start uses another stream of `seed`, chosen by the number of samples in the ledger, so that a
+    /// restart repeats no sample. `state_file` keeps the position in the dataset. `config` is one for the
+    /// trainer's steps ([`RolloutConfig::for_steps_of`]): with a limit of 0 ready groups, no group starts.
     ///
     /// # Errors
-    /// If the dataset or its route cannot be used (names the line or the key), or if the ledger
-    /// cannot be read.
+    /// If the dataset or its route (names the line or the key) or the ledger cannot be used.
     pub fn start(
         config: &RolloutConfig,
         dataset: Option<&DatasetConfig>,
@@ -98,8 +95,7 @@ impl Rollout {
         Ok(Self { context, tasks: Arc::new(Mutex::new(tasks)) })
     }
 
-    /// Submits a served interaction for a group. Never waits. A prompt that gets no group is
-    /// counted with the reason, and so is a completion that is left out of the group.
+    /// Submits a served interaction for a group. Never waits. What gets no group is counted with the reason.
     pub fn submit(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
         let context = &self.context;
         if context.is_stopping() {
@@ -137,14 +133,14 @@ impl Rollout {
 
     /// The groups since the start.
     pub fn progress(&self) -> RolloutProgress {
-        self.context.progress().clone()
+        self.context.progress.lock().clone()
     }
 
-    /// Stops sampling, commits complete groups and returns within seconds. Waiting prompts are
-    /// dropped; their feedback stays in the ledger for the next start.
+    /// Stops sampling and commits complete groups, within seconds. Feedback stays in the ledger for the next
+    /// start.
     pub async fn stop(&self) {
         self.context.stop.send_replace(true);
-        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        let tasks = std::mem::take(&mut *self.tasks.lock());
         let deadline = Instant::now() + STOP_TIMEOUT;
         for mut task in tasks {
             if timeout_at(deadline, &mut task).await.is_err() {
@@ -155,20 +151,14 @@ impl Rollout {
     }
 }
 
-/// Whether a served completion may be a member of its prompt's group. A cancelled one may not: a
-/// grader would judge it as if it had ended there.
+/// Whether a served completion may be a member. A grader would judge a cancelled one as if it had ended there.
 fn is_member(sample: &Sample) -> bool {
     sample.untrainable.is_none() && sample.finish != FinishReason::Cancelled
 }
 
-// The feedback sweep: feedback that no other group uses becomes groups of rated completions, of which
-// a group has those of one prompt, usually one.
-//
-// This is all feedback on routes without graders, feedback that arrived after its group was
-// committed, and feedback that a crash left over. It is read from the ledger
-// ([`Store::ungrouped_feedback`]), so a crash loses none.
-//
-// [`Store::ungrouped_feedback`]: hone_store::Store::ungrouped_feedback
+// The feedback sweep: feedback that no other group uses becomes groups of rated completions of one prompt.
+// This is all feedback on routes without graders, what arrived after its group was committed, and what a
+// crash left over.
 
 /// Longest time between two sweeps, because reservations expire without a wake-up.
 const TICK: Duration = Duration::from_millis(500);
@@ -243,8 +233,7 @@ async fn sweep(context: &RolloutContext) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The completion with the parts that the route learns from, if there are any. A dropped group of the
-/// other parts is added to `dropped`, so that the commit clears them.
+/// The completion with the parts that the route learns from. A group of its other parts is added to `dropped`.
 fn usable(
     context: &RolloutContext,
     sample: Sample,

@@ -34,9 +34,8 @@ pub(super) async fn sample(
 }
 
 /// Temperature sampling without truncation or penalties, because the trainer's distribution is
-/// `softmax(logits / temperature)`. The client's temperature applies if the members of the group are
-/// [`comparable`] with it, and its token limit if that is below `rollout.max_tokens`. Where a completion
-/// may end is always the client's.
+/// `softmax(logits / temperature)`. The client's temperature applies to [`comparable`] prompts, and its token limit
+/// if that is lower. Where a completion may end is always the client's.
 fn params(context: &RolloutContext, interaction: &Interaction, seed: u64) -> SamplingParams {
     let config = &context.config;
     let asked = &interaction.params;
@@ -56,10 +55,8 @@ fn token_limit(context: &RolloutContext, interaction: &Interaction) -> u32 {
     interaction.params.max_tokens.min(u32::try_from(free).unwrap_or(u32::MAX))
 }
 
-/// Whether shadows can be sampled with the settings of the client's completions, so that the rewards
-/// of both can be compared: the settings are trainable and do not truncate, and `rollout.max_tokens`,
-/// which bounds the cost of a shadow, permits the client's token limit. Stop strings, stop tokens and the
-/// grammar are always the client's.
+/// Whether shadows can be sampled as the client's completions, so that rewards of both can be compared: the
+/// settings are trainable and do not truncate, and `rollout.max_tokens` permits the client's token limit.
 pub(super) fn comparable(context: &RolloutContext, interaction: &Interaction) -> bool {
     let asked = &interaction.params;
     asked.untrainable_reason().is_none()

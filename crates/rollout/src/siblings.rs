@@ -1,5 +1,4 @@
-//! Ratings of several completions of one prompt become one group, so that they are compared with each
-//! other: the choices of one request, or the answers to the same prompt again.
+//! Ratings of several completions of one prompt become one group, so that they are compared with each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,9 +48,8 @@ pub(super) struct Regrouping {
 }
 
 impl Regrouping {
-    /// Groups rated completions: those of one prompt, route and API key together, and with the
-    /// members of ready groups that wait for the trainer. Versions of different branches stay apart,
-    /// because only one of them can be trained on.
+    /// Groups rated completions of one prompt, route and API key, with the members of waiting ready groups.
+    /// Versions of different branches stay apart, because only one of them can be trained on.
     pub fn of(context: &RolloutContext, rated: Vec<RatedSample>) -> Result<Self, StoreError> {
         let lineage = context.store.lineage();
         let mut by_prompt: BTreeMap<_, Vec<RatedSample>> = BTreeMap::new();
@@ -73,8 +71,7 @@ impl Regrouping {
         Ok(all)
     }
 
-    /// Groups completions of one prompt. The members of a group have ratings for all of its parts, so
-    /// a completion with more parts than its siblings is in several groups.
+    /// Groups completions of one prompt, one with more parts than its siblings in several groups.
     fn add(
         &mut self,
         context: &RolloutContext,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use hone_core::config::Problem;
 use hone_core::files::FileError;
 use hone_model::ModelError;
 
@@ -31,15 +32,8 @@ pub enum LearnError {
         reason: String,
     },
     /// A configuration key is out of range.
-    #[error("`{key}` is {value}, but must be {expected}")]
-    Setting {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// The values that are allowed.
-        expected: &'static str,
-    },
+    #[error("{}{}", .0.key, .0.rest)]
+    Setting(Problem),
     /// The machine has less memory than training needs.
     #[error(
         "the process needs about {needed} MiB to train, but {available} MiB are available; with \

@@ -24,8 +24,7 @@ type Grades = Vec<(String, Vec<Option<f64>>)>;
 /// Feedback that no group uses yet, by served member.
 type Feedback = BTreeMap<SampleId, Vec<Reward>>;
 
-/// Collects the `wanted` shadows of a group, scores all members, waits for feedback and commits the
-/// group.
+/// Collects the `wanted` shadows, scores all members, waits for feedback and commits the group.
 pub(super) async fn run(
     context: &RolloutContext,
     job: PromptJob,
@@ -49,7 +48,7 @@ pub(super) async fn run(
     let grades = job.route.grade(&score_inputs(&job.interaction, &members)).await;
     if let Some(prompt) = job.prompt {
         let totals = total_rewards(&job.route, members.len(), &grades);
-        context.prompt_rewards().push((prompt, totals));
+        context.prompt_rewards.lock().push((prompt, totals));
     }
     if job.route.has_feedback() && !job.served.is_empty() {
         wait_for_feedback(context, &job).await;
@@ -83,8 +82,7 @@ fn score_inputs(interaction: &Interaction, members: &[Sample]) -> Vec<ScoreInput
     members.iter().map(input).collect()
 }
 
-/// Waits until each served member has all feedback that its route can get, or until the time for
-/// feedback is over.
+/// Waits until each served member has all feedback that it can get, or until the time for feedback is over.
 async fn wait_for_feedback(context: &RolloutContext, job: &PromptJob) {
     let mut changes = context.store.watch_feedback();
     let deadline = job.completed + context.config.feedback_wait_ms;
@@ -150,7 +148,7 @@ async fn commit(
             PromptSource::Dataset => "dataset",
         };
         context.metrics.rollout_groups.with_label_values(&[source]).inc();
-        context.progress().ready += 1;
+        context.progress.lock().ready += 1;
         for displaced in context.displace(id, kept) {
             let state = GroupState::Dropped(DISPLACED.to_owned());
             context.store.commit(vec![Op::GroupState(displaced, state)]).await?;
@@ -163,11 +161,10 @@ async fn commit(
     Ok(())
 }
 
-/// Counts a group without any value. A warning for the first one shows why: without such values
-/// nothing is trained.
+/// Counts a group without any value. A warning for the first one shows why nothing is trained.
 fn count_unscored(context: &RolloutContext, job: &PromptJob) {
     let missing = job.route.missing(&job.interaction.metadata);
-    let mut progress = context.progress();
+    let mut progress = context.progress.lock();
     if progress.ready == 0 && progress.unscored == 0 {
         tracing::warn!(route = %job.route.name, ?missing, "no part scored the first group");
     }
@@ -176,10 +173,8 @@ fn count_unscored(context: &RolloutContext, job: &PromptJob) {
     progress.missing = missing;
 }
 
-/// The served members' feedback that may join their group.
-///
-/// A group has one list of parts for all members. If another group already uses a part for one of
-/// these members, the sweep groups that part for all of them.
+/// The served members' feedback that may join their group, which has one list of parts for all members. If
+/// another group already uses a part for one of them, the sweep groups that part for all of them.
 fn ungrouped_feedback(context: &RolloutContext, job: &PromptJob) -> Result<Feedback, StoreError> {
     let mut feedback = Feedback::new();
     if job.served.is_empty() || !job.route.has_feedback() {
@@ -223,8 +218,7 @@ fn grader_rewards<'a>(
     })
 }
 
-/// The group of all members with a value. A member without any value is left out, because a missing
-/// reward is not 0. If no member has a value, the group is dropped.
+/// The group of all members with a value; a missing reward is not 0. Dropped if no member has one.
 fn build_group(
     interaction: &Interaction,
     route: &Route,

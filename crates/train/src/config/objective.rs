@@ -29,13 +29,6 @@ pub enum LossKind {
     Vespo,
 }
 
-impl LossKind {
-    /// Whether the surrogate is PPO's clipped ratio.
-    pub fn clips(self) -> bool {
-        !matches!(self, Self::Cispo | Self::Sapo | Self::Reinforce | Self::Vespo)
-    }
-}
-
 /// The weight of a sequence with ratio w in `vespo`: `w^k exp(lambda (1 - w))`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

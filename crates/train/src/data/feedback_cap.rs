@@ -12,10 +12,9 @@ use super::batch_builder::TrainBatch;
 /// Time of arrival, `(group, member)` within the batch, and rater of one piece of feedback.
 type Feedback = (UnixMillis, (usize, usize), Option<String>);
 
-/// Limits feedback to the bounds of its part, which values from before a change of the configuration may exceed,
-/// and applies `max_key_share` of every feedback part to the batch: to API keys, so that a key gains nothing by
-/// naming many end users, and to raters. A dropped value becomes missing, not 0; a down-weighted value scales the
-/// advantage. Without `metrics` nothing is counted.
+/// Limits feedback to the bounds of its part, and applies each feedback part's `max_key_share` to API keys, so
+/// that a key gains nothing by naming many end users, and to raters. A dropped value becomes missing, not 0; a
+/// down-weighted value scales the advantage. Without `metrics` nothing is counted.
 pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: Option<&Metrics>) {
     for ((route, part), feedback) in feedback_by_part(batch) {
         let Some(params) = routes.get(&route).and_then(|found| found.feedback(&part)) else {
@@ -85,7 +84,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::data::batch_builder::group::{BatchGroup, FeedbackOrigin, GroupMember};
+    use crate::data::batch_builder::{BatchGroup, FeedbackOrigin, GroupMember};
 
     /// A group of one completion that an API key rated.
     fn rated(key: &str, value: f64, created: u64) -> BatchGroup {

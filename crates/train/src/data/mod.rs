@@ -1,15 +1,10 @@
-//! From ready groups in the ledger to the samples of one optimizer step.
+//! From ready groups in the ledger to the samples of one optimizer step, in this order:
 //!
-//! A step passes through the files in this order:
-//!
-//! 1. `batch_builder` loads ready groups with their samples and rewards, and corrections: a
-//!    `TrainBatch`.
+//! 1. `batch_builder` loads ready groups with their samples and rewards, and corrections: a `TrainBatch`.
 //! 2. `feedback_cap` limits the part of the batch's feedback that comes from one API key.
 //! 3. `AdaptiveWeights` sets the current weights of adaptive reward parts.
-//! 4. `advantage` computes advantages from the rewards; each member that has one, and
-//!    each correction, becomes a `TrainSample`.
-//! 5. `packing` splits the step into shards and lays each shard out for one forward pass. It is
-//!    called by the learner.
+//! 4. `advantage` computes advantages; each member that has one, and each correction, becomes a `TrainSample`.
+//! 5. `packing`, called by the learner, splits the step into shards and lays each out for one forward pass.
 //!
 //! `RecordedGroup` has the groups of a ledger that another process wrote, which replace step 1.
 //! `draw_replayed` draws groups of earlier steps, which pass through the same steps.
@@ -83,18 +78,12 @@ impl AdaptiveWeights {
     }
 }
 
-// Groups of earlier steps that a step trains on again.
-//
-// Only samples of versions that the weights descend from are drawn. The draw depends on the ledger,
-// `train.seed` and the number of steps alone, so it is the same when a step is repeated after a restart.
+// Groups of earlier steps that a step trains on again. The draw depends on the ledger, `train.seed` and the
+// number of steps alone, so it is the same when a step is repeated after a restart.
 
-/// Draws groups of the last `train.replay.window_steps` of `steps` steps, without replacement, that have
-/// at most `most` members together. Their members are weighted like late feedback, because older policies
-/// have sampled them. Groups that `fits` refuses are left out, and so are those with a member of a version
-/// that the weights do not descend from or without the log-probability of every token.
-///
-/// # Errors
-/// If the ledger cannot be read.
+/// Draws groups of the last `train.replay.window_steps` of `steps` steps, without replacement, with at most
+/// `most` members together, which are weighted like late feedback. Groups that `fits` refuses are left out, and
+/// those with a member of a version that the weights do not descend from or without all log-probabilities.
 pub(crate) fn draw_replayed(
     store: &Store,
     routes: &Routes,
@@ -160,8 +149,7 @@ pub struct RecordedSample<'a> {
     pub prompt_ids: &'a [TokenId],
     /// Sampled token ids, the stop token included.
     pub ids: &'a [TokenId],
-    /// Natural-log probability of each of `ids` under the behavior policy at `temperature`, without
-    /// grammar and without truncation by top-p, top-k or min-p.
+    /// Natural-log probability of each of `ids` at `temperature`, without grammar and truncation.
     pub logprobs: Vec<f32>,
     /// For each of `ids` whether the grammar forced it; empty if it forced none.
     pub masked: Vec<bool>,

@@ -1,11 +1,9 @@
-//! Training samples, their split into shards, and the layout of a shard for one forward pass.
+//! Training samples, their split into shards, and the layout of a shard for one forward pass, which has the
+//! same log-probabilities as one sequence per sample.
 //!
-//! The turns of a conversation that goes on from recorded tokens are one sequence: the prompt of each turn
-//! begins with the prompt and the completion of the turn before. Such a completion is therefore a span of a
-//! later prompt, and is computed with it. The ids alone decide this, so that a turn whose tokens were encoded
-//! again is a sequence of its own.
-//!
-//! Invariant: a layout has the same log-probabilities as one sequence per sample.
+//! The turns of a conversation that goes on from recorded tokens are one sequence: a completion is a span of
+//! the next turn's prompt, and is computed with it. The ids alone decide this, so that a turn whose tokens
+//! were encoded again is a sequence of its own.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -19,17 +17,15 @@ use hone_model::transformer::{Segment, Segments};
 use crate::error::{LearnError, Result};
 
 /// One completion to train on, with the token ids that were sampled.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainSample {
     /// Token ids of the prompt.
     pub prompt_ids: Vec<u32>,
     /// Sampled token ids, the stop token included.
     pub ids: Vec<u32>,
-    /// Natural-log probability of each of `ids` at `temperature`, recorded by the sampler; empty for a
-    /// correction.
+    /// Recorded natural-log probability of each of `ids` at `temperature`; empty for a correction.
     pub logprobs: Vec<f32>,
-    /// For each of `ids` whether it is left out of the loss and of every statistic, because no policy
-    /// chose it; empty if none is.
+    /// Which of `ids` are left out of loss and statistics, because no policy chose them; empty if none.
     pub masked: Vec<bool>,
     /// Sampling temperature, above 0.
     pub temperature: f32,
@@ -41,8 +37,7 @@ pub struct TrainSample {
     pub truncated: bool,
     /// Whether it is older than `train.max_staleness` and has the weight of late feedback.
     pub late: bool,
-    /// Whether a client wrote it. Its loss is then its negative log-likelihood, weighted by
-    /// `train.correction_weight`; neither `advantage` nor `version` applies.
+    /// Whether a client wrote it: its loss is its negative log-likelihood, whatever advantage and version.
     pub correction: bool,
 }
 
@@ -95,8 +90,7 @@ impl TrainSample {
         Cow::Owned(kept.map(|(value, _)| *value).collect())
     }
 
-    /// Inserts gradients of 0 for masked tokens into the gradients from `first` on, which are those of the
-    /// other tokens.
+    /// Inserts gradients of 0 for masked tokens into those from `first` on.
     pub(crate) fn insert_masked(&self, gradients: &mut Vec<[f64; 2]>, first: usize) {
         if self.masked.is_empty() {
             return;
@@ -110,8 +104,7 @@ impl TrainSample {
 /// Prompt, completion and sampling temperature.
 pub(crate) type PromptCompletion<'a> = (&'a [u32], &'a [u32], f32);
 
-/// For each prompt and completion the prompt with which it is computed: the longest that begins with both,
-/// found from one to the next longer, or else the own one.
+/// For each prompt and completion the longest prompt that begins with both, found step by step, or the own one.
 fn host_prompts<'a>(entries: &[(&'a [u32], &[u32])]) -> Vec<&'a [u32]> {
     let mut prompts: Vec<&[u32]> = entries.iter().map(|(prompt, _)| *prompt).collect();
     prompts.sort_unstable();
@@ -137,8 +130,8 @@ fn host_prompts<'a>(entries: &[(&'a [u32], &[u32])]) -> Vec<&'a [u32]> {
     entries.iter().map(host).collect()
 }
 
-/// For each sample the index of the one that represents its sequence: itself, or, for an earlier turn of a
-/// conversation, the first `active` sample of the prompt with which it is computed.
+/// For each sample the index of the one that represents its sequence: itself, or the first `active` sample of
+/// the prompt with which an earlier turn is computed.
 pub(crate) fn sequences(samples: &[TrainSample], active: &[usize]) -> Vec<usize> {
     let hosts = hosts_of(samples, active);
     let mut first: HashMap<&[u32], usize> = HashMap::new();
@@ -184,15 +177,14 @@ fn group_by_prompt<'a>(entries: impl Iterator<Item = (usize, &'a [u32])>) -> Pro
     groups
 }
 
-/// Completions laid end to end for one forward pass. Each distinct prompt comes once, followed by
-/// the completions that continue it; a completion within a longer prompt has no tokens of its own.
+/// Completions laid end to end for one forward pass, after their distinct prompts. A completion within a longer
+/// prompt has no tokens of its own.
 pub(crate) struct PackedBatch {
     /// Token ids, `[tokens]`. The last token of a completion predicts nothing and is left out.
     pub ids: Tensor,
     /// Prompts and completions within `ids`.
     pub segments: Arc<Segments>,
-    /// Index into `ids` of the token that predicts each sampled token, `[rows]`, in the order of
-    /// the completions.
+    /// Index into `ids` of the token that predicts each sampled token, `[rows]`.
     pub rows: Tensor,
     /// The sampled token that each row predicts.
     pub targets: Vec<u32>,
@@ -202,9 +194,6 @@ pub(crate) struct PackedBatch {
 
 impl PackedBatch {
     /// Lays out completions; no prompt may be empty.
-    ///
-    /// # Errors
-    /// If a tensor cannot be made.
     pub fn new(completions: &[PromptCompletion<'_>], device: &Device) -> Result<Self> {
         let entries: Vec<_> = completions.iter().map(|c| (c.0, c.1)).collect();
         let prompts = host_prompts(&entries).into_iter().enumerate();
@@ -262,10 +251,9 @@ impl PackedBatch {
     }
 }
 
-/// Splits the `active` samples into micro-batches of at most `micro_batch` samples, and those into
-/// shards of at most `max_tokens` computed tokens (a longer sample has its own shard). Samples that
-/// are computed with one prompt stay together where they fit, so that the prompt is computed once; for this, a shard of
-/// one prompt may have up to `longest` tokens. Prompts with the most tokens come first.
+/// Splits the `active` samples into micro-batches of at most `micro_batch` samples, and those into shards of at
+/// most `max_tokens` computed tokens (a longer sample has its own shard). Samples of one prompt stay together
+/// where they fit, in up to `longest` tokens, so that it is computed once. Prompts with most tokens come first.
 pub(crate) fn shards(
     samples: &[TrainSample],
     active: &[usize],

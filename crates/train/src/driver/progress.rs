@@ -1,17 +1,23 @@
-//! The trainer's state between steps, apart from the learner's own; part of a checkpoint.
+//! The trainer's state between steps, apart from the learner's: what a checkpoint has, and durable markers.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use hone_core::types::{GroupId, PolicyVersion, StepRecord, UnixMillis};
+use hone_core::files::{at, remove_any, replace_file};
+use hone_core::types::{GroupId, PolicyVersion, SampleId, StepRecord, UnixMillis};
+use hone_reward::Routes;
 
-use crate::config::day;
+use crate::config::{TrainConfig, day};
 use crate::data::AdaptiveWeights;
-use crate::data::advantage::Baselines;
+use crate::data::advantage::{Advantages, Baselines};
+use crate::data::batch_builder::TrainBatch;
+use crate::data::packing::TrainSample;
+use crate::error::{LearnError, Result};
 
-/// A pause of training that the trainer began: after an operator's activation, or after too many
-/// rejected versions.
+/// A pause of training after an operator's activation, or after too many rejected versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hold {
     /// The version that is active.
@@ -19,14 +25,11 @@ pub(super) struct Hold {
     /// When training goes on; `None` waits for a resume.
     pub(super) until: Option<UnixMillis>,
     /// Why training pauses; `None` after an activation.
-    #[serde(default)]
     pub(super) reason: Option<String>,
 }
 
 impl Hold {
-    /// The text of [`TrainStatus::hold`].
-    ///
-    /// [`TrainStatus::hold`]: crate::TrainStatus::hold
+    /// The text of [`TrainStatus::hold`](crate::TrainStatus::hold).
     pub(super) fn text(&self) -> String {
         let end = match self.until {
             None => "POST /admin/train/resume ends the pause".to_owned(),
@@ -44,39 +47,27 @@ impl Hold {
 pub(super) struct TrainProgress {
     /// Running baselines by route and part.
     pub(super) baselines: Baselines,
-    /// State of adaptive part weights. Absent from older checkpoints.
-    #[serde(default)]
+    /// State of adaptive part weights.
     pub(super) weights: AdaptiveWeights,
     /// The published version that the weights descend from.
     pub(super) parent: PolicyVersion,
     /// Steps taken since `parent`.
     #[serde(rename = "pending")]
     pub(super) unpublished_steps: u64,
-    /// The pause that the trainer began. Absent from older checkpoints.
-    #[serde(default)]
+    /// The pause that the trainer began.
     pub(super) hold: Option<Hold>,
     /// The groups of the steps since `parent`, which get ready again if these steps are undone.
-    /// Absent from older checkpoints.
-    #[serde(default)]
     pub(super) unpublished_groups: Vec<GroupId>,
-    /// Groups that got ready again because a version trained on them was rejected. After a second
-    /// rejection they are dropped, so that they do not keep the trainer from newer groups. Absent from
-    /// older checkpoints.
-    #[serde(default)]
+    /// Groups that got ready again because a version was rejected. After a second rejection they are dropped,
+    /// so that they do not keep the trainer from newer groups.
     pub(super) returned_groups: BTreeSet<GroupId>,
-    /// Versions in a row that were not promoted. Absent from older checkpoints.
-    #[serde(default)]
+    /// Versions in a row that were not promoted.
     pub(super) rejections: u64,
-    /// How often a warning halved the learning rate since the last resume. Absent from older
-    /// checkpoints.
-    #[serde(default)]
+    /// How often a warning halved the learning rate since the last resume.
     pub(super) rate_halvings: u32,
-    /// The day (UTC) of the last step and its number of steps, for `train.max_steps_per_day`. Absent
-    /// from older checkpoints.
-    #[serde(default)]
+    /// The day (UTC) of the last step and its number of steps, for `train.max_steps_per_day`.
     pub(super) today: (u64, u64),
-    /// The record of the last step. It names the groups that the step consumed, so a restart can
-    /// repeat a ledger write that a crash prevented.
+    /// The record of the last step, with which a restart repeats a ledger write that a crash prevented.
     pub(super) last_step: Option<StepRecord>,
 }
 
@@ -95,6 +86,31 @@ impl TrainProgress {
             today: (0, 0),
             last_step: None,
         }
+    }
+
+    /// As the `extra` of checkpoint `dir`, which errors name.
+    pub(super) fn to_json(&self, dir: &Path) -> Result<Value> {
+        serde_json::to_value(self).map_err(|error| at(dir)(error.into()).into())
+    }
+
+    /// From the `extra` of checkpoint `dir`, which errors name.
+    pub(super) fn from_json(extra: Value, dir: &Path) -> Result<Self> {
+        serde_json::from_value(extra).map_err(|error| at(dir)(error.into()).into())
+    }
+
+    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on.
+    pub(super) fn prepare(
+        &self,
+        mut batch: TrainBatch,
+        routes: &Routes,
+        config: &TrainConfig,
+        staleness: f64,
+    ) -> PreparedBatch {
+        self.weights.apply(routes, &mut batch);
+        let mut baselines = self.baselines.clone();
+        let advantages = baselines.advantages(&batch.rewards(), config);
+        let samples = batch.train_samples(&advantages);
+        PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness }
     }
 
     /// Records that the weights are those of `version`.
@@ -138,5 +154,184 @@ impl TrainProgress {
     /// The version that has exactly these weights; `None` after an unpublished step.
     pub(super) fn current_version(&self) -> Option<PolicyVersion> {
         (self.unpublished_steps == 0).then_some(self.parent)
+    }
+}
+
+/// Groups with their advantages and the samples to train on: a batch that is ready for the optimizer.
+pub(super) struct PreparedBatch {
+    pub(super) batch: TrainBatch,
+    pub(super) advantages: Advantages,
+    /// Every member that has an advantage, the corrections, and then samples of earlier steps.
+    pub(super) samples: Vec<TrainSample>,
+    /// Number of the samples of earlier steps.
+    pub(super) replayed: usize,
+    /// The running baselines including this batch, which replace the old ones if a step is taken.
+    pub(super) baselines: Baselines,
+    /// Mean number of versions between sampling and training.
+    pub(super) staleness: f64,
+}
+
+impl PreparedBatch {
+    /// Takes the samples of earlier steps out, if the sample with this index is one of them.
+    pub(super) fn without_replay_of(&mut self, index: usize) -> bool {
+        let fresh = self.samples.len() - self.replayed;
+        let is_replayed = index >= fresh;
+        if is_replayed {
+            self.samples.truncate(fresh);
+            self.replayed = 0;
+        }
+        is_replayed
+    }
+}
+
+// Durable markers of what the trainer has begun, beside its checkpoints.
+
+/// The marker of an operator's activation that the trainer's weights do not follow yet; an empty file. Without
+/// it, a start could not distinguish an activation of the version that the checkpoint descends from, which
+/// undoes unpublished steps and pauses training, from no activation.
+pub(super) struct ActivationMarker(PathBuf);
+
+impl ActivationMarker {
+    pub(super) fn new(checkpoints: &Path) -> Self {
+        Self(checkpoints.join("activation"))
+    }
+
+    /// Whether the weights do not follow an activation yet.
+    pub(super) fn is_set(&self) -> bool {
+        self.0.exists()
+    }
+
+    /// Makes the marker durable, unless it is set already.
+    pub(super) fn set(&self) -> Result<()> {
+        if self.is_set() { Ok(()) } else { write_marker(&self.0, b"") }
+    }
+
+    /// Removes the marker: the weights follow the activation, and a checkpoint has them.
+    pub(super) fn clear(&self) -> Result<()> {
+        if self.is_set() { Ok(remove_any(&self.0)?) } else { Ok(()) }
+    }
+}
+
+fn write_marker(file: &Path, content: &[u8]) -> Result<()> {
+    if let Some(dir) = file.parent() {
+        std::fs::create_dir_all(dir).map_err(at(dir))?;
+    }
+    Ok(replace_file(file, content)?)
+}
+
+/// The groups and samples of a step that did not end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct StepAttempt {
+    pub(super) groups: Vec<GroupId>,
+    pub(super) samples: Vec<SampleId>,
+    /// The groups that were part of an earlier attempt too.
+    pub(super) repeated: Vec<GroupId>,
+    /// Tokens of the longest sample, prompt included.
+    pub(super) longest: usize,
+}
+
+impl StepAttempt {
+    pub(super) fn of(batch: &TrainBatch) -> Self {
+        let members = || batch.members();
+        let corrections = || batch.corrections.iter();
+        let tokens = members().map(|(g, m)| g.prompt_ids.len() + m.sample.ids.len());
+        let samples = members().map(|(_, member)| member.sample.id);
+        Self {
+            groups: batch.group_ids(),
+            repeated: Vec::new(),
+            samples: samples.chain(corrections().map(|one| one.sample)).collect(),
+            longest: tokens.chain(corrections().map(|one| one.tokens())).max().unwrap_or_default(),
+        }
+    }
+}
+
+/// The marker of the step that is being computed.
+///
+/// A step can end the process: the kernel kills it if memory runs out. The next start would take the same
+/// groups and be killed again. A start that finds the marker trains its groups once more, because the end may
+/// have had another cause, and drops those that a second marker names.
+pub(super) struct AttemptMarker {
+    file: PathBuf,
+    /// The groups of an attempt that ended an earlier process, whose next attempt will be their second.
+    pub(super) suspects: Vec<GroupId>,
+}
+
+impl AttemptMarker {
+    pub(super) fn new(checkpoints: &Path) -> Self {
+        Self { file: checkpoints.join("attempt.json"), suspects: Vec::new() }
+    }
+
+    /// Makes the marker durable. The step may start then.
+    pub(super) fn set(&self, mut attempt: StepAttempt) -> Result<()> {
+        let is_suspect = |group: &&GroupId| self.suspects.contains(group);
+        attempt.repeated = attempt.groups.iter().filter(is_suspect).copied().collect();
+        let text = serde_json::to_vec(&attempt).map_err(|e| at(&self.file)(e.into()))?;
+        write_marker(&self.file, &text)
+    }
+
+    /// Removes the marker: the step ended, or its groups are dropped.
+    pub(super) fn clear(&self) -> Result<()> {
+        if self.file.exists() { Ok(remove_any(&self.file)?) } else { Ok(()) }
+    }
+
+    /// The attempt that did not end. An unreadable marker names no group and is removed.
+    pub(super) fn read(&self) -> Result<Option<StepAttempt>> {
+        if !self.file.exists() {
+            return Ok(None);
+        }
+        let text = std::fs::read(&self.file).map_err(at(&self.file)).map_err(LearnError::from)?;
+        match serde_json::from_slice(&text) {
+            Ok(attempt) => Ok(Some(attempt)),
+            Err(error) => {
+                tracing::warn!(%error, file = %self.file.display(), "the marker of a step is unreadable");
+                self.clear()?;
+                Ok(None)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_activation_is_marked_until_it_is_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("checkpoints");
+        let marker = ActivationMarker::new(&dir);
+        marker.clear().unwrap();
+        for _ in 0..2 {
+            assert!(!marker.is_set());
+            marker.set().unwrap();
+            marker.set().unwrap();
+            assert!(ActivationMarker::new(&dir).is_set());
+            marker.clear().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_attempt_is_read_until_it_is_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("checkpoints");
+        let mut marker = AttemptMarker::new(&dir);
+        assert_eq!(marker.read().unwrap(), None);
+        let attempt = StepAttempt {
+            groups: vec![GroupId::new()],
+            repeated: Vec::new(),
+            samples: vec![SampleId::new(), SampleId::new()],
+            longest: 9,
+        };
+        marker.set(attempt.clone()).unwrap();
+        assert_eq!(AttemptMarker::new(&dir).read().unwrap(), Some(attempt.clone()));
+        marker.suspects = vec![GroupId::new(), attempt.groups[0]];
+        marker.set(attempt.clone()).unwrap();
+        assert_eq!(marker.read().unwrap().unwrap().repeated, attempt.groups);
+        marker.clear().unwrap();
+        assert_eq!(marker.read().unwrap(), None);
+        marker.clear().unwrap();
+        std::fs::write(dir.join("attempt.json"), "{").unwrap();
+        assert_eq!(marker.read().unwrap(), None);
+        assert!(!dir.join("attempt.json").exists());
     }
 }

@@ -1,11 +1,12 @@
-//! A publication on a thread of its own. The engine loads a version on one thread, for which the
-//! trainer's pool would otherwise wait.
+//! A publication on a thread of its own: the trainer's pool must not wait while the engine loads a version.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rayon::ThreadPool;
 use tokio::runtime::Handle;
 
@@ -13,10 +14,8 @@ use hone_core::threads::to_background;
 use hone_core::types::{TokenId, UnixMillis, now_ms};
 use hone_model::kernels::compute::Compute;
 
-use super::TrainCommand;
-use super::error::TrainFailure;
 use super::progress::TrainProgress;
-use super::setup::TrainSetup;
+use super::{TrainCommand, TrainFailure, TrainSetup};
 use crate::error::LearnError;
 use crate::learning::Snapshot;
 use crate::policy::{Candidate, Policies, PolicyError, PublishOutcome, ScoredBy};
@@ -24,23 +23,21 @@ use crate::policy::{Candidate, Policies, PolicyError, PublishOutcome, ScoredBy};
 /// The outcome of a publication and the time at which it was known.
 type Finished = (PublishOutcome, UnixMillis);
 
-/// A publication in progress. Dropping it suspends a canary and waits for the end, so that a restarted
-/// trainer finds it completed in the ledger.
+/// A publication in progress. Dropping it suspends a canary and waits, so that a restart finds it in the
+/// ledger.
 pub(super) struct Publication {
     policies: Arc<Policies>,
     /// Number of the step that the weights come from.
     pub(super) step: u64,
     /// Arrival times of the feedback that the version is the first to be trained on.
     pub(super) feedback_times: Vec<UnixMillis>,
-    /// Whether no step may start before its end, because no sample is of these weights yet.
-    pub(super) blocks_steps: bool,
     /// `None` once joined.
     thread: Option<JoinHandle<Result<Finished, PolicyError>>>,
 }
 
 impl Publication {
-    /// Starts to publish `snapshot`, the weights after the last step of `progress`. The gate's scores
-    /// are computed on `pool`. Sends a wake-up at its end.
+    /// Starts to publish `snapshot`, the weights of `progress`, with scores on `pool`. Sends a wake-up at its
+    /// end.
     pub(super) fn start(
         setup: &TrainSetup,
         (runtime, pool, wake): (&Handle, &Arc<ThreadPool>, Sender<TrainCommand>),
@@ -52,13 +49,11 @@ impl Publication {
         let metrics = progress.last_step.as_ref().map(|s| s.metrics.clone()).unwrap_or_default();
         let (policies, runtime) = (Arc::clone(&setup.policies), runtime.clone());
         let publisher = Arc::clone(&policies);
-        let base_model = setup.model_name.clone();
         let candidate = SnapshotCandidate {
-            snapshot,
-            base: OnceLock::new(),
-            active: OnceLock::new(),
+            snapshot: Arc::new(snapshot),
+            others: Mutex::default(),
             pool: Arc::clone(pool),
-            base_model,
+            base_model: setup.model_name.clone(),
         };
         let publish = move || {
             to_background();
@@ -69,7 +64,7 @@ impl Publication {
         };
         let thread = std::thread::Builder::new().name("hone-publish".to_owned()).spawn(publish);
         let thread = thread.map_err(TrainFailure::Thread)?;
-        Ok(Self { policies, step, feedback_times, blocks_steps: false, thread: Some(thread) })
+        Ok(Self { policies, step, feedback_times, thread: Some(thread) })
     }
 
     pub(super) fn is_finished(&self) -> bool {
@@ -105,35 +100,30 @@ impl Drop for WakeAtEnd {
 }
 
 struct SnapshotCandidate {
-    snapshot: Snapshot,
-    /// The policies that the gate compares with, each made at its first use.
-    base: OnceLock<Snapshot>,
-    active: OnceLock<(PathBuf, Snapshot)>,
+    snapshot: Arc<Snapshot>,
+    /// The policies that the gate compares with, each made at its first use: adapters, and the base as `None`.
+    others: Mutex<HashMap<Option<PathBuf>, Arc<Snapshot>>>,
     pool: Arc<ThreadPool>,
     base_model: String,
 }
 
 impl SnapshotCandidate {
-    fn policy(&self, policy: ScoredBy<'_>) -> Result<&Snapshot, LearnError> {
-        match policy {
-            ScoredBy::Candidate => Ok(&self.snapshot),
-            ScoredBy::Base => match self.base.get() {
-                Some(base) => Ok(base),
-                None => {
-                    let base = self.snapshot.base()?;
-                    Ok(self.base.get_or_init(|| base))
-                }
-            },
-            ScoredBy::Adapter(dir) => {
-                if let Some((known, active)) = self.active.get()
-                    && known == dir
-                {
-                    return Ok(active);
-                }
-                let active = (dir.to_owned(), self.snapshot.with_adapter(dir)?);
-                Ok(&self.active.get_or_init(|| active).1)
-            }
+    fn policy(&self, policy: ScoredBy<'_>) -> Result<Arc<Snapshot>, LearnError> {
+        let adapter = match policy {
+            ScoredBy::Candidate => return Ok(Arc::clone(&self.snapshot)),
+            ScoredBy::Base => None,
+            ScoredBy::Adapter(dir) => Some(dir.to_owned()),
+        };
+        let mut others = self.others.lock();
+        if let Some(known) = others.get(&adapter) {
+            return Ok(Arc::clone(known));
         }
+        let made = Arc::new(match &adapter {
+            None => self.snapshot.base()?,
+            Some(dir) => self.snapshot.with_adapter(dir)?,
+        });
+        others.insert(adapter, Arc::clone(&made));
+        Ok(made)
     }
 }
 

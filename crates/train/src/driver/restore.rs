@@ -2,39 +2,34 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::runtime::Handle;
 
-use hone_core::files::{at, remove_any};
+use hone_core::files::remove_any;
 use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, now_ms};
 use hone_store::Op;
 
-use super::SkipLog;
-use super::TrainCommand;
-use super::error::TrainFailure;
-use super::markers::{ActivationMarker, AttemptMarker};
-use super::progress::{Hold, TrainProgress};
-use super::setup::{ThreadPools, TrainSetup};
-use super::status::StatusCell;
-use super::trainer::Trainer;
+use super::progress::{ActivationMarker, AttemptMarker, Hold, TrainProgress};
+use super::report::{SkipLog, StatusCell};
+use super::trainer::{TrainPhase, Trainer};
+use super::{ThreadPools, TrainCommand, TrainFailure, TrainSetup};
 use crate::data::AdaptiveWeights;
 use crate::data::advantage::Baselines;
-use crate::data::batch_builder;
 use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
 use crate::policy::{is_activated, version_name};
 
 impl<'a> Trainer<'a> {
-    /// Loads the model and the newest checkpoint and reconciles them with the ledger.
+    /// Loads model and newest checkpoint and reconciles them with the ledger. Returns what is in progress then.
     pub(super) fn restore(
         setup: &'a TrainSetup,
         status: &'a StatusCell,
         runtime: &'a Handle,
         pools: &'a ThreadPools,
         wake: &Sender<TrainCommand>,
-    ) -> Result<Self, TrainFailure> {
+    ) -> Result<(Self, TrainPhase), TrainFailure> {
         let learner = pools.train.install(|| match &setup.base {
             Some(base) => Learner::with_model(base.clone(), &setup.config),
             None => Learner::new(&setup.model, setup.config.base_dtype, &setup.config),
@@ -47,12 +42,9 @@ impl<'a> Trainer<'a> {
             learner,
             progress: TrainProgress::new(setup.config.baseline_window),
             marker: AttemptMarker::new(&setup.checkpoints),
-            publication: None,
-            ahead: None,
             last_publication: Instant::now(),
             wake: wake.clone(),
-            rollbacks: setup.policies.watch_rollback().borrow().count,
-            unfollowed: None,
+            activations: setup.policies.watch_rollback().borrow().count,
             activation: ActivationMarker::new(&setup.checkpoints),
             feedback_times: Vec::new(),
             skip_log: SkipLog::default(),
@@ -61,27 +53,26 @@ impl<'a> Trainer<'a> {
         trainer.learner.set_longest_shard(setup.longest_sample);
         status.update(|s| s.max_sample_tokens = setup.longest_sample);
         trainer.examine_interrupted()?;
-        trainer.reconcile()?;
-        // An adapter to start from is published before the first step, because the base's samples
-        // are not samples of the adapter.
+        let mut phase = trainer.reconcile()?;
+        // Published before the first step, because the base's samples are not samples of the adapter.
         let has_adapter = !setup.config.lora.init_adapter.as_os_str().is_empty();
         let is_new = !is_resumed && setup.policies.active() == PolicyVersion::BASE;
-        if has_adapter && is_new && trainer.publication.is_none() {
-            trainer.begin_publish()?;
-            if let Some(publication) = &mut trainer.publication {
-                publication.blocks_steps = true;
-            }
+        if has_adapter && is_new && matches!(phase, TrainPhase::Idle) {
+            phase = match trainer.publish()? {
+                TrainPhase::Publishing(publication) => TrainPhase::Starting(publication),
+                phase => phase,
+            };
         }
         trainer.report();
-        Ok(trainer)
+        Ok((trainer, phase))
     }
 
-    /// Loads the newest checkpoint that can be read, of those of steps and then of those of versions. Newer ones
-    /// are damaged and are set aside, so that the next start does not read them. Returns whether there is one.
+    /// Loads the newest readable checkpoint, of those of steps and then of versions, and returns whether
+    /// there is one. Newer ones are damaged and are set aside.
     fn load_newest(&mut self) -> Result<bool, TrainFailure> {
         let root = &self.setup.checkpoints;
         let of_steps = checkpoint::list(root)?;
-        let mut candidates = version_states(&self.states())?;
+        let mut candidates = checkpoint::entries(&self.states())?;
         candidates.extend(of_steps);
         let mut damaged = Vec::new();
         for dir in candidates.iter().rev() {
@@ -106,7 +97,7 @@ impl<'a> Trainer<'a> {
 
     fn load(&mut self, dir: &Path) -> Result<(), LearnError> {
         let extra = self.learner.load(dir)?;
-        self.progress = serde_json::from_value(extra).map_err(|error| json_error(dir, error))?;
+        self.progress = TrainProgress::from_json(extra, dir)?;
         self.adopt_baselines();
         Ok(())
     }
@@ -118,8 +109,8 @@ impl<'a> Trainer<'a> {
         baselines.limit(|route, part| setup.routes.get(route)?.feedback(part)?.bounds());
     }
 
-    /// Examines the groups of a step that ended the process. They are trained once more; those of a second such
-    /// step are dropped, because they are the likely cause.
+    /// Has the groups of a step that ended the process trained once more, and drops those of a second such
+    /// step.
     fn examine_interrupted(&mut self) -> Result<(), TrainFailure> {
         let Some(attempt) = self.marker.read()? else { return Ok(()) };
         let (mut drops, mut suspects) = (Vec::new(), Vec::new());
@@ -139,7 +130,7 @@ impl<'a> Trainer<'a> {
                 groups = suspects.len(),
                 "a step ended the process and is repeated once"
             );
-            self.marker.suspect(suspects);
+            self.marker.suspects = suspects;
             // The marker stays, so that a start without a step in between finds the groups too.
             if drops.is_empty() {
                 return Ok(());
@@ -157,14 +148,13 @@ impl<'a> Trainer<'a> {
             tracing::error!("{message}");
             self.status.update(|s| s.last_error = Some(message));
         }
-        let counter = &self.setup.metrics.train.dropped_groups;
-        batch_builder::drop_groups(&self.setup.store, drops, counter)?;
+        self.drop_groups(drops)?;
         Ok(self.marker.clear()?)
     }
 
     /// Repeats what a crash after the last checkpoint prevented: the ledger's step record and the
     /// publication. Returns to the active version if the checkpoint does not lead to it.
-    fn reconcile(&mut self) -> Result<(), TrainFailure> {
+    fn reconcile(&mut self) -> Result<TrainPhase, TrainFailure> {
         let (store, policies) = (&self.setup.store, &self.setup.policies);
         let step = self.learner.step_count();
         let recorded = store.last_step()?.map_or(0, |s| s.step);
@@ -183,12 +173,13 @@ impl<'a> Trainer<'a> {
                 self.progress.set_published(policy.version);
                 self.keep_state(policy.version, step)?;
             }
-            return self.follow_active();
+            self.follow_active()?;
+            return Ok(TrainPhase::Idle);
         }
         match of_step {
             Some(policy) if policy.version == active => {
                 self.progress.set_published(active);
-                self.keep_state(active, step)
+                self.keep_state(active, step)?;
             }
             // The same check would fail again.
             Some(policy)
@@ -199,13 +190,13 @@ impl<'a> Trainer<'a> {
                 let policy = policy.clone();
                 self.return_groups(Some(&policy))?;
                 self.reset_to_active()?;
-                self.checkpoint()
+                self.checkpoint()?;
             }
             // The end of the last process suspended it.
             Some(policy)
                 if policy.parent == Some(active) && policy.state == PolicyState::Canary =>
             {
-                self.begin_publish()
+                return self.publish();
             }
             _ if self.progress.parent != active => {
                 // A crash came between an operator's activation and the checkpoint that follows it.
@@ -214,18 +205,18 @@ impl<'a> Trainer<'a> {
                     self.hold();
                 }
                 self.reset_to_active()?;
-                self.checkpoint()
+                self.checkpoint()?;
             }
             _ if self.progress.unpublished_steps >= self.setup.policy.publish_every => {
-                self.begin_publish()
+                return self.publish();
             }
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(TrainPhase::Idle)
     }
 
-    /// Returns the learner to the active version: its weights, and its moments, running baselines
-    /// and adaptive weights if they were kept. Otherwise these are reset, because those of another
-    /// branch do not apply. The step count and the schedule continue.
+    /// Returns the learner to the active version: its weights, and moments, baselines and adaptive weights if
+    /// they were kept; those of another branch do not apply. The step count and the schedule continue.
     pub(super) fn reset_to_active(&mut self) -> Result<(), TrainFailure> {
         self.return_groups(None)?;
         let active = self.setup.policies.active();
@@ -247,9 +238,9 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Makes the groups of the unpublished steps ready again, because these steps are undone. With the
-    /// version that a check rejected, groups that were returned before are dropped instead, unless the
-    /// failed check says nothing about them; too many rejections in a row pause training.
+    /// Makes the groups of the unpublished, undone steps ready again. Groups that a check rejected for the
+    /// second time are dropped instead, unless it says nothing about them; too many rejections in a row pause
+    /// training.
     pub(super) fn return_groups(
         &mut self,
         rejected: Option<&PolicyRecord>,
@@ -269,11 +260,7 @@ impl<'a> Trainer<'a> {
             }
         }
         self.setup.store.commit_blocking(ready)?;
-        batch_builder::drop_groups(
-            &self.setup.store,
-            drops,
-            &self.setup.metrics.train.dropped_groups,
-        )?;
+        self.drop_groups(drops)?;
         if let Some(record) = rejected {
             self.count_rejection(record.reason.as_deref().unwrap_or("unknown"));
         }
@@ -299,8 +286,7 @@ impl<'a> Trainer<'a> {
     fn return_to(&mut self, state: &Path) -> Result<(), TrainFailure> {
         let (learner, pool) = (&mut self.learner, &self.pools.train);
         let extra = pool.install(|| learner.return_to(state))?;
-        let kept: TrainProgress =
-            serde_json::from_value(extra).map_err(|error| json_error(state, error))?;
+        let kept = TrainProgress::from_json(extra, state)?;
         self.progress.baselines = kept.baselines;
         self.adopt_baselines();
         self.progress.weights = kept.weights;
@@ -316,8 +302,7 @@ impl<'a> Trainer<'a> {
         self.setup.checkpoints.join("versions")
     }
 
-    /// Keeps the checkpoint of the step that made `version` for as long as the version's files, and
-    /// deletes the states of versions without files.
+    /// Keeps the checkpoint of the step that made `version`, and deletes states of versions without files.
     pub(super) fn keep_state(&self, version: PolicyVersion, step: u64) -> Result<(), TrainFailure> {
         let from = checkpoint::step_dir(&self.setup.checkpoints, step);
         let to = self.state_dir(version);
@@ -326,11 +311,9 @@ impl<'a> Trainer<'a> {
             return Ok(());
         }
         checkpoint::keep(&from, &to)?;
-        let states = self.states();
-        for entry in std::fs::read_dir(&states).map_err(at(&states)).map_err(LearnError::from)? {
-            let entry = entry.map_err(at(&states)).map_err(LearnError::from)?;
-            if !self.setup.policies.has_files(&entry.file_name()) {
-                remove_any(&entry.path()).map_err(LearnError::from)?;
+        for state in checkpoint::entries(&self.states())? {
+            if !self.setup.policies.has_files(state.file_name().unwrap_or_default()) {
+                remove_any(&state).map_err(LearnError::from)?;
             }
         }
         Ok(())
@@ -339,82 +322,63 @@ impl<'a> Trainer<'a> {
     /// Pauses training after an activation.
     fn hold(&mut self) {
         let version = self.setup.policies.active();
-        let end = |duration: Duration| {
-            now_ms().saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
-        };
-        let until = self.setup.policy.hold().map(end);
+        let seconds = self.setup.policy.hold_seconds;
+        let until = (seconds > 0).then(|| now_ms().saturating_add(1000 * seconds));
         self.progress.hold = Some(Hold { version, until, reason: None });
     }
 
-    /// Whether a version was activated that the weights do not follow yet.
-    pub(super) fn has_new_rollback(&self) -> bool {
-        let count = self.setup.policies.watch_rollback().borrow().count;
-        self.unfollowed.is_some() || count != self.rollbacks
+    /// Whether a version was activated that the trainer has not noticed yet.
+    pub(super) fn has_new_activation(&self) -> bool {
+        self.setup.policies.watch_rollback().borrow().count != self.activations
     }
 
     /// Notices that an existing version was activated, which ends a publication in progress. After an
     /// operator's activation training pauses, and the weights follow later, because further activations may
     /// come. They follow at once if a rule withdrew the version before.
-    pub(super) fn notice_rollback(&mut self) -> Result<(), TrainFailure> {
+    pub(super) fn notice_activation(
+        &mut self,
+        phase: TrainPhase,
+    ) -> Result<TrainPhase, TrainFailure> {
         let rollback = self.setup.policies.watch_rollback().borrow().clone();
-        if rollback.count == self.rollbacks {
-            return Ok(());
+        if rollback.count == self.activations {
+            return Ok(phase);
         }
         // Its version is either already served or superseded.
-        self.finish_publish()?;
-        self.rollbacks = rollback.count;
+        self.end_publication(phase)?;
+        self.activations = rollback.count;
         if !rollback.by_operator {
             self.count_rejection("the active version was rolled back");
-            return self.follow_active();
+            self.follow_active()?;
+            return Ok(TrainPhase::Idle);
         }
         self.activation.set()?;
         self.hold();
-        self.unfollowed = Some(Instant::now());
         self.report();
-        Ok(())
+        Ok(TrainPhase::Activated(Instant::now()))
     }
 
     /// Continues from the version that was activated last, if the weights do not follow it yet.
-    pub(super) fn follow_rollback(&mut self) -> Result<(), TrainFailure> {
-        self.notice_rollback()?;
-        if self.unfollowed.is_some() { self.follow_active() } else { Ok(()) }
+    pub(super) fn follow(&mut self, phase: TrainPhase) -> Result<TrainPhase, TrainFailure> {
+        match self.notice_activation(phase)? {
+            TrainPhase::Activated(_) => self.follow_active().map(|()| TrainPhase::Idle),
+            phase => Ok(phase),
+        }
     }
 
     /// Returns to the active version and makes that durable.
-    fn follow_active(&mut self) -> Result<(), TrainFailure> {
+    pub(super) fn follow_active(&mut self) -> Result<(), TrainFailure> {
         self.reset_to_active()?;
         self.checkpoint()?;
-        self.unfollowed = None;
         Ok(self.activation.clear()?)
     }
 
     /// Writes a checkpoint of the learner and the progress, and deletes old ones.
     pub(super) fn checkpoint(&self) -> Result<(), TrainFailure> {
         let dir = checkpoint::step_dir(&self.setup.checkpoints, self.learner.step_count());
-        let extra =
-            serde_json::to_value(&self.progress).map_err(|error| json_error(&dir, error))?;
+        let extra = self.progress.to_json(&dir)?;
         self.pools.train.install(|| self.learner.save(&dir, &extra))?;
         Ok(checkpoint::prune(&self.setup.checkpoints, self.setup.config.keep_checkpoints)?)
     }
-}
-
-/// Adds the checkpoint's path to an error of the progress in it.
-pub(super) fn json_error(checkpoint: &Path, error: serde_json::Error) -> LearnError {
-    at(checkpoint)(error.into()).into()
-}
-
-/// The states of versions, oldest first; none without their folder.
-fn version_states(states: &Path) -> Result<Vec<PathBuf>, LearnError> {
-    if !states.exists() {
-        return Ok(Vec::new());
-    }
-    let entries = std::fs::read_dir(states).map_err(at(states))?;
-    let mut found = Vec::new();
-    for entry in entries {
-        found.push(entry.map_err(at(states))?.path());
-    }
-    found.sort();
-    Ok(found)
 }
 
 /// Reason of the groups of steps that ended two processes.

@@ -4,27 +4,21 @@
 //! this order, where each of `train.num_iterations` updates repeats 2 to 4:
 //!
 //! 1. `learner::step` selects the samples. `learning_rate` is the step's.
-//! 2. `forward_backward` splits the samples into shards (`data::packing`), runs the model forward,
-//!    and backpropagates each shard. Between the two, `objective` turns log-probabilities and
-//!    entropies into the gradient of `loss` and into sums for metrics. `Reference` has the adapter
-//!    of the reference policy.
+//! 2. `forward_backward` splits the samples into shards (`data::packing`), runs the model forward, has
+//!    `objective` turn log-probabilities and entropies into the gradient of `loss`, and backpropagates.
 //! 3. `learner::step` repeats the pass without samples that the sampler cannot have drawn, and skips
 //!    the step if the loss or a gradient is not finite.
 //! 4. `optimizer` clips the gradients and updates the adapter.
-//! 5. `Average` and `Reference` follow the updated adapter. `step_stats` has the result, and
-//!    `StepTiming` the durations of the parts.
+//! 5. `Average` and `Reference` follow the updated adapter.
 //!
-//! `checkpoint` defines the files that `learner::checkpointing` saves and restores, `float_bits` the
-//! exact storage of floats in them. `Snapshot` is a copy of the policy to publish.
+//! `checkpoint` defines the files that `learner::checkpointing` saves and restores.
 
 pub(crate) mod checkpoint;
-pub(crate) mod float_bits;
 mod forward_backward;
 pub(crate) mod learner;
 mod loss;
 mod objective;
 mod optimizer;
-pub(crate) mod step_stats;
 
 use std::path::Path;
 use std::time::Instant;
@@ -40,10 +34,23 @@ use crate::config::{ScheduleKind, TrainConfig};
 use crate::data::packing::{PackedBatch, TrainSample};
 use crate::error::Result;
 
+/// Floats stored as their bits, for `#[serde(with = "float_bits")]`. `serde_json` may parse a decimal
+/// that it wrote to a neighboring float, but a resumed run must continue with the same numbers.
+pub(crate) mod float_bits {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(x: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(x.to_bits())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+        u64::deserialize(d).map(f64::from_bits)
+    }
+}
+
 // Durations of a step's parts.
 
-/// Wall time of one step's parts, in seconds. Shards run in parallel, so a pass's wall time is
-/// divided in proportion to the sums of its shards' parts.
+/// Wall time of one step's parts, in seconds; that of parallel shards in proportion to their sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct StepTiming {
     /// Forward passes with the adapter, and the loss.
@@ -130,9 +137,8 @@ pub(crate) fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
     }
 }
 
-/// Steps of the warm-up that follows a reset of the optimizer's moments: those of the schedule's
-/// warm-up, or 10 without one. Adam's first updates have the size of the learning rate in every
-/// parameter, whatever the gradient's noise, so they must be small also in the middle of a schedule.
+/// Steps of the warm-up that follows a reset of the moments: the schedule's, or 10. Adam's first updates have
+/// the size of the learning rate whatever the gradient's noise, so they must be small at any time.
 pub(crate) fn restart_steps(config: &TrainConfig) -> u64 {
     match config.warmup() {
         0 => 10,
@@ -146,12 +152,9 @@ pub(crate) fn restart_factor(config: &TrainConfig, remaining: u64) -> f64 {
     (steps + 1 - remaining.clamp(1, steps)) as f64 / steps as f64
 }
 
-// The average of the adapter over steps, which is served in place of the current values.
-//
-// Exponential (Polyak & Juditsky 1992, as `torch.optim.swa_utils.get_ema_multi_avg_fn`) or uniform
-// from some step on (Izmailov et al. 2018, stochastic weight averaging). The average starts as a
-// copy of the first values, so the untrained initial values do not enter it. Factors are averaged,
-// not their products.
+// The average of the adapter's factors over steps, which is served in place of the current values: exponential
+// (Polyak & Juditsky 1992, as `torch.optim.swa_utils.get_ema_multi_avg_fn`) or uniform from some step on
+// (Izmailov et al. 2018). It starts as a copy of the first values, without the untrained initial ones.
 
 #[derive(Clone, Copy, Debug)]
 enum AverageKind {
@@ -166,9 +169,9 @@ enum AverageKind {
 pub(crate) struct Average {
     kind: AverageKind,
     /// `None` before the first values.
-    lora: Option<LoraWeights>,
-    /// Number of values in the average.
-    count: u64,
+    pub(crate) lora: Option<LoraWeights>,
+    /// Number of values in the average. The average of one value is a copy of it.
+    pub(crate) count: u64,
 }
 
 impl Average {
@@ -199,16 +202,6 @@ impl Average {
         Ok(())
     }
 
-    /// The average; `None` before the first values.
-    pub(crate) fn lora(&self) -> Option<&LoraWeights> {
-        self.lora.as_ref()
-    }
-
-    /// Number of values in the average. The average of one value is a copy of it.
-    pub(crate) fn count(&self) -> u64 {
-        self.count
-    }
-
     /// Continues from a saved average.
     pub(crate) fn restore(&mut self, lora: Option<LoraWeights>, count: u64) {
         self.count = if lora.is_some() { count } else { 0 };
@@ -229,20 +222,14 @@ impl Snapshot {
     /// Natural-log probability of each of `ids` after `prompt`, at `temperature`.
     ///
     /// # Errors
-    /// If `prompt` or `ids` is empty, an id is outside the vocabulary, or the temperature is not
-    /// above 0.
+    /// If `prompt` or `ids` is empty, an id is outside the vocabulary, or the temperature is not above 0.
     pub fn score(&self, prompt: &[u32], ids: &[u32], temperature: f32) -> Result<Vec<f32>> {
         let sample = TrainSample {
             prompt_ids: prompt.to_vec(),
             ids: ids.to_vec(),
             logprobs: vec![0.0; ids.len()],
-            masked: Vec::new(),
             temperature,
-            advantage: 0.0,
-            version: 0,
-            truncated: false,
-            late: false,
-            correction: false,
+            ..TrainSample::default()
         };
         sample.validate(0, self.model.spec().vocab_size)?;
         let layout = PackedBatch::new(&[(prompt, ids, temperature)], self.model.device())?;
@@ -446,12 +433,12 @@ mod tests {
                     var.set(&(var.ones_like().unwrap() * value).unwrap()).unwrap();
                 }
                 average.observe(&lora, step).unwrap();
-                if let Some(average) = average.lora() {
+                if let Some(average) = &average.lora {
                     let parameters = average.parameters();
                     found.push([values(parameters[0].1)[0], values(parameters[1].1)[0]]);
                 }
             }
-            assert_eq!(average.count(), found.len() as u64);
+            assert_eq!(average.count, found.len() as u64);
             found
         }
 

@@ -18,12 +18,10 @@ use crate::error::Result;
 
 pub use process::{MemoryPart, MemoryPhase, MemoryPlanner, ProcessMemory, ProcessSetup};
 
-/// Hidden size from which one shard at a time runs on all threads. Below it, matrix products are too
-/// small to be split between threads, so each shard has its own thread.
+/// Hidden size from which one shard runs on all threads. Below it, products are too small to be split.
 const WIDE: usize = 512;
 
-/// Bytes of activations that `train.recompute = "auto"` keeps for the backward pass, summed over all
-/// shards that run in parallel.
+/// Bytes of activations that `train.recompute = "auto"` keeps, summed over all parallel shards.
 const KEPT_BYTES: usize = 768 << 20;
 
 /// Bytes of an `f32`.
@@ -32,8 +30,7 @@ const F32: usize = 4;
 /// Bytes of a bf16.
 const BF16: usize = 2;
 
-/// Target number of tokens of a shard. It depends on the model alone, so that results do not depend
-/// on the number of threads.
+/// Target number of tokens of a shard; of the model alone, so that results do not depend on the threads.
 pub(super) fn shard_tokens(spec: &ModelSpec) -> usize {
     if spec.hidden_size < WIDE { 256 } else { 1024 }
 }
@@ -43,8 +40,7 @@ pub(super) fn shards_in_parallel(spec: &ModelSpec) -> bool {
     spec.hidden_size < WIDE
 }
 
-/// Number of values per token that one layer keeps for its backward pass, except its input. `r` is
-/// the adapter's rank.
+/// Values per token that one layer with an adapter of rank `r` keeps for its backward pass, except its input.
 fn layer_values(spec: &ModelSpec, r: usize) -> usize {
     let (hidden, inner, q, kv) = widths(spec);
     // The residual between attention and MLP, and the outputs of both if a norm follows them.
@@ -55,12 +51,11 @@ fn layer_values(spec: &ModelSpec, r: usize) -> usize {
     residual + attention + 2 * inner + LinearKind::ALL.len() * r
 }
 
-/// Largest number of values per token that the backward pass of one layer holds, in addition to the
-/// kept ones.
+/// Most values per token that the backward pass of one layer holds in addition to the kept ones.
 fn layer_work(spec: &ModelSpec) -> usize {
     let (hidden, inner, q, kv) = widths(spec);
-    // The MLP's inner product and its gradient; or the gradients of q, k and v, by head and
-    // combined, that of the attention output, and the rotated q and k.
+    // The MLP's inner product and its gradient; or gradients of q, k and v, by head and combined, and of the
+    // output.
     let attention = 3 * q + (q + 2 * kv) + q + (q + kv);
     2 * hidden + (2 * inner).max(attention)
 }
@@ -71,8 +66,8 @@ fn widths(spec: &ModelSpec) -> (usize, usize, usize, usize) {
     (spec.hidden_size, spec.intermediate_size, heads(spec.num_heads), heads(spec.num_kv_heads))
 }
 
-/// Number of layers, counted from the last one, whose activations are kept for the backward pass of
-/// a shard of `tokens` tokens. The other layers are recomputed, with identical results.
+/// Number of layers, from the last one, whose activations a shard of `tokens` tokens keeps. The others are
+/// recomputed, with identical results.
 pub(super) fn kept_layers(config: &TrainConfig, spec: &ModelSpec, tokens: usize) -> usize {
     let in_flight = if shards_in_parallel(spec) { rayon::current_num_threads() } else { 1 };
     kept(config, spec, tokens * in_flight)
@@ -103,8 +98,7 @@ fn kept_limits(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseMemory {
     bytes: usize,
-    /// Bytes of the largest matrix of 16 bits or quantized blocks that a thread widens to `f32` at once,
-    /// in `f32`.
+    /// Bytes, in `f32`, of the largest matrix of 16 bits or quantized blocks that a thread widens at once.
     widened: usize,
     /// Bytes of the largest matrix that is packed at once for a product in bf16.
     packed: usize,
@@ -157,8 +151,7 @@ impl BaseMemory {
     }
 }
 
-/// Estimated bytes that training needs, by part. Buffers of single operations and overhead of the
-/// allocator are not included.
+/// Estimated bytes that training needs, by part, without buffers of single operations and allocator overhead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Number of tokens of a shard.
@@ -169,8 +162,8 @@ pub struct MemoryPlan {
     pub kept_layers: (usize, usize),
     /// The frozen weights.
     pub base: usize,
-    /// Weights of 16 bits or quantized blocks that are widened to `f32` at once. With products in bf16
-    /// (`train.compute`), the packed factors of a product instead.
+    /// Weights of 16 bits or blocks that are widened to `f32` at once, or the packed factors of a product in
+    /// bf16.
     pub widened: usize,
     /// The adapter, the copy that is being published, and, if configured, its average, the
     /// synchronized reference and the adapter to start from, which is the first reference.
@@ -183,10 +176,9 @@ pub struct MemoryPlan {
     pub layer_inputs: usize,
     /// Other activations of the [kept layers](Self::kept_layers).
     pub kept: usize,
-    /// The larger of two that never exist at once: gradients of the layer that the backward pass
-    /// computes, and logits of one chunk of rows, which are freed before it. If all layers are recomputed,
-    /// the former with the layer's activations; otherwise those take the place of kept ones, which the
-    /// backward pass frees from the last layer on.
+    /// The larger of two that never exist at once: gradients of the layer in the backward pass, and logits of
+    /// one chunk of rows. If all layers are recomputed, the former with the layer's activations; otherwise
+    /// those take the place of kept ones.
     pub work: usize,
 }
 
@@ -278,16 +270,16 @@ impl MemoryPlan {
 
 // The memory that the system and the process's control group leave.
 
-/// Bytes that the process can still allocate: the minimum of the system's available memory and the
-/// remainder of the process's control group. `None` if the system reports neither.
+/// Bytes that the process can still allocate: what the system, and the process's control group, leave. `None`
+/// if neither is known.
 pub fn available_memory() -> Option<usize> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let group = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"].map(read);
     available(&read("/proc/meminfo"), &group[0], &group[1])
 }
 
-/// [`available_memory`] from the contents of `/proc/meminfo` and of a control group's `memory.max` and
-/// `memory.current` (version 2), which are empty if a file does not exist.
+/// [`available_memory`] from `/proc/meminfo` and a control group's `memory.max` and `memory.current` (version
+/// 2).
 fn available(meminfo: &str, limit: &str, used: &str) -> Option<usize> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib: Option<usize> = line.and_then(|line| line.split_whitespace().next()?.parse().ok());

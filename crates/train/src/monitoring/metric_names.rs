@@ -1,14 +1,11 @@
-//! Names of the metrics in [`StepRecord::metrics`] that warnings and reports read.
-//!
-//! Metrics that TRL's `GRPOTrainer` also has are computed as there. A metric that could not be
-//! computed is absent.
+//! Names of the metrics in [`StepRecord::metrics`] that warnings and reports read. Those that TRL's
+//! `GRPOTrainer` has are computed as there. A metric that could not be computed is absent.
 
 use hone_core::types::StepRecord;
 
 /// Mean weighted reward of the step's samples.
 pub const REWARD_MEAN: &str = "reward_mean";
-/// Mean over groups of the standard deviation of the weighted reward; absent without a group of two or
-/// more, as with users' feedback on single completions.
+/// Mean over groups of the weighted reward's standard deviation; absent without a group of two or more.
 pub const REWARD_STD: &str = "reward_std";
 /// The standard deviation of the weighted reward over the step's completions.
 pub const REWARD_BATCH_STD: &str = "reward_batch_std";
@@ -30,8 +27,7 @@ pub const TRUNCATED: &str = "truncated_ratio";
 pub const TOKENS: &str = "tokens";
 /// Mean weighted reward on the held-out prompts, in the records of evaluations.
 pub const HELD_OUT: &str = "held_out_reward";
-/// Prefix of `held_out/NAME`, the mean of a reward part on the held-out prompts, in the records of
-/// evaluations.
+/// Prefix of `held_out/NAME`, the mean of a reward part on the held-out prompts, of evaluations.
 pub const HELD_OUT_PART: &str = "held_out/";
 /// Prefix of `part/NAME`, the mean of a reward part over the samples that have it.
 pub const PART: &str = "part/";
@@ -41,8 +37,7 @@ pub fn finite(record: &StepRecord, name: &str) -> Option<f64> {
     record.metrics.get(name).copied().filter(|value| value.is_finite())
 }
 
-/// The standard deviation of the reward that a step learns from: within groups, or, of a step without
-/// groups, over its completions.
+/// The standard deviation of the reward within groups, or, of a step without groups, over its completions.
 pub fn reward_std(record: &StepRecord) -> Option<f64> {
     finite(record, REWARD_STD).or_else(|| finite(record, REWARD_BATCH_STD))
 }

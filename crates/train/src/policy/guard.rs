@@ -1,51 +1,34 @@
 //! Rules that roll the active version back: its ratings fall, or its requests fail.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use hone_core::types::PolicyVersion;
 
-use super::canary::{CanaryVerdict, KeyShares, SequentialTest, VersionRating};
+use super::canary::{
+    CanaryVerdict, KeyShares, RatingSum, RequestCounts, SequentialTest, VersionRating,
+};
 use super::config::RollbackConfig;
 
-/// Failed requests below which they may be a coincidence.
-const MIN_FAILURES: u64 = 3;
-
-/// Ratings of one route and part.
-#[derive(Clone, Copy, Debug, Default)]
-struct RatingMean {
-    count: u64,
-    sum: f64,
-}
-
-impl RatingMean {
-    /// A value that the expected rating exceeds with probability `1 - alpha` (Hoeffding 1963): the mean
-    /// of a few ratings may be far above it.
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    fn lower_bound(self, alpha: f64) -> f64 {
-        let count = self.count.max(1) as f64;
-        self.sum / count - (-alpha.ln() / (2.0 * count)).sqrt()
-    }
+/// A value that the expected rating exceeds with probability `1 - alpha` (Hoeffding 1963).
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+fn lower_bound(ratings: RatingSum, alpha: f64) -> f64 {
+    ratings.mean() - (-alpha.ln() / (2.0 * ratings.count.max(1) as f64)).sqrt()
 }
 
 /// What is known about one version while it is active.
 #[derive(Clone, Debug, Default)]
 struct ServedRecord {
-    ratings: BTreeMap<(String, String), RatingMean>,
-    requests: u64,
-    failures: u64,
+    /// By route and part.
+    ratings: BTreeMap<(String, String), RatingSum>,
+    requests: RequestCounts,
 }
 
 impl ServedRecord {
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    fn failed_share(&self) -> f64 {
-        self.failures as f64 / self.requests.max(1) as f64
-    }
-
     fn rated(&self) -> u64 {
-        self.ratings.values().map(|mean| mean.count).sum()
+        self.ratings.values().map(|sum| sum.count).sum()
     }
 }
 
@@ -61,10 +44,8 @@ struct GuardState {
     finding: Option<String>,
 }
 
-/// Compares the active version with the one before it.
-///
-/// The ratings of the two are not of the same time, unlike those of a canary, so a change of the users'
-/// taste looks like a worse version. The bounds are therefore wider, and the rules are off by default.
+/// Compares the active version with the one before it. Their ratings are of different times, unlike a canary's,
+/// so a change of taste looks like a worse version: the bounds are wider, and the rules are off by default.
 pub(super) struct ActiveGuard {
     config: RollbackConfig,
     state: Mutex<GuardState>,
@@ -84,13 +65,9 @@ impl ActiveGuard {
         Self { config: config.clone(), state: Mutex::new(state), changed: Notify::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, GuardState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a rating. Only those of the active version count.
     pub fn rate(&self, active: PolicyVersion, rating: &VersionRating) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.follow(active, &self.config);
         if rating.version != active || self.config.rating_drop <= 0.0 {
             return;
@@ -105,9 +82,7 @@ impl ActiveGuard {
         );
         for rating in &counting {
             let key = (rating.route.clone(), rating.part.clone());
-            let mean = state.own.ratings.entry(key).or_default();
-            mean.count += 1;
-            mean.sum += rating.value;
+            state.own.ratings.entry(key).or_default().push(rating.value);
             if let Some(value) = observation(&state, rating) {
                 state.test.observe(value);
             }
@@ -128,22 +103,18 @@ impl ActiveGuard {
 
     /// Adds the end of a request.
     pub fn answered(&self, active: PolicyVersion, version: PolicyVersion, failed: bool) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.follow(active, &self.config);
         if version != active || self.config.error_rise <= 0.0 {
             return;
         }
-        state.own.requests += 1;
-        state.own.failures += u64::from(failed);
-        let rise = state.own.failed_share() - state.reference.failed_share();
-        if state.own.failures >= MIN_FAILURES
-            && rise > self.config.error_rise
-            && state.finding.is_none()
-        {
+        state.own.requests.add(failed);
+        let (own, before) = (state.own.requests, state.reference.requests);
+        if own.fails_more(before, self.config.error_rise) && state.finding.is_none() {
             state.finding = Some(format!(
                 "{} of {} requests failed, more than policy.rollback.error_rise {} above the version \
                  before",
-                state.own.failures, state.own.requests, self.config.error_rise
+                own.failures, own.requests, self.config.error_rise
             ));
             self.changed.notify_one();
         }
@@ -153,7 +124,7 @@ impl ActiveGuard {
     pub async fn finding(&self) -> (PolicyVersion, String) {
         loop {
             let found = {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 let active = state.active;
                 state.finding.take().map(|finding| (active, finding))
             };
@@ -166,12 +137,12 @@ impl ActiveGuard {
 }
 
 impl GuardState {
-    /// How much better a rating is than the reference permits, halved so that it is between -1 and 1; `None`
-    /// without enough ratings to compare with.
+    /// How much better a rating is than the reference permits, halved to -1 to 1; `None` without enough to
+    /// compare.
     fn observation(&self, config: &RollbackConfig, rating: &VersionRating) -> Option<f64> {
         let key = (rating.route.clone(), rating.part.clone());
         let reference = self.reference.ratings.get(&key)?;
-        let before = reference.lower_bound(config.alpha);
+        let before = lower_bound(*reference, config.alpha);
         (reference.count >= config.min_ratings)
             .then(|| (rating.value - before + config.rating_drop) / 2.0)
     }
@@ -182,7 +153,7 @@ impl GuardState {
             return;
         }
         let own = std::mem::take(&mut self.own);
-        if own.rated() >= config.min_ratings || own.requests >= config.min_ratings {
+        if own.rated() >= config.min_ratings || own.requests.requests >= config.min_ratings {
             self.reference = own;
         }
         self.active = active;
@@ -229,7 +200,7 @@ mod tests {
     }
 
     fn found(guard: &ActiveGuard) -> Option<String> {
-        guard.state().finding.clone()
+        guard.state.lock().finding.clone()
     }
 
     #[test]

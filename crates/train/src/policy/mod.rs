@@ -9,24 +9,23 @@
 //! before the last crash, except for the requests of a canary; a version is promoted, rejected or
 //! rolled back from its canary exactly once.
 
-mod activation;
 mod canary;
 mod config;
 mod gate;
 mod guard;
 mod publish;
 mod registry;
-mod traffic;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
+
+use parking_lot::Mutex;
 
 use hone_core::digest::sha256_file;
 use hone_core::file_stamp::FileStamp;
 use hone_core::files::{FileError, at, replace_dir};
-use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, TokenId};
+use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, TokenId, now_ms};
 use hone_engine::EngineError;
 use hone_model::adapter::peft::WEIGHTS_FILE;
 use hone_model::kernels::compute::Compute;
@@ -34,11 +33,10 @@ use hone_store::{Op, StoreError};
 
 use crate::error::{LearnError, Result};
 
-pub use activation::Suspension;
 pub use canary::VersionRating;
 pub use config::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion, RollbackConfig};
 pub use gate::{ExamPrompt, Examiner};
-pub use registry::{Policies, PolicySetup};
+pub use registry::{Policies, PolicySetup, Suspension};
 
 // Errors of policy versions.
 
@@ -98,54 +96,34 @@ pub fn adapter_digest(dir: &Path) -> io::Result<String> {
 /// Digests that are remembered, at most.
 const REMEMBERED: usize = 64;
 
-/// A weights file, and its digest while it has this stamp.
-struct DigestOf {
-    file: PathBuf,
-    stamp: FileStamp,
-    digest: String,
-}
-
-/// The digests of weights files that were read last. A version that is activated again is not read again
-/// unless its file has changed.
+/// The digests of weights files that were read last, each with the stamp of the file then.
 #[derive(Default)]
-struct KnownDigests(Mutex<VecDeque<DigestOf>>);
+struct KnownDigests(Mutex<VecDeque<(PathBuf, FileStamp, String)>>);
 
 impl KnownDigests {
     /// [`adapter_digest`], from memory if the file did not change since it was read.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
-    pub fn of(&self, dir: &Path) -> io::Result<String> {
+    fn of(&self, dir: &Path) -> io::Result<String> {
         let file = dir.join(WEIGHTS_FILE);
         let stamp = FileStamp::of(&file)?;
-        let known = |all: &VecDeque<DigestOf>| {
-            let found = all.iter().find(|known| known.file == file && known.stamp == stamp);
-            found.map(|known| known.digest.clone())
-        };
-        if let Some(digest) = self.with(|all| known(all)) {
-            return Ok(digest);
+        let known = |(known, at, _): &&(PathBuf, FileStamp, _)| *known == file && *at == stamp;
+        if let Some((_, _, digest)) = self.0.lock().iter().find(known) {
+            return Ok(digest.clone());
         }
         let digest = sha256_file(&file)?;
         // What was read while the file changed is not remembered.
         if FileStamp::of(&file)? == stamp {
-            self.with(|all| {
-                all.retain(|known| known.file != file);
-                while all.len() >= REMEMBERED {
-                    all.pop_front();
-                }
-                all.push_back(DigestOf { file, stamp, digest: digest.clone() });
-            });
+            let mut all = self.0.lock();
+            all.retain(|(known, ..)| *known != file);
+            all.push_back((file, stamp, digest.clone()));
+            let surplus = all.len().saturating_sub(REMEMBERED);
+            all.drain(..surplus);
         }
         Ok(digest)
     }
-
-    fn with<R>(&self, f: impl FnOnce(&mut VecDeque<DigestOf>) -> R) -> R {
-        f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
 }
 
-/// Writes the PEFT files of `write_adapter` and a manifest to `dir`, which is complete or absent after a
-/// crash. Replaces what an interrupted publication left there. Returns the weights' SHA-256.
+/// Writes PEFT files and a manifest to `dir`, which is complete or absent after a crash. Returns the weights'
+/// SHA-256.
 pub(crate) fn write_version(
     dir: &Path,
     write_adapter: impl FnOnce(&Path) -> Result<()>,
@@ -170,6 +148,23 @@ pub(crate) fn write_version(
     Ok(digest)
 }
 
+/// The record of the base model, before any version.
+pub(crate) fn base_record() -> PolicyRecord {
+    PolicyRecord {
+        version: PolicyVersion::BASE,
+        parent: None,
+        step: 0,
+        adapter: None,
+        sha256: None,
+        metrics: BTreeMap::new(),
+        state: PolicyState::Active,
+        reason: None,
+        created: now_ms(),
+        pinned: false,
+        checks: Vec::new(),
+    }
+}
+
 // New weights before their publication, and its outcome.
 
 /// The policy that scores tokens.
@@ -186,9 +181,6 @@ pub enum ScoredBy<'a> {
 /// Weights that [`Policies::publish`] can make a version of.
 pub trait Candidate: Send + Sync {
     /// Writes `adapter_config.json` and `adapter_model.safetensors` into an existing directory.
-    ///
-    /// # Errors
-    /// If a file cannot be written.
     fn write(&self, dir: &Path) -> Result<()>;
 
     /// The arithmetic of [`Self::score`], which decides how far an engine's log-probabilities may differ.
@@ -198,9 +190,6 @@ pub trait Candidate: Send + Sync {
 
     /// Natural-log probabilities of `ids` after `prompt_ids` under a policy at `temperature`, one for
     /// each of `ids`. Blocks while it computes.
-    ///
-    /// # Errors
-    /// If the forward pass fails or the adapter cannot be read.
     fn score(
         &self,
         policy: ScoredBy<'_>,
@@ -251,8 +240,7 @@ pub(crate) fn is_activated(record: &PolicyRecord) -> bool {
         && reason.is_some_and(|reason| reason != RECOVERED && !reason.starts_with(WITHDRAWN))
 }
 
-/// Ledger writes that make `version` the only active one among `records`, and change the state of the
-/// one that was active to `left`.
+/// Ledger writes that make `version` the only active one among `records`, and the state of the last one `left`.
 fn activation_ops(
     records: &[PolicyRecord],
     version: PolicyVersion,

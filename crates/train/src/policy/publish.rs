@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use hone_core::types::{PolicyCheck, PolicyRecord, PolicyState, PolicyVersion, now_ms};
+use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion};
 use hone_store::Op;
 
 use super::PolicyError;
-use super::activation_ops;
 use super::config::Promotion;
-use super::gate::{self, Examination, all_passed};
+use super::gate::{self, Examination, all_passed, checked};
 use super::registry::Policies;
 use super::{Candidate, PublishOutcome};
+use super::{activation_ops, base_record};
 
 /// How the evaluation of a candidate ended.
 enum Evaluated {
@@ -80,8 +80,7 @@ impl Policies {
         outcome
     }
 
-    /// The canary of the same weights that the end of the last process suspended. Any other one can no
-    /// longer be served.
+    /// The suspended canary of the same weights. Any other one can no longer be served.
     async fn suspended_canary(
         &self,
         parent: PolicyVersion,
@@ -114,13 +113,9 @@ impl Policies {
             parent: Some(parent),
             step,
             adapter: Some(relative),
-            sha256: None,
             metrics,
             state: PolicyState::Candidate,
-            reason: None,
-            created: now_ms(),
-            pinned: false,
-            checks: Vec::new(),
+            ..base_record()
         };
         record.sha256 = Some(super::write_version(&dir, |new| candidate.write(new), &record)?);
         self.save(&mut record).await?;
@@ -145,13 +140,8 @@ impl Policies {
                 let check = self.canary.run(record.version, self.active(), record.created).await;
                 record.checks.push(check);
             } else {
-                record.checks.push(PolicyCheck {
-                    name: "canary".to_owned(),
-                    passed: true,
-                    value: None,
-                    bound: None,
-                    detail: "skipped: no engine serves two versions".to_owned(),
-                });
+                let detail = "skipped: no engine serves two versions".to_owned();
+                record.checks.push(checked("canary", true, None, None, detail));
             }
         }
         Ok(())
@@ -219,18 +209,13 @@ impl Policies {
     }
 
     /// Records that a check failed.
-    async fn reject(&self, mut record: PolicyRecord) -> Result<PolicyRecord, PolicyError> {
+    async fn reject(&self, record: PolicyRecord) -> Result<PolicyRecord, PolicyError> {
         let failed = record.checks.iter().find(|check| !check.passed);
         let (name, detail) = failed.map_or(("", ""), |check| (&check.name, &check.detail));
         let label = name.split('/').next().unwrap_or(name).to_owned();
-        record.reason = Some(format!("{name}: {detail}"));
-        record.state = if record.state == PolicyState::Canary {
-            PolicyState::RolledBack
-        } else {
-            PolicyState::Rejected
-        };
+        let reason = format!("{name}: {detail}");
         self.metrics.policy_rejected.with_label_values(&[label.as_str()]).inc();
-        self.save(&mut record).await?;
+        let record = self.withhold(record, reason).await?;
         let (version, reason) = (record.version, record.reason.as_deref());
         tracing::error!(%version, reason, state = record.state.as_str(), "policy version not promoted");
         Ok(record)
@@ -242,14 +227,23 @@ impl Policies {
     }
 
     /// Records that a candidate or canary is not served, although no check failed.
-    async fn discard(&self, mut record: PolicyRecord, reason: &str) -> Result<(), PolicyError> {
+    async fn discard(&self, record: PolicyRecord, reason: &str) -> Result<(), PolicyError> {
+        tracing::info!(version = %record.version, reason, "policy version not promoted");
+        self.withhold(record, reason.to_owned()).await.map(drop)
+    }
+
+    async fn withhold(
+        &self,
+        mut record: PolicyRecord,
+        reason: String,
+    ) -> Result<PolicyRecord, PolicyError> {
         record.state = match record.state {
             PolicyState::Canary => PolicyState::RolledBack,
             _ => PolicyState::Rejected,
         };
-        record.reason = Some(reason.to_owned());
-        tracing::info!(version = %record.version, reason, "policy version not promoted");
-        self.save(&mut record).await
+        record.reason = Some(reason);
+        self.save(&mut record).await?;
+        Ok(record)
     }
 
     /// Writes a record. An operator may have pinned the version meanwhile.
@@ -260,8 +254,8 @@ impl Policies {
         Ok(())
     }
 
-    /// Deletes the adapter directories that [`retention::is_kept`] does not keep, after `version` was
-    /// promoted. `records` are those before. Lineage and metrics stay in the ledger.
+    /// Deletes the adapter directories that [`is_kept`] does not keep, after `version` was promoted.
+    /// `records` are those before.
     fn prune(&self, records: &[PolicyRecord], version: PolicyVersion) {
         let lineage = self.store.lineage();
         let chain: Vec<PolicyVersion> = lineage.chain(version).collect();
@@ -288,11 +282,9 @@ impl Policies {
 
 /// Whether an ancestor keeps its files although newer versions have taken its place.
 ///
-/// `chain` is the served version, its parent, and so on to the base. The version at depth `d` below
-/// the base is kept while it is less than twice the largest power of two that divides `d` away. So the
-/// distances of the kept ancestors grow exponentially: of `n` versions, at most `log2(n) + 1` are kept.
-/// The distance of a version only grows until a rollback, so a version that was deleted would not be
-/// kept later either.
+/// `chain` is the served version, its parent, and so on to the base. The version at depth `d` below the base is
+/// kept while it is less than twice the largest power of two that divides `d` away: of `n` versions at most
+/// `log2(n) + 1`, at exponentially growing distances. A version that was deleted would not be kept later either.
 pub(super) fn is_kept(chain: &[PolicyVersion], version: PolicyVersion) -> bool {
     let Some(distance) = chain.iter().position(|ancestor| *ancestor == version) else {
         return false;

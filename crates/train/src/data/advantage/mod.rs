@@ -33,20 +33,16 @@
 //!   contribute no KL and no bonus, and do not count in the loss's normalizer
 //!
 //! `Baselines::advantages` is the entry point. It collects all values of a batch by route and part,
-//! sums the complete parts of each group (`sums`), compares them, and adds metrics (`statistics`).
-
-mod baselines;
-mod moments;
-mod statistics;
-mod sums;
+//! sums the complete parts of each group (`GroupSums`), compares them, and adds metrics (`Advantages`).
 
 use std::collections::BTreeMap;
 
-use crate::config::{AdvantageBaseline, AdvantageScale, TrainConfig};
-use moments::Moments;
+use serde::{Deserialize, Serialize};
 
-pub(crate) use baselines::Baselines;
-pub(crate) use statistics::Advantages;
+use crate::config::{
+    AdvantageBaseline, AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance,
+};
+use crate::learning::float_bits;
 
 // The rewards of a group, by part and member.
 
@@ -62,8 +58,7 @@ pub(crate) struct PartRewards {
     pub weight: f64,
     /// One value per member; `None` and values that are not finite are missing.
     pub values: Vec<Option<f64>>,
-    /// Weight of each value in (0, 1], below 1 where `max_key_share` capped a key's feedback. It
-    /// multiplies the value's advantage and its weight in running baselines.
+    /// Weight of each value in (0, 1], below 1 where `max_key_share` capped a key's feedback.
     pub cap_weights: Vec<f64>,
 }
 
@@ -233,8 +228,8 @@ fn running_advantages(
     advantages
 }
 
-/// Whether two values are of different turns of one conversation. The answers to one prompt, which form a
-/// group, are no turns.
+/// Whether two values are of different turns of one conversation, not answers to one prompt, which form a
+/// group.
 fn are_turns_of_one(value: &BatchValue, other: &BatchValue) -> bool {
     value.conversation.is_some()
         && value.conversation == other.conversation
@@ -244,23 +239,16 @@ fn are_turns_of_one(value: &BatchValue, other: &BatchValue) -> bool {
 /// `(value - mean) / (max(s, half) + 1e-4)` with the mean and deviation s of the other values, and
 /// half of the range of all values including this one. Without scaling only `value - mean`.
 ///
-/// A deviation alone makes the first exception after many equal values an extreme: s is then 0. The
-/// half range is a lower bound that does not need that exception to have occurred before. It is also
-/// the largest possible standard deviation, so beyond a few values it is the divisor, and
-///
-/// - no advantage exceeds 2, since no value is farther from the mean than the range;
-/// - the divisor is the same for all values once the range is known, so the advantages of a
-///   stationary stream have mean 0, which a clamp at some bound would not keep.
+/// A deviation alone makes the first exception after many equal values an extreme: s is then 0. The half range
+/// is a lower bound, and the largest possible deviation, so beyond a few values it is the divisor. Then no
+/// advantage exceeds 2, and the divisor is the same for all values, so the advantages of a stationary stream
+/// have mean 0, which a clamp would not keep.
 ///
 /// | values | by deviation | by a quarter of the range | by half of it |
 /// | --- | --- | --- | --- |
 /// | 100 up, 1 down: down, up | -10, 0.1 | -4, 0.04 | -2, 0.02 |
 /// | 50 up, 50 down | -1, 1 | -1, 1 | -1, 1 |
 /// | stars of mean 4 and deviation 1: one, five | -3, 1 | -3, 1 | -1.5, 0.5 |
-///
-/// A quarter would leave twice the advantage to a single rare rating, which may be a mistake, and
-/// would divide even and uneven ratings by different amounts. The optimizer normalizes the common
-/// scale, so the smaller values of stars cost nothing.
 fn running_advantage(value: f64, others: Moments, scale: AdvantageScale) -> f64 {
     if others.count <= 0.0 {
         return 0.0;
@@ -273,6 +261,429 @@ fn running_advantage(value: f64, others: Moments, scale: AdvantageScale) -> f64 
         }
         // A single other value has no deviation.
         (_, None) => 0.0,
+    }
+}
+
+// Count, mean, variance and range of weighted values, updated without the values.
+
+/// Windows over which the range forgets, for each window of the mean: a rare value, such as a thumbs-down among
+/// a hundred thumbs-up, keeps its place, and an outlier does not stay forever.
+const RANGE_WINDOWS: f64 = 8.0;
+
+/// Values from which on a value far outside of their range is limited.
+const LEAST_KNOWN: f64 = 8.0;
+
+/// Statistics of a set of weighted values; a part of the checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Moments {
+    /// Sum of the weights.
+    #[serde(with = "float_bits")]
+    pub count: f64,
+    #[serde(with = "float_bits")]
+    pub mean: f64,
+    /// Weighted sum of squared distances from the mean.
+    #[serde(with = "float_bits")]
+    pub squares: f64,
+    /// The smallest value, which [`Self::decayed`] moves toward the mean; infinite without values.
+    #[serde(with = "float_bits")]
+    pub min: f64,
+    /// The largest value, as [`Self::min`].
+    #[serde(with = "float_bits")]
+    pub max: f64,
+}
+
+impl Default for Moments {
+    fn default() -> Self {
+        Self { count: 0.0, mean: 0.0, squares: 0.0, min: f64::INFINITY, max: f64::NEG_INFINITY }
+    }
+}
+
+impl Moments {
+    /// A single value of weight `weight`.
+    pub fn weighted(value: f64, weight: f64) -> Self {
+        Self { count: weight, mean: value, squares: 0.0, min: value, max: value }
+    }
+
+    /// All values, each of weight 1, in two passes.
+    pub fn of(values: impl Iterator<Item = f64> + Clone) -> Self {
+        let count = values.clone().count() as f64;
+        if count == 0.0 {
+            return Self::default();
+        }
+        let mean = values.clone().sum::<f64>() / count;
+        let squares = values.clone().map(|x| (x - mean) * (x - mean)).sum();
+        let min = values.clone().fold(f64::INFINITY, f64::min);
+        let max = values.fold(f64::NEG_INFINITY, f64::max);
+        Self { count, mean, squares, min, max }
+    }
+
+    /// The union of both sets (Chan, Golub & LeVeque 1979).
+    #[must_use]
+    pub fn joined(self, other: Self) -> Self {
+        if self.count <= 0.0 {
+            return other;
+        }
+        if other.count <= 0.0 {
+            return self;
+        }
+        let count = self.count + other.count;
+        let distance = other.mean - self.mean;
+        Self {
+            count,
+            mean: self.mean + distance * (other.count / count),
+            squares: self.squares
+                + other.squares
+                + distance * distance * (self.count * (other.count / count)),
+            min: self.min.min(other.min),
+            max: self.max.max(other.max),
+        }
+    }
+
+    /// The same values with weights multiplied by `factor`. The distances of minimum and maximum from
+    /// the mean are multiplied by the eighth root of `factor`.
+    #[must_use]
+    pub fn decayed(self, factor: f64) -> Self {
+        let range_factor = factor.powf(1.0 / RANGE_WINDOWS);
+        Self {
+            count: self.count * factor,
+            mean: self.mean,
+            squares: self.squares * factor,
+            min: self.mean - (self.mean - self.min) * range_factor,
+            max: self.mean + (self.max - self.mean) * range_factor,
+        }
+    }
+
+    /// The same values as if those outside of a range had been its ends.
+    #[must_use]
+    pub fn within(self, [low, high]: [f64; 2]) -> Self {
+        if self.count <= 0.0 {
+            return self;
+        }
+        let most_squares = self.count * (0.5 * (high - low)).powi(2);
+        Self {
+            count: self.count,
+            mean: self.mean.clamp(low, high),
+            squares: self.squares.min(most_squares),
+            min: self.min.max(low),
+            max: self.max.min(high),
+        }
+    }
+
+    /// What is plausible beside these: as far out of their range as half of it. `None` of few or equal values.
+    pub fn plausible(self) -> Option<[f64; 2]> {
+        let span = self.max - self.min;
+        let known = self.count >= LEAST_KNOWN && span.is_finite() && span > 0.0;
+        known.then_some([self.min - 0.5 * span, self.max + 0.5 * span])
+    }
+
+    /// Standard deviation with Bessel's correction (n - 1); `None` below a count of 2.
+    pub fn deviation(self) -> Option<f64> {
+        (self.count >= 2.0).then(|| (self.squares / (self.count - 1.0)).max(0.0).sqrt())
+    }
+
+    /// Half of the range, `value` and the mean included: the largest standard deviation in it (Popoviciu 1935).
+    pub fn half_range_with(self, value: f64) -> f64 {
+        let least = self.min.min(self.mean).min(value);
+        let most = self.max.max(self.mean).max(value);
+        0.5 * (most - least)
+    }
+}
+
+// The parts that all trained members of a group have, and their weighted sum.
+
+/// The trained members of a group and the parts that all of them have.
+struct GroupSums {
+    /// Members that have any value.
+    members: Vec<usize>,
+    /// Indices of the parts that all of these members have.
+    parts: Vec<usize>,
+    /// The weighted sum of those parts by trained member; empty without such parts.
+    values: Vec<f64>,
+    /// The smallest cap weight of those parts by trained member.
+    cap_weights: Vec<f64>,
+}
+
+impl GroupSums {
+    fn new(group: &GroupRewards) -> Self {
+        let members = group.trained();
+        let (mut parts, mut values) = (Vec::new(), vec![0.0; members.len()]);
+        let mut cap_weights = vec![1.0_f64; members.len()];
+        for (index, part) in group.parts.iter().enumerate() {
+            let Some(complete) = part.complete(&members) else { continue };
+            parts.push(index);
+            for (place, x) in complete.iter().enumerate() {
+                values[place] += part.weight * x;
+                cap_weights[place] = cap_weights[place].min(part.cap_weight(members[place]));
+            }
+        }
+        if parts.is_empty() {
+            values.clear();
+        }
+        Self { members, parts, values, cap_weights }
+    }
+
+    /// Whether there are members to compare with each other and a part to compare them by.
+    fn is_compared(&self) -> bool {
+        self.members.len() > 1 && !self.parts.is_empty()
+    }
+
+    /// The standard deviation (n - 1) of the sums of a route's groups of two or more members.
+    fn route_deviation(all: &[Self], groups: &[GroupRewards], route: &str) -> Option<f64> {
+        let compared =
+            all.iter().zip(groups).filter(|(own, group)| group.route == route && own.is_compared());
+        let values: Vec<f64> = compared.flat_map(|(own, _)| own.values.iter().copied()).collect();
+        Moments::of(values.into_iter()).deviation()
+    }
+
+    /// The advantage of each member of group `index` of `groups`; `None` for members that are not compared.
+    fn advantages(
+        all: &[Self],
+        index: usize,
+        groups: &[GroupRewards],
+        values: &BatchValues,
+        config: &TrainConfig,
+    ) -> Vec<Option<f64>> {
+        let (own, group) = (&all[index], &groups[index]);
+        let mut advantages = vec![None; group.members];
+        if !own.is_compared() {
+            return advantages;
+        }
+        if config.reward_aggregation == RewardAggregation::SumThenNormalize {
+            let deviation = || Self::route_deviation(all, groups, &group.route);
+            let compared = group_advantages(&own.values, deviation, config);
+            for ((member, advantage), weight) in
+                own.members.iter().zip(compared).zip(&own.cap_weights)
+            {
+                advantages[*member] = Some(weight * advantage);
+            }
+            return advantages;
+        }
+        for part in own.parts.iter().map(|index| &group.parts[*index]) {
+            let Some(complete) = part.complete(&own.members) else { continue };
+            let deviation = || {
+                let route = values.part(&group.route, &part.name);
+                Moments::of(route.iter().map(|v| v.value)).deviation()
+            };
+            let compared = group_advantages(&complete, deviation, config);
+            for (member, advantage) in own.members.iter().zip(compared) {
+                *advantages[*member].get_or_insert(0.0) +=
+                    part.weight * part.cap_weight(*member) * advantage;
+            }
+        }
+        advantages
+    }
+}
+
+// The running baselines, and the computation of a batch's advantages.
+
+/// The running baselines of every part of every route; a part of the checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Baselines {
+    /// Length of the exponential window in samples, at least 1: the decay for each sample is `1 - 1 / window`.
+    window: f64,
+    /// route -> part -> moments of past values.
+    routes: BTreeMap<String, BTreeMap<String, Moments>>,
+}
+
+impl Baselines {
+    /// Empty baselines with a window of `window` samples (at least 1).
+    pub fn new(window: f64) -> Self {
+        Self { window: window.max(1.0), routes: BTreeMap::new() }
+    }
+
+    /// Changes the window, which a restored checkpoint may have from an older configuration.
+    pub fn set_window(&mut self, window: f64) {
+        self.window = window.max(1.0);
+    }
+
+    /// The past of one part, if it has any.
+    pub fn get(&self, route: &str, part: &str) -> Option<&Moments> {
+        self.routes.get(route)?.get(part)
+    }
+
+    /// Limits the past of each part to the bounds of its values, which an older configuration may not have had.
+    pub fn limit(&mut self, bounds: impl Fn(&str, &str) -> Option<[f64; 2]>) {
+        for (route, parts) in &mut self.routes {
+            for (part, past) in parts {
+                *past = bounds(route, part).map_or(*past, |bounds| past.within(bounds));
+            }
+        }
+    }
+
+    /// The values of a batch, those far outside of the past limited: one would make all others equal for long.
+    fn plausible(&self, mut values: BatchValues) -> BatchValues {
+        for ((route, part), values) in &mut values.0 {
+            let past = self.get(route, part).and_then(|past| past.plausible());
+            let Some([low, high]) = past else { continue };
+            values.iter_mut().for_each(|value| value.value = value.value.clamp(low, high));
+        }
+        values
+    }
+
+    /// Computes the advantages of a batch, then adds its values to the baselines.
+    pub fn advantages(&mut self, groups: &[GroupRewards], config: &TrainConfig) -> Advantages {
+        let values = BatchValues::new(groups);
+        let sums: Vec<GroupSums> = groups.iter().map(GroupSums::new).collect();
+        let mut out = Advantages::default();
+        out.describe_sums(&sums);
+        out.describe_parts(groups, &values);
+        let compare = |index| GroupSums::advantages(&sums, index, groups, &values, config);
+        let mut within: Vec<Vec<Option<f64>>> = (0..groups.len()).map(compare).collect();
+        let known = self.plausible(BatchValues::new(groups));
+        let is_zero = |advantage: &Option<f64>| advantage.is_none_or(|advantage| advantage == 0.0);
+        let drops = config.zero_variance_groups == ZeroVariance::Drop;
+        let tied = |(own, within): (&GroupSums, &Vec<Option<f64>>)| {
+            drops && own.members.len() > 1 && within.iter().all(is_zero)
+        };
+        let tied: Vec<bool> = sums.iter().zip(&within).map(tied).collect();
+        if config.reward_aggregation == RewardAggregation::Gdpo {
+            standardize(&mut within);
+        }
+        for (index, own) in sums.iter().enumerate() {
+            let (running, count) =
+                self.running(index, &groups[index], own, &known, config.advantage_scale);
+            out.running_count += count;
+            let mut advantages = vec![None; groups[index].members];
+            for &member in &own.members {
+                let both = [within[index][member], running[member]];
+                // Feedback on one member of a tied group still distinguishes that member.
+                let differs = !tied[index] || !is_zero(&running[member]);
+                advantages[member] = differs.then(|| both.into_iter().flatten().sum());
+            }
+            let dropped = tied[index] && advantages.iter().all(Option::is_none);
+            out.dropped_groups += u64::from(dropped);
+            out.values.push(advantages);
+        }
+        self.remember(&known);
+        out
+    }
+
+    /// Advantages by member of the parts that are not compared within group `index`, and the number of values.
+    fn running(
+        &self,
+        index: usize,
+        group: &GroupRewards,
+        sums: &GroupSums,
+        values: &BatchValues,
+        scale: AdvantageScale,
+    ) -> (Vec<Option<f64>>, u64) {
+        let mut advantages = vec![None; group.members];
+        let mut count = 0;
+        for (part_index, part) in group.parts.iter().enumerate() {
+            if sums.is_compared() && sums.parts.contains(&part_index) {
+                continue;
+            }
+            let batch = values.part(&group.route, &part.name);
+            let past = self.get(&group.route, &part.name).copied().unwrap_or_default();
+            for (member, advantage) in running_advantages((index, part_index), batch, past, scale) {
+                count += 1;
+                *advantages[member].get_or_insert(0.0) +=
+                    part.weight * part.cap_weight(member) * advantage;
+            }
+        }
+        (advantages, count)
+    }
+
+    /// Adds a batch's values to the past, which decays by `1 - 1 / window` for each of them.
+    fn remember(&mut self, values: &BatchValues) {
+        let decay = 1.0 - 1.0 / self.window;
+        for ((route, part), values) in &values.0 {
+            let past =
+                self.routes.entry(route.clone()).or_default().entry(part.clone()).or_default();
+            let new = values.iter().fold(Moments::default(), |all, v| all.joined(v.moments()));
+            *past = past.decayed(decay.powf(new.count)).joined(new);
+        }
+    }
+}
+
+/// The advantages of a batch, and metrics of its rewards.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Advantages {
+    /// By group and member; `None` for members that are not trained on.
+    pub values: Vec<Vec<Option<f64>>>,
+    /// Number of values compared within their group.
+    pub group_count: u64,
+    /// Number of values compared with a running baseline.
+    pub running_count: u64,
+    /// Fraction of groups with equal rewards, among those of two or more trained members.
+    pub zero_std_groups_ratio: Option<f64>,
+    /// `sum over parts of weight * mean of the part`, averaged over routes by trained members.
+    pub reward_mean: Option<f64>,
+    /// Standard deviation (n - 1) within a group of the weighted sum of its complete parts, mean over groups.
+    pub reward_std: Option<f64>,
+    /// That of all trained members of the batch (TRL's `reward_std`); `None` below two.
+    pub reward_batch_std: Option<f64>,
+    /// Number of groups dropped because no member differed from the others.
+    pub dropped_groups: u64,
+    /// Mean of each `(route, part)` over the samples that have it.
+    pub part_means: BTreeMap<(String, String), f64>,
+    /// Their standard deviations (n - 1); absent below two values.
+    pub part_stds: BTreeMap<(String, String), f64>,
+}
+
+impl Advantages {
+    /// [`Self::part_means`] as `part/NAME` and [`Self::part_stds`] as `part_std/NAME` (TRL's
+    /// `rewards/NAME/mean` and
+    /// `std`), with `ROUTE/NAME` if several routes of the step have a part of that name.
+    pub fn part_metrics(&self) -> impl Iterator<Item = (String, f64)> {
+        let metrics = [("part", &self.part_means), ("part_std", &self.part_stds)];
+        metrics.into_iter().flat_map(move |(prefix, map)| {
+            map.iter().map(move |((route, part), value)| {
+                let unique = self.part_means.keys().filter(|(_, other)| other == part).count() == 1;
+                let name = if unique {
+                    format!("{prefix}/{part}")
+                } else {
+                    format!("{prefix}/{route}/{part}")
+                };
+                (name, *value)
+            })
+        })
+    }
+
+    /// Adds the metrics of the weighted sums.
+    fn describe_sums(&mut self, sums: &[GroupSums]) {
+        let groups: Vec<&GroupSums> = sums.iter().filter(|own| own.is_compared()).collect();
+        let all_equal = |own: &GroupSums| {
+            let first = own.values[0];
+            own.values.iter().all(|x| (x - first).abs() <= 1e-12 * x.abs().max(1.0))
+        };
+        let deviation =
+            |own: &GroupSums| Moments::of(own.values.iter().copied()).deviation().unwrap_or(0.0);
+        if !groups.is_empty() {
+            let count = groups.len() as f64;
+            let equal = groups.iter().filter(|own| all_equal(own)).count() as f64;
+            self.zero_std_groups_ratio = Some(equal / count);
+            self.reward_std = Some(groups.iter().map(|own| deviation(own)).sum::<f64>() / count);
+        }
+        let compared = |own: &GroupSums| (own.members.len() * own.parts.len()) as u64;
+        self.group_count = groups.into_iter().map(compared).sum();
+        let all = sums.iter().flat_map(|own| own.values.iter().copied());
+        self.reward_batch_std = Moments::of(all).deviation();
+    }
+
+    /// Adds the means of the parts and of the whole reward.
+    fn describe_parts(&mut self, groups: &[GroupRewards], values: &BatchValues) {
+        let mut weights: BTreeMap<(&str, &str), f64> = BTreeMap::new();
+        let mut members: BTreeMap<&str, f64> = BTreeMap::new();
+        for group in groups {
+            *members.entry(&group.route).or_default() += group.trained().len() as f64;
+            for part in &group.parts {
+                weights.entry((&group.route, &part.name)).or_insert(part.weight);
+            }
+        }
+        let mut route_means: BTreeMap<&str, f64> = BTreeMap::new();
+        for (key, values) in &values.0 {
+            let moments = Moments::of(values.iter().map(|v| v.value));
+            let weight = weights.get(&(key.0.as_str(), key.1.as_str())).copied().unwrap_or(0.0);
+            *route_means.entry(&key.0).or_default() += weight * moments.mean;
+            self.part_means.insert(key.clone(), moments.mean);
+            self.part_stds.extend(moments.deviation().map(|std| (key.clone(), std)));
+        }
+        let total: f64 = members.values().sum();
+        if total > 0.0 {
+            let sum: f64 = route_means.iter().map(|(route, mean)| mean * members[route]).sum();
+            self.reward_mean = Some(sum / total);
+        }
     }
 }
 

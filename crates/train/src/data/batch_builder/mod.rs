@@ -1,30 +1,80 @@
 //! Builds one optimizer step's batch from ready groups in the ledger.
 
-pub(crate) mod group;
-mod load;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use prometheus::IntCounterVec;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Lineage, PolicyVersion, Sample, SampleId, TokenId,
-    TokenSpan, UnixMillis, include_rater,
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, Lineage, PolicyVersion,
+    Reward, RewardSource, Sample, SampleId, SampleOrigin, TokenId, TokenSpan, UnixMillis,
+    include_rater,
 };
 use hone_reward::Routes;
-use hone_store::{ERASED, Op, QUARANTINED, Store, StoreError};
+use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
+use hone_store::{ERASED, Op, QUARANTINED, RecordSource, Store, StoreError};
 
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
 use crate::config::TrainConfig;
-use load::{BatchTurns, is_rated, load_ready, unused_reason};
-
-pub(crate) use group::{BatchGroup, GroupMember};
-pub(crate) use load::load;
 
 /// Ready groups among which graded ones are looked for.
 const LOOKAHEAD: usize = 4096;
+
+/// One trainable completion with its rewards.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupMember {
+    pub(crate) sample: Sample,
+    /// Value of each reward part that group and route have; missing values are absent.
+    pub(crate) parts: BTreeMap<String, f64>,
+    /// Origin of the parts that are clients' feedback.
+    pub(crate) feedback: BTreeMap<String, FeedbackOrigin>,
+    /// Weights below 1 that `feedback_cap` gave to parts.
+    pub(crate) cap_weights: BTreeMap<String, f64>,
+    /// Whether it is older than `train.max_staleness`, or recorded by another process.
+    pub(crate) late: bool,
+    /// The conversation that it is a turn of, if a client received it.
+    pub(crate) conversation: Option<[u8; 16]>,
+}
+
+/// Origin of a feedback value; of several ratings, that of the last one.
+#[derive(Clone, Debug)]
+pub(crate) struct FeedbackOrigin {
+    /// Time of arrival.
+    pub(crate) created: UnixMillis,
+    /// Identifies the rater.
+    pub(crate) key_id: Option<String>,
+}
+
+/// A group with everything that training needs from the ledger.
+#[derive(Clone, Debug)]
+pub(crate) struct BatchGroup {
+    pub(crate) group: Group,
+    pub(crate) prompt_ids: Vec<TokenId>,
+    /// Weight of each reward part on the group's route.
+    pub(crate) weights: BTreeMap<String, f64>,
+    pub(crate) members: Vec<GroupMember>,
+    /// Whether ratings of quarantined API keys were left out.
+    pub(crate) without_quarantined: bool,
+    /// Whether all values are ratings by clients.
+    pub(crate) is_rated: bool,
+}
+
+impl BatchGroup {
+    /// Tokens of the prompt and all completions, which share one shard.
+    pub(crate) fn tokens(&self) -> usize {
+        self.prompt_ids.len() + self.lengths().sum::<usize>()
+    }
+
+    /// Tokens of the prompt and the longest completion.
+    pub(crate) fn longest_tokens(&self) -> usize {
+        self.prompt_ids.len() + self.lengths().max().unwrap_or_default()
+    }
+
+    fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.members.iter().map(|member| member.sample.ids.len())
+    }
+}
 
 /// The groups of one optimizer step.
 #[derive(Debug, Default)]
@@ -185,23 +235,19 @@ pub(crate) fn masked(sample: &Sample) -> Vec<bool> {
 }
 
 /// The log-probabilities of a sample's tokens under `softmax(logits / temperature)`, without grammar and
-/// without truncation by top-p, top-k or min-p: the recorded ones are renormalized over the kept tokens,
-/// so the logarithm of the kept mass is added.
+/// truncation: the recorded ones are renormalized over the kept tokens, so the log of the kept mass is added.
 pub(crate) fn full_logprobs(sample: &Sample) -> Vec<f32> {
     let kept = sample.kept.iter().copied().chain(std::iter::repeat(1.0));
     sample.logprobs.iter().zip(kept).map(|(logprob, mass)| logprob + mass.ln()).collect()
 }
 
 /// Takes ready groups, oldest first and graded ones for half of the batch before others, until they have
-/// `max_samples` members; the last group may exceed that number, and so may further turns of the batch's conversations among the next groups, so that
-/// a conversation is trained on as a whole. `None` if fewer than `min_samples` trainable samples are ready.
+/// `max_samples` members. The last group may exceed that number, and so may further turns of the batch's
+/// conversations. `None` if fewer than `min_samples` trainable samples are ready.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
 /// member of an abandoned branch or of an age above the limit, and those without a trainable
 /// member that has a reward. Of a group of ratings alone, only these members are dropped.
-///
-/// # Errors
-/// If the ledger cannot be read or written.
 pub(crate) fn build_batch(
     store: &Store,
     routes: &Routes,
@@ -219,8 +265,7 @@ pub(crate) fn build_batch(
         Some(age) if age > limits.of(is_rated) => Some(STALE),
         Some(_) => None,
     };
-    // A group that is not dropped has at least one trainable member, so `max_samples` groups are
-    // enough in the end. As many again may be turns of the same conversations.
+    // At least one member of each group is trainable. As many again may be turns of the same conversations.
     let most = max_samples.max(1).saturating_mul(2);
     for group in store.ready_groups(most.max(LOOKAHEAD))? {
         if group.is_correction() {
@@ -290,8 +335,7 @@ pub(crate) fn build_batch(
     Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups, corrections }))
 }
 
-/// Puts the oldest graded groups with `members` members before all others. After the backlog of ratings that a
-/// canary leaves, they would be too old.
+/// Puts the oldest graded groups with `members` members first: after a canary's backlog they would be too old.
 fn graded_first(ready: Vec<Group>, routes: &Routes, members: usize) -> Vec<Group> {
     let mut taken = 0;
     let (mut first, rest): (Vec<_>, Vec<_>) = ready.into_iter().partition(|group| {
@@ -347,6 +391,154 @@ pub(crate) fn drop_groups(
     Ok(())
 }
 
+// What a group needs from the ledger.
+
+/// The conversations of a batch.
+#[derive(Default)]
+struct BatchTurns {
+    conversations: BTreeSet<[u8; 16]>,
+    prompts: BTreeSet<InteractionId>,
+}
+
+impl BatchTurns {
+    /// Adds the conversations of a group.
+    fn add(&mut self, group: &BatchGroup) {
+        let members = || group.members.iter();
+        self.conversations.extend(members().filter_map(|member| member.conversation));
+        self.prompts.extend(members().map(|member| member.sample.interaction));
+    }
+
+    /// Whether the answers of a group are a further turn of one of the conversations.
+    fn go_on_in(&self, store: &Store, group: &Group) -> Result<bool, StoreError> {
+        if group.is_correction() || self.prompts.contains(&group.interaction) {
+            return Ok(false);
+        }
+        let prompt = store.interaction(group.interaction)?;
+        Ok(prompt.is_some_and(|prompt| self.conversations.contains(&prompt.conversation())))
+    }
+}
+
+/// Whether all values of a group are ratings by clients.
+fn is_rated(routes: &Routes, group: &Group) -> bool {
+    let route = routes.get(&group.route);
+    route.is_some_and(|route| group.parts.iter().all(|part| route.takes_feedback(part)))
+}
+
+/// Reads a group's prompt, trainable samples and rewards.
+pub(crate) fn load(
+    store: &impl RecordSource,
+    routes: &Routes,
+    quarantined: &BTreeSet<String>,
+    group: Group,
+) -> Result<BatchGroup, StoreError> {
+    let route = routes.get(&group.route);
+    let weights: BTreeMap<String, f64> =
+        group.parts.iter().filter_map(|name| Some((name.clone(), route?.weight(name)?))).collect();
+    let prompt = store.interaction(group.interaction)?;
+    let conversation = prompt.as_ref().map(Interaction::conversation);
+    let prompt_ids = prompt.map(|prompt| prompt.prompt_ids).unwrap_or_default();
+    let mut members = Vec::new();
+    let mut without_quarantined = false;
+    for id in &group.members {
+        let Some(sample) = store.sample(*id)? else { continue };
+        if sample.untrainable.is_some() || sample.ids.is_empty() || prompt_ids.is_empty() {
+            continue;
+        }
+        // Rated completions of a group may be answers to several requests with equal prompts.
+        let conversation = if sample.interaction == group.interaction {
+            conversation
+        } else {
+            let own = store.interaction(sample.interaction)?;
+            let own = own.filter(|own| own.prompt_ids == prompt_ids);
+            let Some(own) = own else { continue };
+            Some(own.conversation())
+        };
+        let conversation = conversation.filter(|_| sample.origin == SampleOrigin::Served);
+        let (mut parts, mut feedback) = (BTreeMap::new(), BTreeMap::new());
+        for mut reward in store.rewards_of(*id)? {
+            let from_clients = reward.source == RewardSource::Feedback;
+            if from_clients && !quarantined.is_empty() {
+                let rule = route.and_then(|r| r.feedback(&reward.name)).map(|p| p.aggregate);
+                without_quarantined |=
+                    leave_out(store, quarantined, rule.unwrap_or_default(), &mut reward)?;
+            }
+            if let Some(value) = reward.value
+                && weights.contains_key(&reward.name)
+            {
+                if from_clients {
+                    let origin = FeedbackOrigin { created: reward.created, key_id: reward.key_id };
+                    feedback.insert(reward.name.clone(), origin);
+                }
+                parts.insert(reward.name, value);
+            }
+        }
+        if !parts.is_empty() {
+            let cap_weights = BTreeMap::new();
+            members.push(GroupMember {
+                sample,
+                parts,
+                feedback,
+                cap_weights,
+                late: false,
+                conversation,
+            });
+        }
+    }
+    let is_rated = is_rated(routes, &group);
+    Ok(BatchGroup { group, prompt_ids, weights, members, without_quarantined, is_rated })
+}
+
+/// Reads a group that was ready, without the members that were erased meanwhile.
+fn load_ready(
+    store: &Store,
+    routes: &Routes,
+    quarantined: &BTreeSet<String>,
+    group: Group,
+) -> Result<BatchGroup, StoreError> {
+    let mut loaded = load(store, routes, quarantined, group)?;
+    // An erasure of the first member's prompt gives the group the prompt of another member.
+    while loaded.members.is_empty()
+        && let Some(group) = store.group(loaded.group.id)?
+        && group.state == GroupState::Ready
+        && group != loaded.group
+    {
+        loaded = load(store, routes, quarantined, group)?;
+    }
+    Ok(loaded)
+}
+
+/// Why a group without a trainable member is dropped. The ledger has dropped an erased one already.
+fn unused_reason(store: &Store, loaded: &BatchGroup) -> Result<&'static str, StoreError> {
+    if loaded.without_quarantined {
+        return Ok(QUARANTINED);
+    }
+    let is_erased = store.interaction(loaded.group.interaction)?.is_none();
+    Ok(if is_erased { ERASED } else { "unscored" })
+}
+
+/// Aggregates feedback again without ratings of quarantined keys; returns whether it had any.
+fn leave_out(
+    store: &impl RecordSource,
+    quarantined: &BTreeSet<String>,
+    rule: Aggregate,
+    reward: &mut Reward,
+) -> Result<bool, StoreError> {
+    let mut ratings = store.ratings_of(reward.sample, &reward.name)?;
+    let all = ratings.len();
+    ratings.retain(|rating| {
+        rating.key_id.as_ref().is_none_or(|rater| !include_rater(quarantined, rater))
+    });
+    if ratings.len() == all {
+        return Ok(false);
+    }
+    reward.value = aggregate(rule, &ratings);
+    if let Some(last) = latest_per_rater(&ratings).last() {
+        reward.created = last.created;
+        reward.key_id.clone_from(&last.key_id);
+    }
+    Ok(true)
+}
+
 // How old the samples of a batch may be, in policy versions.
 
 /// How many versions ago a sample's policy was the one that the trainer continues from.
@@ -361,8 +553,7 @@ pub(crate) struct VersionAges {
 }
 
 impl VersionAges {
-    /// The age of a version; `None` if the weights do not descend from it, for example because an
-    /// operator activated one of its ancestors.
+    /// The age of a version; `None` if the weights do not descend from it.
     pub(crate) fn of(&self, version: PolicyVersion) -> Option<u64> {
         Some(self.lineage.age(self.head, version)? + self.ahead)
     }
@@ -370,8 +561,7 @@ impl VersionAges {
 
 /// Reason of a dropped group with a sample of a version that the weights do not descend from.
 const ABANDONED: &str = "abandoned";
-/// Reason of a dropped group with a sample of a version that is too many versions old, or from which
-/// the policy has moved too far away.
+/// Reason of a dropped group with a sample that is too old, or from which the policy has moved too far away.
 pub(crate) const STALE: &str = "stale";
 
 /// The limits on the age of samples, in versions.
@@ -395,11 +585,8 @@ impl StalenessLimits {
     }
 }
 
-// The corrections of a batch: texts that clients wrote in place of a completion.
-//
-// A correction is a ready group of its own and counts like a completion towards
-// `train.samples_per_step`. No policy sampled it, so it does not become stale, and it stays valid when
-// an operator activates another version.
+// The corrections of a batch: texts that clients wrote in place of a completion, each a ready group that counts
+// like a completion. No policy sampled them, so they do not become stale and belong to no branch.
 
 /// Reason of a dropped correction whose prompt or text has no token.
 const UNSCORED: &str = "unscored";
@@ -418,9 +605,6 @@ pub(crate) struct BatchCorrection {
 
 impl BatchCorrection {
     /// Reads a correction; the inner error is why it is not trained on.
-    ///
-    /// # Errors
-    /// If the ledger cannot be read.
     fn load(
         store: &Store,
         quarantined: &BTreeSet<String>,
@@ -454,14 +638,10 @@ impl BatchCorrection {
         TrainSample {
             prompt_ids: self.prompt_ids.clone(),
             ids: self.ids.clone(),
-            logprobs: Vec::new(),
-            masked: Vec::new(),
             temperature: 1.0,
-            advantage: 0.0,
             version: u64::MAX,
-            truncated: false,
-            late: false,
             correction: true,
+            ..TrainSample::default()
         }
     }
 }

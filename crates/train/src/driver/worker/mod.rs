@@ -12,12 +12,10 @@ use tokio::sync::oneshot;
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
 
-use super::error::{TrainError, TrainFailure};
-use super::markers::AttemptMarker;
-use super::setup::{ThreadPools, TrainSetup};
-use super::status::{StatusCell, TrainState, TrainStatus};
+use super::progress::AttemptMarker;
+use super::report::{StatusCell, TrainState, TrainStatus};
 use super::trainer::Trainer;
-use super::{StepGate, TrainCommand};
+use super::{StepGate, ThreadPools, TrainCommand, TrainError, TrainFailure, TrainSetup};
 
 /// Waits between restarts double from the first to the second.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
@@ -58,7 +56,7 @@ impl TrainWorker {
             }
         });
         let (sender, commands) = channel();
-        let handle = TrainHandle::new(status.clone(), Some(sender.clone()));
+        let handle = TrainHandle { status: status.clone(), commands: Some(sender.clone()) };
         spawn_waker(&setup, sender.clone());
         let pools = ThreadPools::new(setup.config.threads)?;
         let runtime = Handle::current();
@@ -74,10 +72,10 @@ impl TrainWorker {
         self.handle.clone()
     }
 
-    /// Ends the thread after the current step, waiting for at most `patience`. The step's groups
-    /// stay ready if the process ends before its checkpoint.
+    /// Ends the thread after the current step, or stops waiting after `patience`: its groups then stay ready.
     pub async fn stop(self, patience: Duration) {
-        self.handle.stop();
+        // Fails only if the thread has already ended.
+        let _ended = self.handle.send(TrainCommand::Stop);
         let Some(thread) = self.thread else { return };
         let started = Instant::now();
         // A blocking task that joins the thread would keep the runtime from ending.
@@ -115,8 +113,8 @@ fn spawn_waker(setup: &TrainSetup, sender: Sender<TrainCommand>) {
     });
 }
 
-/// Runs the trainer until a stop command, restarting it after errors and panics. The wait before a
-/// restart doubles each time, and starts over once the trainer has run for [`MAX_BACKOFF`].
+/// Runs the trainer until a stop command. The wait before a restart after an error or a panic doubles each
+/// time, and starts over once the trainer has run for [`MAX_BACKOFF`].
 fn supervise(
     setup: &TrainSetup,
     (commands, wake): (&Receiver<TrainCommand>, &Sender<TrainCommand>),
@@ -129,7 +127,8 @@ fn supervise(
     loop {
         let started = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            Trainer::restore(setup, status, runtime, pools, wake)?.run(commands, &mut gate)
+            let (mut trainer, phase) = Trainer::restore(setup, status, runtime, pools, wake)?;
+            trainer.run(phase, commands, &mut gate)
         }));
         let error = match outcome {
             Ok(Ok(())) => return,
@@ -143,11 +142,8 @@ fn supervise(
         if started.elapsed() > MAX_BACKOFF {
             backoff = MIN_BACKOFF;
         }
-        tracing::error!(
-            %error,
-            backoff_s = backoff.as_secs(),
-            "trainer failed, restarting from its checkpoint"
-        );
+        let backoff_s = backoff.as_secs();
+        tracing::error!(%error, backoff_s, "trainer failed, restarting from its checkpoint");
         status.update(|s| {
             s.last_error = Some(error.to_string());
             s.restarts += 1;
@@ -183,9 +179,8 @@ fn back_off(
     }
 }
 
-// The handle through which the rest of the daemon controls the trainer.
-
-/// Controls the trainer's thread. Cheap to clone; no method but [`Self::step`] waits for it.
+/// Controls the trainer's thread. Cheap to clone; no method but [`Self::step`] waits for it. Commands fail
+/// with [`TrainError::Disabled`] or [`TrainError::Stopped`].
 #[derive(Clone)]
 pub struct TrainHandle {
     status: StatusCell,
@@ -194,13 +189,9 @@ pub struct TrainHandle {
 }
 
 impl TrainHandle {
-    pub(crate) fn new(status: StatusCell, commands: Option<Sender<TrainCommand>>) -> Self {
-        Self { status, commands }
-    }
-
     /// The handle of a daemon that does not train.
     pub fn disabled(metrics: Arc<Metrics>) -> Self {
-        Self::new(StatusCell::new(TrainState::Disabled, metrics), None)
+        Self { status: StatusCell::new(TrainState::Disabled, metrics), commands: None }
     }
 
     fn send(&self, command: TrainCommand) -> Result<(), TrainError> {
@@ -214,34 +205,21 @@ impl TrainHandle {
     }
 
     /// Pauses training after the current step, which is still published.
-    ///
-    /// # Errors
-    /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
     pub fn pause(&self) -> Result<(), TrainError> {
         self.send(TrainCommand::Pause)
     }
 
     /// Ends a pause, and restores a lowered learning rate.
-    ///
-    /// # Errors
-    /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
     pub fn resume(&self) -> Result<(), TrainError> {
         self.send(TrainCommand::Resume)
     }
 
     /// Halves the learning rate until [`Self::resume`].
-    ///
-    /// # Errors
-    /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
     pub fn lower_rate(&self) -> Result<(), TrainError> {
         self.send(TrainCommand::LowerRate)
     }
 
-    /// Pauses training once `limit` steps are taken in total, earlier processes included; `None`
-    /// removes the limit.
-    ///
-    /// # Errors
-    /// [`TrainError::Disabled`] or [`TrainError::Stopped`].
+    /// Pauses training once `limit` steps are taken in total, earlier processes included.
     pub fn set_step_limit(&self, limit: Option<u64>) -> Result<(), TrainError> {
         self.send(TrainCommand::SetStepLimit(limit))
     }
@@ -255,12 +233,6 @@ impl TrainHandle {
         let (reply, answer) = oneshot::channel();
         self.send(TrainCommand::Step(reply))?;
         answer.await.map_err(|_| TrainError::Stopped)?
-    }
-
-    /// Ends the trainer's thread after the current step.
-    pub(crate) fn stop(&self) {
-        // Fails only if the thread has already ended.
-        let _ended = self.send(TrainCommand::Stop);
     }
 }
 

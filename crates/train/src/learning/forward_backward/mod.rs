@@ -33,15 +33,13 @@ pub(crate) struct ForwardBackward<'a> {
     /// Indices of the samples that the pass computes.
     pub active: &'a [usize],
     pub adaptive: AdaptiveCoefficients,
-    /// Number of each sample's tokens that are trained on; 0 for corrections and for samples that are not
-    /// trained on.
+    /// Number of each sample's trained tokens; 0 for corrections and for samples that are left out.
     pub lengths: Vec<usize>,
     /// The divisor of the `dr_grpo` loss.
     pub max_completion_tokens: usize,
     /// Tokens of the longest shard that the memory permits.
     pub longest_shard: usize,
-    /// The version of the policy's weights. For samples of this version the recorded and recomputed
-    /// log-probabilities are compared; `None` compares none.
+    /// The version of the weights, for whose samples recorded and recomputed log-probabilities are compared.
     pub current_version: Option<u64>,
     pub dropout_seed: u64,
     /// Log-probabilities from earlier passes of the step.
@@ -143,8 +141,7 @@ impl ForwardBackward<'_> {
         Ok(output)
     }
 
-    /// Maps shards: in parallel with one thread each, or, for a wide model, one after the other on
-    /// all threads.
+    /// Maps shards in parallel with one thread each, or, for a wide model, in turn on all threads.
     fn map_shards<T: Send>(
         &self,
         shards: &[Shard],
@@ -281,8 +278,8 @@ impl ForwardBackward<'_> {
         !sample.correction && (is_corrected || sample.late)
     }
 
-    /// A shard's log-probabilities without dropout, to compare them with the recorded ones or to
-    /// cache them as the old ones; `None` if neither is needed. `logprobs` are those with dropout.
+    /// A shard's log-probabilities without dropout, to compare with the recorded ones or to cache as the old
+    /// ones.
     fn without_dropout(
         &self,
         layout: &PackedBatch,

@@ -8,25 +8,23 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
 use hone_model::ModelError;
-use hone_model::adapter::weights::{LoraWeights, named_plan};
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{ModuleScale, peft};
 
 use super::Learner;
 use crate::error::Result;
 use crate::learning::Average;
-use crate::learning::checkpoint::{self, Checkpoint, LearnerState};
+use crate::learning::checkpoint::{self, CheckpointFiles, LearnerState};
 use crate::learning::objective::AdaptiveCoefficients;
 use crate::learning::restart_steps;
 
 impl Learner {
-    /// Rolls the policy back to the adapter in a PEFT directory, or to the base with a fresh
-    /// adapter. This resets the optimizer's moments, the average, the adaptive coefficients and a
-    /// synchronized reference, which becomes the initial one. The step count and the schedule continue,
-    /// with a warm-up of the new moments on top of it unless no step was taken yet.
+    /// Rolls the policy back to the adapter in a PEFT directory, or to the base with a fresh adapter, without
+    /// moments, average, adapted coefficients and synchronized reference. Step count and schedule continue,
+    /// with a warm-up of the new moments on top unless no step was taken yet.
     ///
     /// # Errors
-    /// If the adapter cannot be read or differs from `train.lora` in ranks, scales or modules;
-    /// nothing is changed then.
+    /// If the adapter cannot be read or differs from `train.lora`; nothing is changed then.
     pub fn reset_to(&mut self, adapter: Option<&Path>) -> Result<()> {
         let spec = self.model.spec();
         let (dtype, device) = (self.model.dtype(), self.model.device());
@@ -45,7 +43,7 @@ impl Learner {
         self.optimizer.clear();
         self.restart = if self.steps > 0 { restart_steps(&self.config) } else { 0 };
         self.adaptive = AdaptiveCoefficients::new(&self.config);
-        self.reference.reset();
+        self.reference.synced = None;
         self.average = Average::new(&self.config);
         Ok(())
     }
@@ -73,12 +71,7 @@ impl Learner {
         Ok(())
     }
 
-    /// Returns to the policy of a checkpoint, with its moments and their warm-up, average, reference and
-    /// coefficients. The step count, the schedule and the random stream continue. Returns the
-    /// checkpoint's `extra`.
-    ///
-    /// # Errors
-    /// As [`Self::load`].
+    /// As [`Self::load`], but the step count, the schedule and the random stream continue.
     pub fn return_to(&mut self, dir: &Path) -> Result<Value> {
         let (steps, rng, tokens) = (self.steps, self.rng.clone(), self.tokens);
         let extra = self.load(dir)?;
@@ -93,72 +86,73 @@ impl Learner {
     /// If a file cannot be written; an older checkpoint in `dir` is kept then.
     pub fn save(&self, dir: &Path, extra: &Value) -> Result<()> {
         let average = self.average.as_ref();
-        let tensors = |lora: Option<&LoraWeights>| lora.map(LoraWeights::tensors).transpose();
         let state = LearnerState {
             step: self.steps,
             updates: self.optimizer.updates(),
             rng: self.rng.clone(),
             model: self.model.digest()?,
             lora: self.config.lora.clone(),
-            adaptive: Some(self.adaptive),
+            adaptive: self.adaptive,
             tokens: self.tokens,
             restart: self.restart,
             factors: self.lora.module_scales(),
-            averaged: average.map_or(0, Average::count),
+            averaged: average.map_or(0, |average| average.count),
             extra: extra.clone(),
         };
-        let checkpoint = Checkpoint {
-            state,
-            adapter: self.lora.tensors()?,
-            moments: self.optimizer.tensors()?,
-            average: tensors(average.and_then(Average::lora))?,
-            reference: tensors(self.reference.synced())?,
-            initial_reference: tensors(self.reference.initial())?,
-        };
-        checkpoint::save(dir, &checkpoint)
+        let mut files = CheckpointFiles::from([
+            ("adapter".to_owned(), self.lora.tensors()?),
+            ("moments".to_owned(), self.optimizer.tensors()?),
+        ]);
+        for (name, lora) in [
+            ("average", average.and_then(|average| average.lora.as_ref())),
+            ("reference", self.reference.synced.as_ref()),
+            ("initial_reference", self.reference.initial.as_ref()),
+        ] {
+            if let Some(lora) = lora {
+                files.insert(name.to_owned(), lora.tensors()?);
+            }
+        }
+        checkpoint::save(dir, &state, &files)
     }
 
-    /// Restores a checkpoint, so that training continues with the same numbers; returns the `extra`
-    /// it was saved with.
+    /// Restores a checkpoint and returns its `extra`. Training continues with the same numbers.
     ///
     /// # Errors
-    /// If the checkpoint is incomplete or damaged, belongs to another base model, or its adapter
-    /// differs from `train.lora`; nothing is changed then.
+    /// If the checkpoint is damaged, of another base model, or differs from `train.lora`; nothing is changed
+    /// then.
     pub fn load(&mut self, dir: &Path) -> Result<Value> {
         let device = self.model.device().clone();
-        let loaded = checkpoint::load(dir, &device)?;
-        let state = loaded.state;
+        let (state, mut files) = checkpoint::load(dir, &device)?;
         let wrong = |reason: String| checkpoint::wrong(dir, reason);
         if state.model != self.model.digest()? {
             return Err(wrong("it belongs to another base model".to_owned()));
         }
+        self.check_shape(&state.factors).map_err(wrong)?;
         let (spec, dtype) = (self.model.spec(), self.model.dtype());
-        let factors = if state.factors.is_empty() {
-            named_plan(spec, &state.lora).map_err(|e| wrong(e.to_string()))?
-        } else {
-            state.factors
+        let mut weights = |name: &str| {
+            let weights = |tensors| {
+                LoraWeights::from_tensors(spec, &self.config.lora, tensors, dtype, &device)
+                    .map_err(|e| wrong(e.to_string()))
+            };
+            files.remove(name).map(weights).transpose()
         };
-        self.check_shape(&factors).map_err(wrong)?;
-        let weights = |tensors| {
-            LoraWeights::from_tensors(spec, &self.config.lora, tensors, dtype, &device)
-                .map_err(|e| wrong(e.to_string()))
-        };
-        let lora = weights(loaded.adapter)?;
-        let average = loaded.average.map(weights).transpose()?;
-        let synced = loaded.reference.map(weights).transpose()?;
-        let initial = loaded.initial_reference.map(weights).transpose()?;
+        let lora = weights("adapter")?.ok_or_else(|| wrong("it has no adapter".to_owned()))?;
+        let (average, synced) = (weights("average")?, weights("reference")?);
+        let initial = weights("initial_reference")?;
+        let moments =
+            files.remove("moments").ok_or_else(|| wrong("it has no moments".to_owned()))?;
         self.optimizer
-            .restore(state.updates, &lora.parameters(), loaded.moments)
+            .restore(state.updates, &lora.parameters(), moments)
             .map_err(|e| wrong(e.to_string()))?;
         if let Some(own) = &mut self.average {
             own.restore(average, state.averaged);
         }
-        self.reference.restore(initial, synced);
+        self.reference.initial = initial.or(self.reference.initial.take());
+        self.reference.synced = synced.filter(|_| self.reference.every > 0);
         self.lora = lora;
         self.rng = state.rng;
         self.steps = state.step;
-        let adaptive = state.adaptive.unwrap_or_else(|| AdaptiveCoefficients::new(&self.config));
-        self.adaptive = adaptive.configured(&self.config);
+        self.adaptive = state.adaptive.configured(&self.config);
         self.tokens = state.tokens;
         self.restart = state.restart;
         Ok(state.extra)

@@ -13,6 +13,7 @@ use candle_core::{DType, Device};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use hone_core::config::{below, between};
 use hone_engine::ModelDir;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft, weights};
@@ -28,7 +29,8 @@ use super::optimizer::{AdamW, AdamWConfig};
 use crate::config::{KlConfig, OptimizerKind, PeakRate, TrainConfig};
 use crate::error::{LearnError, Result};
 
-pub use super::step_stats::StepStats;
+pub use step::StepStats;
+pub(crate) use step::completion_metrics;
 
 /// [`StepStats::skipped`] of a step whose samples were all masked or refused.
 pub(crate) const NO_SAMPLE: &str = "no sample is left to train on";
@@ -150,22 +152,19 @@ impl Learner {
         self.steps
     }
 
-    /// Sets the peak of the learning-rate schedule, which may differ between the stages of a
-    /// curriculum.
+    /// Sets the peak of the learning-rate schedule, for a stage of a curriculum.
     pub fn set_peak_rate(&mut self, rate: f64) {
         self.config.learning_rate = PeakRate::Fixed(rate);
     }
 
-    /// Sets the tokens of the longest shard that the memory permits, which lets the completions of a
-    /// long prompt share it.
+    /// Sets the tokens of the longest shard that the memory permits, which completions of a long prompt share.
     pub(crate) fn set_longest_shard(&mut self, tokens: usize) {
         self.longest_shard = tokens;
     }
 
-    /// The adapter to serve: the average if `train.ema_decay` or `train.swa_start` configures one
-    /// and it has values, else the trained adapter.
+    /// The adapter to serve: the average if one is configured and has values, else the trained adapter.
     pub fn served(&self) -> &LoraWeights {
-        self.average.as_ref().and_then(Average::lora).unwrap_or(&self.lora)
+        self.average.as_ref().and_then(|average| average.lora.as_ref()).unwrap_or(&self.lora)
     }
 
     /// Durations of the last step's parts.
@@ -198,9 +197,6 @@ fn report_compute(configured: Compute, used: Compute) {
 }
 
 /// Merges the settings of the adapter to start from into the configured ones.
-///
-/// # Errors
-/// If a configured key differs from the adapter's.
 fn adopt(own: &LoraConfig, found: LoraConfig, path: &Path) -> Result<LoraConfig> {
     own.adopt(found).map_err(|(key, own, found)| {
         let reason = format!(
@@ -213,26 +209,17 @@ fn adopt(own: &LoraConfig, found: LoraConfig, path: &Path) -> Result<LoraConfig>
 
 /// Checks the settings that a step relies on.
 fn validate(config: &TrainConfig) -> Result<()> {
-    let wrong = |key, value: String, expected| Err(LearnError::Setting { key, value, expected });
-    if config.micro_batch == 0 {
-        return wrong("train.micro_batch", "0".to_owned(), "at least 1");
-    }
-    if config.num_iterations == 0 {
-        return wrong("train.num_iterations", "0".to_owned(), "at least 1");
-    }
-    if !(0.0..1.0).contains(&config.lora.dropout) {
-        return wrong("train.lora.dropout", config.lora.dropout.to_string(), "from 0 to below 1");
-    }
-    Ok(())
+    between("train.micro_batch", config.micro_batch, 1, 1 << 16)
+        .and_then(|()| between("train.num_iterations", config.num_iterations, 1, 64))
+        .and_then(|()| below("train.lora.dropout", config.lora.dropout, 0.0, 1.0))
+        .map_err(LearnError::Setting)
 }
 
-// The reference policy: the base model, or `train.lora.init_adapter`, from which the run starts. So
-// the KL is 0 at the start in either case, and a penalty does not undo what the adapter has learned.
-// With `train.kl.sync_steps` it is a mixture that follows the policy.
-//
-// Every `sync_steps` steps `reference <- alpha policy + (1 - alpha) reference` (Gorbatovski et al.
-// 2024, TR-DPO; TRL's `sync_ref_model`), on the adapter's factors. If the first reference is the base,
-// it is taken as the policy's A with a zero B, so its delta becomes alpha times the policy's.
+// The reference policy: the base model or `train.lora.init_adapter`, so the KL is 0 at the start, and a penalty
+// does not undo what the adapter has learned. Every `train.kl.sync_steps` steps
+// `reference <- alpha policy + (1 - alpha) reference` (Gorbatovski et al. 2024, TR-DPO; TRL's `sync_ref_model`)
+// on the adapter's factors. Of the base these are the policy's A with a zero B, so its delta becomes alpha
+// times the policy's.
 
 /// The reference policy's adapter.
 #[derive(Clone, Debug)]
@@ -253,11 +240,6 @@ impl Reference {
         Self { every: config.sync_steps, alpha: config.sync_mixup, initial, synced: None }
     }
 
-    /// Forgets the synchronizations.
-    pub(crate) fn reset(&mut self) {
-        self.synced = None;
-    }
-
     /// Synchronizes with the policy if that is due after step number `steps` (from 1).
     pub(crate) fn observe(&mut self, policy: &LoraWeights, steps: u64) -> Result<()> {
         if self.every == 0 || !steps.is_multiple_of(self.every) {
@@ -276,25 +258,6 @@ impl Reference {
     /// Its adapter; `None` is the base.
     pub(crate) fn lora(&self) -> Option<&LoraWeights> {
         self.synced.as_ref().or(self.initial.as_ref())
-    }
-
-    /// The reference before the first synchronization; `None` is the base.
-    pub(crate) fn initial(&self) -> Option<&LoraWeights> {
-        self.initial.as_ref()
-    }
-
-    /// The synchronized reference; `None` before the first synchronization.
-    pub(crate) fn synced(&self) -> Option<&LoraWeights> {
-        self.synced.as_ref()
-    }
-
-    /// Continues from a checkpoint: from its synchronized reference, unless synchronization is off, and
-    /// from its initial one, which a checkpoint of an older version lacks.
-    pub(crate) fn restore(&mut self, initial: Option<LoraWeights>, synced: Option<LoraWeights>) {
-        if initial.is_some() {
-            self.initial = initial;
-        }
-        self.synced = synced.filter(|_| self.every > 0);
     }
 }
 

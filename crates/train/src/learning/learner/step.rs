@@ -1,15 +1,72 @@
-//! One optimizer step.
+//! One optimizer step and its result.
+
+use std::collections::BTreeMap;
 
 use rand::Rng;
 
-use super::{Learner, NO_SAMPLE, StepStats};
+use super::{Learner, NO_SAMPLE};
 use crate::data::packing::{TrainSample, sequences};
 use crate::error::Result;
 use crate::learning::forward_backward::{ForwardBackward, LogprobCache, PassOutput};
 use crate::learning::objective::StepTotals;
 use crate::learning::optimizer::clip_global_norm;
-use crate::learning::step_stats::completion_metrics;
 use crate::learning::{StepTiming, timed};
+
+/// The result of an optimizer step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepStats {
+    /// The metrics that `docs/training.md` lists, with the names that TRL gives them.
+    ///
+    /// Entropy and KL are means over tokens, in nats, at the sample's temperature. `clip_*` are fractions of
+    /// ratios (of tokens, or of sequences) whose gradient a bound cut, `clip_low_min` and `clip_high_max`
+    /// those of one sequence. `sampler_difference_*` is |recorded - recomputed| before the first update,
+    /// dropout off; other metrics of the loss cover all `train.num_iterations` updates. Lengths are of all
+    /// samples, trained on or not. `loss_token_fraction` is completion tokens per computed token, above 1 if
+    /// many short completions share a prompt.
+    ///
+    /// Absent is what is not computed: `kl` if `train.beta` is 0, `clip_*` of losses without bounds,
+    /// `sampler_ratio_*` without a correction, `sampler_difference_*` without samples of the current version,
+    /// `joined_samples` without earlier turns, and `correction/*` without corrections, which count in `loss`,
+    /// `num_tokens` and `loss_token_fraction` only.
+    pub metrics: BTreeMap<String, f64>,
+    /// The reason if the step changed nothing: no sample is left to train on, or a loss, gradient
+    /// or updated value is not finite.
+    pub skipped: Option<String>,
+    /// Indices of samples left out because their mean |recorded - recomputed| log-probability
+    /// exceeds `train.max_sampler_difference` at the same policy version.
+    pub refused: Vec<usize>,
+    /// Indices of late samples left out because the policy has moved too far away from them.
+    pub faded: Vec<usize>,
+}
+
+/// Metrics of completions from `(length in tokens, cut by the token limit)`: `completion_length`
+/// (mean), `_min`, `_max`; `terminated_length` (of completions that were not cut; 0 without one),
+/// `_min`, `_max`; `truncated_ratio`. Empty without completions.
+pub(crate) fn completion_metrics(
+    completions: impl IntoIterator<Item = (usize, bool)>,
+) -> Vec<(String, f64)> {
+    let (mut all, mut terminated) = (Vec::new(), Vec::new());
+    for (length, truncated) in completions {
+        all.push(length);
+        if !truncated {
+            terminated.push(length);
+        }
+    }
+    if all.is_empty() {
+        return Vec::new();
+    }
+    let truncated_ratio = (all.len() - terminated.len()) as f64 / all.len() as f64;
+    let mut metrics = vec![("truncated_ratio".to_owned(), truncated_ratio)];
+    for (name, lengths) in [("completion_length", &all), ("terminated_length", &terminated)] {
+        let mean = lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64;
+        let min = lengths.iter().min().copied().unwrap_or(0) as f64;
+        let max = lengths.iter().max().copied().unwrap_or(0) as f64;
+        metrics.push((name.to_owned(), mean));
+        metrics.push((format!("{name}_min"), min));
+        metrics.push((format!("{name}_max"), max));
+    }
+    metrics
+}
 
 impl Learner {
     /// One optimizer step of `train.num_iterations` updates on `samples`.
@@ -72,7 +129,7 @@ impl Learner {
             * super::super::restart_factor(&self.config, self.restart);
         // Samples come from the served weights. An average of several steps differs from the weights
         // that the first pass computes with.
-        let serves_own = self.average.as_ref().is_none_or(|average| average.count() < 2);
+        let serves_own = self.average.as_ref().is_none_or(|average| average.count < 2);
         let mut totals = StepTotals::default();
         let mut cache = LogprobCache::default();
         let mut norms = Vec::new();
@@ -120,9 +177,8 @@ impl Learner {
         Ok(stats)
     }
 
-    /// Runs passes until one refuses no sample and finds none faded; `None` if no sample is left. The
-    /// loss's normalizer counts all samples of a pass, so a pass that left out samples is repeated
-    /// without them.
+    /// Runs passes until one leaves out no sample, because the loss's normalizer counts all samples of a
+    /// pass; `None` if no sample is left.
     fn forward_backward(
         &mut self,
         samples: &[TrainSample],
@@ -200,5 +256,31 @@ impl Learner {
         if self.config.entropy.coef > 0.0 || self.config.entropy.adaptive {
             put("entropy_coef", self.adaptive.entropy_coef);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completion_metrics_cover_all_and_terminated_completions() {
+        let metrics: BTreeMap<String, f64> =
+            completion_metrics([(4, false), (10, true), (2, false)]).into_iter().collect();
+        assert_eq!(metrics["completion_length"], 16.0 / 3.0);
+        assert_eq!(
+            (metrics["completion_length_min"], metrics["completion_length_max"]),
+            (2.0, 10.0)
+        );
+        assert_eq!(metrics["terminated_length"], 3.0);
+        assert_eq!(
+            (metrics["terminated_length_min"], metrics["terminated_length_max"]),
+            (2.0, 4.0)
+        );
+        assert!((metrics["truncated_ratio"] - 1.0 / 3.0).abs() < 1e-12);
+        // As in TRL, lengths are 0 if every completion was cut.
+        let metrics: BTreeMap<String, f64> = completion_metrics([(4, true)]).into_iter().collect();
+        assert_eq!((metrics["terminated_length"], metrics["truncated_ratio"]), (0.0, 1.0));
+        assert!(completion_metrics([]).is_empty());
     }
 }

@@ -11,8 +11,8 @@
 //! loss    = sum over tokens of w_i (m rho surrogate(r, l, A) + beta kl) - coef mean(H)
 //! ```
 //!
-//! - `e`: the exponential, with its tangent above 20 ([`surrogate::ratio`])
-//! - `surrogate`: [`surrogate()`]; `kl`: [`kl_estimate`], times r with the corrected estimator
+//! - `e`: the exponential, with its tangent above 20 ([`ratio`])
+//! - `surrogate`: [`SurrogateKind`]; `kl`: [`kl_estimate`], times r with the corrected estimator
 //! - `rho`: [`sampler_weights`], or [`vespo_weight`] for `vespo`
 //! - `m`: 0 for tokens below the entropy threshold ([`entropy_threshold`]) and for sequences that
 //!   [`is_off_policy`] masks, else 1. Neither `rho` nor `m` affects the KL or `w_i`
@@ -31,15 +31,76 @@
 //! stop token does. The loss depends on the network through `l` and `H` alone, so its gradient is
 //! the sum over tokens of `dloss/dl dl + dloss/dH dH`.
 
-mod surrogate;
-
 use std::collections::BTreeMap;
 
 use crate::config::{
     CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
     TrainConfig, VespoConfig,
 };
-use surrogate::surrogate;
+
+/// How the loss of a token depends on its ratio r, log-probability l and advantage A.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SurrogateKind {
+    /// [`clipped`]: PPO (Schulman et al. 2017, eq. 7).
+    Clipped,
+    /// `-sg(min(r, 1 + clip_high)) A l`: MiniMax-M1 (2025), eq. 4; no lower bound, as TRL, whose
+    /// `epsilon_high` is the bound itself.
+    Bounded,
+    /// `-(4 / tau) sigmoid(tau (r - 1)) A`: Gao et al. 2025; tau by the sign of A.
+    Gated,
+    /// `-A l`: Williams 1992.
+    LogProb,
+    /// `-A l` with the factor [`vespo_weight`]: arXiv:2602.10693.
+    Weighted,
+}
+
+/// How the losses of the tokens of n sequences become the loss of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LossAggregation {
+    /// The mean over tokens, then over sequences (Shao et al. 2024): `1 / (n * length_i)`.
+    SequenceMean,
+    /// As if each completion had the most tokens, free of length bias (Liu et al. 2025):
+    /// `1 / (completions * max_completion_tokens)`.
+    TokenLimit,
+    /// The mean over all tokens (Yu et al. 2025): `1 / sum of lengths`.
+    TokenMean,
+    /// The sum over tokens, then the mean over sequences (Tang et al. 2025): `1 / n`.
+    SequenceSum,
+}
+
+/// The names of `train.loss`, which are TRL's, as presets. `train.clip_low`, `clip_high`, `delta` and
+/// `dual_clip` bound the ratio, and `train.sampler_correction` corrects for the sampler, whatever the preset.
+impl LossKind {
+    pub(crate) fn surrogate(self) -> SurrogateKind {
+        match self {
+            Self::Grpo | Self::DrGrpo | Self::Bnpo | Self::Dapo | Self::Luspo | Self::Gspo => {
+                SurrogateKind::Clipped
+            }
+            Self::Cispo => SurrogateKind::Bounded,
+            Self::Sapo => SurrogateKind::Gated,
+            Self::Reinforce => SurrogateKind::LogProb,
+            Self::Vespo => SurrogateKind::Weighted,
+        }
+    }
+
+    /// The local batch that normalizes `bnpo` is the optimizer step, as in TRL without gradient
+    /// accumulation; any other choice would depend on the micro-batches.
+    fn aggregation(self) -> LossAggregation {
+        match self {
+            Self::Grpo | Self::Sapo | Self::Gspo => LossAggregation::SequenceMean,
+            Self::DrGrpo => LossAggregation::TokenLimit,
+            Self::Luspo => LossAggregation::SequenceSum,
+            Self::Bnpo | Self::Dapo | Self::Cispo | Self::Reinforce | Self::Vespo => {
+                LossAggregation::TokenMean
+            }
+        }
+    }
+
+    /// Whether the surrogate is PPO's clipped ratio.
+    pub(crate) fn clips(self) -> bool {
+        self.surrogate() == SurrogateKind::Clipped
+    }
+}
 
 /// One completion as the loss sees it. Every slice has one value per sampled token.
 #[derive(Clone, Copy, Debug)]
@@ -100,8 +161,8 @@ pub(crate) struct SequenceLoss {
     pub off_policy: bool,
 }
 
-/// The loss of one sequence. A token whose surrogate has the factor 0 has none, even if its ratio
-/// is not finite, which only a log-probability that is not finite makes it.
+/// The loss of one sequence. A token whose surrogate has the factor 0 has none, even if its ratio is not
+/// finite.
 pub(crate) fn sequence_loss(
     sequence: &LossSequence<'_>,
     coefficients: &LossCoefficients,
@@ -114,13 +175,13 @@ pub(crate) fn sequence_loss(
         config.loss == LossKind::Gspo || config.importance_sampling_level == RatioLevel::Sequence;
     let log_ratios = logprobs.iter().zip(old).map(|(l, o)| l - o);
     let ratios: Vec<f64> = if by_sequence {
-        vec![surrogate::ratio(log_ratios.sum::<f64>() / count.max(1) as f64)]
+        vec![ratio(log_ratios.sum::<f64>() / count.max(1) as f64)]
     } else {
-        log_ratios.map(surrogate::ratio).collect()
+        log_ratios.map(ratio).collect()
     };
     let sampler_weights = sampler_weights(&config.sampler_correction, old, recorded);
     let off_policy = is_off_policy(advantage, logprobs, recorded, config.off_policy_mask_threshold);
-    let vespo_weight = (config.loss == LossKind::Vespo)
+    let vespo_weight = (config.loss.surrogate() == SurrogateKind::Weighted)
         .then(|| vespo_weight(logprobs, old, &sampler_weights, advantage, &config.vespo));
     let mut out = SequenceLoss {
         dloss_dlogp: vec![0.0; count],
@@ -165,7 +226,7 @@ pub(crate) fn sequence_loss(
             loss += coefficients.beta * scale * value;
             dloss_dlogp += coefficients.beta * scale * d_logp;
             if kl_by_ratio {
-                dloss_dlog_ratio[t] += coefficients.beta * surrogate::slope(ratio) * value;
+                dloss_dlog_ratio[t] += coefficients.beta * slope(ratio) * value;
             }
         }
         out.loss += coefficients.token * loss;
@@ -184,6 +245,121 @@ pub(crate) fn sequence_loss(
     out.ratios = ratios;
     out.sampler_weights = sampler_weights;
     out
+}
+
+// The surrogate loss of one token, with its derivatives.
+
+/// The surrogate loss of one token, to be minimized.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Surrogate {
+    pub value: f64,
+    /// Derivative of the value with respect to the logarithm of the ratio.
+    pub d_log_ratio: f64,
+    /// Derivative of the value with respect to the log-probability at a constant ratio.
+    pub d_logp: f64,
+    /// Whether the lower bound cut the gradient (`A < 0`).
+    pub clipped_low: bool,
+    /// Whether the upper bound cut the gradient (`A > 0`), or, with `cispo`, limited the weight.
+    pub clipped_high: bool,
+}
+
+/// The surrogate of one token, of the kind of `train.loss`.
+fn surrogate(ratio: f64, logprob: f64, advantage: f64, config: &TrainConfig) -> Surrogate {
+    match config.loss.surrogate() {
+        SurrogateKind::Bounded => {
+            let high = 1.0 + config.clip_high;
+            let d_logp = -at_most(ratio, high) * advantage;
+            Surrogate {
+                value: d_logp * logprob,
+                d_logp,
+                clipped_high: ratio > high && advantage > 0.0,
+                ..Surrogate::default()
+            }
+        }
+        SurrogateKind::Gated => {
+            let tau = if advantage > 0.0 { config.sapo_tau_pos } else { config.sapo_tau_neg };
+            let gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp());
+            let d_gate = gate * (1.0 - gate);
+            let d_log_ratio = -4.0 * d_gate * advantage * slope(ratio);
+            let value = -(4.0 / tau) * gate * advantage;
+            Surrogate { value, d_log_ratio, ..Surrogate::default() }
+        }
+        SurrogateKind::LogProb | SurrogateKind::Weighted => {
+            Surrogate { value: -advantage * logprob, d_logp: -advantage, ..Surrogate::default() }
+        }
+        SurrogateKind::Clipped => clipped(ratio, advantage, config),
+    }
+}
+
+/// The clipped ratio times the advantage, with optional bounds `delta` and `c` (`dual_clip`), where
+/// 0 is no bound, and a `delta` replaces c:
+///
+/// ```text
+/// gain  = min(min(r, delta) A, clip(r, 1 - low, 1 + high) A)
+/// gain  = max(gain, c A) where A < 0
+/// value = -gain
+/// ```
+///
+/// Two bounds `low` and `high` as in DAPO (Yu et al. 2025); `delta` as in INTELLECT-2 (2025); the
+/// dual clip `c` by Ye et al. 2020. Above `1 + high`, delta and c are the same bound.
+fn clipped(ratio: f64, advantage: f64, config: &TrainConfig) -> Surrogate {
+    let (low, high) = (1.0 - config.clip_low, 1.0 + config.clip_high);
+    let bound = |x: f64| if x > 0.0 { x } else { f64::INFINITY };
+    let delta = bound(config.delta);
+    let unclipped = at_most(ratio, delta) * advantage;
+    let clipped = ratio.clamp(low, high) * advantage;
+    let mut gain = unclipped.min(clipped);
+    let in_bounds =
+        if unclipped <= clipped { ratio < delta } else { (low..=high).contains(&ratio) };
+    let mut d_gain = if in_bounds { slope(ratio) * advantage } else { 0.0 };
+    let has_dual_clip = config.dual_clip > 0.0 && config.delta == 0.0;
+    if advantage < 0.0 && has_dual_clip && config.dual_clip * advantage > gain {
+        gain = config.dual_clip * advantage;
+        d_gain = 0.0;
+    }
+    Surrogate {
+        value: -gain,
+        d_log_ratio: -d_gain,
+        d_logp: 0.0,
+        clipped_low: ratio < low && advantage < 0.0,
+        clipped_high: ratio > high && advantage > 0.0,
+    }
+}
+
+// Exponentials of log-ratios that stay finite.
+
+/// The log-ratio, in nats, beyond which a ratio is bounded, as in verl.
+const MAX_LOG_RATIO: f64 = 20.0;
+
+/// The ratio at [`MAX_LOG_RATIO`].
+fn max_slope() -> f64 {
+    MAX_LOG_RATIO.exp()
+}
+
+/// `exp(x)`, and its tangent above x = 20. So a finite log-ratio has a finite ratio, and a token beyond
+/// the bound keeps a gradient that brings it back. verl clamps x to [-20, 20] instead, which removes the
+/// gradient of exactly the tokens that drifted most. Below -20 the exponential itself is finite.
+fn ratio(log_ratio: f64) -> f64 {
+    if log_ratio > MAX_LOG_RATIO {
+        max_slope() * (1.0 + log_ratio - MAX_LOG_RATIO)
+    } else {
+        log_ratio.exp()
+    }
+}
+
+/// The derivative of [`ratio`] with respect to the log-ratio, from the ratio.
+fn slope(ratio: f64) -> f64 {
+    at_most(ratio, max_slope())
+}
+
+/// `exp(x)` of x limited to 20, for weights that the gradient treats as constants.
+fn exp_weight(log_weight: f64) -> f64 {
+    at_most(log_weight, MAX_LOG_RATIO).exp()
+}
+
+/// The smaller one; NaN if the value is NaN, unlike `f64::min`, so that the step is skipped.
+fn at_most(value: f64, bound: f64) -> f64 {
+    if value > bound { bound } else { value }
 }
 
 // The sequence weights of `vespo` ("Variational Sequence-Level Soft Policy Optimization",
@@ -218,7 +394,7 @@ fn vespo_weight(
     } else {
         (config.k_neg, config.lambda_neg)
     };
-    surrogate::weight(k * log_w + lambda * (1.0 - log_w.exp()))
+    exp_weight(k * log_w + lambda * (1.0 - log_w.exp()))
 }
 
 // Corrections for a sampler whose policy differs from the trained one.
@@ -234,7 +410,7 @@ fn vespo_weight(
 /// truncate: min(max(rho, low), high)        mask: rho where low <= rho <= high, else 0
 /// ```
 ///
-/// `low` is `clip_min`; `high` is `clip_max`, where 0 is no bound but that of [`ratio::weight`], which
+/// `low` is `clip_min`; `high` is `clip_max`, where 0 is no bound but that of [`exp_weight`], which
 /// keeps the product over a long sequence finite. Returns one weight for the whole
 /// sequence at sequence level, else one per token; empty without a correction.
 fn sampler_weights(config: &CorrectionConfig, old: &[f64], recorded: &[f64]) -> Vec<f64> {
@@ -244,10 +420,10 @@ fn sampler_weights(config: &CorrectionConfig, old: &[f64], recorded: &[f64]) -> 
     let ratios: Vec<f64> = match config.mode {
         CorrectionMode::None => Vec::new(),
         CorrectionMode::TokenTruncate | CorrectionMode::TokenMask => {
-            differences.map(surrogate::weight).collect()
+            differences.map(exp_weight).collect()
         }
         CorrectionMode::SequenceTruncate | CorrectionMode::SequenceMask => {
-            vec![surrogate::weight(differences.sum())]
+            vec![exp_weight(differences.sum())]
         }
     };
     let masks = matches!(config.mode, CorrectionMode::TokenMask | CorrectionMode::SequenceMask);
@@ -287,7 +463,7 @@ const K3_BOUND: f64 = 2.610_868_638_149_876;
 /// k1 = -d        k2 = d^2 / 2        k3 = exp(d) - d - 1        corrected = r k3
 /// ```
 ///
-/// For `corrected` this returns k3; [`super::sequence_loss`] applies the factor r, the surrogate's
+/// For `corrected` this returns k3; [`sequence_loss`] applies the factor r, the surrogate's
 /// ratio with its own gradient (DeepSeek-V3.2, 2025; TRL's `use_bias_correction_kl`). All but k1 are
 /// at least 0. As loss terms on samples of the policy: the mean gradient of k1 is 0, that of k2 is
 /// the gradient of KL(policy || reference), and that of k3 the gradient of KL(reference || policy).
@@ -328,8 +504,8 @@ pub(crate) fn adapted_beta(beta: f64, kl: f64, samples: f64, config: &KlConfig) 
 
 // Weights of completions that were sampled many versions ago and rated since.
 
-/// Longest completion whose weight is the product over all its tokens. Longer ones have the weight of
-/// this many of their average tokens.
+/// Longest completion whose weight is the product over its tokens. Longer ones have that of so many average
+/// tokens.
 const LONGEST: f64 = 64.0;
 
 /// Samples with a smaller weight are left out.
@@ -392,20 +568,9 @@ pub(crate) fn adapted_coef(coef: f64, entropy: f64, config: &EntropyConfig) -> f
 
 // The weight of each token within the optimizer step.
 
-/// The weight of every token of each completion, from the completion lengths (in tokens) of the
-/// *whole* optimizer step of n sequences:
-///
-/// - `grpo`, `sapo`, `gspo`: `1 / (n * length_i)`, the mean over tokens, then over sequences (Shao et
-///   al. 2024)
-/// - `dr_grpo`: `1 / (n * max_completion_tokens)`, free of length bias (Liu et al. 2025); here n is the
-///   number of completions, to each of which the token limit applies
-/// - `bnpo`, `dapo`, `cispo`, `reinforce`, `vespo`: `1 / sum of lengths` (Yu et al. 2025). The local
-///   batch that normalizes `bnpo` is the optimizer step, as in TRL without gradient accumulation;
-///   any other choice would depend on the micro-batches
-/// - `luspo`: `1 / n`, the sum over tokens (Tang et al. 2025)
-///
-/// `sequences` has the sequence of each completion, as any number. A conversation is one sequence of several
-/// completions, whose length is the sum of theirs.
+/// The weight of every token of each completion by [`LossAggregation`], from the completion lengths (in
+/// tokens) of the *whole* optimizer step. `sequences` has the sequence of each completion, as any number: a
+/// conversation is one sequence of several completions, whose length is the sum of theirs.
 ///
 /// Completions that are not trained on, such as masked truncated completions, have length 0 here.
 /// Their weight is 0 and n does not count them. (TRL zeroes their loss but counts them in n for
@@ -423,17 +588,13 @@ pub(crate) fn sequence_weights(
     }
     let (n, completions) = (whole.len() as f64, trained().count() as f64);
     let tokens = lengths.iter().sum::<usize>() as f64;
-    let weight = |sequence: &usize| match kind {
-        LossKind::Grpo | LossKind::Sapo | LossKind::Gspo => {
+    let weight = |sequence: &usize| match kind.aggregation() {
+        LossAggregation::SequenceMean => {
             1.0 / (n * whole.get(sequence).copied().unwrap_or(1) as f64)
         }
-        LossKind::DrGrpo => 1.0 / (completions * max_completion_tokens.max(1) as f64),
-        LossKind::Luspo => 1.0 / n,
-        LossKind::Bnpo
-        | LossKind::Dapo
-        | LossKind::Cispo
-        | LossKind::Reinforce
-        | LossKind::Vespo => 1.0 / tokens,
+        LossAggregation::TokenLimit => 1.0 / (completions * max_completion_tokens.max(1) as f64),
+        LossAggregation::SequenceSum => 1.0 / n,
+        LossAggregation::TokenMean => 1.0 / tokens,
     };
     let own = |(length, sequence): (&usize, &usize)| {
         if *length == 0 { 0.0 } else { weight(sequence) }

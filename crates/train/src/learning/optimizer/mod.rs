@@ -10,8 +10,7 @@ use hone_model::ModelError;
 
 use crate::error::{LearnError, Result};
 
-/// Variables that one thread handles at least, because those of a small model take less time than to wake another
-/// thread.
+/// Variables that one thread handles at least: those of a small model take less time than to wake a thread.
 const VARIABLES_PER_TASK: usize = 8;
 
 /// Settings of [`AdamW`] except the learning rate.
@@ -103,9 +102,6 @@ impl AdamW {
 
     /// The moments under the names `NAME.first` and `NAME.second`, or, if quantized,
     /// `NAME.first.codes`, `NAME.first.maxima` and so on.
-    ///
-    /// # Errors
-    /// If a tensor cannot be made.
     pub fn tensors(&self) -> Result<BTreeMap<String, Tensor>> {
         let mut tensors = BTreeMap::new();
         for (name, moments) in &self.moments {
@@ -127,10 +123,6 @@ impl AdamW {
 
     /// Restores the result of [`Self::tensors`]. If [`AdamWConfig::eight_bit`] has changed since, the
     /// next update converts the moments.
-    ///
-    /// # Errors
-    /// If a moment does not fit its variable, or its variable does not exist; nothing is changed
-    /// then.
     pub fn restore(
         &mut self,
         updates: u64,
@@ -158,9 +150,6 @@ impl AdamW {
 
     /// Updates every variable that has a gradient, on the threads of the current pool. Returns `false`, and
     /// changes nothing, if a value or moment would not be finite.
-    ///
-    /// # Errors
-    /// If the shapes of a gradient and its variable differ; nothing is changed then.
     pub fn update<'v>(
         &mut self,
         variables: &[(String, &'v Var)],
@@ -254,12 +243,8 @@ fn is_finite(tensor: &Tensor) -> Result<bool> {
     Ok(zero == 0.0)
 }
 
-/// Scales all gradients by `limit / (norm + 1e-6)` if that is below 1, as
-/// `torch.nn.utils.clip_grad_norm_` does; a limit of 0 does not scale. Returns their Euclidean norm
-/// before clipping.
-///
-/// # Errors
-/// If a tensor operation fails.
+/// Scales all gradients by `limit / (norm + 1e-6)` if that is below 1, as `torch.nn.utils.clip_grad_norm_`; a
+/// limit of 0 does not scale. Returns their Euclidean norm before clipping.
 pub(crate) fn clip_global_norm(
     gradients: &mut BTreeMap<String, Tensor>,
     limit: f64,
@@ -280,11 +265,9 @@ pub(crate) fn clip_global_norm(
     Ok(norm)
 }
 
-// Block-wise dynamic quantization of optimizer moments to eight bits (Dettmers et al. 2021, "8-bit
-// Optimizers via Block-wise Quantization"), with the code books of bitsandbytes.
-//
-// Each block of [`BLOCK`] values is divided by its largest magnitude, and each quotient is replaced
-// by the index of the nearest of 256 values, which are densest near 0.
+// Block-wise dynamic quantization of moments to eight bits (Dettmers et al. 2021, "8-bit Optimizers via
+// Block-wise Quantization"), with the code books of bitsandbytes: each of [`BLOCK`] values is divided by their
+// largest magnitude and replaced by the index of the nearest of 256 values, which are densest near 0.
 
 /// Number of values that share a scale.
 const BLOCK: usize = 256;
@@ -304,9 +287,8 @@ static SIGNED: LazyLock<CodeBook> = LazyLock::new(|| CodeBook::new(true));
 static UNSIGNED: LazyLock<CodeBook> = LazyLock::new(|| CodeBook::new(false));
 
 impl CodeBook {
-    /// Dynamic tree quantization: decade `e` of seven, from `10^-6` to `1`, has `2^e` values (twice
-    /// as many without a sign), the midpoints of equal parts of `[0.1, 1]` times the decade. 0 and 1
-    /// are added.
+    /// Dynamic tree quantization: 0, 1, and in decade `e` of seven, from `10^-6` to `1`, `2^e` values (twice
+    /// as many without a sign), the midpoints of equal parts of `[0.1, 1]` times the decade.
     fn new(signed: bool) -> Self {
         let mut all = vec![0.0, 1.0];
         for decade in 0..7_i32 {
@@ -343,9 +325,8 @@ struct QuantizedBlocks {
 }
 
 impl QuantizedBlocks {
-    /// Quantizes finite values. With `positive`, values above 0 do not become 0: with a second
-    /// moment of 0, AdamW would divide by epsilon alone. bitsandbytes rounds them to 0; the
-    /// difference only makes steps shorter.
+    /// Quantizes finite values. With `positive`, values above 0 do not become 0, for which AdamW would divide
+    /// by epsilon alone. bitsandbytes rounds them to 0; the difference only makes steps shorter.
     fn encode(values: &[f32], book: &CodeBook, positive: bool) -> Self {
         let zero = book.nearest(0.0);
         let mut codes = Vec::with_capacity(values.len());

@@ -1,17 +1,13 @@
-//! The memory of the whole process: weights, caches, a step and a publication.
-//!
-//! Which parts overlap in time:
-//!
-//! - The parts of [`MemoryPhase::Start`] and [`MemoryPhase::Generation`] are held at all times, because
-//!   clients send conversations and the sampler draws completions while a step or a publication runs.
-//! - A step of the usual shards may run while a version is staged.
-//! - A step with a longer shard waits for the end of a publication, and a publication starts after a
-//!   step. So these two never overlap.
+//! The memory of the whole process. Parts of [`MemoryPhase::Start`] and [`MemoryPhase::Generation`] are held
+//! at all times. A step of the usual shards may run while a version is staged; one with a longer shard waits
+//! for the end of a publication, so these two never overlap.
 
 use std::fmt;
 
-use hone_model::ModelSpec;
 use serde::Serialize;
+use strum::IntoStaticStr;
+
+use hone_model::ModelSpec;
 
 use super::{BaseMemory, F32, MemoryPlan, kept_limits, shard_tokens, widths};
 use crate::config::{Recompute, TrainConfig};
@@ -60,8 +56,9 @@ pub struct ProcessSetup {
 }
 
 /// When the process holds a part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum MemoryPhase {
     /// From the start on.
     Start,
@@ -71,18 +68,6 @@ pub enum MemoryPhase {
     Step,
     /// While a version is loaded beside the ones that are served.
     Staging,
-}
-
-impl MemoryPhase {
-    /// The name in tables.
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Start => "start",
-            Self::Generation => "generation",
-            Self::Step => "step",
-            Self::Staging => "staging",
-        }
-    }
 }
 
 /// A part of the process's memory.
@@ -125,7 +110,7 @@ impl fmt::Display for ProcessMemory {
             writeln!(f, "{phase:<11} {part:<22} {:>9.1} MiB", bytes as f64 / MIB)
         };
         for part in self.parts.iter().filter(|part| part.bytes > 0) {
-            line(part.phase.as_str(), part.part, part.bytes)?;
+            line(part.phase.into(), part.part, part.bytes)?;
         }
         line("usual step", "", self.usual_step)?;
         line("peak", "", self.peak)?;
@@ -255,8 +240,7 @@ impl MemoryPlanner<'_> {
         parts.map(part).to_vec()
     }
 
-    /// The plan of the step that takes most with shards of up to `tokens` tokens. A longer shard takes
-    /// less than a shorter one where it keeps fewer layers.
+    /// The plan of the step that takes most, of up to `tokens` tokens: a longer shard may keep fewer layers.
     fn step(&self, tokens: usize) -> MemoryPlan {
         let of = |tokens| MemoryPlan::new(self.spec, self.base, self.config, self.threads, tokens);
         let longest = of(tokens);
@@ -295,9 +279,9 @@ impl MemoryPlanner<'_> {
         if is_small { self.setup.replicas } else { self.setup.replicas.min(1) }
     }
 
-    /// Bytes that a serving engine takes for a conversation of `tokens` tokens. mistral.rs computes the
-    /// whole prompt at once with a mask of `tokens` x `tokens`. Before the first decoded token it copies
-    /// the keys and values, and the allocator keeps what it freed of the prompt's activations.
+    /// Bytes that a serving engine takes for a conversation. mistral.rs computes the whole prompt with a mask
+    /// of
+    /// `tokens` x `tokens`, copies keys and values, and the allocator keeps what it freed of the activations.
     fn conversation(&self, tokens: usize) -> usize {
         let tokens = tokens.min(self.context);
         let (hidden, inner, q, kv) = widths(self.spec);

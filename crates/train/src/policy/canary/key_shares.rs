@@ -1,11 +1,33 @@
-//! What each API key contributes to the evidence about a version, so that one key alone does not decide.
+//! Ratings, and what each API key contributes to the evidence, so that one key alone does not decide.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::rating::VersionRating;
+use hone_core::types::{PolicyVersion, SampleId, UnixMillis};
 
-/// Ratings of one key that may wait for those of other keys. Later ones are discarded, whatever their
-/// value.
+/// A client's rating of one version's completion.
+#[derive(Clone, Debug)]
+pub struct VersionRating {
+    /// The version that generated the completion.
+    pub version: PolicyVersion,
+    /// The completion. Its first rating counts: several parts are rarely independent opinions.
+    pub sample: SampleId,
+    /// When the completion ended. A canary compares completions from its beginning on.
+    pub sampled: UnixMillis,
+    /// The route. Ratings are compared within a route and part.
+    pub route: String,
+    /// The reward part.
+    pub part: String,
+    /// The rating from 0, the worst value of the part's range, to 1, the best.
+    pub value: f64,
+    /// The id of the API key that rated, whatever end user it named; `None` without a key.
+    pub key: Option<String>,
+    /// Largest share of the evidence that one key may contribute (`max_key_share` of the part).
+    pub max_key_share: f64,
+    /// Number of API keys that may rate.
+    pub keys: usize,
+}
+
+/// Ratings of one key that may wait for those of other keys. Later ones are discarded.
 const MOST_WAITING: usize = 1000;
 
 /// Relative rounding error allowed in a share, without which equal counts could all exceed it.
@@ -14,9 +36,8 @@ const ROUNDING: f64 = 1e-9;
 /// The ratings of all API keys. `T` is the evidence from the ratings of one key.
 ///
 /// A rating counts if the ratings of its key that count are at most the share `max_key_share` of all that
-/// count; otherwise it waits until enough ratings of other keys count. Only the order of the ratings and
-/// their keys decide which of them count, never their values, so a sequential test of those that count
-/// remains valid. Requests without a key are one key, as their users are not authenticated.
+/// count; otherwise it waits. Order and keys decide this, never values, so a sequential test of those that
+/// count remains valid. Requests without a key are one key, as their users are not authenticated.
 #[derive(Debug)]
 pub struct KeyShares<T> {
     keys: BTreeMap<Option<String>, KeyRatings<T>>,
@@ -80,8 +101,8 @@ impl<T> KeyShares<T> {
         }
     }
 
-    /// The sum of `evidence`, a natural logarithm, over all keys but the one with the most ratings; 0 if
-    /// there is no other. The product of independent tests of one hypothesis is a test of it.
+    /// The sum of `evidence`, a natural logarithm, over all keys but the one with the most ratings, or 0. The
+    /// product of independent tests of one hypothesis is a test of it.
     pub fn of_the_others(&self, evidence: impl Fn(&T) -> f64) -> f64 {
         let heaviest = self.keys.values().map(|key| key.given).max();
         let mut skipped = false;
@@ -101,7 +122,6 @@ impl<T> KeyShares<T> {
 
 #[cfg(test)]
 mod tests {
-    use hone_core::types::{PolicyVersion, SampleId};
     use proptest::prelude::*;
 
     use super::*;

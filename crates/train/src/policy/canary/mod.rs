@@ -1,19 +1,18 @@
 //! The canary: a share of the live traffic gets a candidate until its ratings decide.
 //!
-//! Requests are assigned by a hash of their session or user, so that one user meets one version.
-//! Clients' ratings of both versions, scaled to their part's range, feed a sequential test that remains
-//! valid although it is evaluated after every rating ([`sequential`]). The first
-//! share is small, so that a bad version reaches few users; the last one is large, because a test
-//! between equally large groups decides with the fewest ratings.
+//! Requests are assigned by a hash of their session or user, so that one user meets one version. Ratings of
+//! both versions, scaled to their part's range, feed a sequential test ([`sequential`]). The first share is
+//! small, so that a bad version reaches few users; the last is large, because equal groups decide with the
+//! fewest ratings.
 
 mod key_shares;
-mod rating;
 mod sequential;
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use hone_core::digest::Digest;
@@ -24,8 +23,8 @@ use crate::policy::config::{CanaryConfig, CanaryLimit};
 use sequential::PairedArms;
 
 pub(super) use key_shares::KeyShares;
-pub use rating::VersionRating;
-pub(super) use sequential::{CanaryVerdict, SequentialTest};
+pub use key_shares::VersionRating;
+pub(super) use sequential::{CanaryVerdict, RatingSum, SequentialTest};
 
 /// How often a canary without new ratings looks at its time limit.
 const TICK: Duration = Duration::from_millis(200);
@@ -43,10 +42,6 @@ impl Canary {
         Self { config: config.clone(), metrics, running: Mutex::default(), changed: Notify::new() }
     }
 
-    fn running(&self) -> MutexGuard<'_, Option<CanaryEvidence>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Serves a share of the traffic until the decision. `created` is when the version was.
     pub async fn run(
         &self,
@@ -55,9 +50,9 @@ impl Canary {
         created: UnixMillis,
     ) -> PolicyCheck {
         tracing::info!(%version, %control, "canary begins");
-        *self.running() = Some(CanaryEvidence::new(&self.config, version, control, created));
+        *self.running.lock() = Some(CanaryEvidence::new(&self.config, version, control, created));
         loop {
-            let decision = self.running().as_mut().and_then(|evidence| {
+            let decision = self.running.lock().as_mut().and_then(|evidence| {
                 let decision = evidence.decide(&self.config);
                 evidence.report(&self.config, &self.metrics);
                 decision
@@ -74,22 +69,18 @@ impl Canary {
 
     /// Ends the canary: all requests get the active version.
     pub fn end(&self) {
-        *self.running() = None;
+        *self.running.lock() = None;
         self.metrics.policy_canary_share.set(0.0);
     }
-}
 
-impl Canary {
     /// The version of the canary in progress.
     pub fn version(&self) -> Option<PolicyVersion> {
-        self.running().as_ref().map(|evidence| evidence.version)
+        self.running.lock().as_ref().map(|evidence| evidence.version)
     }
 
-    /// The version that a request with this key must get; `None` is the active one. Requests with the
-    /// same key get the same version throughout a canary, except that further keys join when its share
-    /// rises.
+    /// As [`super::Policies::assign`].
     pub fn assign(&self, key: &str) -> Option<PolicyVersion> {
-        let running = self.running();
+        let running = self.running.lock();
         let evidence = running.as_ref()?;
         let digest = Digest::new().bytes(evidence.version.0.to_le_bytes()).field(key).prefix();
         #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 52 bits")]
@@ -99,16 +90,15 @@ impl Canary {
 
     /// Adds a client's rating to the evidence of a canary in progress.
     pub fn rate(&self, rating: &VersionRating) {
-        if let Some(evidence) = self.running().as_mut() {
+        if let Some(evidence) = self.running.lock().as_mut() {
             evidence.rate(&self.config, rating);
         }
         self.changed.notify_one();
     }
 
-    /// Adds the end of a request to the evidence of a canary in progress: whether a version failed to
-    /// answer it.
+    /// Adds the end of a request to the evidence: whether a version failed to answer it.
     pub fn answered(&self, version: PolicyVersion, failed: bool) {
-        if let Some(evidence) = self.running().as_mut() {
+        if let Some(evidence) = self.running.lock().as_mut() {
             evidence.answered(version, failed);
         }
         if failed {
@@ -119,29 +109,41 @@ impl Canary {
 
 // The evidence for and against a canary.
 
-/// Failed requests of a canary below which they may be a coincidence.
+/// Failed requests below which they may be a coincidence.
 const MIN_FAILURES: u64 = 3;
+
+/// Requests of one version.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RequestCounts {
+    pub requests: u64,
+    pub failures: u64,
+}
+
+impl RequestCounts {
+    pub fn add(&mut self, failed: bool) {
+        self.requests += 1;
+        self.failures += u64::from(failed);
+    }
+
+    /// Whether the share of failures is higher than that of `before` by more than `rise`.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    pub fn fails_more(self, before: Self, rise: f64) -> bool {
+        let share = |counts: Self| counts.failures as f64 / counts.requests.max(1) as f64;
+        self.failures >= MIN_FAILURES && share(self) - share(before) > rise
+    }
+}
 
 /// Requests and ratings of one version.
 #[derive(Clone, Copy, Debug, Default)]
 struct ArmCounts {
     ratings: u64,
-    requests: u64,
-    failures: u64,
-}
-
-impl ArmCounts {
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    fn failed_share(self) -> f64 {
-        self.failures as f64 / self.requests.max(1) as f64
-    }
+    requests: RequestCounts,
 }
 
 /// A test of the pairs of some ratings.
 struct VersionComparison {
-    /// Pairs of ratings by stage, route and part. The two versions' shares of the traffic are constant within
-    /// a stage only: just after a change, quick ratings would come with the new shares and slow ones with the
-    /// old, and the test would take a difference in speed for one in quality.
+    /// Pairs of ratings by stage, route and part. The versions' shares are constant within a stage only: just
+    /// after a change, the test would take a difference in speed for one in quality.
     arms: BTreeMap<(usize, String, String), PairedArms>,
     test: SequentialTest,
 }
@@ -154,8 +156,7 @@ impl VersionComparison {
     fn observe(&mut self, stage: usize, is_canary: bool, rating: &VersionRating) {
         let key = (stage, rating.route.clone(), rating.part.clone());
         let arms = self.arms.entry(key).or_default();
-        let push = if is_canary { PairedArms::push_canary } else { PairedArms::push_control };
-        if let Some(difference) = push(arms, rating.value) {
+        if let Some(difference) = arms.push(is_canary, rating.value) {
             self.test.observe(difference);
         }
     }
@@ -207,8 +208,7 @@ impl CanaryEvidence {
         share.copied().unwrap_or_default()
     }
 
-    /// Ratings of other versions, of completions from before the canary, and later ratings of a completion
-    /// do not count.
+    /// Ratings of other versions and of earlier completions, and second ratings of a completion, do not count.
     pub fn rate(&mut self, config: &CanaryConfig, rating: &VersionRating) {
         let is_canary = |rated: &VersionRating| rated.version == self.version;
         if !is_canary(rating) && rating.version != self.control {
@@ -238,20 +238,16 @@ impl CanaryEvidence {
         } else {
             return;
         };
-        counts.requests += 1;
-        counts.failures += u64::from(failed);
+        counts.requests.add(failed);
     }
 
     /// The decision, if the evidence permits one. Otherwise, the canary may get its next share.
     pub fn decide(&mut self, config: &CanaryConfig) -> Option<PolicyCheck> {
-        let rise = self.canary_counts.failed_share() - self.control_counts.failed_share();
-        if self.canary_counts.failures >= MIN_FAILURES && rise > config.max_error_rise {
+        let (canary, control) = (self.canary_counts.requests, self.control_counts.requests);
+        if canary.fails_more(control, config.max_error_rise) {
             let detail = format!(
                 "{} of {} requests failed, of the active version {} of {}",
-                self.canary_counts.failures,
-                self.canary_counts.requests,
-                self.control_counts.failures,
-                self.control_counts.requests
+                canary.failures, canary.requests, control.failures, control.requests
             );
             return Some(self.check("canary/errors", false, Some(config.max_error_rise), detail));
         }
@@ -275,8 +271,8 @@ impl CanaryEvidence {
         }
     }
 
-    /// Above 0 if the ratings of all keys but the busiest one rather show that the canary is worse, below 0
-    /// if they rather show the contrary. A verdict against them would be that of one key.
+    /// Above 0 if the ratings of all keys but the busiest one show that the canary is worse rather than not. A
+    /// verdict against them would be that of one key.
     fn others_lean(&self) -> f64 {
         let lean = |test: &SequentialTest| test.evidence_worse() - test.evidence_not_worse();
         self.shares.of_the_others(|own| lean(&own.test))

@@ -13,8 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Number of bets.
 const BETS: usize = 12;
 
-/// The smallest bet of a test without a margin. The best bet is about the mean of d over its variance;
-/// smaller ones need more ratings than a version gets.
+/// The smallest bet of a test without a margin; smaller ones need more ratings than a version gets.
 const SMALLEST: f64 = 0.02;
 
 /// The largest bet, as a share of the one that a single difference could ruin.
@@ -85,10 +84,8 @@ pub struct SequentialTest {
 impl SequentialTest {
     /// A test without data. `alpha` bounds the probability of each wrong verdict; `margin` is above 0.
     ///
-    /// The margin is the smallest bet. The mean of d is at least half a margin away from one of the two
-    /// hypotheses, and the variance of d is at most 1/2, since that of a rating from 0 to 1 is at most
-    /// 1/4. At such a mean and variance the margin as a bet still gains, so every version gets a verdict;
-    /// smaller bets would only take weight from the others.
+    /// The margin is the smallest bet. The mean of d is at least half a margin away from one hypothesis, and
+    /// its variance at most 1/2. There the margin as a bet still gains, so every version gets a verdict.
     pub fn new(alpha: f64, margin: f64) -> Self {
         Self::with_bets(alpha, margin, margin)
     }
@@ -149,57 +146,49 @@ impl SequentialTest {
     }
 }
 
-/// Ratings of one version that are not paired yet.
+/// Number and sum of ratings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct RatingBlock {
-    count: u64,
+pub struct RatingSum {
+    /// The number.
+    pub count: u64,
     sum: f64,
 }
 
-impl RatingBlock {
-    fn push(&mut self, value: f64) {
+impl RatingSum {
+    /// Adds a rating.
+    pub fn push(&mut self, value: f64) {
         self.count += 1;
         self.sum += value;
     }
 
-    /// The mean, which empties the block.
+    /// The mean; 0 of no ratings.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    fn take(&mut self) -> f64 {
-        let Self { count, sum } = std::mem::take(self);
-        sum / count.max(1) as f64
+    pub fn mean(self) -> f64 {
+        self.sum / self.count.max(1) as f64
     }
 }
 
 /// Pairs the ratings of canary and active version on one route and part, in the order of their arrival.
 ///
-/// A rating of the version with fewer ratings is compared with the mean of the other version's ratings
-/// since the last pair, so every rating is used once, and a slow change that concerns both versions,
-/// such as the time of day, cancels. Which ratings form a pair follows from their order alone, and the
-/// test sees no value before its pair is complete. If ratings are independent of each other, the
-/// expectation of each difference, given all earlier ones, is therefore that of the versions.
+/// A rating of the version with fewer ratings is compared with the mean of the other version's since the last
+/// pair, so every rating is used once, and a slow change of both versions, such as the time of day, cancels.
+/// Which ratings form a pair follows from their order alone, and the test sees no value before its pair is
+/// complete, so the expectation of each difference is that of the versions if ratings are independent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PairedArms {
-    canary: RatingBlock,
-    control: RatingBlock,
+    canary: RatingSum,
+    control: RatingSum,
 }
 
 impl PairedArms {
-    /// Adds a rating from 0 to 1 of the canary. Returns the difference of the pair that it completes.
-    pub fn push_canary(&mut self, value: f64) -> Option<f64> {
-        self.canary.push(value);
-        self.pair()
-    }
-
-    /// Adds a rating from 0 to 1 of the active version. Returns the difference of the pair that it
-    /// completes.
-    pub fn push_control(&mut self, value: f64) -> Option<f64> {
-        self.control.push(value);
-        self.pair()
-    }
-
-    fn pair(&mut self) -> Option<f64> {
-        (self.canary.count > 0 && self.control.count > 0)
-            .then(|| self.canary.take() - self.control.take())
+    /// Adds a rating from 0 to 1. Returns the difference of the pair that it completes.
+    pub fn push(&mut self, is_canary: bool, value: f64) -> Option<f64> {
+        let arm = if is_canary { &mut self.canary } else { &mut self.control };
+        arm.push(value);
+        (self.canary.count > 0 && self.control.count > 0).then(|| {
+            let pair = std::mem::take(self);
+            pair.canary.mean() - pair.control.mean()
+        })
     }
 }
 
@@ -234,13 +223,9 @@ mod tests {
     ) -> (CanaryVerdict, u64) {
         let (mut arms, mut test) = (PairedArms::default(), SequentialTest::new(0.05, margin));
         for n in 0..most {
-            let difference = if random.next() < share {
-                let value = random.thumb(ups[0]);
-                arms.push_canary(value)
-            } else {
-                let value = random.thumb(ups[1]);
-                arms.push_control(value)
-            };
+            let is_canary = random.next() < share;
+            let value = random.thumb(ups[usize::from(!is_canary)]);
+            let difference = arms.push(is_canary, value);
             if let Some(difference) = difference {
                 test.observe(difference);
             }
@@ -359,12 +344,12 @@ mod tests {
     #[test]
     fn each_rating_enters_one_pair() {
         let mut arms = PairedArms::default();
-        assert_eq!(arms.push_canary(1.0), None);
-        assert_eq!(arms.push_canary(0.0), None);
-        assert_eq!(arms.push_control(1.0), Some(-0.5));
-        assert_eq!(arms.push_control(0.0), None);
-        assert_eq!(arms.push_control(1.0), None);
-        assert_eq!(arms.push_canary(1.0), Some(0.5));
+        assert_eq!(arms.push(true, 1.0), None);
+        assert_eq!(arms.push(true, 0.0), None);
+        assert_eq!(arms.push(false, 1.0), Some(-0.5));
+        assert_eq!(arms.push(false, 0.0), None);
+        assert_eq!(arms.push(false, 1.0), None);
+        assert_eq!(arms.push(true, 1.0), Some(0.5));
         assert_eq!(arms, PairedArms::default());
     }
 }

@@ -6,14 +6,12 @@ use std::time::Duration;
 use futures::future::ok;
 use futures::stream::{StreamExt, TryStreamExt, iter};
 
-use hone_core::types::{
-    FinishReason, GroupId, Interaction, PolicyVersion, SamplingParams, TokenId,
+use hone_core::types::{GroupId, Interaction, PolicyVersion, SamplingParams};
+use hone_engine::{
+    Completion, Engine, EngineError, GenerateRequest, Priority, Publisher, SampleError,
 };
-use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Priority, SampleError};
 use hone_reward::{Route, Routes, ScoreInput};
 use hone_store::{Store, StoreError};
-
-use super::examination::Examination;
 
 /// Pause before a completion that clients displaced starts again.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
@@ -56,10 +54,6 @@ pub(in crate::policy) struct ComparedPrompt {
 }
 
 impl ComparedPrompt {
-    pub fn prompt_ids(&self) -> &[TokenId] {
-        &self.prompt.interaction.prompt_ids
-    }
-
     /// Both completions as the graders' input, the candidate's first.
     pub fn score_inputs(&self) -> [ScoreInput; 2] {
         let messages = Arc::new(self.prompt.interaction.messages.clone());
@@ -73,14 +67,9 @@ impl ComparedPrompt {
     }
 }
 
-/// Whether a completion ended at its token limit, as 0 or 1.
-pub(super) fn truncated(completion: &Completion) -> f64 {
-    f64::from(u8::from(completion.finish == FinishReason::Length))
-}
-
 impl Examiner {
-    /// At most `limit` prompts: those of the exam, else of the reservoir, else those that the last
-    /// step was trained on, which only measure drift.
+    /// At most `limit` prompts of the exam, else of the reservoir, else of the last step, which only measure
+    /// drift.
     pub(super) fn prompts(
         &self,
         limit: usize,
@@ -124,19 +113,20 @@ impl Examiner {
         Ok(interaction.map(|interaction| self.prompt(interaction, false)))
     }
 
-    /// Completes every prompt with both versions, with the same seed. A prompt is left out if its grammar
-    /// cannot be followed, so that no client's grammar can stop all publications.
+    /// Completes every prompt with both versions and the same seed, but those whose grammar cannot be
+    /// followed, so that no client's grammar can stop all publications.
     pub(super) async fn complete(
         &self,
-        examination: &Examination<'_>,
+        publisher: &dyn Publisher,
+        version: PolicyVersion,
         prompts: &[ExamPrompt],
     ) -> Result<Vec<ComparedPrompt>, EngineError> {
         let slots = self.engine.info().slots.max(1);
         let compare = |(index, prompt): (u64, &ExamPrompt)| {
             let (prompt, temperature) = (prompt.clone(), self.temperature);
             async move {
-                let request = self.request(&prompt, examination.version.0 << 20 | index).await?;
-                let candidate = examination.publisher.complete_staged(request.clone()).await?;
+                let request = self.request(&prompt, version.0 << 20 | index).await?;
+                let candidate = publisher.complete_staged(request.clone()).await?;
                 let active = self.complete_active(request).await?;
                 Ok(ComparedPrompt { prompt, candidate, active, temperature })
             }

@@ -2,39 +2,115 @@
 //!
 //! The checks run in this order, and the first that fails ends them:
 //!
-//! 1. `parity/ENGINE` ([`parity`]): each engine that answers clients or makes training data gives
+//! 1. `parity/ENGINE` ([`check_parity`]): each engine that answers clients or makes training data gives
 //!    sampled tokens the log-probabilities that the trainer computes.
-//! 2. `drift/...` ([`drift`]): the candidate completes prompts like the active version, within bounds.
-//! 3. `exam/ROUTE`: on held-out prompts, the route's rewards are not worse.
+//! 2. `drift/...` ([`check_drift`]): the candidate completes prompts like the active version, within bounds.
+//! 3. `exam/ROUTE` ([`check_rewards`]): on held-out prompts, the route's rewards are not worse.
 //!
 //! Candidate and active version complete the same prompts with the same seeds ([`comparison`]), so that
 //! differences between prompts cancel. A difference counts once its confidence interval excludes the
-//! bound, so that a small sample rejects only what is clearly worse.
+//! bound, so that a small sample rejects only what is clearly worse. NaN fails every check.
 
 mod comparison;
-mod drift;
-mod examination;
 mod paired;
-mod parity;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
-use hone_core::types::PolicyCheck;
+use hone_core::types::{FinishReason, PolicyCheck, PolicyVersion, SamplingParams, TokenId};
+use hone_engine::{Completion, Publisher};
 use hone_reward::Route;
 
-use super::PolicyError;
-use crate::policy::config::GateConfig;
+use super::config::{GateConfig, PolicyConfig};
+use super::{Candidate, PolicyError, ScoredBy};
 use comparison::ComparedPrompt;
-use examination::{failed, passed};
 use paired::MeanBounds;
 
 pub use comparison::{ExamPrompt, Examiner};
-pub(super) use examination::{Examination, all_passed};
-pub(super) use parity::check as check_parity;
 
-/// Compares the candidate's completions with the active version's: the checks `drift/...` and
-/// `exam/...`, until one fails.
+/// Prompts on which the KL is measured, which needs forward passes. An exploded KL shows on any prompt.
+const KL_PROMPTS: usize = 8;
+
+/// Bound on one token's estimate of the KL, so that one token that became unlikely does not decide.
+const MAX_TOKEN_KL: f64 = 10.0;
+
+/// Tokens by which the mean length may always differ, because short answers vary by a few tokens.
+const LENGTH_SLACK: f64 = 8.0;
+
+/// A candidate and what it is compared with.
+pub(super) struct Examination<'a> {
+    pub publisher: &'a dyn Publisher,
+    pub candidate: &'a dyn Candidate,
+    /// The candidate's version, which also seeds the sampling.
+    pub version: PolicyVersion,
+    /// The active version's PEFT directory; `None` is the base.
+    pub active_adapter: Option<&'a Path>,
+    pub config: &'a PolicyConfig,
+}
+
+/// Whether every check so far has passed.
+pub(super) fn all_passed(checks: &[PolicyCheck]) -> bool {
+    checks.iter().all(|check| check.passed)
+}
+
+/// The result of a check.
+pub(super) fn checked(
+    name: &str,
+    passed: bool,
+    value: Option<f64>,
+    bound: Option<f64>,
+    detail: String,
+) -> PolicyCheck {
+    PolicyCheck { name: name.to_owned(), passed, value, bound, detail }
+}
+
+/// The mean; 0 of no values.
+#[expect(clippy::cast_precision_loss, reason = "a gate has a few thousand values")]
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0_usize), |(sum, count), value| (sum + value, count + 1));
+    sum / count.max(1) as f64
+}
+
+/// Adds `parity/ENGINE` for each engine: the mean absolute difference, in nats, of its log-probabilities
+/// and the trainer's on tokens that it samples. Training and serving must agree on what the policy is,
+/// and the importance ratio needs the sampler's recorded log-probabilities.
+pub(super) async fn check_parity(
+    examination: &Examination<'_>,
+    probe_prompt: &[TokenId],
+    checks: &mut Vec<PolicyCheck>,
+) -> Result<(), PolicyError> {
+    let (config, candidate) = (examination.config, examination.candidate);
+    let params = SamplingParams {
+        seed: examination.version.0,
+        max_tokens: config.probe_tokens,
+        ..SamplingParams::default()
+    };
+    for probe in examination.publisher.probe(probe_prompt, &params).await? {
+        let ids: Vec<TokenId> = probe.tokens.iter().map(|(id, _)| *id).collect();
+        let trained =
+            candidate.score(ScoredBy::Candidate, probe_prompt, &ids, params.temperature)?;
+        let pairs = probe.tokens.iter().zip(&trained);
+        let difference =
+            mean(pairs.map(|((_, sampled), trained)| f64::from((sampled - trained).abs())));
+        let bound = config.parity_bound(probe.dtype, candidate.compute());
+        let agrees = difference <= bound;
+        let detail = if agrees {
+            format!("nats per token in {}, {} tokens", probe.dtype, ids.len())
+        } else {
+            format!(
+                "the mean difference of sampled and trained log-probabilities is {difference:.2e} \
+                 in {}",
+                probe.dtype
+            )
+        };
+        let name = format!("parity/{}", probe.sampler);
+        checks.push(checked(&name, agrees, Some(difference), Some(bound), detail));
+    }
+    Ok(())
+}
+
+/// Compares completions with the active version's: `drift/...` and `exam/...`, until one fails.
 pub(super) async fn compare(
     examination: &Examination<'_>,
     examiner: &Examiner,
@@ -44,21 +120,116 @@ pub(super) async fn compare(
     let prompts = examiner.prompts(gate.prompts, examination.version)?;
     if prompts.is_empty() {
         let detail = "skipped: there are no prompts yet".to_owned();
-        checks.push(passed("drift", None, None, detail));
+        checks.push(checked("drift", true, None, None, detail));
         return Ok(());
     }
-    let compared = match examiner.complete(examination, &prompts).await {
-        Ok(compared) => compared,
+    let Examination { publisher, version, .. } = *examination;
+    match examiner.complete(publisher, version, &prompts).await {
         Err(error) => {
-            checks.push(failed("drift/samples", None, None, error.to_string()));
-            return Ok(());
+            checks.push(checked("drift/samples", false, None, None, error.to_string()));
         }
-    };
-    drift::check(examination, &compared, checks)?;
-    if all_passed(checks) {
-        check(examiner, gate, &compared, checks).await;
+        Ok(compared) => {
+            check_drift(examination, &compared, checks)?;
+            if all_passed(checks) {
+                check_rewards(examiner, gate, &compared, checks).await;
+            }
+        }
     }
     Ok(())
+}
+
+// How far the candidate's completions are from the active version's.
+
+/// A property of a completion, and how far the candidate's exceeds the active version's.
+type Measure<'a> = (fn(&Completion) -> f64, &'a dyn Fn(f64, f64) -> f64);
+
+/// Adds the checks `drift/...`, until one fails.
+fn check_drift(
+    examination: &Examination<'_>,
+    compared: &[ComparedPrompt],
+    checks: &mut Vec<PolicyCheck>,
+) -> Result<(), PolicyError> {
+    let gate = &examination.config.gate;
+    let active = examination.active_adapter.map_or(ScoredBy::Base, ScoredBy::Adapter);
+    for (name, bound, policy) in [
+        ("drift/kl_base", gate.max_kl, ScoredBy::Base),
+        ("drift/kl_active", gate.max_kl_active, active),
+    ] {
+        if bound == 0.0 {
+            continue;
+        }
+        let kl = divergence(examination, compared, policy)?;
+        let detail = format!("nats per token on {} prompts", compared.len().min(KL_PROMPTS));
+        checks.push(checked(name, kl <= bound, Some(kl), Some(bound), detail));
+        if !all_passed(checks) {
+            return Ok(());
+        }
+    }
+    let (share, ratio) = (gate.min_entropy_share, gate.max_length_ratio);
+    // The mean of each surplus must not be above its limit.
+    let conditions: [(&str, Measure<'_>, f64); 3] = [
+        ("drift/entropy", (entropy, &|own, active| share * active - own), 0.0),
+        ("drift/length", (length, &|own, active| own - ratio * active), LENGTH_SLACK),
+        ("drift/truncated", (truncated, &|own, active| own - active), gate.max_truncated_rise),
+    ];
+    for (name, (of, surplus), limit) in conditions {
+        let measured: Vec<(f64, f64)> =
+            compared.iter().map(|c| (of(&c.candidate), of(&c.active))).collect();
+        let surplus: Vec<f64> =
+            measured.iter().map(|(own, active)| surplus(*own, *active)).collect();
+        let exceeds =
+            MeanBounds::of(&surplus, gate.confidence).is_some_and(|bounds| bounds.lower > limit);
+        let own = mean(measured.iter().map(|(own, _)| *own));
+        let active = mean(measured.iter().map(|(_, active)| *active));
+        let detail = format!("{own:.3}, of the active version {active:.3}");
+        checks.push(checked(name, !exceeds, Some(own), None, detail));
+        if exceeds {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Mean negative log-probability of the sampled tokens, which estimates the entropy in nats per token.
+fn entropy(completion: &Completion) -> f64 {
+    mean(completion.tokens.iter().map(|token| -f64::from(token.logprob)))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "lengths far below 2^52")]
+fn length(completion: &Completion) -> f64 {
+    completion.tokens.len() as f64
+}
+
+/// Whether a completion ended at its token limit, as 0 or 1.
+fn truncated(completion: &Completion) -> f64 {
+    f64::from(u8::from(completion.finish == FinishReason::Length))
+}
+
+/// KL(candidate || policy) in nats per token by Schulman's estimator k3 on the candidate's tokens,
+/// each at most [`MAX_TOKEN_KL`]. Tokens that a grammar forced are no samples of the candidate.
+fn divergence(
+    examination: &Examination<'_>,
+    compared: &[ComparedPrompt],
+    policy: ScoredBy<'_>,
+) -> Result<f64, PolicyError> {
+    let mut values = Vec::new();
+    for compared in compared.iter().take(KL_PROMPTS) {
+        let sampled = compared.candidate.token_logprobs();
+        let ids: Vec<_> = sampled.iter().map(|(id, _)| *id).collect();
+        if ids.is_empty() {
+            continue;
+        }
+        let prompt = &compared.prompt.interaction.prompt_ids;
+        let others = examination.candidate.score(policy, prompt, &ids, compared.temperature)?;
+        let free = compared.candidate.tokens.iter().map(|token| !token.forced);
+        let tokens = sampled.iter().zip(others).zip(free).filter(|(_, is_free)| *is_free);
+        values.extend(tokens.map(|(((_, own), other), _)| {
+            let d = f64::from(other - own);
+            // Infinite or NaN log-probabilities must fail the check.
+            if d.is_nan() { f64::NAN } else { (d.exp_m1() - d).min(MAX_TOKEN_KL) }
+        }));
+    }
+    Ok(mean(values.into_iter()))
 }
 
 // Rewards of the candidate's and the active version's completions of held-out prompts.
@@ -74,9 +245,8 @@ struct RouteScores {
     formats: BTreeMap<String, Vec<f64>>,
 }
 
-/// Adds `drift/format/PART` and `exam/ROUTE` for each route, until one fails. Prompts that may be
-/// trained on count for the format only.
-async fn check(
+/// Adds `drift/format/PART` and `exam/ROUTE`, until one fails. Prompts to train on count for the format only.
+async fn check_rewards(
     examiner: &Examiner,
     config: &GateConfig,
     compared: &[ComparedPrompt],
@@ -88,11 +258,11 @@ async fn check(
             continue;
         };
         let scores = routes.entry(route.name.clone()).or_default();
-        add(scores, examiner, route, prompt).await;
+        add_scores(scores, examiner, route, prompt).await;
     }
     if routes.values().all(|scores| scores.totals.is_empty()) {
         let detail = "skipped: no held-out prompt has a grader".to_owned();
-        checks.push(passed("exam", None, None, detail));
+        checks.push(checked("exam", true, None, None, detail));
     }
     for (route, scores) in routes {
         for (part, differences) in &scores.formats {
@@ -112,7 +282,7 @@ async fn check(
     }
 }
 
-async fn add(
+async fn add_scores(
     scores: &mut RouteScores,
     examiner: &Examiner,
     route: &Arc<Route>,
@@ -139,8 +309,7 @@ async fn add(
     }
 }
 
-/// Adds a check that fails if the mean difference is below `least` with confidence. Returns whether it
-/// passed.
+/// Adds a check that fails if the mean difference is below `least` with confidence; returns whether it passed.
 fn not_below(
     checks: &mut Vec<PolicyCheck>,
     name: &str,
@@ -148,21 +317,12 @@ fn not_below(
     least: f64,
     confidence: f64,
 ) -> bool {
-    let Some(bounds) = MeanBounds::of(differences, confidence) else {
-        return true;
-    };
+    let Some(bounds) = MeanBounds::of(differences, confidence) else { return true };
     let (low, high) = (bounds.lower, bounds.upper);
     let detail = format!(
         "difference to the active version, {low:+.3} to {high:+.3} on {} prompts",
         differences.len()
     );
-    let (value, bound) = (Some(bounds.mean), Some(least));
-    // NaN fails too.
-    let ok = high >= least;
-    checks.push(if ok {
-        passed(name, value, bound, detail)
-    } else {
-        failed(name, value, bound, detail)
-    });
-    ok
+    checks.push(checked(name, high >= least, Some(bounds.mean), Some(least), detail));
+    high >= least
 }

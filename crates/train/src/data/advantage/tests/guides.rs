@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::super::moments::Moments;
+use super::super::Moments;
 use super::{AdvantageScale, assert_near, graded, run};
 
 fn cases(function: &str) -> Vec<[Value; 2]> {

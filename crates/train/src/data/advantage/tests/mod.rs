@@ -6,8 +6,7 @@ mod running;
 
 use proptest::prelude::*;
 
-use super::moments::Moments;
-use super::{Baselines, GroupRewards, PartRewards};
+use super::{Baselines, GroupRewards, Moments, PartRewards};
 use crate::config::{AdvantageScale, RewardAggregation, TrainConfig};
 
 fn scaled(advantage_scale: AdvantageScale) -> TrainConfig {

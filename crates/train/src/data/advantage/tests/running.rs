@@ -2,8 +2,7 @@
 
 use super::{assert_near, lone, scaled};
 use crate::config::AdvantageScale;
-use crate::data::advantage::moments::Moments;
-use crate::data::advantage::{Baselines, GroupRewards};
+use crate::data::advantage::{Baselines, GroupRewards, Moments};
 
 fn after(past: &[f64]) -> Baselines {
     let mut baselines = Baselines::new(1e12);
@@ -132,21 +131,6 @@ fn a_restored_range_is_limited_to_the_bounds() {
     assert!(difference(&baselines) < 0.01);
     baselines.limit(|_, _| Some([0.0, 1.0]));
     assert!(difference(&baselines) > 0.5);
-}
-
-#[test]
-fn a_checkpoint_without_a_range_loads() {
-    let moments = Moments::of([0.0, 1.0, 1.0, 1.0].into_iter());
-    let mut json = serde_json::to_value(moments).unwrap();
-    for key in ["min", "max"] {
-        json.as_object_mut().unwrap().remove(key).unwrap();
-    }
-    let loaded: Moments = serde_json::from_value(json).unwrap();
-    assert_eq!((loaded.min, loaded.max), (f64::INFINITY, f64::NEG_INFINITY));
-    // The mean is a known value of the range, and the range grows with new values.
-    assert_near(loaded.half_range_with(0.0), 0.375);
-    let joined = loaded.decayed(0.9).joined(Moments::weighted(1.0, 1.0));
-    assert_near(joined.half_range_with(0.0), 0.5);
 }
 
 #[test]

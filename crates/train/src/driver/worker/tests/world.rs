@@ -138,6 +138,15 @@ pub(super) fn every_step() -> PolicyConfig {
     PolicyConfig { publish_every: 1, ..PolicyConfig::default() }
 }
 
+/// The ledger, the registry and the trainer's inputs in a data directory.
+pub(super) struct Parts {
+    pub(super) publisher: Arc<ScriptedPublisher>,
+    pub(super) store: Store,
+    pub(super) policies: Arc<Policies>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) setup: TrainSetup,
+}
+
 pub(super) struct World {
     pub(super) publisher: Arc<ScriptedPublisher>,
     pub(super) store: Store,
@@ -146,28 +155,9 @@ pub(super) struct World {
     pub(super) metrics: Arc<Metrics>,
 }
 
-impl World {
-    /// Starts a trainer on the data directory `dir`, whose steps take two groups of two samples.
-    pub(super) async fn start(dir: &Path) -> Self {
-        Self::start_with(dir, |_| {}).await
-    }
-
-    /// As [`Self::start`], starting from an adapter.
-    pub(super) async fn start_from(dir: &Path, init_adapter: &Path) -> Self {
-        Self::start_with(dir, |config| config.lora.init_adapter = init_adapter.to_owned()).await
-    }
-
-    /// As [`Self::start`], with a changed configuration.
-    pub(super) async fn start_with(dir: &Path, change: impl FnOnce(&mut TrainConfig)) -> Self {
-        Self::start_as(dir, every_step(), change).await
-    }
-
-    /// As [`Self::start`], with other keys of `[policy]`.
-    pub(super) async fn start_policy(dir: &Path, policy: PolicyConfig) -> Self {
-        Self::start_as(dir, policy, |_| {}).await
-    }
-
-    async fn start_as(
+impl Parts {
+    /// Opens a data directory for a trainer whose steps take two groups of two samples.
+    pub(super) async fn open(
         dir: &Path,
         policy: PolicyConfig,
         change: impl FnOnce(&mut TrainConfig),
@@ -214,7 +204,7 @@ impl World {
             0 => model.context(),
             tokens => tokens,
         };
-        let worker = TrainWorker::start(TrainSetup {
+        let setup = TrainSetup {
             config,
             policy,
             step_limit: None,
@@ -230,8 +220,115 @@ impl World {
             routes: Arc::new(Routes::new(&routes).unwrap()),
             policies: policies.clone(),
             metrics: metrics.clone(),
-        })
-        .unwrap();
+        };
+        Self { publisher, store, policies, metrics, setup }
+    }
+}
+
+/// Records a ready group of two samples of `version`.
+pub(super) async fn record_group(
+    store: &Store,
+    prompt_ids: Vec<TokenId>,
+    token: TokenId,
+    version: u64,
+    rewards: [f64; 2],
+) -> GroupId {
+    let interaction = InteractionId::new();
+    let mut ops = vec![Op::Interaction(Box::new(Interaction {
+        id: interaction,
+        created: now_ms(),
+        source: PromptSource::Live,
+        route: "route".to_owned(),
+        model: "default".to_owned(),
+        endpoint: Default::default(),
+        key_id: None,
+        messages: Vec::new(),
+        metadata: std::collections::BTreeMap::new(),
+        params: SamplingParams::default(),
+        prompt_ids,
+        template_hash: String::new(),
+        stop: Vec::new(),
+        held_out: false,
+        chat: Default::default(),
+        grammar: None,
+        continues: None,
+    }))];
+    let mut members = Vec::new();
+    for value in rewards {
+        let id = SampleId::new();
+        members.push(id);
+        ops.push(Op::Sample(Box::new(Sample {
+            id,
+            interaction,
+            choice: 0,
+            origin: SampleOrigin::Shadow,
+            created: now_ms(),
+            ids: vec![token, 5],
+            logprobs: vec![-2.0, -2.0],
+            kept: Vec::new(),
+            forced: Vec::new(),
+            text: String::new(),
+            finish: FinishReason::Stop,
+            version: PolicyVersion(version),
+            params: SamplingParams::default(),
+            untrainable: None,
+        })));
+        ops.push(Op::Reward(Box::new(Reward {
+            id: RewardId::new(),
+            sample: id,
+            name: "thumbs".to_owned(),
+            value: Some(value),
+            source: RewardSource::Feedback,
+            created: now_ms(),
+            idempotency_key: None,
+            comment: None,
+            key_id: None,
+        })));
+    }
+    let id = GroupId::new();
+    ops.push(Op::Group(Box::new(Group {
+        id,
+        interaction,
+        route: "route".to_owned(),
+        members,
+        parts: vec!["thumbs".to_owned()],
+        oldest_version: PolicyVersion(version),
+        created: now_ms(),
+        state: GroupState::Ready,
+    })));
+    store.commit(ops).await.unwrap();
+    id
+}
+
+impl World {
+    /// Starts a trainer on the data directory `dir`, whose steps take two groups of two samples.
+    pub(super) async fn start(dir: &Path) -> Self {
+        Self::start_with(dir, |_| {}).await
+    }
+
+    /// As [`Self::start`], starting from an adapter.
+    pub(super) async fn start_from(dir: &Path, init_adapter: &Path) -> Self {
+        Self::start_with(dir, |config| config.lora.init_adapter = init_adapter.to_owned()).await
+    }
+
+    /// As [`Self::start`], with a changed configuration.
+    pub(super) async fn start_with(dir: &Path, change: impl FnOnce(&mut TrainConfig)) -> Self {
+        Self::start_as(dir, every_step(), change).await
+    }
+
+    /// As [`Self::start`], with other keys of `[policy]`.
+    pub(super) async fn start_policy(dir: &Path, policy: PolicyConfig) -> Self {
+        Self::start_as(dir, policy, |_| {}).await
+    }
+
+    async fn start_as(
+        dir: &Path,
+        policy: PolicyConfig,
+        change: impl FnOnce(&mut TrainConfig),
+    ) -> Self {
+        let Parts { publisher, store, policies, metrics, setup } =
+            Parts::open(dir, policy, change).await;
+        let worker = TrainWorker::start(setup).unwrap();
         Self { publisher, store, policies, worker, metrics }
     }
 
@@ -258,71 +355,7 @@ impl World {
         version: u64,
         rewards: [f64; 2],
     ) -> GroupId {
-        let interaction = InteractionId::new();
-        let mut ops = vec![Op::Interaction(Box::new(Interaction {
-            id: interaction,
-            created: now_ms(),
-            source: PromptSource::Live,
-            route: "route".to_owned(),
-            model: "default".to_owned(),
-            endpoint: Default::default(),
-            key_id: None,
-            messages: Vec::new(),
-            metadata: std::collections::BTreeMap::new(),
-            params: SamplingParams::default(),
-            prompt_ids,
-            template_hash: String::new(),
-            stop: Vec::new(),
-            held_out: false,
-            chat: Default::default(),
-            grammar: None,
-            continues: None,
-        }))];
-        let mut members = Vec::new();
-        for value in rewards {
-            let id = SampleId::new();
-            members.push(id);
-            ops.push(Op::Sample(Box::new(Sample {
-                id,
-                interaction,
-                choice: 0,
-                origin: SampleOrigin::Shadow,
-                created: now_ms(),
-                ids: vec![token, 5],
-                logprobs: vec![-2.0, -2.0],
-                kept: Vec::new(),
-                forced: Vec::new(),
-                text: String::new(),
-                finish: FinishReason::Stop,
-                version: PolicyVersion(version),
-                params: SamplingParams::default(),
-                untrainable: None,
-            })));
-            ops.push(Op::Reward(Box::new(Reward {
-                id: RewardId::new(),
-                sample: id,
-                name: "thumbs".to_owned(),
-                value: Some(value),
-                source: RewardSource::Feedback,
-                created: now_ms(),
-                idempotency_key: None,
-                comment: None,
-                key_id: None,
-            })));
-        }
-        let id = GroupId::new();
-        ops.push(Op::Group(Box::new(Group {
-            id,
-            interaction,
-            route: "route".to_owned(),
-            members,
-            parts: vec!["thumbs".to_owned()],
-            oldest_version: PolicyVersion(version),
-            created: now_ms(),
-            state: GroupState::Ready,
-        })));
-        self.store.commit(ops).await.unwrap();
-        id
+        record_group(&self.store, prompt_ids, token, version, rewards).await
     }
 
     pub(super) async fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {

@@ -11,8 +11,8 @@ use serde_json::Value;
 use hone_model::testing::{test_file, values};
 use hone_model::transformer::token_stats;
 
+use super::clipped;
 use super::sampler_weights;
-use super::surrogate::clipped;
 use super::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss, sequence_weights};
 use crate::config::{
     CorrectionConfig, CorrectionMode, KlConfig, KlEstimator, LossKind, TrainConfig,

@@ -11,7 +11,7 @@ use crate::config::{
     TrainConfig,
 };
 use crate::learning::loss::adapted_beta;
-use crate::learning::loss::surrogate::clipped;
+use crate::learning::loss::clipped;
 use crate::learning::loss::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss};
 use crate::learning::loss::{active_entropy_coef, adapted_coef, entropy_threshold};
 

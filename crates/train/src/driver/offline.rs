@@ -1,8 +1,5 @@
-//! Training on groups that another process recorded, without an engine and without a ledger to take the
-//! groups from.
-//!
-//! A step is that of the live trainer: the same batch, advantages and learner. The differences: the
-//! caller chooses the groups, every sample has the weight of late feedback, and nothing is durable before
+//! Training on groups that another process recorded, without an engine. A step is that of the live trainer, but
+//! the caller chooses the groups, every sample has the weight of late feedback, and nothing is durable before
 //! [`OfflineTrainer::save`].
 
 use std::path::Path;
@@ -20,20 +17,17 @@ use hone_model::weights::LoadOptions;
 use hone_reward::Routes;
 use hone_store::{Op, Store};
 
+use super::progress::{PreparedBatch, TrainProgress};
+use super::report::{SkippedBatch, collect};
+use super::{ThreadPools, TrainFailure};
 use crate::config::TrainConfig;
 use crate::data::batch_builder::TrainBatch;
-use crate::data::feedback_cap;
-use crate::data::{RecordedGroup, RecordedSample};
-use crate::driver::PreparedBatch;
-use crate::driver::error::TrainFailure;
-use crate::driver::progress::TrainProgress;
-use crate::driver::restore::json_error;
-use crate::driver::setup::ThreadPools;
+use crate::data::{RecordedGroup, RecordedSample, feedback_cap};
 use crate::error::{LearnError, Result as LearnResult};
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
 use crate::memory;
-use crate::policy::{relative_dir, write_version};
+use crate::policy::{base_record, relative_dir, write_version};
 
 /// A version that no sample has, so that no recorded log-probability has to equal the trainer's.
 const NO_VERSION: u64 = u64::MAX;
@@ -62,8 +56,10 @@ pub struct OfflineTrainer {
     pool: ThreadPool,
     learner: Learner,
     progress: TrainProgress,
-    records: Vec<StepRecord>,
-    left_out: u64,
+    /// The records of all steps, oldest first.
+    pub records: Vec<StepRecord>,
+    /// Number of samples that steps left out because the policy has moved too far away, once for each step.
+    pub left_out: u64,
 }
 
 impl OfflineTrainer {
@@ -99,12 +95,12 @@ impl OfflineTrainer {
         };
         self.left_out += stats.faded.len() as u64;
         if let Some(reason) = stats.skipped {
-            return Ok(Err(prepared.skip(reason).message));
+            return Ok(Err(SkippedBatch::of(&prepared, reason).message));
         }
         let weights = &mut self.progress.weights;
         weights.observe(&self.setup.routes, &prepared.batch);
         let elapsed = started.elapsed();
-        let mut metrics = super::super::collect(stats.metrics, &prepared, weights, elapsed);
+        let mut metrics = collect(stats.metrics, &prepared, weights, elapsed);
         // The versions are those of another ledger.
         metrics.remove("staleness_versions");
         let step = self.learner.step_count();
@@ -122,22 +118,7 @@ impl OfflineTrainer {
         let groups = groups.iter().map(|group| group.batch.clone()).collect();
         let mut batch = TrainBatch { groups, ..TrainBatch::default() };
         feedback_cap::cap(&mut batch, routes, Some(metrics));
-        self.progress.weights.apply(routes, &mut batch);
-        let mut baselines = self.progress.baselines.clone();
-        let advantages = baselines.advantages(&batch.rewards(), config);
-        let samples = batch.train_samples(&advantages);
-        PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness: 0.0 }
-    }
-
-    /// Number of samples that steps left out, because the policy has moved too far away from them. A
-    /// sample of several steps counts for each of them.
-    pub fn left_out(&self) -> u64 {
-        self.left_out
-    }
-
-    /// The records of all steps, oldest first.
-    pub fn records(&self) -> &[StepRecord] {
-        &self.records
+        self.progress.prepare(batch, routes, config, 0.0)
     }
 
     /// Natural-log probability of each sampled token under the policy that would be served, sample by
@@ -174,20 +155,8 @@ impl OfflineTrainer {
         store: &Store,
     ) -> Result<Option<PolicyRecord>, TrainFailure> {
         let Some(last) = self.records.last() else { return Ok(None) };
-        let (version, created) = (PolicyVersion(1), now_ms());
-        let base = PolicyRecord {
-            version: PolicyVersion::BASE,
-            parent: None,
-            step: 0,
-            adapter: None,
-            sha256: None,
-            metrics: std::collections::BTreeMap::new(),
-            state: PolicyState::Retired,
-            reason: None,
-            created,
-            pinned: false,
-            checks: Vec::new(),
-        };
+        let version = PolicyVersion(1);
+        let base = PolicyRecord { state: PolicyState::Retired, ..base_record() };
         let mut record = PolicyRecord {
             version,
             parent: Some(PolicyVersion::BASE),
@@ -200,8 +169,7 @@ impl OfflineTrainer {
         let checkpoints = data.join("checkpoints");
         let dir = checkpoint::step_dir(&checkpoints, last.step);
         self.progress.set_published(version);
-        let extra =
-            serde_json::to_value(&self.progress).map_err(|error| json_error(&dir, error))?;
+        let extra = self.progress.to_json(&dir)?;
         self.learner.save(&dir, &extra)?;
         let (policy, name) = (self.learner.snapshot()?, &self.setup.model.name);
         let adapter = data.join(relative_dir(version));

@@ -1,0 +1,327 @@
+//! Every transition of the trainer's state machine, one turn at a time.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+
+use hone_core::types::{GroupId, GroupState, PolicyVersion};
+
+use super::world::{Parts, every_step, record_group};
+use crate::config::{TrainConfig, ZeroVariance};
+use crate::driver::report::StatusCell;
+use crate::driver::trainer::{SETTLE_TIME, TrainPhase, TrainTurn, Trainer};
+use crate::driver::{StepGate, ThreadPools, TrainState};
+use crate::policy::PolicyConfig;
+
+/// A trainer without its thread. Every staging waits for a permit.
+struct Stepper<'a> {
+    runtime: &'a Runtime,
+    parts: &'a Parts,
+    status: &'a StatusCell,
+    trainer: Trainer<'a>,
+    phase: Option<TrainPhase>,
+    gate: StepGate,
+    token: u32,
+}
+
+fn name(phase: &TrainPhase) -> &'static str {
+    match phase {
+        TrainPhase::Idle => "idle",
+        TrainPhase::Starting(_) => "starting",
+        TrainPhase::Publishing(_) => "publishing",
+        TrainPhase::Ahead(..) => "ahead",
+        TrainPhase::Activated(_) => "activated",
+    }
+}
+
+fn stepped(
+    dir: &Path,
+    policy: PolicyConfig,
+    change: impl FnOnce(&mut TrainConfig),
+    test: impl FnOnce(&mut Stepper<'_>),
+) {
+    let runtime = Runtime::new().unwrap();
+    let parts = runtime.block_on(Parts::open(dir, policy, change));
+    parts.publisher.staging.forget_permits(Semaphore::MAX_PERMITS);
+    let status = StatusCell::new(TrainState::Waiting, Arc::clone(&parts.metrics));
+    let (handle, pools) = (runtime.handle().clone(), ThreadPools::new(1).unwrap());
+    let (wake, _commands) = channel();
+    let (trainer, phase) = Trainer::restore(&parts.setup, &status, &handle, &pools, &wake).unwrap();
+    let mut stepper = Stepper {
+        runtime: &runtime,
+        parts: &parts,
+        status: &status,
+        trainer,
+        phase: Some(phase),
+        gate: StepGate::default(),
+        token: 3,
+    };
+    test(&mut stepper);
+    let Stepper { mut trainer, phase, .. } = stepper;
+    trainer.finish(phase.unwrap()).unwrap();
+    runtime.block_on(parts.store.close()).unwrap();
+}
+
+impl Stepper<'_> {
+    /// A turn after which something follows at once.
+    fn moves_to(&mut self, wanted: &str) {
+        match self.turn() {
+            TrainTurn::Next(phase) => {
+                assert_eq!(name(&phase), wanted);
+                self.phase = Some(phase);
+            }
+            TrainTurn::Rest(phase) => panic!("it rests in {}, not {wanted}", name(&phase)),
+        }
+    }
+
+    /// A turn in which nothing happens.
+    fn rests_in(&mut self, wanted: &str, state: TrainState) {
+        match self.turn() {
+            TrainTurn::Rest(phase) => {
+                assert_eq!((name(&phase), self.status.read().state), (wanted, state));
+                self.phase = Some(phase);
+            }
+            TrainTurn::Next(phase) => panic!("it moves to {}, not {wanted}", name(&phase)),
+        }
+    }
+
+    fn turn(&mut self) -> TrainTurn {
+        self.trainer.tick(self.phase.take().unwrap(), &self.gate).unwrap()
+    }
+
+    /// Records the groups of a step, sampled by `version`.
+    fn batch(&mut self, version: u64, rewards: [f64; 2]) -> [GroupId; 2] {
+        [(); 2].map(|()| {
+            self.token += 1;
+            let group =
+                record_group(&self.parts.store, vec![1, 2, 3], self.token, version, rewards);
+            self.runtime.block_on(group)
+        })
+    }
+
+    fn state(&self, group: GroupId) -> GroupState {
+        self.parts.store.group(group).unwrap().unwrap().state
+    }
+
+    /// Number of recorded steps.
+    fn steps(&self) -> u64 {
+        self.parts.store.last_step().unwrap().map_or(0, |step| step.step)
+    }
+
+    /// Permits a staging, and waits for the end of the publication.
+    fn publication_ends(&self) {
+        self.parts.publisher.staging.add_permits(1);
+        self.wait_for_end();
+    }
+
+    fn wait_for_end(&self) {
+        let started = Instant::now();
+        while !self.phase.as_ref().unwrap().publication().unwrap().is_finished() {
+            assert!(started.elapsed() < Duration::from_secs(20), "the publication does not end");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn activate(&self, version: u64) {
+        self.parts.publisher.staging.add_permits(1);
+        let activation = self.parts.policies.activate(PolicyVersion(version), "test");
+        self.runtime.block_on(activation).unwrap();
+    }
+
+    /// Takes a step and publishes it.
+    fn publish(&mut self) {
+        self.batch(self.parts.policies.active().0, [0.0, 1.0]);
+        self.moves_to("publishing");
+        self.publication_ends();
+        self.moves_to("idle");
+    }
+}
+
+#[test]
+fn steps_and_publications() {
+    let dir = tempfile::tempdir().unwrap();
+    stepped(
+        dir.path(),
+        every_step(),
+        |_| {},
+        |trainer| {
+            trainer.rests_in("idle", TrainState::Waiting);
+            trainer.gate.paused = true;
+            let first = trainer.batch(0, [0.0, 1.0]);
+            trainer.rests_in("idle", TrainState::Paused);
+            trainer.gate.paused = false;
+            trainer.moves_to("publishing");
+            assert_eq!(trainer.state(first[0]), GroupState::Trained(1));
+            trainer.rests_in("publishing", TrainState::Waiting);
+            trainer.gate.paused = true;
+            trainer.rests_in("publishing", TrainState::Publishing);
+            trainer.gate.paused = false;
+            // The next step is recorded, and published, once the version is served.
+            let second = trainer.batch(0, [0.0, 1.0]);
+            trainer.moves_to("ahead");
+            assert_eq!((trainer.steps(), trainer.state(second[0])), (1, GroupState::Ready));
+            trainer.batch(0, [0.0, 1.0]);
+            trainer.rests_in("ahead", TrainState::Publishing);
+            trainer.publication_ends();
+            trainer.moves_to("publishing");
+            assert_eq!((trainer.steps(), trainer.state(second[1])), (2, GroupState::Trained(2)));
+            assert_eq!(trainer.parts.policies.active(), PolicyVersion(1));
+            trainer.moves_to("ahead");
+            trainer.publication_ends();
+            trainer.moves_to("publishing");
+            trainer.publication_ends();
+            trainer.moves_to("idle");
+            trainer.rests_in("idle", TrainState::Waiting);
+            assert_eq!((trainer.steps(), trainer.parts.policies.active()), (3, PolicyVersion(3)));
+        },
+    );
+}
+
+#[test]
+fn a_rejected_version_undoes_the_step_after_it() {
+    let dir = tempfile::tempdir().unwrap();
+    stepped(
+        dir.path(),
+        every_step(),
+        |_| {},
+        |trainer| {
+            trainer.parts.publisher.rejects.store(1, Ordering::Release);
+            let groups = [trainer.batch(0, [0.0, 1.0]), trainer.batch(0, [0.0, 1.0])].concat();
+            trainer.moves_to("publishing");
+            trainer.moves_to("ahead");
+            trainer.publication_ends();
+            trainer.moves_to("idle");
+            assert!(groups.iter().all(|group| trainer.state(*group) == GroupState::Ready));
+            trainer.moves_to("publishing");
+            trainer.publication_ends();
+            trainer.moves_to("idle");
+            assert_eq!(trainer.parts.policies.active(), PolicyVersion(2));
+        },
+    );
+}
+
+#[test]
+fn activations_are_followed_after_a_while_or_before_a_step() {
+    let dir = tempfile::tempdir().unwrap();
+    stepped(
+        dir.path(),
+        every_step(),
+        |_| {},
+        |trainer| {
+            trainer.publish();
+            trainer.publish();
+            let version = |trainer: &Stepper<'_>| trainer.status.read().policy_version;
+            trainer.activate(1);
+            trainer.rests_in("activated", TrainState::Paused);
+            assert_eq!(version(trainer), 2);
+            std::thread::sleep(SETTLE_TIME);
+            trainer.moves_to("idle");
+            trainer.rests_in("idle", TrainState::Paused);
+            assert_eq!(version(trainer), 1);
+            trainer.activate(2);
+            trainer.rests_in("activated", TrainState::Paused);
+            let phase = trainer.trainer.resume(trainer.phase.take().unwrap()).unwrap();
+            assert_eq!(name(&phase), "idle");
+            trainer.phase = Some(phase);
+            trainer.rests_in("idle", TrainState::Waiting);
+            assert_eq!(version(trainer), 2);
+            // A rule's withdrawal is followed at once, without a pause.
+            trainer.parts.publisher.staging.add_permits(1);
+            let withdrawal = trainer.parts.policies.withdraw(PolicyVersion(2), "test");
+            trainer.runtime.block_on(withdrawal).unwrap();
+            trainer.rests_in("idle", TrainState::Waiting);
+            assert_eq!(version(trainer), 1);
+        },
+    );
+}
+
+#[test]
+fn an_activation_ends_a_publication_and_undoes_its_steps() {
+    let dir = tempfile::tempdir().unwrap();
+    stepped(
+        dir.path(),
+        every_step(),
+        |_| {},
+        |trainer| {
+            trainer.publish();
+            let groups = [trainer.batch(1, [0.0, 1.0]), trainer.batch(1, [0.0, 1.0])].concat();
+            trainer.moves_to("publishing");
+            trainer.moves_to("ahead");
+            let policies = Arc::clone(&trainer.parts.policies);
+            let activation = trainer
+                .runtime
+                .spawn(async move { policies.activate(PolicyVersion::BASE, "test").await });
+            trainer.wait_for_end();
+            trainer.parts.publisher.staging.add_permits(1);
+            trainer.runtime.block_on(activation).unwrap().unwrap();
+            trainer.rests_in("activated", TrainState::Paused);
+            assert!(groups.iter().all(|group| trainer.state(*group) == GroupState::Ready));
+        },
+    );
+}
+
+#[test]
+fn an_adapter_to_start_from_is_published_before_a_step() {
+    let (before, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    stepped(before.path(), every_step(), |_| {}, |trainer| trainer.publish());
+    let adapter = before.path().join("adapters/v000001");
+    let change = |config: &mut TrainConfig| config.lora.init_adapter = adapter;
+    stepped(dir.path(), every_step(), change, |trainer| {
+        trainer.rests_in("starting", TrainState::Publishing);
+        trainer.batch(0, [0.0, 1.0]);
+        trainer.rests_in("starting", TrainState::Publishing);
+        trainer.publication_ends();
+        trainer.moves_to("idle");
+        assert_eq!(trainer.parts.policies.active(), PolicyVersion(1));
+    });
+}
+
+#[test]
+fn unpublished_steps_are_published_once_no_step_may_follow() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = PolicyConfig { publish_every: 2, ..PolicyConfig::default() };
+    stepped(
+        dir.path(),
+        policy,
+        |config| config.max_steps = 3,
+        |trainer| {
+            trainer.batch(0, [0.0, 1.0]);
+            trainer.moves_to("idle");
+            trainer.rests_in("idle", TrainState::Waiting);
+            trainer.batch(0, [0.0, 1.0]);
+            trainer.moves_to("publishing");
+            trainer.publication_ends();
+            trainer.moves_to("idle");
+            trainer.batch(1, [0.0, 1.0]);
+            trainer.moves_to("idle");
+            assert_eq!(trainer.steps(), 3);
+            // This was the last step of `train.max_steps`.
+            trainer.moves_to("publishing");
+            trainer.rests_in("publishing", TrainState::Publishing);
+            trainer.publication_ends();
+            trainer.moves_to("idle");
+            trainer.rests_in("idle", TrainState::Finished);
+        },
+    );
+}
+
+#[test]
+fn a_batch_without_a_step_changes_no_phase() {
+    let dir = tempfile::tempdir().unwrap();
+    let drop = |config: &mut TrainConfig| config.zero_variance_groups = ZeroVariance::Drop;
+    stepped(dir.path(), every_step(), drop, |trainer| {
+        trainer.batch(0, [1.0, 1.0]);
+        trainer.moves_to("idle");
+        trainer.rests_in("idle", TrainState::Waiting);
+        trainer.batch(0, [0.0, 1.0]);
+        trainer.moves_to("publishing");
+        let equal = trainer.batch(0, [1.0, 1.0]);
+        trainer.moves_to("publishing");
+        assert_eq!(trainer.state(equal[0]), GroupState::Dropped("no_sample".to_owned()));
+    });
+}
