@@ -8,13 +8,12 @@ use anyhow::{Context, ensure};
 
 use hone::app::generate::{GenerateOptions, GenerateSink};
 use hone::cli::GenerateArgs;
-use hone::runs::table::visible;
+use hone::terminal::visible;
 use hone::{app, usage};
 use hone_core::types::{Message, Role, SamplingParams};
 use hone_engine::EngineError;
 
-use crate::output::{Output, print_note};
-use crate::{Outcome, run_config, runtime, set};
+use crate::{Outcome, Output, print_note, run_config, runtime, set};
 
 /// Writes completions as they are generated.
 struct Terminal<'a> {

@@ -10,11 +10,20 @@ pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod demo;
+mod flags;
 pub mod http;
 pub mod import_trl;
 pub mod logging;
-mod progress;
 pub mod runs;
-mod usage;
+pub mod terminal;
 
-pub use usage::{UsageError, usage};
+/// A mistake in the arguments, or in the configuration or data that they name. The binary ends with
+/// exit code 2, and with 1 for every other error.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct UsageError(anyhow::Error);
+
+/// Marks an error as a [`UsageError`].
+pub fn usage(error: impl Into<anyhow::Error>) -> anyhow::Error {
+    UsageError(error.into()).into()
+}

@@ -1,9 +1,8 @@
 //! The `hone` binary: parses the command line, runs the command, and sets the exit code.
 
 mod generate;
-mod output;
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::pin::pin;
 use std::process::ExitCode;
@@ -13,29 +12,22 @@ use anyhow::Context;
 use clap::Parser;
 
 use hone::app::adapters::{Export, VersionChoice};
-use hone::bench::rewards::Worst;
-use hone::bench::safety::SafetyOptions;
 use hone::cli::{
-    AdaptersCommand, BenchCommand, BenchHttpArgs, BenchInterferenceArgs, BenchSafetyArgs,
-    BenchSampleArgs, BenchTrainArgs, Cli, Command, ConfigArgs, DataArgs, DbCommand, DemoArgs,
-    EvalArgs, RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
+    AdaptersCommand, Cli, Command, ConfigArgs, DataArgs, DbCommand, EvalArgs, RewardsCommand,
+    ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
 };
 use hone::config::{Config, LogConfig};
-use hone::demo::{DaemonHandle, DemoError};
+use hone::demo::{DaemonHandle, DemoError, DemoOptions};
 use hone::runs::eval::EvalOptions;
 use hone::runs::from_ledger::train::FromLedgerOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
-use hone::{UsageError, app, bench, config, demo, import_trl as trl, logging, runs, usage};
+use hone::{UsageError, app, config, demo, import_trl as trl, logging, runs, usage};
 use hone_model::adapter::merge::Precision;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
 use hone_store::maintain;
 
-use self::output::{Output, print_error, print_note};
-
-/// Width of tables, in columns.
-const TABLE_WIDTH: usize = 120;
 /// Exit code of a run that a signal ended, as shells report Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
@@ -70,7 +62,7 @@ fn check_clock(now: SystemTime) -> anyhow::Result<()> {
 fn run(command: Command, out: &mut Output) -> Outcome {
     match command {
         Command::Serve(args) => serve(args, out),
-        Command::Demo(args) => run_demo(args, out),
+        Command::Demo(options) => run_demo(options, out),
         Command::Train(args) => train(args, out),
         Command::Eval(args) => eval(args, out),
         Command::Generate(args) => generate::run(args, out),
@@ -80,16 +72,9 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Rewards { command: RewardsCommand::List } => list_rewards(out),
         Command::Rewards { command: RewardsCommand::Test(args) } => test_rewards(args, out),
         Command::Adapters { command } => adapters(command, out),
-        Command::Bench { command: BenchCommand::Rewards { bytes, json } } => {
-            bench_rewards(bytes, json, out)
+        Command::Bench { command } => {
+            Ok(if command.run(&runtime()?, out)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
-        Command::Bench { command: BenchCommand::Train(args) } => bench_train(args, out),
-        Command::Bench { command: BenchCommand::Sample(args) } => bench_sample(args, out),
-        Command::Bench { command: BenchCommand::Interference(args) } => {
-            bench_interference(args, out)
-        }
-        Command::Bench { command: BenchCommand::Http(args) } => bench_http(args, out),
-        Command::Bench { command: BenchCommand::Safety(args) } => bench_safety(args, out),
     }
 }
 
@@ -177,7 +162,10 @@ fn reload(service: &app::Service, args: &ServeArgs) {
 
 /// Prints the memory plan of `hone serve`, or without clients of `hone train`.
 fn explain_memory(config: &Config, has_clients: bool, json: bool, out: &mut Output) -> Outcome {
-    print_report(&runtime()?.block_on(app::explain_memory(config, has_clients))?, json, out)
+    let memory = runtime()?.block_on(app::explain_memory(config, has_clients))?;
+    let text = if json { serde_json::to_string(&memory)? } else { memory.to_string() };
+    writeln!(out, "{text}")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Starts a daemon in this process.
@@ -187,8 +175,8 @@ async fn start_daemon(config: Config) -> anyhow::Result<DaemonHandle> {
     Ok(DaemonHandle::new(service.addr, || service.shutdown()))
 }
 
-fn run_demo(args: DemoArgs, out: &mut Output) -> Outcome {
-    let outcome = runtime()?.block_on(demo::run(args.into(), start_daemon, out));
+fn run_demo(options: DemoOptions, out: &mut Output) -> Outcome {
+    let outcome = runtime()?.block_on(demo::run(options, start_daemon, out));
     let outcome = outcome.map_err(|error| match error {
         DemoError::Options(_) | DemoError::Data { .. } => usage(error),
         error => error.into(),
@@ -239,24 +227,18 @@ fn train(mut args: TrainArgs, out: &mut Output) -> Outcome {
         }
     };
     let (report, file) = if let Some(source) = args.ledger.from_ledger.clone() {
-        let (filter, holdout) = (args.ledger.filter(), args.ledger.holdout);
+        let (filter, holdout) = (args.ledger.filter, args.ledger.holdout);
         let options = FromLedgerOptions { source, filter, holdout, report: args.report, terminal };
         let run = runs::from_ledger::train::run(config, options, interrupt);
-        let outcome = runtime()?.block_on(run)?;
-        (outcome.report, outcome.file)
+        runtime()?.block_on(run)?
     } else {
-        let options = TrainOptions { report: args.report, terminal, width: TABLE_WIDTH };
-        let outcome = runtime()?.block_on(runs::train::run(config, options, interrupt))?;
-        (outcome.report, outcome.file)
+        let options = TrainOptions { report: args.report, terminal };
+        runtime()?.block_on(runs::train::run(config, options, interrupt))?
     };
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {
-        let table = match &report.recorded {
-            Some(recorded) => recorded.to_string(),
-            None => runs::compare::table(&report.comparisons, ["before", "after"]),
-        };
-        writeln!(out, "{table}\nreport  {}", file.display())?;
+        writeln!(out, "{}\nreport  {}", report.summary(), file.display())?;
     }
     match report.ending {
         Ending::Failed(reason) => Err(anyhow::Error::msg(reason)),
@@ -274,7 +256,7 @@ fn eval(args: EvalArgs, out: &mut Output) -> Outcome {
     })?;
     let options = EvalOptions { pass_at: args.pass_at, part: args.part };
     let outcome = runtime()?.block_on(runs::eval::run(config, options))?;
-    let text = if args.json { serde_json::to_string(&outcome)? } else { outcome.text(TABLE_WIDTH) };
+    let text = if args.json { serde_json::to_string(&outcome)? } else { outcome.text() };
     writeln!(out, "{}", text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -302,7 +284,7 @@ fn test_rewards(args: TestRewardsArgs, out: &mut Output) -> Outcome {
     let text = if json {
         runs::table::scores_json(&scored, 0)?
     } else {
-        runs::table::scores_text(&scored, TABLE_WIDTH, 0)
+        runs::table::scores_text(&scored, 0)
     };
     writeln!(out, "{}", text.trim_end())?;
     Ok(ExitCode::SUCCESS)
@@ -313,8 +295,9 @@ fn validate(args: ValidateArgs, out: &mut Output) -> Outcome {
     set(&mut config.model.path, args.model);
     set(&mut config.dataset.path, args.dataset);
     config::validate(&config).map_err(usage)?;
-    let report =
-        runtime()?.block_on(app::validate(&mut config, !args.config_only)).map_err(usage)?;
+    let report = runtime()?
+        .block_on(runs::data_check::validate(&mut config, !args.config_only))
+        .map_err(usage)?;
     write!(out, "{report}")?;
     Ok(ExitCode::SUCCESS)
 }
@@ -363,103 +346,6 @@ fn list_adapters(data: &Path, json: bool, out: &mut Output) -> anyhow::Result<()
     Ok(())
 }
 
-fn bench_rewards(bytes: usize, json: bool, out: &mut Output) -> Outcome {
-    let all = runtime()?.block_on(bench::rewards::run(bytes))?;
-    let limit = bench::rewards::LIMIT.as_secs_f64() * 1e6;
-    let names = |holds: &dyn Fn(&Worst) -> bool| {
-        let kinds: Vec<&str> = all.iter().filter(|w| holds(w)).map(|w| w.kind.as_str()).collect();
-        kinds.join(", ")
-    };
-    // The limit applies to completions of the default size.
-    let slow = names(&|w| bytes <= bench::rewards::BYTES && w.microseconds > limit);
-    let fast_growing = names(&Worst::grows_too_fast);
-    if json {
-        writeln!(out, "{}", serde_json::to_string(&all)?)?;
-    } else {
-        writeln!(
-            out,
-            "worst time on completions of {bytes} bytes in microseconds, and the p with which it \
-             grows as size^p"
-        )?;
-        for worst in &all {
-            let growth = worst.growth_exponent.map_or("-".to_owned(), |p| format!("{p:.2}"));
-            writeln!(out, "{:<26} {:>9.1} {growth:>6}", worst.kind, worst.microseconds)?;
-        }
-    }
-    if !slow.is_empty() {
-        anyhow::bail!("over {limit} microseconds: {slow}");
-    }
-    if !fast_growing.is_empty() {
-        let most = bench::rewards::MAX_GROWTH;
-        anyhow::bail!("the time grows faster than size^{most}: {fast_growing}");
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Prints a benchmark's report as JSON or text.
-fn print_report(
-    report: &(impl serde::Serialize + std::fmt::Display),
-    json: bool,
-    out: &mut Output,
-) -> Outcome {
-    let text = if json { serde_json::to_string(report)? } else { report.to_string() };
-    writeln!(out, "{text}")?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn bench_train(args: BenchTrainArgs, out: &mut Output) -> Outcome {
-    if let Some(dir) = &args.write_model {
-        args.model.write(dir)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let json = args.json;
-    print_report(&bench::train::run(&args.into())?, json, out)
-}
-
-fn bench_sample(args: BenchSampleArgs, out: &mut Output) -> Outcome {
-    let json = args.json;
-    print_report(&bench::sample::run(&args.into())?, json, out)
-}
-
-fn bench_interference(args: BenchInterferenceArgs, out: &mut Output) -> Outcome {
-    let json = args.json;
-    let report = runtime()?.block_on(bench::interference::run(&args.into(), start_daemon))?;
-    print_report(&report, json, out)?;
-    Ok(if report.failed() > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-fn bench_http(args: BenchHttpArgs, out: &mut Output) -> Outcome {
-    let (json, check) = (args.json, args.check);
-    let start = async |config: Config| {
-        logging::init(&config.log);
-        app::start(config).await
-    };
-    let report = runtime()?.block_on(bench::http::run(&args.into(), start))?;
-    print_report(&report, json, out)?;
-    Ok(if check && !report.passed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
-fn bench_safety(args: BenchSafetyArgs, out: &mut Output) -> Outcome {
-    let write = |file: &Path, text: String| {
-        std::fs::write(file, text).with_context(|| format!("{} cannot be written", file.display()))
-    };
-    // An unusable file must not show only after an hour.
-    for file in args.json.iter().chain(&args.html) {
-        write(file, String::new())?;
-    }
-    let options = SafetyOptions::from(&args);
-    let report = runtime()?.block_on(bench::safety::run(&options, start_daemon))?;
-    if let Some(file) = &args.json {
-        write(file, serde_json::to_string_pretty(&report)? + "\n")?;
-    }
-    if let Some(file) = &args.html {
-        write(file, report.html())?;
-    }
-    writeln!(out, "{report}")?;
-    let failed = args.check && !report.passed();
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-}
-
 fn db(command: DbCommand, out: &mut Output) -> Outcome {
     let ledger = |args: DataArgs| args.data.join(app::LEDGER);
     match command {
@@ -499,4 +385,54 @@ fn list_rewards(out: &mut Output) -> Outcome {
         )?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+// Standard output and standard error.
+
+/// Standard output, which remembers whether its reader has closed the pipe. The lock is taken for
+/// each write only, because other threads may print too.
+#[derive(Default)]
+pub(crate) struct Output {
+    closed: bool,
+}
+
+impl Output {
+    /// Whether a write failed because the reader has closed the pipe.
+    fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    fn observe<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        self.closed |= matches!(&result, Err(e) if e.kind() == io::ErrorKind::BrokenPipe);
+        result
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let result = io::stdout().write(bytes);
+        self.observe(result)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let result = io::stdout().flush();
+        self.observe(result)
+    }
+}
+
+/// Prints an error and its causes to standard error, without a cause whose text an earlier one
+/// already contains.
+fn print_error(error: &anyhow::Error) {
+    let append = |text: String, cause: String| {
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    };
+    let text = error.chain().map(ToString::to_string).reduce(append).unwrap_or_default();
+    // Without a standard error, the exit code still reports the failure.
+    let _failed = writeln!(io::stderr(), "error: {text}");
+}
+
+/// Prints a remark about a result to standard error.
+pub(crate) fn print_note(text: &str) {
+    // The result contains the remark too.
+    let _failed = writeln!(io::stderr(), "note: {text}");
 }

@@ -58,7 +58,7 @@ dataset = {{ path = "{dataset}", held_out = 8 }}
 rollout = {{ group_size = {group_size}, temperature = 1.0, max_tokens = {max_tokens}, max_ready_groups = {groups} }}
 policy = {{ promotion = "direct", publish_every = 1 }}
 engine = {{ compute = "{compute}" }}
-run = {{ eval_every = 0, samples_every = 0, tensorboard = false }}
+run = {{ eval_every = 0, samples_every = 0 }}
 [train]
 max_steps = {last}
 samples_per_step = {count}

@@ -13,6 +13,7 @@ use hone_train::policy::adapter_digest;
 use crate::app::core::LEDGER;
 use crate::app::open_model;
 use crate::config::Config;
+use crate::terminal::{MISSING, shown, table};
 
 /// Format and target directory of an exported version.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,9 +25,6 @@ pub enum Export {
 }
 
 /// Every version, in ascending order.
-///
-/// # Errors
-/// If the ledger is missing, in use or damaged.
 pub fn list(data: &Path) -> anyhow::Result<Vec<PolicyRecord>> {
     Ok(hone_store::maintain::policies(&data.join(LEDGER))?)
 }
@@ -155,24 +153,23 @@ fn copy_dir(from: &Path, to: &Path) -> std::io::Result<()> {
 /// One line for each version, with a header. A version follows its parent. Branches that the active
 /// version does not descend from are indented below the version at which they begin.
 pub fn policy_tree(records: &[PolicyRecord], data: &Path) -> String {
-    let [version, step, state, files, reward] = ["version", "step", "state", "files", "reward"];
-    let mut text = format!("{version:<14} {step:>8}  {state:<11} {files:<5} {reward:>7}\n");
-    for (depth, record) in in_order(records) {
-        let version = format!("{:1$}{2}", "", 2 * depth, record.version.0);
+    let rows = in_order(records).into_iter().map(|(depth, record)| {
         let reward = record.metrics.get("reward_mean");
-        let reward = reward.map_or_else(|| "-".to_owned(), |reward| format!("{reward:.3}"));
-        let state = record.state.as_str();
         let files = match &record.adapter {
             None => "base",
             Some(adapter) if data.join(adapter).exists() => "yes",
             Some(_) => "no",
         };
-        let step = record.step;
-        let pinned = if record.pinned { "  pinned" } else { "" };
-        text += format!("{version:<14} {step:>8}  {state:<11} {files:<5} {reward:>7}{pinned}\n")
-            .as_str();
-    }
-    text
+        [
+            format!("{}{}", "  ".repeat(depth), record.version),
+            record.step.to_string(),
+            record.state.as_str().to_owned(),
+            files.to_owned(),
+            reward.map_or_else(|| MISSING.to_owned(), |reward| format!("{reward:.3}")),
+            if record.pinned { "pinned" } else { "" }.to_owned(),
+        ]
+    });
+    shown(&table(["version", "step", "state", "files", "reward", ""], rows, 1))
 }
 
 /// Every version with the number of abandoned branches that contain it.
@@ -236,14 +233,14 @@ mod tests {
         let mut records = versions.map(|(version, parent, state)| record(version, parent, state));
         records[2].pinned = true;
         assert_snapshot!(policy_tree(&records, dir.path()), @r"
-        version            step  state       files  reward
-        0                     0  retired     base    0.000
-        1                     1  retired     no      0.125
-          2                   2  retired     no      0.250  pinned
-            3                 3  retired     no      0.375
-          5                   5  rolled_back no      0.625
-          4                   4  rejected    no      0.500
-        6                     6  active      yes     0.750
+        version  step        state  files  reward
+        0           0      retired   base   0.000
+        1           1      retired     no   0.125
+          2         2      retired     no   0.250  pinned
+            3       3      retired     no   0.375
+          5         5  rolled_back     no   0.625
+          4         4     rejected     no   0.500
+        6           6       active    yes   0.750
         ");
     }
 }

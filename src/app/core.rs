@@ -99,18 +99,12 @@ fn is_empty(folder: &Path) -> bool {
 
 impl Core {
     /// Builds and connects the configured parts, which report to `metrics`.
-    ///
-    /// # Errors
-    /// If the data directory is in use or the model cannot be served.
     pub async fn start(config: &Config, metrics: Arc<Metrics>) -> anyhow::Result<Self> {
         Self::build(config, true, None, metrics).await
     }
 
     /// [`Self::start`] for a run without clients. The trainer pauses after step `step_limit`. Only the
     /// engine that samples is loaded.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
     pub async fn start_offline(config: &Config, step_limit: Option<u64>) -> anyhow::Result<Self> {
         Self::build(config, false, step_limit, Arc::new(Metrics::new()?)).await
     }
@@ -235,9 +229,6 @@ impl Core {
     /// Stops the parts in an order that loses no acknowledged record: the ledger closes last. Requests
     /// of clients that still run after their grace period are cancelled. A step that the trainer does not
     /// finish within `patience` is lost; its groups stay ready.
-    ///
-    /// # Errors
-    /// If the ledger cannot be closed.
     pub async fn shutdown(self, patience: Duration) -> anyhow::Result<()> {
         let started = Instant::now();
         tracing::info!("shutdown 2/4: rollout stops");

@@ -71,15 +71,9 @@ pub struct GeneratedText {
 /// Where `hone generate` writes while it runs.
 pub trait GenerateSink {
     /// The weights are chosen: [`Generated::weights`].
-    ///
-    /// # Errors
-    /// If it cannot be written.
     fn weights(&mut self, label: &str) -> io::Result<()>;
 
     /// The next text of completion `index`.
-    ///
-    /// # Errors
-    /// If it cannot be written.
     fn text(&mut self, index: u64, text: &str) -> io::Result<()>;
 }
 

@@ -33,9 +33,6 @@ pub struct MemoryReport {
 impl MemoryReport {
     /// [`Self::of`] a process that starts, which logs it; `None` for mistral.rs without training, whose
     /// memory is not planned.
-    ///
-    /// # Errors
-    /// As [`Self::of`].
     pub(super) fn at_start(
         config: &Config,
         model: &ModelDir,
@@ -50,9 +47,6 @@ impl MemoryReport {
     }
 
     /// The plan of `hone serve`, or without clients of `hone train` and `hone eval`.
-    ///
-    /// # Errors
-    /// If the model's configuration or the headers of its weight files cannot be read.
     pub(super) fn of(config: &Config, model: &ModelDir, has_clients: bool) -> anyhow::Result<Self> {
         let spec = ModelSpec::from_config(&model.config)?;
         Self::with(config, model, &spec, setup(config, model, &spec, has_clients))
@@ -91,9 +85,6 @@ impl MemoryReport {
     }
 
     /// Refuses a process that does not fit into the memory.
-    ///
-    /// # Errors
-    /// If the plan does not fit.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         self.refused.as_ref().map_or(Ok(()), |reason| Err(anyhow::Error::msg(reason.clone())))
     }
@@ -171,10 +162,6 @@ fn setup(config: &Config, model: &ModelDir, spec: &ModelSpec, has_clients: bool)
 }
 
 /// The longest sample, in tokens, for which a run that neither serves nor samples has memory.
-///
-/// # Errors
-/// If the model's configuration or the headers of its weight files cannot be read, or training does not
-/// fit into the memory.
 pub fn longest_recorded_sample(config: &Config, model: &ModelDir) -> anyhow::Result<usize> {
     let ledger_cache = hone_store::CACHE_BYTES;
     let setup = ProcessSetup { trains: true, ledger_cache, ..ProcessSetup::default() };
@@ -185,9 +172,6 @@ pub fn longest_recorded_sample(config: &Config, model: &ModelDir) -> anyhow::Res
 }
 
 /// The memory plan of `hone serve`, or without clients of `hone train`. Loads no weights.
-///
-/// # Errors
-/// If the model cannot be found, read or trained.
 pub async fn explain_memory(config: &Config, has_clients: bool) -> anyhow::Result<MemoryReport> {
     let dir = open_model(config, &config.data.dir).await?;
     Learner::check(&dir, &config.train)?;

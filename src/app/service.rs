@@ -190,9 +190,6 @@ impl Service {
 }
 
 /// Completes on Ctrl-C or SIGTERM.
-///
-/// # Errors
-/// If a signal handler cannot be installed.
 pub async fn shutdown_signal() -> std::io::Result<()> {
     #[cfg(unix)]
     {
@@ -213,9 +210,6 @@ pub struct ReloadSignal(#[cfg(unix)] tokio::signal::unix::Signal);
 
 impl ReloadSignal {
     /// Installs the handler.
-    ///
-    /// # Errors
-    /// If it cannot be installed.
     pub fn new() -> std::io::Result<Self> {
         #[cfg(unix)]
         {

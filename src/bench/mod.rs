@@ -3,113 +3,175 @@
 
 pub mod http;
 pub mod interference;
+mod measure;
 pub mod rewards;
 pub mod safety;
 pub mod sample;
 pub mod train;
 
-use std::fs;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::io::Write;
 
+use clap::Subcommand;
 use serde::Serialize;
+use serde_json::Value;
+use tokio::runtime::Runtime;
 
-use hone_model::kernels::matmul::{Matrix, product};
-use hone_model::kernels::parallel::with_threads;
+use crate::terminal::{MISSING, shown, table};
 
-/// A temporary directory, removed on drop.
-struct Folder(PathBuf);
+pub use measure::{Peak, Seconds};
 
-impl Folder {
-    fn temporary() -> std::io::Result<Self> {
-        let dir = std::env::temp_dir().join(format!("hone-bench-{}", uuid::Uuid::now_v7()));
-        std::fs::create_dir_all(&dir)?;
-        Ok(Self(dir))
-    }
+/// `hone bench`.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Worst time of each reward function; exit code 1 if one needs more than 1 ms for 4 kB, or more
+    /// than in proportion to size^1.5
+    Rewards(rewards::RewardsOptions),
+    /// Time, throughput and memory of an optimizer step, compared with the machine's limits
+    Train(train::TrainBenchOptions),
+    /// Throughput of the native sampler, compared with the limits of memory and arithmetic
+    Sample(sample::SampleOptions),
+    /// Latency of served clients while Hone is idle and while it samples and trains
+    Interference(interference::InterferenceOptions),
+    /// Latency and throughput over HTTP, with recording, compared with the engine alone
+    Http(http::HttpBenchOptions),
+    /// Satisfaction of simulated users when learning goes wrong, by how versions are published
+    Safety(safety::SafetyOptions),
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // The system cleans its temporary directory.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-// Processor time, load, and the speed of matrix products. Values that the system does not provide
-// are 0.
-
-/// The load average of the last minute: the mean number of runnable processes.
-pub fn machine_load() -> f64 {
-    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().next().and_then(|load| load.parse().ok()).unwrap_or_default()
-}
-
-/// Durations in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Seconds {
-    /// Wall time.
-    pub wall: f64,
-    /// Processor time of all threads, in hundredths.
-    pub processor: f64,
-}
-
-/// Runs `f` and measures its duration.
-pub fn timed<R>(f: impl FnOnce() -> R) -> (R, Seconds) {
-    let (start, before) = (Instant::now(), processor_seconds());
-    let result = f();
-    let wall = start.elapsed().as_secs_f64();
-    (result, Seconds { wall, processor: processor_seconds() - before })
-}
-
-/// Processor time of this process in seconds, in hundredths.
-pub fn processor_seconds() -> f64 {
-    let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Fields 14 and 15 are user and system time in ticks of 1/100 s. The name, field 2, ends in `)`.
-    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
-    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
-}
-
-/// The best measured speed of large f32 products in GFLOP/s.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Peak {
-    /// By wall time.
-    pub wall: f64,
-    /// By processor time, times threads: the speed of an otherwise idle machine.
-    pub processor: f64,
-}
-
-/// Side of the square matrices that [`Peak::measure`] multiplies.
-const SIDE: usize = 1536;
-
-/// Products per measurement, enough for the resolution of processor time.
-const PRODUCTS: usize = 8;
-
-impl Peak {
-    /// Measures products on `threads` threads of the current pool and keeps the best speeds.
-    pub fn measure(&mut self, threads: usize) {
-        let values: Vec<f32> = (0..SIDE * SIDE).map(|i| (i as f32).sin()).collect();
-        let x = Matrix::new(&values, SIDE, SIDE);
-        let gflop = 2.0 * (SIDE as f64).powi(3) * PRODUCTS as f64 / 1e9;
-        let ((), took) = timed(|| {
-            for _ in 0..PRODUCTS {
-                drop(with_threads(threads, || std::hint::black_box(product(1.0, x, x.t()))));
+impl BenchCommand {
+    /// Runs the benchmark and writes its report to `out`. Returns whether it passed its checks.
+    pub fn run(self, runtime: &Runtime, out: &mut dyn Write) -> anyhow::Result<bool> {
+        match self {
+            Self::Rewards(options) => {
+                let all = runtime.block_on(rewards::run(options.bytes))?;
+                write_report(&all, options.json, out)?;
+                rewards::check(&all, options.bytes)?;
+                Ok(true)
             }
-        });
-        self.wall = self.wall.max(gflop / took.wall);
-        if took.processor > 0.0 {
-            self.processor = self.processor.max(gflop / took.processor * threads as f64);
+            Self::Train(options) => {
+                match &options.write_model {
+                    Some(dir) => options.model.write(dir)?,
+                    None => write_report(&train::run(&options)?, options.json, out)?,
+                }
+                Ok(true)
+            }
+            Self::Sample(options) => {
+                write_report(&sample::run(&options)?, options.json, out)?;
+                Ok(true)
+            }
+            Self::Interference(options) => {
+                let report = runtime.block_on(interference::run(&options))?;
+                write_report(&report, options.json, out)?;
+                Ok(report.failed() == 0)
+            }
+            Self::Http(options) => {
+                let report = runtime.block_on(http::run(&options))?;
+                write_report(&report, options.json, out)?;
+                Ok(!options.check || report.passed())
+            }
+            Self::Safety(options) => {
+                let report = runtime.block_on(safety::run(&options))?;
+                writeln!(out, "{report}")?;
+                Ok(!options.check || report.passed())
+            }
         }
+    }
+}
+
+/// Writes a report as JSON or as a table.
+fn write_report(report: &impl Serialize, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+    let report = serde_json::to_value(report)?;
+    match json {
+        true => writeln!(out, "{report}")?,
+        false => write!(out, "{}", as_table(&report))?,
+    }
+    Ok(())
+}
+
+/// A list of objects as a table with a row for each, and an object as one with a row for each value.
+fn as_table(report: &Value) -> String {
+    let Value::Array(items) = report else {
+        return shown(&table(["name", "value"], fields("", report), 2));
+    };
+    let rows: Vec<_> = items.iter().map(|item| fields("", item)).collect();
+    let column = |row: &Vec<[String; 2]>, at: usize| -> Vec<String> {
+        row.iter().map(|field| field[at].clone()).collect()
+    };
+    let head = rows.first().map(|row| column(row, 0)).unwrap_or_default();
+    shown(&table(head, rows.iter().map(|row| column(row, 1)), 1))
+}
+
+/// The values of an object, each with its path. Objects in a list share the rows of their values.
+fn fields(path: &str, value: &Value) -> Vec<[String; 2]> {
+    match value {
+        Value::Object(inner) => {
+            let dot = if path.is_empty() { "" } else { "." };
+            inner.iter().flat_map(|(name, v)| fields(&format!("{path}{dot}{name}"), v)).collect()
+        }
+        Value::Array(items) if items.iter().any(Value::is_object) => {
+            let mut columns = items.iter().map(|item| fields(path, item));
+            let mut rows = columns.next().unwrap_or_default();
+            for column in columns {
+                for ([_, row], [_, value]) in rows.iter_mut().zip(column) {
+                    *row += &format!(" | {value}");
+                }
+            }
+            rows
+        }
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(cell).collect();
+            vec![[path.to_owned(), items.join(", ")]]
+        }
+        other => vec![[path.to_owned(), cell(other)]],
+    }
+}
+
+/// A value with four significant digits.
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => MISSING.to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Number(number) if number.is_f64() => {
+            let number = number.as_f64().unwrap_or_default();
+            if number == 0.0 {
+                return "0".to_owned();
+            }
+            let digits = 3.0 - number.abs().log10().floor();
+            format!("{number:.*}", digits.clamp(0.0, 12.0) as usize)
+        }
+        other => other.to_string(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn products_have_a_speed() {
-        let mut peak = Peak::default();
-        peak.measure(1);
-        assert!(peak.wall > 0.0);
+    fn reports_are_tables_of_their_values() {
+        let report = json!({
+            "model": null, "tokens": 64, "share": 0.000_123_46, "speed": 1_234.56, "zero": 0.0,
+            "load": [0.5, 12.0], "idle": {"failed": 0},
+            "loads": [{"users": 1, "ms": {"p50": 2.25}}, {"users": 8, "ms": {"p50": 33.333}}],
+        });
+        insta::assert_snapshot!(as_table(&report), @"
+        name          value
+        model         –
+        tokens        64
+        share         0.0001235
+        speed         1235
+        zero          0
+        load          0.5000, 12.00
+        idle.failed   0
+        loads.users   1 | 8
+        loads.ms.p50  2.250 | 33.33
+        ");
+        insta::assert_snapshot!(as_table(&json!([{"kind": "a", "p": 1.5}, {"kind": "bc", "p": null}])), @"
+        kind      p
+        a     1.500
+        bc        –
+        ");
     }
 }

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::ensure;
+use clap::Args;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
@@ -16,15 +18,15 @@ use hone_reward::routes::{RouteConfig, RouteList};
 use hone_reward::text::Metric;
 use hone_reward::{KindEntry, RewardFn, Routes, ScoreInput, catalogue};
 
-/// Time limit of a function on a completion of [`BYTES`].
-pub const LIMIT: Duration = Duration::from_millis(1);
+/// Time limit of a function on a completion of [`BYTES`], in microseconds.
+const LIMIT: f64 = 1000.0;
 
 /// The completion size of the limit.
-pub const BYTES: usize = 4096;
+const BYTES: usize = 4096;
 
 /// Largest exponent p of a time that grows as `size^p`. It is above that of `n log n` with its
 /// noise, and below 2.
-pub const MAX_GROWTH: f64 = 1.5;
+const MAX_GROWTH: f64 = 1.5;
 
 /// Sizes at which growth is measured, in multiples of the completion's. They are greater than it,
 /// because some functions take quadratic time up to a number of characters, and ignore the rest.
@@ -36,6 +38,17 @@ const MEASURABLE: Duration = Duration::from_micros(500);
 /// Measurements of growth that must all exceed [`MAX_GROWTH`], because other processes share the caches and
 /// can make a single one of them too large.
 const ATTEMPTS: usize = 10;
+
+/// `hone bench rewards`.
+#[derive(Debug, Args)]
+pub struct RewardsOptions {
+    /// Size of each completion
+    #[arg(long, value_name = "BYTES", default_value_t = BYTES)]
+    pub bytes: usize,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// One function's worst time, and its growth.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -52,15 +65,12 @@ pub struct Worst {
 
 impl Worst {
     /// Whether the time grows faster than [`MAX_GROWTH`] allows.
-    pub fn grows_too_fast(&self) -> bool {
+    fn grows_too_fast(&self) -> bool {
         self.growth_exponent.is_some_and(|exponent| exponent > MAX_GROWTH)
     }
 }
 
 /// Measures every function on completions of `bytes`.
-///
-/// # Errors
-/// If a function cannot be built.
 pub async fn run(bytes: usize) -> anyhow::Result<Vec<Worst>> {
     let (texts, long_texts) = (slow(bytes), slow(bytes * SIZES[3]));
     let mut all = Vec::new();
@@ -74,6 +84,23 @@ pub async fn run(bytes: usize) -> anyhow::Result<Vec<Worst>> {
         all.push(Worst { kind, microseconds, growth_exponent });
     }
     Ok(all)
+}
+
+/// Refuses functions that are too slow on completions of `bytes`, or whose time grows too fast.
+///
+/// # Errors
+/// Names the functions.
+pub fn check(all: &[Worst], bytes: usize) -> anyhow::Result<()> {
+    let names = |holds: &dyn Fn(&Worst) -> bool| {
+        let kinds: Vec<&str> = all.iter().filter(|w| holds(w)).map(|w| w.kind.as_str()).collect();
+        kinds.join(", ")
+    };
+    // The limit applies to completions of the default size.
+    let slow = names(&|w| bytes <= BYTES && w.microseconds > LIMIT);
+    ensure!(slow.is_empty(), "over {LIMIT} microseconds: {slow}");
+    let growing = names(&Worst::grows_too_fast);
+    ensure!(growing.is_empty(), "the time grows faster than size^{MAX_GROWTH}: {growing}");
+    Ok(())
 }
 
 /// Every function with its kind.

@@ -1,13 +1,13 @@
 //! `hone bench sample`: the speed of the native sampler, and of its decoder step relative to the
 //! machine's memory bandwidth and arithmetic.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
 use candle_core::{DType, Device};
+use clap::Args;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
@@ -17,6 +17,7 @@ use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
 use hone_core::types::{GrammarSpec, PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
+use hone_model::adapter::LoraConfig;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::{Model, ModelSpec};
 use hone_sampler::{
@@ -24,38 +25,49 @@ use hone_sampler::{
     WeightsId,
 };
 
-use super::Folder;
-use super::Peak;
+use super::measure::{Peak, threads_or_cores};
 use super::train::Subject;
-
-pub(crate) use hone_model::adapter::LoraConfig;
+use crate::flags::{compute, count};
 
 /// Minimum bytes read to measure the memory bandwidth.
 const READ: usize = 512 << 20;
 
-/// The options of `hone bench sample`.
-#[derive(Clone, Debug)]
+/// `hone bench sample`.
+#[derive(Clone, Debug, Args)]
 pub struct SampleOptions {
-    /// The model.
+    /// `embedded`, `100m` or `100m-bf16` (random weights), or a Hugging Face directory
+    #[arg(long, value_name = "MODEL", default_value = "embedded")]
     pub model: Subject,
-    /// Sequences in a batch.
+    /// Number of concurrent sequences
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = count(1..=4096))]
     pub batch: usize,
-    /// Sequences per prompt.
+    /// Sequences per prompt
+    #[arg(long, value_name = "N", default_value_t = 8)]
     pub group: usize,
-    /// Tokens of a prompt.
+    /// Tokens per prompt
+    #[arg(long, value_name = "N", default_value_t = 20)]
     pub prompt: usize,
-    /// Tokens of every completion.
+    /// Tokens per completion
+    #[arg(long, value_name = "N", default_value_t = 64)]
     pub tokens: usize,
-    /// Rank of an adapter on all linears; 0 for none.
+    /// Rank of an adapter on all linear layers; 0 for the base alone
+    #[arg(long, value_name = "R", default_value_t = 0)]
     pub rank: usize,
-    /// Measurements.
+    /// Number of measurements
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub runs: usize,
-    /// Threads; 0 for all cores.
+    /// Number of threads [default: one per core]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
-    /// A file with a JSON schema that the completions follow; they end with it.
+    /// JSON schema that the completions follow and end with, to measure the time for masks
+    #[arg(long, value_name = "FILE")]
     pub schema: Option<PathBuf>,
-    /// Arithmetic of products with weights in bf16.
+    /// Arithmetic of products with weights in bf16
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = compute())]
     pub compute: Compute,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The measurements.
@@ -103,56 +115,25 @@ pub struct SampleReport {
     pub share_of_bound: f64,
 }
 
-impl fmt::Display for SampleReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let best = self.best_tokens_per_second;
-        let prompt = self.prompt;
-        let Self { batch, tokens, dtype, .. } = self;
-        writeln!(
-            f,
-            "batch {batch}, prompts of {prompt}, {tokens} tokens each, products in {dtype}"
-        )?;
-        writeln!(f, "{best:>12.0} tokens/s, best of {} runs", self.tokens_per_second.len())?;
-        if let (Some(seconds), Some(share)) = (self.mask_seconds, self.mask_share) {
-            writeln!(f, "{:>12.1} us a mask of the schema", seconds * 1e6)?;
-            writeln!(f, "{:>12.1} % of the time for masks", share * 100.0)?;
-        }
-        writeln!(f, "{:>12.3} ms a step of the decoder", self.step_seconds * 1e3)?;
-        writeln!(f, "{:>12.1} MB of weights a step", self.weight_bytes as f64 / 1e6)?;
-        let read = self.memory_bytes_per_second / 1e9;
-        writeln!(f, "{read:>12.1} GB/s memory bandwidth of {} threads", self.threads)?;
-        let products = self.product_flop_per_second / 1e9;
-        writeln!(f, "{products:>12.0} GFLOP/s in large products in f32")?;
-        let share = 100.0 * self.share_of_bound;
-        write!(f, "{share:>12.0} % of the bound by {}", self.bound)
-    }
-}
-
 /// Prompt number `number`; `benches/peers/peer.py` uses the same prompts.
 pub fn prompt(number: usize, len: usize) -> Vec<TokenId> {
     (0..len).map(|i| 3 + ((number * 31 + i * 7) % 370) as TokenId).collect()
 }
 
 /// Runs the benchmark.
-///
-/// # Errors
-/// If the model cannot be read or the sampler does not support it.
 pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
     let folder;
     let path = match &options.model {
         Subject::Dir(path) => path.clone(),
         other => {
-            folder = Folder::temporary()?;
-            other.write(&folder.0)?;
-            folder.0.clone()
+            folder = tempfile::tempdir()?;
+            other.write(folder.path())?;
+            folder.path().to_owned()
         }
     };
     let dir = ModelDir::open(&path)?;
     let model = options.model.load()?.with_compute(options.compute);
-    let threads = match options.threads {
-        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        threads => threads,
-    };
+    let threads = threads_or_cores(options.threads);
     let lora = adapter(&model, options.rank)?;
     let whole = SamplerBench::new(&dir, &model, lora.as_ref(), options, threads)?;
     let mut step = StepBench::new(&model, lora.as_ref(), options)?;
@@ -183,7 +164,7 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
         rank: options.rank,
         threads,
         dtype: whole.engine.dtype(),
-        load: super::machine_load(),
+        load: super::measure::machine_load(),
         best_tokens_per_second: rates.iter().copied().fold(0.0, f64::max),
         mask_seconds: (masks > 0).then(|| mask_time / masks as f64),
         mask_share: (masks > 0).then(|| mask_time / (sampling * threads as f64)),
@@ -403,21 +384,12 @@ mod tests {
 
     #[test]
     fn the_embedded_model_is_measured() {
-        let options = SampleOptions {
-            model: Subject::Embedded,
-            batch: 9,
-            group: 4,
-            prompt: 18,
-            tokens: 5,
-            rank: 2,
-            runs: 1,
-            threads: 2,
-            schema: None,
-            compute: Compute::F32,
-        };
+        let flags = "--batch 9 --group 4 --prompt 18 --tokens 5 --rank 2 --runs 1 --threads 2";
+        let flags: Vec<&str> = flags.split(' ').collect();
+        let options: SampleOptions = crate::bench::measure::tests::options(&flags);
         let report = run(&options).unwrap();
         assert_eq!(report.mask_share, None);
-        assert!(report.best_tokens_per_second > 0.0 && report.share_of_bound > 0.0, "{report}");
+        assert!(report.best_tokens_per_second > 0.0 && report.share_of_bound > 0.0, "{report:?}");
         // All weights except the embedding, which is not tied to the head.
         let spec = options.model.load().unwrap().spec().clone();
         let count = |shapes: &[(String, Vec<usize>)]| -> usize {
@@ -432,7 +404,6 @@ mod tests {
         std::fs::write(file.path(), r#"{"type": "array", "items": {"type": "integer"}}"#).unwrap();
         let schema = Some(file.path().to_owned());
         let report = run(&SampleOptions { schema, tokens: 20, ..options }).unwrap();
-        assert!(report.mask_share.is_some_and(|share| share > 0.0 && share < 1.0), "{report}");
-        assert!(report.to_string().contains("% of the time for masks"), "{report}");
+        assert!(report.mask_share.is_some_and(|share| share > 0.0 && share < 1.0), "{report:?}");
     }
 }

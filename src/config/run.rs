@@ -34,8 +34,6 @@ pub struct RunConfig {
     pub samples_every: u64,
     /// Samples per table.
     pub samples_shown: usize,
-    /// Whether to write TensorBoard event files.
-    pub tensorboard: bool,
     /// Early stopping.
     pub early_stop: EarlyStopConfig,
     /// Thresholds of training warnings.
@@ -51,7 +49,6 @@ impl Default for RunConfig {
             eval_temperature: 1.0,
             samples_every: 10,
             samples_shown: 4,
-            tensorboard: true,
             early_stop: EarlyStopConfig::default(),
             warnings: WarningConfig::default(),
         }

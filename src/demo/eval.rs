@@ -13,8 +13,8 @@ use hone_core::types::PolicyVersion;
 
 use super::client::{Client, ClientError, StreamedAnswer, UserRequest};
 use super::config::TASK_HELD_OUT;
-use super::tally::SharedTally;
 use super::task::{self, MAX_TOKENS, Question, QuestionKind, QuestionSplit, Questions};
+use super::users::SharedTally;
 
 /// Held-out questions of each kind.
 pub const QUESTIONS: usize = 96;
@@ -132,10 +132,8 @@ pub async fn measure(
                 first_error.get_or_insert(error);
             }
             Err(panic) => {
-                first_error.get_or_insert(ClientError::Transport {
-                    what: "evaluation",
-                    reason: panic.to_string(),
-                });
+                first_error
+                    .get_or_insert(ClientError { what: "evaluation", reason: panic.to_string() });
             }
         }
     }

@@ -8,13 +8,11 @@
 
 pub mod client;
 pub mod config;
-mod error;
 pub mod eval;
 mod options;
 pub mod progress;
 pub mod report;
 mod session;
-pub mod tally;
 pub mod task;
 pub mod users;
 pub mod versions;
@@ -34,8 +32,7 @@ use report::DemoDir;
 use report::{Findings, NextSteps};
 use versions::VersionHistory;
 
-pub use error::DemoError;
-pub use options::{DEFAULT_STEPS, DemoOptions, RewardsMode};
+pub use options::{DemoError, DemoOptions, RewardsMode};
 pub use report::DemoReport;
 
 /// The result of a demo.
@@ -58,6 +55,7 @@ pub async fn run(
     start: impl AsyncFnOnce(Config) -> anyhow::Result<DaemonHandle>,
     out: &mut dyn Write,
 ) -> Result<DemoOutcome, DemoError> {
+    let options = options.of_visitors();
     options.check()?;
     if let Some(url) = &options.server {
         return visit(&options, url, out).await;
@@ -82,7 +80,7 @@ pub async fn run(
     };
     let result = tokio::select! {
         findings = session::run(&options, &config, daemon.url(), &mut progress) => {
-            let kept = (!dir.is_temporary).then(|| dir.path.clone());
+            let kept = options.data.is_some().then(|| dir.path.clone());
             findings.and_then(|found| present(&options, kept, daemon.url(), &found, out))
         }
         () = &mut interrupt => Err(DemoError::Interrupted),
@@ -175,9 +173,6 @@ impl DaemonHandle {
     }
 
     /// Shuts it down.
-    ///
-    /// # Errors
-    /// If it does not shut down cleanly.
     pub async fn shut_down(self) -> anyhow::Result<()> {
         (self.shutdown)().await
     }

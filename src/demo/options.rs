@@ -1,17 +1,19 @@
-//! The command line of `hone demo`.
+//! The command line of `hone demo`, and errors that end a demo without a report.
 
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use serde::Serialize;
 
 use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
 use hone_train::policy::Promotion;
 
-use super::error::DemoError;
+use super::client::ClientError;
+use crate::flags::{engine_backend, promotion, sampler_kind};
 
 /// Default of `--steps`: enough to reach nearly the maximum reward.
-pub const DEFAULT_STEPS: u64 = 100;
+const DEFAULT_STEPS: u64 = 100;
 
 /// The sources of the rewards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -38,32 +40,44 @@ impl RewardsMode {
     }
 }
 
-/// The options of a demo.
-#[derive(Clone, Debug)]
+/// `hone demo`.
+#[derive(Clone, Debug, Args)]
 pub struct DemoOptions {
-    /// Optimizer steps, at least 1.
+    /// Optimizer steps
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS,
+          value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub steps: u64,
-    /// Seed of the users' questions and of the trainer.
+    /// Seed of the users, the samples and the trainer
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// URL of a server that runs already, whose users the demo's users are. It has its own configuration, and
-    /// steps count from its present one.
-    pub server: Option<String>,
-    /// A new or empty directory that keeps the data; a temporary one if absent.
-    pub data: Option<PathBuf>,
-    /// Whether to serve after the report until Ctrl-C.
-    pub keep_serving: bool,
-    /// File of the report as JSON.
-    pub report: Option<PathBuf>,
-    /// The sources of the rewards.
+    /// Source of the rewards
+    #[arg(long, value_enum, default_value_t = RewardsMode::Both)]
     pub rewards: RewardsMode,
-    /// The engine that answers the users.
+    /// Engine that answers the users
+    #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
     pub backend: EngineBackend,
-    /// The sampler of shadow completions.
+    /// Sampler of the shadow completions
+    #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
-    /// What a version must pass before all users get it.
+    /// What a version must pass before all users get it
+    #[arg(long, value_name = "MODE", default_value = "direct", value_parser = promotion())]
     pub promotion: Promotion,
-    /// Whether to reward wrong sums after some promotions, so that a canary has something to roll back.
+    /// With a canary, reward wrong sums after some promotions, to show that users notice it
+    #[arg(long)]
     pub sabotage: bool,
+    /// Ask and rate a server that runs, such as http://localhost:8080, instead of starting one
+    #[arg(long, value_name = "URL", conflicts_with_all = ["rewards", "backend", "sampler",
+          "promotion", "sabotage", "data", "keep_serving"])]
+    pub server: Option<String>,
+    /// Data directory, which is kept [default: a temporary one]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Keep serving the trained model until Ctrl-C
+    #[arg(long)]
+    pub keep_serving: bool,
+    /// Write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
 }
 
 impl Default for DemoOptions {
@@ -85,6 +99,15 @@ impl Default for DemoOptions {
 }
 
 impl DemoOptions {
+    /// The options for the users of a server that runs already: they know only what they rated, and that it
+    /// may check its versions. Steps count from its present one.
+    pub(super) fn of_visitors(self) -> Self {
+        match self.server {
+            Some(_) => Self { rewards: RewardsMode::Feedback, promotion: Promotion::Gate, ..self },
+            None => self,
+        }
+    }
+
     /// Rejects options whose failure would otherwise show only after minutes.
     ///
     /// # Errors
@@ -125,6 +148,40 @@ impl DemoOptions {
         }
         Ok(())
     }
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// An unusable option.
+    #[error("{0}")]
+    Options(String),
+    /// An unusable data directory.
+    #[error("data directory {dir}: {reason}")]
+    Data {
+        /// The directory.
+        dir: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The daemon did not start.
+    #[error("the daemon did not start: {0:#}")]
+    Start(anyhow::Error),
+    /// The daemon did not shut down cleanly.
+    #[error("the daemon did not shut down cleanly: {0:#}")]
+    Shutdown(anyhow::Error),
+    /// A request that the demo depends on failed.
+    #[error(transparent)]
+    Request(#[from] ClientError),
+    /// The trainer failed.
+    #[error("the trainer failed: {0}")]
+    Trainer(String),
+    /// The report could not be written.
+    #[error("cannot write the report: {0}")]
+    Output(#[from] std::io::Error),
+    /// Ctrl-C before the end.
+    #[error("interrupted")]
+    Interrupted,
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use super::report::{count, ms, percent};
-use super::tally::UserTally;
-use crate::progress::{Progress, clock};
+use super::users::UserTally;
+use crate::terminal::{Progress, clock, sparkline};
 
 /// Time between two plain lines of the learning phase.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
@@ -66,8 +66,7 @@ impl DemoProgress {
     /// Ends a phase with a line that stays.
     pub fn done(&mut self, label: &str, text: &str) {
         self.display.clear();
-        let mark = if self.display.has_bars() { "  ✓".to_owned() } else { clock(self.elapsed()) };
-        self.display.note(&format!("{mark} {label:<10} {text}"));
+        self.event(true, label, text);
     }
 
     /// Writes a line that stays, above the state of the phase.
@@ -98,7 +97,7 @@ impl DemoProgress {
 
 /// The rows below the bar.
 fn rows(view: &LearningView) -> Vec<String> {
-    let spark = sparkline(&view.history, view.reward_max, SPARK_WIDTH);
+    let spark = sparkline(&view.history, 0.0, view.reward_max, SPARK_WIDTH);
     vec![
         format!("reward     {:<15}{spark}", reward(view)).trim_end().to_owned(),
         format!("policy     version {}{} · trainer is {}", view.version, kl(view), view.trainer),
@@ -143,41 +142,10 @@ fn traffic(tally: &UserTally) -> String {
     text
 }
 
-/// Values between 0 and `max` as at most `width` block characters, oldest first. More values are
-/// averaged in equal shares.
-pub fn sparkline(values: &[f64], max: f64, width: usize) -> String {
-    const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-    let cells = values.len().min(width);
-    (0..cells)
-        .map(|cell| {
-            let share = &values[cell * values.len() / cells..(cell + 1) * values.len() / cells];
-            let mean = share.iter().sum::<f64>() / share.len() as f64;
-            let level = ((mean / max).clamp(0.0, 1.0) * 7.0).round() as usize;
-            BLOCKS[level]
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::tally::SharedTally;
-
-    #[test]
-    fn sparklines_rise_with_the_values() {
-        assert_eq!(sparkline(&[0.0, 0.5, 1.0, 1.5], 1.5, 32), "▁▃▆█");
-        assert_eq!(sparkline(&[], 1.5, 32), "");
-        assert_eq!(sparkline(&[-1.0, 9.0, f64::NAN], 1.5, 32), "▁█▁");
-    }
-
-    #[test]
-    fn long_histories_are_averaged_to_the_width() {
-        let history: Vec<f64> = (0..64).map(|i| f64::from(i % 2)).collect();
-        assert_eq!(sparkline(&history, 1.0, 4), "▅▅▅▅");
-        for len in 0..200 {
-            assert_eq!(sparkline(&vec![1.0; len], 1.0, 32).chars().count(), len.min(32));
-        }
-    }
+    use crate::demo::users::SharedTally;
 
     #[test]
     fn rows_and_the_plain_line_show_the_same_state() {

@@ -11,17 +11,15 @@ use hone_train::policy::Promotion;
 
 use super::client::{Client, Scrape, TrainerStatus};
 use super::config::parallel_requests;
-use super::error::DemoError;
 use super::eval::{self, Decoding, DemoEvaluation};
-use super::options::DemoOptions;
+use super::options::{DemoError, DemoOptions};
 use super::progress::{DemoProgress, LearningView};
 use super::report::{DemoReport, Findings, count, held_out_rows, peak_rss_mib};
-use super::tally::{SharedTally, UserTally};
 use super::task::{self, Question, QuestionKind};
-use super::users::{TrainerLoad, Users};
+use super::users::{SharedTally, TrainerLoad, UserTally, Users};
 use super::versions::{DecisionKind, VersionHistory};
 use crate::config::Config;
-use crate::progress::clock;
+use crate::terminal::clock;
 
 /// A demo ends within this time.
 const TIME_LIMIT: Duration = Duration::from_secs(285);

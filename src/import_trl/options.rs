@@ -108,14 +108,10 @@ impl TrlOptions {
         read(&value).map(Some).ok_or_else(wrong)
     }
 
-    /// # Errors
-    /// If the value is no finite number.
     pub(super) fn number(&mut self, name: &str) -> Result<Option<f64>, String> {
         self.convert(name, "a number", number)
     }
 
-    /// # Errors
-    /// If the value is no whole number of at least 0.
     pub(super) fn count(&mut self, name: &str) -> Result<Option<u64>, String> {
         // 1e3 is written 1000.
         let whole = |value: &Value| number(value)?.to_string().parse::<u64>().ok();
@@ -124,14 +120,10 @@ impl TrlOptions {
         })
     }
 
-    /// # Errors
-    /// If the value is neither true nor false.
     pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, String> {
         self.convert(name, "true or false", Value::as_bool)
     }
 
-    /// # Errors
-    /// If the value is no text.
     pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, String> {
         self.convert(name, "a text", |value| value.as_str().map(str::to_owned))
     }

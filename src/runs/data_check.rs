@@ -4,19 +4,26 @@
 //! reaches the trainer, and neither does a prompt that the model cannot take.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 
+use hone_core::metrics::Metrics;
 use hone_core::text::shortened;
 use hone_core::types::Role;
 use hone_dataset::{Curriculum, Dataset, Prompt};
-use hone_engine::Codec;
+use hone_engine::{Codec, ModelDir};
+use hone_hub::Hub;
+use hone_model::embedded;
 use hone_reward::routes::{RewardConfig, RouteConfig};
 use hone_reward::{MissingPart, PartCoverage, Route, Routes};
 use hone_rollout::{RolloutError, RolloutProgress};
 
+use crate::app;
 use crate::config::Config;
+use crate::http::{KeyRing, Tls};
 
 /// Number of steps whose groups, all without a value, end a run.
 const UNSCORED_STEPS: usize = 2;
@@ -213,11 +220,57 @@ fn unanswered_examples(config: &Config, stage: &StagePrompts<'_>) -> Vec<String>
     parts.iter().filter_map(warning).collect()
 }
 
+/// Checks a configuration, and, if `reads_data`, the dataset that it names, which is fetched if it is one
+/// of the hub. Returns a report. No model is downloaded.
+///
+/// # Errors
+/// The first thing that would stop a run, or keep it from learning.
+pub async fn validate(config: &mut Config, reads_data: bool) -> anyhow::Result<String> {
+    KeyRing::load(&config.server)?;
+    Tls::load(&config.server.tls)?;
+    let rewards = app::reward_tools(config, Arc::new(Metrics::new()?)).await?;
+    let routes = rewards.routes(config).await?;
+    let mut text = "the configuration is valid\n".to_owned();
+    let Some(dataset) = config.dataset_in_use() else { return Ok(text) };
+    hone_dataset::check(dataset)?;
+    if reads_data {
+        app::fetch_dataset(config).await?;
+        let dataset = Dataset::open(&config.dataset)?;
+        let codec = tokenizer(config)?;
+        let codec = codec.as_ref().map(|(codec, context)| (codec, *context));
+        text += &describe(config, &dataset, &routes, codec).await?;
+    }
+    Ok(text)
+}
+
+/// The model's tokenizer and context length; `None` if the model is not on this machine.
+fn tokenizer(config: &Config) -> anyhow::Result<Option<(Codec, usize)>> {
+    let model = &config.model.path;
+    if model.is_empty() {
+        let temporary = tempfile::tempdir()?;
+        let path = embedded::unpack(temporary.path()).context("unpacking the embedded model")?;
+        return load_codec(&path).map(Some);
+    }
+    let path = if Path::new(model).exists() {
+        Some(PathBuf::from(model))
+    } else {
+        let hub = Hub::new(&config.hub, &config.data.dir);
+        let is_complete = |dir: &Path| ModelDir::open(dir).is_ok();
+        Hub::is_model_id(model).then(|| hub.cached_model(model, is_complete)).flatten()
+    };
+    path.map(|path| load_codec(&path)).transpose()
+}
+
+fn load_codec(path: &Path) -> anyhow::Result<(Codec, usize)> {
+    let dir = ModelDir::open(path)?;
+    Ok((Codec::load(&dir)?, dir.context()))
+}
+
 /// The lines of `hone validate` about a dataset. `codec` is the model's tokenizer and context length.
 ///
 /// # Errors
 /// If a stage has no prompt that fits, or a part can score no prompt.
-pub async fn describe(
+async fn describe(
     config: &Config,
     dataset: &Dataset,
     routes: &Routes,

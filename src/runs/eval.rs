@@ -10,12 +10,13 @@ use hone_dataset::Dataset;
 use hone_train::monitoring::warnings::RewardRoles;
 
 use super::eval_set::{EvalSet, Evaluation};
-use super::report::Comparison;
+use super::report::{Comparison, comparison_table, comparisons};
 use super::stats::Estimate;
 use super::table::ScoredSample;
-use super::{NO_DATASET, compare, stats, table};
+use super::{NO_DATASET, stats, table};
 use crate::app::{self, Core};
 use crate::config::Config;
+use crate::terminal::{MISSING, one_line, shown};
 use crate::usage;
 
 /// The options of `hone eval` that are not in the configuration.
@@ -62,9 +63,6 @@ pub struct EvalOutcome {
 
 /// Evaluates the held-out prompts of the dataset, or all prompts if none are held out. The ledger does
 /// not change.
-///
-/// # Errors
-/// If there is no dataset, an option is out of range, or a component fails.
 pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<EvalOutcome> {
     app::fetch_dataset(&mut config).await?;
     let dataset = config.dataset_in_use();
@@ -105,7 +103,7 @@ pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<Eva
         active: passed(&active, part.as_deref(), *k, eval_set.seed),
     });
     let before = base.as_ref().unwrap_or(&active);
-    let mut comparisons = compare::comparisons(before, &active, eval_set.seed);
+    let mut comparisons = comparisons(before, &active, eval_set.seed);
     if base.is_none() {
         for comparison in &mut comparisons {
             (comparison.before, comparison.difference) = (None, None);
@@ -152,21 +150,20 @@ fn success_part(config: &Config, named: Option<String>) -> anyhow::Result<Option
 }
 
 impl EvalOutcome {
-    /// The result as text, with tables of samples of at most `width` columns.
-    pub fn text(&self, width: usize) -> String {
+    /// The result as text.
+    pub fn text(&self) -> String {
         let counted = format!("{} prompts, {} completions each", self.prompts, self.samples);
-        let head = format!("policy version {}, {counted}\n\n", self.version);
-        let mut text = head + compare::table(&self.comparisons, ["base", "active"]).as_str();
+        let mut text = format!("policy version {}, {counted}\n\n", self.version);
+        text += &shown(&comparison_table(&self.comparisons, ["base", "active"], one_line));
         for PassAt { k, base, active } in &self.pass_at {
-            let shown =
-                |e: &Option<Estimate>| e.map_or("–".to_owned(), |e| format!("{:.3}", e.mean));
-            text +=
-                format!("  pass@{k}  base {}  active {}\n", shown(base), shown(active)).as_str();
+            let mean =
+                |e: &Option<Estimate>| e.map_or(MISSING.to_owned(), |e| format!("{:.3}", e.mean));
+            text += &format!(" pass@{k}  base {}  active {}\n", mean(base), mean(active));
         }
         let base = self.base_samples.iter().map(|samples| ("the base model".to_owned(), samples));
         let active = (format!("policy version {}", self.version), &self.active_samples);
         for (policy, samples) in base.chain([active]).filter(|(_, samples)| !samples.is_empty()) {
-            text += format!("\nsamples of {policy}\n{}", table::render(samples, width)).as_str();
+            text += &format!("\nsamples of {policy}\n{}", table::render(samples));
         }
         text
     }

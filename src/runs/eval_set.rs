@@ -44,9 +44,6 @@ pub struct Evaluation {
 
 impl EvalSet {
     /// Samples every prompt and scores its completions as a group, as training does.
-    ///
-    /// # Errors
-    /// If a prompt cannot be encoded, or the engine fails.
     pub async fn run(&self, engine: &Arc<dyn Engine>) -> Result<Evaluation, EngineError> {
         let slots = Arc::new(Semaphore::new(engine.info().slots.max(1) * 2));
         let mut running = JoinSet::new();

@@ -2,10 +2,9 @@
 //! their logs, statistics, tables and reports.
 //!
 //! [`train`] and [`eval`] drive the daemon's [`Core`](crate::app::Core), and [`data_check`] decides
-//! whether they can learn. [`from_ledger`] trains without a daemon. The other modules depend on no engine, trainer or clock: the same input
-//! gives the same bytes.
+//! whether they can learn. [`from_ledger`] trains without a daemon. The other modules depend on no engine,
+//! trainer or clock: the same input gives the same bytes.
 
-pub mod compare;
 pub mod data_check;
 pub mod eval;
 pub mod eval_set;
@@ -15,7 +14,6 @@ pub mod report;
 pub mod score;
 pub mod stats;
 pub mod table;
-pub mod tensorboard;
 pub mod train;
 
 use std::collections::VecDeque;
@@ -29,7 +27,7 @@ use hone_train::monitoring::metric_names;
 use hone_train::monitoring::warnings::Warning;
 
 use crate::config::EarlyStopConfig;
-use crate::progress::{Progress, clock};
+use crate::terminal::{Progress, clock};
 
 /// Error of a run without a dataset.
 const NO_DATASET: &str = "dataset.path is missing: it must name a file of prompts";

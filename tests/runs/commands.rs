@@ -115,16 +115,15 @@ fn a_resumed_run_learns_and_is_evaluated() {
     // Each step has 8 of the 540 prompts.
     assert!((logged[23]["epoch"].as_f64().unwrap() - 24.0 * 8.0 / 540.0).abs() < 1e-12);
     let written = std::fs::read_to_string(dir.path().join("run/report/report.md")).unwrap();
-    assert!(written.contains("reward.svg"), "{written}");
-    assert!(dir.path().join("run/report/reward.svg").is_file());
+    assert!(written.contains("\n| reward  ") && written.contains("\n| part correct "), "{written}");
     // The copy of the configuration is complete: with it alone, the run is finished already.
     let copy = dir.path().join("run/config.toml");
     assert!(report["configuration_file"].as_str().unwrap().ends_with("run/config.toml"));
     let saved = std::fs::read_to_string(&copy).unwrap();
     assert!(saved.starts_with("# Configuration of `hone train` from step 5 on."), "{saved}");
     assert!(saved.ends_with(report["configuration_text"].as_str().unwrap()));
-    assert!(written.contains("| train.max\\_steps | 24 |") && written.contains("adam_eps"));
-    assert_eq!(std::fs::read_dir(dir.path().join("run/tensorboard")).unwrap().count(), 2);
+    let changed = written.lines().find(|line| line.starts_with("| train.max\\_steps "));
+    assert!(changed.is_some_and(|row| row.contains("| 24 ")) && written.contains("adam_eps"));
     let repeated = ok(&["train", "--config", copy.to_str().unwrap(), "--json"]).stdout;
     let repeated: Value = serde_json::from_slice(&repeated).unwrap();
     assert_eq!(repeated["steps"], report["steps"]);

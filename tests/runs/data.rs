@@ -25,7 +25,7 @@ impl RunDir {
         std::fs::write(dir.path().join("raw.jsonl"), rows).unwrap();
         let config = format!(
             "[dataset]\npath = 'raw.jsonl'\n{dataset}\n[rollout]\ngroup_size = 2\nmax_tokens = 2\n\
-             [train]\nsamples_per_step = 4\nmax_steps = 1\n[run]\ntensorboard = false\n\
+             [train]\nsamples_per_step = 4\nmax_steps = 1\n\
              [[route]]\nname = 'default'\nreward = [{parts}]\n"
         );
         std::fs::write(dir.path().join("hone.toml"), config).unwrap();

@@ -49,7 +49,10 @@ fn a_policy_learns_from_the_records_of_another_run() {
     assert_eq!(evaluations.len(), 2);
     assert_eq!(evaluations[1]["estimated_reward"], recorded["after"]["reward"]);
     let written = std::fs::read_to_string(dir.path().join("data/run/report/report.md")).unwrap();
-    assert!(written.contains("## Recorded completions") && written.contains("kl.svg"), "{written}");
+    assert!(
+        written.contains("## Recorded completions") && written.contains("| KL to the reference "),
+        "{written}"
+    );
 
     // The result is a data directory as `hone train` leaves it, and a run can continue from it.
     let listed = ok(&["adapters", "list", "--data", data, "--json"]).stdout;

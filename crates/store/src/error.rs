@@ -112,7 +112,6 @@ from_redb!(
     CommitError,
     CompactionError,
     DatabaseError,
-    SavepointError,
     SetDurabilityError,
     StorageError,
     TableError,

@@ -7,8 +7,9 @@ use std::fs;
 use std::io::ErrorKind;
 use std::panic;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use redb::{
     Builder, Database, DatabaseError, Durability, ReadOnlyDatabase, ReadTransaction,
     ReadableDatabase, WriteTransaction,
@@ -53,7 +54,7 @@ impl LedgerFile {
         &self,
         f: impl FnOnce(&ReadTransaction) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let state = self.shared();
+        let state = self.state.read();
         f(&database(&state)?.begin_read()?)
     }
 
@@ -62,13 +63,13 @@ impl LedgerFile {
         &self,
         f: impl FnOnce(&WriteTransaction) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let state = self.shared();
+        let state = self.state.read();
         write(database(&state)?, f)
     }
 
     /// Closes the file and opens it again. Waits for running reads.
     pub(crate) fn reopen(&self) -> Result<(), StoreError> {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.write();
         // The old database holds the lock of the file until it is dropped.
         *state = FileState::Closed;
         let (next, result) = match (self.open)() {
@@ -81,11 +82,7 @@ impl LedgerFile {
 
     /// Closes the file. Waits for running reads.
     pub(crate) fn close(&self) {
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = FileState::Closed;
-    }
-
-    fn shared(&self) -> RwLockReadGuard<'_, FileState> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        *self.state.write() = FileState::Closed;
     }
 }
 

@@ -1,14 +1,12 @@
-//! Migrates a file to the current schema.
-//!
-//! A run creates a persistent savepoint, applies every pending migration and the new version in one
-//! transaction, checks that the result opens, and deletes the savepoint. If a run is interrupted,
-//! the savepoint remains; the next run restores it and starts again.
+//! Migrates a file to the current schema: every pending migration, the new version and a check of the
+//! result in one transaction. A run that fails or is interrupted changes nothing.
 
 use redb::{Database, ReadableDatabase, TableError, WriteTransaction};
 
 use crate::error::StoreError;
+use crate::file;
 use crate::format;
-use crate::{file, reader};
+use crate::write::LedgerTables;
 
 #[path = "../../../migrations/0001_first_tables.rs"]
 mod m0001;
@@ -23,13 +21,14 @@ pub(crate) struct Migration {
     pub(crate) run: fn(&WriteTransaction) -> Result<(), StoreError>,
 }
 
-/// Every migration, in order. The last leads to [`schema::VERSION`].
+/// Every migration, in order. The last leads to [`format::VERSION`].
 pub(crate) const MIGRATIONS: &[Migration] =
     &[Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run }];
 
-/// Migrates a file to [`schema::VERSION`].
+/// Migrates a file to [`format::VERSION`].
 pub(crate) fn to_current(database: &Database) -> Result<(), StoreError> {
-    run(database, MIGRATIONS, opens).map(|_| ())
+    // Each table must have the types of the current schema.
+    run(database, MIGRATIONS, |tx| LedgerTables::new(tx).map(drop)).map(drop)
 }
 
 /// Runs the pending migrations and checks the result with `verify`. Returns the version that the
@@ -37,23 +36,22 @@ pub(crate) fn to_current(database: &Database) -> Result<(), StoreError> {
 pub(crate) fn run(
     database: &Database,
     migrations: &[Migration],
-    verify: impl Fn(&Database) -> Result<(), StoreError>,
+    verify: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
 ) -> Result<u32, StoreError> {
     let known = migrations.last().map_or(0, |m| m.to);
-    // First, because a newer version may use savepoints differently.
-    refuse_newer(version(database)?, known)?;
-    undo_interrupted(database)?;
     let found = version(database)?;
+    refuse_newer(found, known)?;
     if found == known {
         return Ok(found);
     }
-    let savepoint = file::write(database, |tx| Ok(tx.persistent_savepoint()?))?;
-    let migrated = apply(database, migrations, found, known).and_then(|()| verify(database));
-    if let Err(error) = migrated {
-        restore(database, savepoint)?;
-        return Err(error);
-    }
-    file::write(database, |tx| Ok(tx.delete_persistent_savepoint(savepoint)?))?;
+    file::write(database, |tx| {
+        for Migration { to, description, run } in migrations.iter().filter(|m| m.to > found) {
+            tracing::info!(to, description, "migrating the ledger");
+            run(tx)?;
+        }
+        tx.open_table(format::META)?.insert(format::META_SCHEMA, u64::from(known))?;
+        verify(tx)
+    })?;
     Ok(found)
 }
 
@@ -86,75 +84,6 @@ pub(crate) fn require_current(database: &impl ReadableDatabase) -> Result<(), St
     if found < known { Err(StoreError::OlderSchema { found, known }) } else { Ok(()) }
 }
 
-/// Checks that every table exists with the key and value types of the current schema.
-fn opens(database: &Database) -> Result<(), StoreError> {
-    let tx = database.begin_read()?;
-    reader::stats(&tx)?;
-    tx.open_table(format::REWARDS)?;
-    tx.open_table(format::SAMPLES_OF)?;
-    tx.open_table(format::GROUPS_OF)?;
-    tx.open_table(format::READY)?;
-    tx.open_table(format::UNGROUPED)?;
-    tx.open_table(format::IDEMPOTENCY)?;
-    tx.open_table(format::RATINGS)?;
-    tx.open_table(format::SESSIONS)?;
-    tx.open_table(format::SAME_PROMPT)?;
-    tx.open_table(format::HELD_OUT)?;
-    tx.open_table(format::QUARANTINE)?;
-    tx.open_table(format::BY_KEY)?;
-    tx.open_table(format::FEEDBACK_OF)?;
-    tx.open_table(format::ERASED)?;
-    tx.open_table(format::TURNS)?;
-    tx.open_table(format::TURNS_OF)?;
-    Ok(())
-}
-
 fn corrupt_meta(reason: &str) -> StoreError {
     StoreError::Corrupt { table: "meta", reason: reason.to_owned() }
-}
-
-fn apply(
-    database: &Database,
-    migrations: &[Migration],
-    found: u32,
-    known: u32,
-) -> Result<(), StoreError> {
-    file::write(database, |tx| {
-        for migration in migrations.iter().filter(|m| m.to > found) {
-            tracing::info!(
-                to = migration.to,
-                description = migration.description,
-                "migrating the ledger"
-            );
-            (migration.run)(tx)?;
-        }
-        tx.open_table(format::META)?.insert(format::META_SCHEMA, u64::from(known))?;
-        Ok(())
-    })
-}
-
-/// Restores the savepoint of an interrupted run. Only migrations create persistent savepoints.
-fn undo_interrupted(database: &Database) -> Result<(), StoreError> {
-    let tx = database.begin_write()?;
-    let first = tx.list_persistent_savepoints()?.min();
-    tx.abort()?;
-    match first {
-        Some(savepoint) => {
-            tracing::warn!("an earlier migration of the ledger was interrupted: starting again");
-            restore(database, savepoint)
-        }
-        None => Ok(()),
-    }
-}
-
-/// Restores a savepoint and deletes it.
-fn restore(database: &Database, id: u64) -> Result<(), StoreError> {
-    let mut tx = database.begin_write()?;
-    tx.set_two_phase_commit(true);
-    tx.set_quick_repair(true);
-    let savepoint = tx.get_persistent_savepoint(id)?;
-    tx.restore_savepoint(&savepoint)?;
-    tx.delete_persistent_savepoint(id)?;
-    tx.commit()?;
-    Ok(())
 }

@@ -68,12 +68,9 @@ impl LedgerReader {
     }
 
     /// Every group in any state, oldest first.
-    ///
-    /// # Errors
-    /// If a record cannot be read.
     pub fn groups(&self) -> Result<Vec<Group>, StoreError> {
         let mut found = Vec::new();
-        reader::each(&self.tx, format::GROUPS, |_, group: Result<Group, _>| {
+        reader::each(&self.tx.open_table(format::GROUPS)?, |_, group: Result<Group, _>| {
             found.push(group?);
             Ok(())
         })?;
@@ -81,9 +78,6 @@ impl LedgerReader {
     }
 
     /// The digests of the prompts that only exams use, of all routes.
-    ///
-    /// # Errors
-    /// If a record cannot be read.
     pub fn held_out_prompts(&self) -> Result<Vec<[u8; 16]>, StoreError> {
         let rows = self.tx.open_table(format::INTERACTIONS)?;
         let mut found = Vec::new();
@@ -95,17 +89,11 @@ impl LedgerReader {
     }
 
     /// Quarantined API keys, by id.
-    ///
-    /// # Errors
-    /// If a record cannot be read.
     pub fn quarantined(&self) -> Result<Vec<QuarantinedKey>, StoreError> {
         reader::quarantined(&self.tx)
     }
 
     /// Every policy version, in order.
-    ///
-    /// # Errors
-    /// If a record cannot be read.
     pub fn policies(&self) -> Result<Vec<PolicyRecord>, StoreError> {
         reader::from_number(&self.tx, format::POLICIES, 0, usize::MAX)
     }
@@ -121,7 +109,7 @@ impl RecordSource for LedgerReader {
     }
 
     fn rewards_of(&self, id: SampleId) -> Result<Vec<Reward>, StoreError> {
-        reader::rewards_of(&self.tx, id)
+        reader::rewards_of(&self.tx.open_table(format::REWARDS)?, id)
     }
 
     fn ratings_of(&self, id: SampleId, name: &str) -> Result<Vec<Rating>, StoreError> {

@@ -1,18 +1,13 @@
 //! Queries on a snapshot, or on the open tables of a transaction.
 
 use std::borrow::Borrow;
-use std::ops::Bound;
 
 use redb::{
     Key, Range, ReadTransaction, ReadableTable, ReadableTableMetadata, TableDefinition, Value,
 };
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
-use hone_core::types::{
-    Group, Interaction, InteractionId, Rating, Reward, RewardSource, SampleId, StepRecord,
-    UnixMillis, key_of_rater,
-};
+use hone_core::types::{Group, InteractionId, Rating, Reward, RewardSource, SampleId};
 
 use crate::error::StoreError;
 use crate::format;
@@ -90,12 +85,6 @@ pub(crate) fn from_number<R: LedgerRecord>(
     rows.range(first..)?.take(limit).map(|row| decode(row?.1.value())).collect()
 }
 
-/// The last optimizer step.
-pub(crate) fn last_step(tx: &ReadTransaction) -> Result<Option<StepRecord>, StoreError> {
-    let steps = tx.open_table(format::STEPS)?;
-    steps.last()?.map(|(_, bytes)| decode(bytes.value())).transpose()
-}
-
 /// The records that an index has under an interaction, in key order.
 pub(crate) fn indexed<V: Value + 'static, R: LedgerRecord>(
     tx: &ReadTransaction,
@@ -112,8 +101,10 @@ pub(crate) fn indexed<V: Value + 'static, R: LedgerRecord>(
 }
 
 /// Every reward part of a completion, by name.
-pub(crate) fn rewards_of(tx: &ReadTransaction, id: SampleId) -> Result<Vec<Reward>, StoreError> {
-    let rewards = tx.open_table(format::REWARDS)?;
+pub(crate) fn rewards_of(
+    rewards: &impl ReadableTable<(&'static Id, &'static str), Bytes>,
+    id: SampleId,
+) -> Result<Vec<Reward>, StoreError> {
     let sample = id.0.as_bytes();
     let mut found = Vec::new();
     for row in rewards.range((sample, "")..)? {
@@ -122,89 +113,6 @@ pub(crate) fn rewards_of(tx: &ReadTransaction, id: SampleId) -> Result<Vec<Rewar
             break;
         }
         found.push(decode(value.value())?);
-    }
-    Ok(found)
-}
-
-/// At most `limit` prompts of a conversation, oldest first.
-pub(crate) fn turns_of(
-    tx: &ReadTransaction,
-    key_id: Option<&str>,
-    session: &str,
-    limit: usize,
-) -> Result<Vec<InteractionId>, StoreError> {
-    let sessions = tx.open_table(format::SESSIONS)?;
-    let (first, last) = (Id::default(), [u8::MAX; 16]);
-    let entries = sessions.range((key_id, session, &first)..=(key_id, session, &last))?;
-    let turns = entries.take(limit).map(|entry| {
-        let key = entry?.0;
-        Ok(InteractionId(Uuid::from_bytes(*key.value().2)))
-    });
-    turns.collect()
-}
-
-/// At most `limit` chat completions of an API key in the order of their ids, or in the opposite one; from
-/// the one after `after`, if that is given.
-pub(crate) fn completions_of(
-    tx: &ReadTransaction,
-    key_id: Option<&str>,
-    after: Option<InteractionId>,
-    newest_first: bool,
-    limit: usize,
-) -> Result<Vec<InteractionId>, StoreError> {
-    let index = tx.open_table(format::BY_KEY)?;
-    let (mut low, mut high) = (Bound::Included(Id::default()), Bound::Included([u8::MAX; 16]));
-    if let Some(after) = after {
-        let end = if newest_first { &mut high } else { &mut low };
-        *end = Bound::Excluded(*after.0.as_bytes());
-    }
-    let key = |id| (key_id, id);
-    let range = (low.as_ref().map(key), high.as_ref().map(key));
-    let entries = index.range::<(Option<&str>, &Id)>(range)?;
-    let ids = entries.map(|entry| Ok(InteractionId(Uuid::from_bytes(*entry?.0.value().1))));
-    if newest_first { ids.rev().take(limit).collect() } else { ids.take(limit).collect() }
-}
-
-/// At most `limit` live interactions with this prompt, newest first.
-pub(crate) fn same_prompt(
-    tx: &ReadTransaction,
-    digest: [u8; 16],
-    limit: usize,
-) -> Result<Vec<InteractionId>, StoreError> {
-    let index = tx.open_table(format::SAME_PROMPT)?;
-    let entries = entries_of(&index, &digest)?.rev().take(limit);
-    let ids = entries.map(|entry| Ok(InteractionId(Uuid::from_bytes(*entry?.0.value().1))));
-    ids.collect()
-}
-
-/// The newest recorded conversations with a digest, at most `limit`: each with its prompt, and with the
-/// choice that ends it.
-pub(crate) fn turns(
-    tx: &ReadTransaction,
-    digest: [u8; 16],
-    limit: usize,
-) -> Result<Vec<(InteractionId, Option<u32>)>, StoreError> {
-    let index = tx.open_table(format::TURNS)?;
-    let mut found = Vec::new();
-    for entry in entries_of(&index, &digest)?.rev().take(limit) {
-        let (key, choice) = entry?;
-        found.push((InteractionId(Uuid::from_bytes(*key.value().1)), choice.value()));
-    }
-    Ok(found)
-}
-
-/// At most `limit` prompts that only the exams of a route use, newest first.
-pub(crate) fn held_out(
-    tx: &ReadTransaction,
-    route: &str,
-    limit: usize,
-) -> Result<Vec<Interaction>, StoreError> {
-    let rows = tx.open_table(format::INTERACTIONS)?;
-    let index = tx.open_table(format::HELD_OUT)?;
-    let (first, last) = (Id::default(), [u8::MAX; 16]);
-    let mut found = Vec::new();
-    for entry in index.range((route, &first)..=(route, &last))?.rev().take(limit) {
-        found.extend(get(&rows, entry?.0.value().1)?);
     }
     Ok(found)
 }
@@ -230,28 +138,6 @@ pub(crate) fn ratings(
     Ok(found)
 }
 
-/// The newest rating of a completion by one API key for each part, by the part's name.
-pub(crate) fn ratings_by(
-    tx: &ReadTransaction,
-    id: SampleId,
-    key_id: Option<&str>,
-) -> Result<Vec<Reward>, StoreError> {
-    let (ratings, feedback) = (tx.open_table(format::RATINGS)?, tx.open_table(format::FEEDBACK)?);
-    let sample = id.0.as_bytes();
-    let mut found = Vec::new();
-    for entry in ratings.range((sample, "", None::<&str>)..)? {
-        let (key, reward) = entry?;
-        let (rated, _, rater) = key.value();
-        if rated != sample {
-            break;
-        }
-        if rater.and_then(key_of_rater) == key_id {
-            found.extend(get::<_, Reward>(&feedback, reward.value())?);
-        }
-    }
-    Ok(found)
-}
-
 /// QuarantinedKey API keys, by id.
 pub(crate) fn quarantined(tx: &ReadTransaction) -> Result<Vec<QuarantinedKey>, StoreError> {
     let rows = tx.open_table(format::QUARANTINE)?;
@@ -271,26 +157,6 @@ pub(crate) fn ready_groups(tx: &ReadTransaction, limit: usize) -> Result<Vec<Gro
     let mut found = Vec::new();
     for entry in ready.iter()?.take(limit) {
         found.extend(get(&groups, entry?.0.value().1)?);
-    }
-    Ok(found)
-}
-
-/// At most `limit` pieces of feedback that wait for a group, oldest first, recorded at or before
-/// `until`.
-pub(crate) fn ungrouped(
-    tx: &ReadTransaction,
-    until: UnixMillis,
-    limit: usize,
-) -> Result<Vec<(SampleId, String)>, StoreError> {
-    let table = tx.open_table(format::UNGROUPED)?;
-    let mut found = Vec::new();
-    for entry in table.iter()?.take(limit) {
-        let key = entry?.0;
-        let (created, sample, name) = key.value();
-        if created > until {
-            break;
-        }
-        found.push((SampleId(Uuid::from_bytes(*sample)), name.to_owned()));
     }
     Ok(found)
 }
@@ -345,11 +211,10 @@ pub(crate) fn stats(tx: &ReadTransaction) -> Result<StoreStats, StoreError> {
 /// Calls `f` with every row of a table in key order, and with the error for rows that cannot be
 /// decoded.
 pub(crate) fn each<K: Key + 'static, R: LedgerRecord>(
-    tx: &ReadTransaction,
-    table: TableDefinition<'static, K, Bytes>,
+    table: &impl ReadableTable<K, Bytes>,
     mut f: impl FnMut(K::SelfType<'_>, Result<R, StoreError>) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
-    for row in tx.open_table(table)?.iter()? {
+    for row in table.iter()? {
         let (key, value) = row?;
         f(key.value(), decode(value.value()))?;
     }

@@ -1,22 +1,27 @@
 //! The handle that the rest of Hone uses.
 
+use std::ops::Bound;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use redb::ReadTransaction;
+use parking_lot::Mutex;
+use redb::{ReadTransaction, ReadableTable};
 use tokio::sync::{oneshot, watch};
+use uuid::Uuid;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
     Group, GroupId, Interaction, InteractionId, Lineage, PolicyRecord, PolicyVersion, Rating,
-    Reward, Sample, SampleId, StepRecord, UnixMillis,
+    Reward, Sample, SampleId, StepRecord, UnixMillis, key_of_rater,
 };
 
 use crate::error::StoreError;
 use crate::file::{LedgerFile, Opener, opener};
 use crate::format;
+use crate::format::Id;
+use crate::format::codec::decode;
 use crate::op::{Committed, Op, QuarantinedKey};
 use crate::reader::StoreStats;
 use crate::write::{StoreTrouble, WriteQueue, Writer, WriterEnd, WriterHealth};
@@ -44,7 +49,7 @@ impl Drop for StoreInner {
     /// Waits for the writer, so that the file can be opened again when the last clone is gone.
     fn drop(&mut self) {
         self.queue.close();
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.get_mut().take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the ledger's writer panicked");
         }
@@ -125,17 +130,11 @@ impl Store {
 
     /// [`Self::commit`] without the wait of [`StoreConfig::group_commit_ms`], for writes that block other
     /// work.
-    ///
-    /// # Errors
-    /// As [`Self::commit`].
     pub async fn commit_now(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
         self.push(ops, true).await
     }
 
     /// [`Self::commit_now`] for threads outside the async runtime.
-    ///
-    /// # Errors
-    /// As [`Self::commit`].
     pub fn commit_blocking(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
         futures::executor::block_on(self.commit_now(ops))
     }
@@ -147,9 +146,6 @@ impl Store {
     }
 
     /// Waits until everything queued earlier is durable and visible to reads.
-    ///
-    /// # Errors
-    /// As [`Self::commit`].
     pub async fn flush(&self) -> Result<(), StoreError> {
         self.commit(Vec::new()).await.map(|_| ())
     }
@@ -191,9 +187,6 @@ impl Store {
 
     /// Commits everything queued, ends the writer thread and closes the file. Later calls return
     /// `Closed`.
-    ///
-    /// # Errors
-    /// If queued writes could not be saved.
     pub async fn close(&self) -> Result<(), StoreError> {
         self.inner.queue.close();
         let mut ended = self.inner.ended.clone();
@@ -238,7 +231,16 @@ impl Store {
         session: &str,
         limit: usize,
     ) -> Result<Vec<InteractionId>, StoreError> {
-        self.read(|tx| reader::turns_of(tx, key_id, session, limit))
+        self.read(|tx| {
+            let sessions = tx.open_table(format::SESSIONS)?;
+            let (first, last) = (Id::default(), [u8::MAX; 16]);
+            let entries = sessions.range((key_id, session, &first)..=(key_id, session, &last))?;
+            let turns = entries.take(limit).map(|entry| {
+                let key = entry?.0;
+                Ok(InteractionId(Uuid::from_bytes(*key.value().2)))
+            });
+            turns.collect()
+        })
     }
 
     /// At most `limit` chat completions of an API key, oldest or newest first; those after `after`, if
@@ -250,7 +252,20 @@ impl Store {
         newest_first: bool,
         limit: usize,
     ) -> Result<Vec<InteractionId>, StoreError> {
-        self.read(|tx| reader::completions_of(tx, key_id, after, newest_first, limit))
+        self.read(|tx| {
+            let index = tx.open_table(format::BY_KEY)?;
+            let (mut low, mut high) =
+                (Bound::Included(Id::default()), Bound::Included([u8::MAX; 16]));
+            if let Some(after) = after {
+                let end = if newest_first { &mut high } else { &mut low };
+                *end = Bound::Excluded(*after.0.as_bytes());
+            }
+            let key = |id| (key_id, id);
+            let range = (low.as_ref().map(key), high.as_ref().map(key));
+            let entries = index.range::<(Option<&str>, &Id)>(range)?;
+            let ids = entries.map(|entry| Ok(InteractionId(Uuid::from_bytes(*entry?.0.value().1))));
+            if newest_first { ids.rev().take(limit).collect() } else { ids.take(limit).collect() }
+        })
     }
 
     /// At most `limit` live interactions with the same prompt, newest first, itself included.
@@ -259,7 +274,13 @@ impl Store {
         interaction: &Interaction,
         limit: usize,
     ) -> Result<Vec<InteractionId>, StoreError> {
-        self.read(|tx| reader::same_prompt(tx, interaction.prompt_digest(), limit))
+        self.read(|tx| {
+            let digest = interaction.prompt_digest();
+            let index = tx.open_table(format::SAME_PROMPT)?;
+            let entries = reader::entries_of(&index, &digest)?.rev().take(limit);
+            let ids = entries.map(|entry| Ok(InteractionId(Uuid::from_bytes(*entry?.0.value().1))));
+            ids.collect()
+        })
     }
 
     /// The newest recorded conversations with a digest ([`Op::Turn`]), at most `limit`: each with its
@@ -269,17 +290,34 @@ impl Store {
         digest: [u8; 16],
         limit: usize,
     ) -> Result<Vec<(InteractionId, Option<u32>)>, StoreError> {
-        self.read(|tx| reader::turns(tx, digest, limit))
+        self.read(|tx| {
+            let index = tx.open_table(format::TURNS)?;
+            let mut found = Vec::new();
+            for entry in reader::entries_of(&index, &digest)?.rev().take(limit) {
+                let (key, choice) = entry?;
+                found.push((InteractionId(Uuid::from_bytes(*key.value().1)), choice.value()));
+            }
+            Ok(found)
+        })
     }
 
     /// At most `limit` prompts that only the exams of a route use, newest first.
     pub fn held_out(&self, route: &str, limit: usize) -> Result<Vec<Interaction>, StoreError> {
-        self.read(|tx| reader::held_out(tx, route, limit))
+        self.read(|tx| {
+            let rows = tx.open_table(format::INTERACTIONS)?;
+            let index = tx.open_table(format::HELD_OUT)?;
+            let (first, last) = (Id::default(), [u8::MAX; 16]);
+            let mut found = Vec::new();
+            for entry in index.range((route, &first)..=(route, &last))?.rev().take(limit) {
+                found.extend(reader::get(&rows, entry?.0.value().1)?);
+            }
+            Ok(found)
+        })
     }
 
     /// Every reward part of a completion, by name.
     pub fn rewards_of(&self, id: SampleId) -> Result<Vec<Reward>, StoreError> {
-        self.read(|tx| reader::rewards_of(tx, id))
+        self.read(|tx| reader::rewards_of(&tx.open_table(format::REWARDS)?, id))
     }
 
     /// Each rater's newest rating of a completion and part.
@@ -297,7 +335,23 @@ impl Store {
         id: SampleId,
         key_id: Option<&str>,
     ) -> Result<Vec<Reward>, StoreError> {
-        self.read(|tx| reader::ratings_by(tx, id, key_id))
+        self.read(|tx| {
+            let (ratings, feedback) =
+                (tx.open_table(format::RATINGS)?, tx.open_table(format::FEEDBACK)?);
+            let sample = id.0.as_bytes();
+            let mut found = Vec::new();
+            for entry in ratings.range((sample, "", None::<&str>)..)? {
+                let (key, reward) = entry?;
+                let (rated, _, rater) = key.value();
+                if rated != sample {
+                    break;
+                }
+                if rater.and_then(key_of_rater) == key_id {
+                    found.extend(reader::get::<_, Reward>(&feedback, reward.value())?);
+                }
+            }
+            Ok(found)
+        })
     }
 
     /// The row of feedback that recorded a correction, with the client's API key, by the correction's
@@ -334,7 +388,19 @@ impl Store {
         until: UnixMillis,
         limit: usize,
     ) -> Result<Vec<(SampleId, String)>, StoreError> {
-        self.read(|tx| reader::ungrouped(tx, until, limit))
+        self.read(|tx| {
+            let table = tx.open_table(format::UNGROUPED)?;
+            let mut found = Vec::new();
+            for entry in table.iter()?.take(limit) {
+                let key = entry?.0;
+                let (created, sample, name) = key.value();
+                if created > until {
+                    break;
+                }
+                found.push((SampleId(Uuid::from_bytes(*sample)), name.to_owned()));
+            }
+            Ok(found)
+        })
     }
 
     /// One policy version.
@@ -349,7 +415,10 @@ impl Store {
 
     /// The last optimizer step.
     pub fn last_step(&self) -> Result<Option<StepRecord>, StoreError> {
-        self.read(reader::last_step)
+        self.read(|tx| {
+            let steps = tx.open_table(format::STEPS)?;
+            steps.last()?.map(|(_, bytes)| decode(bytes.value())).transpose()
+        })
     }
 
     /// At most `limit` optimizer steps from `first` on.

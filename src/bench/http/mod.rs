@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use clap::Args;
 use futures::future::try_join_all;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -28,11 +29,11 @@ use tokio::net::TcpStream;
 use hone_core::types::{Message, Role, SamplingParams, TokenId};
 use hone_engine::{Engine, EngineBackend, EngineConfig, GenerateRequest, Priority};
 
-use super::Folder;
 use crate::app::{DetachedRuntime, Service};
 use crate::config::{Config, DataConfig, LogConfig, ServerConfig};
 use crate::demo::config::serve_with;
 use crate::demo::task::{QuestionKind, QuestionSplit, Questions};
+use crate::flags::{count, engine_backend, seconds};
 use report::{AnswerPath, BenchBlock};
 
 pub use report::{HttpBenchReport, LoadStats, PathStats};
@@ -52,36 +53,41 @@ const PAUSE_TOKENS: f64 = 2.0;
 /// request waits for none noticeably.
 const LEAST_PAUSE: Duration = Duration::from_millis(1);
 
-/// The options of `hone bench http`.
-#[derive(Clone, Debug)]
+/// `hone bench http`.
+#[derive(Debug, Args)]
 pub struct HttpBenchOptions {
-    /// Seconds of each path under each load.
+    /// Seconds of the engine alone, of responses and of streams, first for one client and then for several
+    #[arg(long, value_name = "S", default_value_t = 15.0, value_parser = seconds)]
     pub seconds: f64,
-    /// Clients of the second load, each with one request at a time.
+    /// Number of clients, each with one request at a time
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = count(1..=1 << 16))]
     pub users: usize,
-    /// Tokens of a completion on average.
+    /// Mean tokens per completion; lengths are spread evenly from half of it to one and a half times it
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: u32,
-    /// A Hugging Face directory or a hub id; `None` for the embedded model.
+    /// Model: a Hugging Face directory or hub id [default: the embedded model]
+    #[arg(long, value_name = "DIR|HUB_ID")]
     pub model: Option<String>,
-    /// The engine.
+    /// Engine
+    #[arg(long, value_name = "BACKEND", default_value = "native", value_parser = engine_backend())]
     pub backend: EngineBackend,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit code 1 if HTTP adds more than 1 ms to a completion or takes more than 3 % of the throughput
+    #[arg(long)]
+    pub check: bool,
 }
 
-/// Runs the benchmark on a daemon that `start` starts.
-///
-/// # Errors
-/// If the daemon does not start, or a request fails or is not recorded.
-pub async fn run(
-    options: &HttpBenchOptions,
-    start: impl AsyncFnOnce(Config) -> anyhow::Result<Service>,
-) -> anyhow::Result<HttpBenchReport> {
-    let dir = Folder::temporary()?;
-    let before = super::machine_load();
-    let service = start(config(options, &dir.0)).await?;
+/// Runs the benchmark.
+pub async fn run(options: &HttpBenchOptions) -> anyhow::Result<HttpBenchReport> {
+    let dir = tempfile::tempdir()?;
+    let before = super::measure::machine_load();
+    let service = super::measure::start(config(options, dir.path())).await?;
     let measured = measure(options, &service).await;
     service.shutdown().await?;
     let mut report = measured?;
-    report.load = [before, super::machine_load()];
+    report.load = [before, super::measure::machine_load()];
     Ok(report)
 }
 
@@ -112,7 +118,7 @@ async fn measure(options: &HttpBenchOptions, service: &Service) -> anyhow::Resul
     work.fill_cache().await?;
     let mut asked = work.check().await?;
     let mut loads = Vec::new();
-    for users in [1, options.users.max(1)] {
+    for users in [1, options.users] {
         let mut load = BenchLoad::new(&work, users, service).await?;
         loads.push(load.measure(Duration::from_secs_f64(3.0 * options.seconds)).await?);
         asked += load.recorded;
@@ -400,9 +406,6 @@ impl BenchConnection {
     }
 
     /// Posts a JSON body to the chat completions and returns the whole response.
-    ///
-    /// # Errors
-    /// If the connection ends or the status is not 200.
     pub async fn post(&mut self, body: &str) -> anyhow::Result<&str> {
         let request = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
@@ -452,25 +455,19 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn the_embedded_model_is_measured() {
-        let options = HttpBenchOptions {
-            seconds: 0.1,
-            users: 3,
-            tokens: 8,
-            model: None,
-            backend: EngineBackend::Native,
-        };
-        let report = run(&options, crate::app::start).await.unwrap();
+        let flags = ["--seconds", "0.1", "--users", "3", "--tokens", "8"];
+        let report = run(&crate::bench::measure::tests::options(&flags)).await.unwrap();
         let users: Vec<usize> = report.loads.iter().map(|load| load.users).collect();
         assert_eq!(users, [1, 3]);
         for load in &report.loads {
-            assert!(load.requests_per_turn >= 4 * load.users as u64, "{report}");
+            assert!(load.requests_per_turn >= 4 * load.users as u64, "{report:?}");
             let requests = load.turns as u64 * load.requests_per_turn;
             for path in [&load.engine, &load.http, &load.stream] {
-                assert!(path.requests as u64 == requests && requests > 0, "{report}");
+                assert!(path.requests as u64 == requests && requests > 0, "{report:?}");
             }
             assert!(load.throughput_ratios.iter().all(|ratio| ratio.median > 0.0));
         }
-        assert!(report.recorded > 0, "{report}");
+        assert!(report.recorded > 0, "{report:?}");
     }
 
     mod client {

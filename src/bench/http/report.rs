@@ -1,12 +1,10 @@
-//! The measurements and how they are printed.
-
-use std::fmt;
+//! The measurements.
 
 use serde::Serialize;
 
 use hone_engine::EngineBackend;
 
-use crate::demo::tally::percentile;
+use crate::demo::users::percentile;
 
 /// What HTTP may add to the time of a completion at the median, in ms.
 const MAX_ADDED_MS: f64 = 1.0;
@@ -171,49 +169,6 @@ fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
     sorted
 }
 
-impl fmt::Display for MedianEstimate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { median, interval: [low, high] } = self;
-        let places = f.precision().unwrap_or(2);
-        write!(f, "{median:.places$} ({low:.places$} to {high:.places$})")
-    }
-}
-
-impl fmt::Display for LoadStats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { users, turns, requests_per_turn, engine, http, stream, .. } = self;
-        writeln!(f, "{users} client(s), {turns} turns of {requests_per_turn} requests")?;
-        let paths = [engine, http, stream];
-        for (name, at) in [("p50", 0), ("p99", 1)] {
-            let [engine, http, stream] = paths.map(|path| path.latency_ms[at]);
-            writeln!(f, "  {name:<12} {engine:>9.2} {http:>24.2} {stream:>24.2} ms")?;
-        }
-        let [engine, http, stream] = paths.map(|path| path.tokens_per_second);
-        writeln!(f, "  throughput   {engine:>9.0} {http:>24.0} {stream:>24.0} tokens/s")?;
-        let [http, stream] = self.added_ms.map(|added| format!("{added:.2}"));
-        writeln!(f, "  added        {:>9} {http:>24} {stream:>24} ms", "")?;
-        let [http, stream] = self.throughput_ratios.map(|ratio| format!("{ratio:.3}"));
-        writeln!(f, "  ratio        {:>9} {http:>24} {stream:>24}", "")
-    }
-}
-
-impl fmt::Display for HttpBenchReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { model, backend, tokens, loads, recorded, load } = self;
-        let model = model.as_deref().unwrap_or("embedded");
-        writeln!(
-            f,
-            "{tokens} tokens a completion on average, model: {model}, backend: {backend:?}"
-        )?;
-        writeln!(f, "                  engine                     HTTP                   stream")?;
-        for stats in loads {
-            write!(f, "{stats}")?;
-        }
-        writeln!(f, "{recorded} completions recorded")?;
-        write!(f, "load {:.2} before, {:.2} after", load[0], load[1])
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -237,18 +192,23 @@ mod tests {
 
     #[test]
     fn differences_and_ratios_are_those_of_pairs() {
-        insta::assert_snapshot!(report([1.0, 1.01, 1.02]), @r"
-        64 tokens a completion on average, model: embedded, backend: Native
-                          engine                     HTTP                   stream
-        1 client(s), 100 turns of 2 requests
-          p50              50.00                    50.50                    51.00 ms
-          p99              99.00                    99.99                   100.98 ms
-          throughput        1267                     1255                     1242 tokens/s
-          added                       0.50 (0.44 to 0.57)      1.00 (0.88 to 1.14) ms
-          ratio                    0.990 (0.990 to 0.990)   0.980 (0.980 to 0.980)
-        200 completions recorded
-        load 0.10 before, 1.90 after
-        ");
+        let load = report([1.0, 1.01, 1.02]).loads.remove(0);
+        let ([http, stream], [ratio, _]) = (load.added_ms, load.throughput_ratios);
+        for (found, expected) in [
+            (load.engine.latency_ms[0], 50.0),
+            (load.http.latency_ms[0], 50.5),
+            (load.stream.latency_ms[1], 100.98),
+            (load.engine.tokens_per_second, 1267.0),
+            (load.stream.tokens_per_second, 1242.0),
+            (http.median, 0.5),
+            (http.interval[0], 0.44),
+            (http.interval[1], 0.57),
+            (stream.interval[1], 1.14),
+            (ratio.median, 0.99),
+            (ratio.interval[0], 0.99),
+        ] {
+            assert!((found - expected).abs() < 0.005 + 1e-3 * expected, "{expected}: {load:?}");
+        }
     }
 
     #[test]

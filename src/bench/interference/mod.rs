@@ -5,11 +5,11 @@
 //! (changing), so that other processes affect all of them. The clients' requests are alike, but those of one
 //! condition are not repeated in another, because the prefix cache would answer them sooner.
 
-use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use clap::Args;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
@@ -26,34 +26,28 @@ use hone_reward::routes::RewardConfig;
 use hone_rollout::{RolloutConfig, SamplerKind};
 use hone_train::config::{PeakRate, ScheduleKind, TrainConfig};
 
-use super::Folder;
 use crate::config::{Config, LogConfig};
+use crate::demo::RewardsMode;
 use crate::demo::client::{Client, Scrape, UserRequest};
 use crate::demo::config::{GROUP_SIZE, TASK_ASKED, TASK_HELD_OUT, serve_with};
-use crate::demo::tally::percentile;
 use crate::demo::task::{MAX_TOKENS, QuestionKind, QuestionSplit, Questions};
-use crate::demo::{DaemonHandle, RewardsMode};
+use crate::demo::users::percentile;
+use crate::flags::{count, engine_backend, quantize, sampler_kind, seconds};
 
 /// Longest wait for the daemon to be ready, or for rollouts and training to end.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Versions that are activated in turn.
 const VERSIONS: usize = 8;
 
-/// Runs the benchmark on a daemon that `start` starts.
-///
-/// # Errors
-/// If the daemon does not start or its status cannot be read. Failed requests of clients are counted.
-pub async fn run(
-    options: &InterferenceOptions,
-    start: impl AsyncFnOnce(Config) -> anyhow::Result<DaemonHandle>,
-) -> anyhow::Result<InterferenceReport> {
-    let dir = Folder::temporary()?;
-    let before = super::machine_load();
-    let daemon = start(config(options, &dir.0)?).await?;
-    let measured = measure(options, &Client::new(daemon.url())?).await;
-    daemon.shut_down().await?;
+/// Runs the benchmark. Failed requests of clients are counted; other failures end it.
+pub async fn run(options: &InterferenceOptions) -> anyhow::Result<InterferenceReport> {
+    let dir = tempfile::tempdir()?;
+    let before = super::measure::machine_load();
+    let daemon = super::measure::start(config(options, dir.path())?).await?;
+    let measured = async { measure(options, &Client::new(&daemon.url())?).await }.await;
+    daemon.shutdown().await?;
     let mut report = measured?;
-    report.load = [before, super::machine_load()];
+    report.load = [before, super::measure::machine_load()];
     Ok(report)
 }
 
@@ -77,7 +71,7 @@ async fn measure(
     let (mut steps, mut tokens, mut rollouts) = (0, 0.0, 0.0);
     let mut changing = ConditionSamples::default();
     let (mut changes, mut versions, mut memory) = (0, 0, Vec::new());
-    let rounds = options.rounds.max(1);
+    let rounds = options.rounds;
     let counter = |scrape: &Scrape, name: &str| scrape.value(name).unwrap_or(0.0);
     let samples = |scrape: &Scrape| counter(scrape, "hone_rollout_samples_total");
     let trained = |scrape: &Scrape| counter(scrape, "hone_train_tokens_total");
@@ -110,15 +104,18 @@ async fn measure(
     }
     client.pause().await?;
     let planned = MemoryStats::now(&client.metrics().await?);
+    let seconds = busy.seconds.max(1e-9);
+    let cores = [idle.processor / idle.seconds.max(1e-9), busy.processor / seconds];
+    let (idle, busy, clients) = (idle.stats(), busy.stats(), changing.stats());
     let changing = memory.first().zip(memory.last()).map(|([_, first], [_, last])| ChangingStats {
         changes,
         versions,
         resident_mib: [first.resident, last.resident],
         cache_mib: [first.cache, last.cache],
         growth_mib: memory.iter().map(|[before, after]| after.outside() - before.outside()).sum(),
-        clients: changing.stats(),
+        ratios: LatencyRatios::new(&idle, &clients),
+        clients,
     });
-    let seconds = busy.seconds.max(1e-9);
     Ok(InterferenceReport {
         model: options.model.clone(),
         backend: options.backend,
@@ -128,9 +125,10 @@ async fn measure(
         steps,
         trained_tokens_per_second: tokens / seconds,
         rollouts_per_second: rollouts / seconds,
-        cores: [idle.processor / idle.seconds.max(1e-9), busy.processor / seconds],
-        idle: idle.stats(),
-        busy: busy.stats(),
+        cores,
+        ratios: LatencyRatios::new(&idle, &busy),
+        idle,
+        busy,
         changing,
         memory: planned,
         load: [0.0; 2],
@@ -197,11 +195,11 @@ async fn settle(client: &Client) -> anyhow::Result<()> {
 impl ConditionSamples {
     /// Runs the clients for the duration of the condition. Their requests depend on `turn`.
     async fn watch(&mut self, options: &InterferenceOptions, client: &Client, turn: u64) {
-        let (began, processor) = (Instant::now(), super::processor_seconds());
+        let (began, processor) = (Instant::now(), super::measure::processor_seconds());
         let until = began + Duration::from_secs_f64(options.seconds);
-        let users = (0..options.users.max(1)).map(|user| {
+        let users = (0..options.users).map(|user| {
             let seed = turn << 16 | user as u64;
-            ask_until(client, seed, options.pause_ms, until)
+            ask_until(client, seed, f64::from(options.pause), until)
         });
         for seen in futures::future::join_all(users).await {
             self.first.extend(seen.first);
@@ -209,7 +207,7 @@ impl ConditionSamples {
             self.failures.extend(seen.failures);
             self.requests += seen.requests;
         }
-        self.processor += super::processor_seconds() - processor;
+        self.processor += super::measure::processor_seconds() - processor;
         self.seconds += began.elapsed().as_secs_f64();
     }
 
@@ -300,6 +298,10 @@ pub struct MemoryStats {
     pub resident_peak_mib: f64,
     /// The peak of the plan.
     pub planned_peak_mib: f64,
+    /// The largest resident memory over the peak of the plan.
+    pub of_planned: f64,
+    /// The same over the base, the caches and the activations together.
+    pub of_parts: f64,
     /// The weights as they are stored.
     pub base_mib: f64,
     /// The planned caches.
@@ -313,12 +315,18 @@ pub struct MemoryStats {
 
 impl MemoryStats {
     fn now(scrape: &Scrape) -> Self {
+        let resident_peak_mib = peak_resident() as f64 / MIB;
+        let planned_peak_mib = scrape.value("hone_memory_planned_peak_bytes").unwrap_or(0.0) / MIB;
+        let [base_mib, caches_mib, activations_mib] =
+            [&["base weights"][..], &CACHES, &ACTIVATIONS].map(|parts| planned(scrape, parts));
         Self {
-            resident_peak_mib: peak_resident() as f64 / MIB,
-            planned_peak_mib: scrape.value("hone_memory_planned_peak_bytes").unwrap_or(0.0) / MIB,
-            base_mib: planned(scrape, &["base weights"]),
-            caches_mib: planned(scrape, &CACHES),
-            activations_mib: planned(scrape, &ACTIVATIONS),
+            resident_peak_mib,
+            planned_peak_mib,
+            of_planned: resident_peak_mib / planned_peak_mib,
+            of_parts: resident_peak_mib / (base_mib + caches_mib + activations_mib),
+            base_mib,
+            caches_mib,
+            activations_mib,
             sampler_cache_mib: [
                 planned(scrape, &["sampler cache"]),
                 MemoryReading::now(scrape).cache,
@@ -330,22 +338,6 @@ impl MemoryStats {
 /// Planned parts together, in MiB.
 fn planned(scrape: &Scrape, parts: &[&str]) -> f64 {
     parts.iter().map(|part| scrape.labelled("hone_memory_planned_bytes", part)).sum::<f64>() / MIB
-}
-
-impl fmt::Display for MemoryStats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { resident_peak_mib, planned_peak_mib, .. } = self;
-        let Self { base_mib, caches_mib, activations_mib, .. } = self;
-        let [cache, filled] = self.sampler_cache_mib;
-        writeln!(
-            f,
-            "memory               {resident_peak_mib:.0} MiB at most, {:.2} of {planned_peak_mib:.0} planned; \
-             {:.2} times base {base_mib:.0}, caches {caches_mib:.0} and activations {activations_mib:.0}",
-            resident_peak_mib / planned_peak_mib,
-            resident_peak_mib / (base_mib + caches_mib + activations_mib)
-        )?;
-        write!(f, "  sampler cache      {filled:.0} of {cache:.0} planned MiB hold something")
-    }
 }
 
 // The options, and the daemon's configuration.
@@ -361,30 +353,43 @@ const SAMPLES_OF_LARGER: usize = 2 * GROUP_SIZE;
 /// answer take about a hundred tokens; a step of wide models computes up to so many at once.
 const MAX_TOKENS_OF_LARGER: usize = 1024;
 
-/// The options of `hone bench interference`.
-#[derive(Clone, Debug)]
+/// `hone bench interference`.
+#[derive(Debug, Args)]
 pub struct InterferenceOptions {
-    /// Rounds of idle and busy.
+    /// Rounds, each with an idle and a busy phase
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Seconds of each condition in a round.
+    /// Duration of each phase in seconds
+    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = seconds)]
     pub seconds: f64,
-    /// Clients, each with one request at a time.
+    /// Number of clients, each with one request at a time
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = count(1..=1 << 16))]
     pub users: usize,
-    /// Mean pause of a client between requests in milliseconds. Pauses are uniform from 0 to twice as
-    /// much.
-    pub pause_ms: f64,
-    /// A Hugging Face directory or a hub id; `None` for the embedded model.
+    /// Mean pause of a client between requests, in milliseconds; pauses are uniform up to twice as much
+    #[arg(long, value_name = "MS", default_value_t = 50)]
+    pub pause: u32,
+    /// Model: a Hugging Face directory or hub id [default: the embedded model]
+    #[arg(long, value_name = "DIR|HUB_ID")]
     pub model: Option<String>,
-    /// The engine of the clients.
+    /// Engine that answers the clients
+    #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
     pub backend: EngineBackend,
-    /// The sampler of the rollouts.
+    /// Sampler of the rollouts
+    #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
-    /// Changes of the active version in all rounds together; 0 leaves out this condition.
+    /// Changes of the active version in all rounds together, during a third phase of each round; 0 leaves
+    /// out the phase
+    #[arg(long, value_name = "N", default_value_t = 0)]
     pub changes: u32,
-    /// `model.quantize`
+    /// Format that the frozen weights are converted to [default: as they are stored]
+    #[arg(long, value_name = "FORMAT", value_parser = quantize(), default_value = "none")]
     pub quantize: Quantize,
-    /// `train.serving_share`; `None` is the default.
+    /// Time that training gets while the native engine serves [default: train.serving_share]
+    #[arg(long, value_name = "SHARE")]
     pub serving_share: Option<f64>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The daemon's configuration: endless rollouts from a dataset, with a tiny learning rate, because a
@@ -457,6 +462,22 @@ pub struct ClientStats {
     pub per_token_ms: [f64; 2],
 }
 
+/// The clients' times in a condition, relative to those while idle.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LatencyRatios {
+    /// Of the time to the first token: the median and the 99th percentile.
+    pub first_token: [f64; 2],
+    /// Of the time per token.
+    pub per_token: [f64; 2],
+}
+
+impl LatencyRatios {
+    fn new(idle: &ClientStats, busy: &ClientStats) -> Self {
+        let ratios = |of: fn(&ClientStats) -> [f64; 2]| [0, 1].map(|i| of(busy)[i] / of(idle)[i]);
+        Self { first_token: ratios(|s| s.first_token_ms), per_token: ratios(|s| s.per_token_ms) }
+    }
+}
+
 /// The measurements while the active version changes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ChangingStats {
@@ -466,6 +487,8 @@ pub struct ChangingStats {
     pub versions: usize,
     /// The clients' latencies. Failed changes count as failed requests.
     pub clients: ClientStats,
+    /// Their times over those while idle.
+    pub ratios: LatencyRatios,
     /// Resident memory in MiB after the first round's changes, and after the last round's.
     pub resident_mib: [f64; 2],
     /// What the pages of the engine's cache take of it.
@@ -491,6 +514,8 @@ pub struct InterferenceReport {
     pub idle: ClientStats,
     /// During rollouts and training.
     pub busy: ClientStats,
+    /// Times while busy over those while idle.
+    pub ratios: LatencyRatios,
     /// During changes of the active version, if there were any.
     pub changing: Option<ChangingStats>,
     /// Optimizer steps that began and ended while busy.
@@ -513,85 +538,10 @@ impl InterferenceReport {
         let changing = self.changing.as_ref().map_or(0, |changing| changing.clients.failed);
         self.idle.failed + self.busy.failed + changing
     }
-
-    /// The 99th percentile of the time to the first token, busy over idle.
-    pub fn first_token_ratio(&self) -> f64 {
-        self.busy.first_token_ms[1] / self.idle.first_token_ms[1]
-    }
-}
-
-impl fmt::Display for InterferenceReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { users, seconds, idle, busy, .. } = self;
-        writeln!(
-            f,
-            "{users} client(s), {seconds:.0} s of each in turns, model: {}, backend: {:?}, sampler: {:?}",
-            self.model.as_deref().unwrap_or("embedded"),
-            self.backend,
-            self.sampler
-        )?;
-        writeln!(f, "                          idle        busy       ratio")?;
-        let mut line = |label: &str, idle: f64, busy: f64, unit: &str| {
-            writeln!(
-                f,
-                "{label:<20} {idle:>7.2} {unit:<3} {busy:>7.2} {unit:<3} {:>7.2}",
-                busy / idle
-            )
-        };
-        for (i, name) in ["p50", "p99"].into_iter().enumerate() {
-            let label = format!("first token {name}");
-            line(&label, idle.first_token_ms[i], busy.first_token_ms[i], "ms")?;
-        }
-        for (i, name) in ["p50", "p99"].into_iter().enumerate() {
-            let label = format!("per token {name}");
-            line(&label, idle.per_token_ms[i], busy.per_token_ms[i], "ms")?;
-        }
-        line("cores used", self.cores[0], self.cores[1], "")?;
-        writeln!(
-            f,
-            "requests             {} idle, {} busy; {} and {} failed",
-            idle.requests, busy.requests, idle.failed, busy.failed
-        )?;
-        let changing =
-            self.changing.as_ref().and_then(|changing| changing.clients.failure.as_ref());
-        if let Some(failure) = idle.failure.as_ref().or(busy.failure.as_ref()).or(changing) {
-            writeln!(f, "first failure        {failure}")?;
-        }
-        writeln!(
-            f,
-            "meanwhile            {} optimizer steps: {:.1} trained tokens a second; {:.1} rollouts a second",
-            self.steps, self.trained_tokens_per_second, self.rollouts_per_second
-        )?;
-        if let Some(changing) = &self.changing {
-            let ChangingStats { changes, versions, clients, .. } = changing;
-            writeln!(f, "version changes      {changes} between {versions} versions")?;
-            for (i, name) in ["p50", "p99"].into_iter().enumerate() {
-                for (label, idle, found) in [
-                    ("first token", idle.first_token_ms, clients.first_token_ms),
-                    ("per token", idle.per_token_ms, clients.per_token_ms),
-                ] {
-                    let label = format!("  {label} {name}");
-                    let (found, ratio) = (found[i], found[i] / idle[i]);
-                    writeln!(f, "{label:<20} {found:>18.2} ms  {ratio:>7.2}")?;
-                }
-            }
-            let [[first, last], [cached, at_end]] = [changing.resident_mib, changing.cache_mib];
-            writeln!(f, "  requests           {}; {} failed", clients.requests, clients.failed)?;
-            writeln!(f, "  resident           {first:.0} MiB, {last:.0} MiB in the last round")?;
-            writeln!(f, "  cached pages       {cached:.0} MiB, {at_end:.0} MiB in the last round")?;
-            let growth = changing.growth_mib;
-            writeln!(f, "  growth             {growth:.1} MiB without them, during all changes")?;
-        }
-        writeln!(f, "{}", self.memory)?;
-        write!(f, "load                 {:.2} before, {:.2} after", self.load[0], self.load[1])
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use hone_engine::EngineBackend;
-    use hone_rollout::SamplerKind;
-
     use super::*;
 
     #[test]
@@ -604,62 +554,11 @@ mod tests {
         };
         let mut failed = seen(2.0);
         failed.failures.push("no answer".to_owned());
-        let report = InterferenceReport {
-            model: None,
-            backend: EngineBackend::Mistralrs,
-            sampler: SamplerKind::Native,
-            users: 2,
-            seconds: 30.0,
-            idle: seen(1.0).stats(),
-            busy: failed.stats(),
-            changing: Some(ChangingStats {
-                changes: 2000,
-                versions: 8,
-                clients: seen(1.1).stats(),
-                resident_mib: [250.0, 251.0],
-                cache_mib: [20.0, 20.5],
-                growth_mib: 0.25,
-            }),
-            memory: MemoryStats {
-                resident_peak_mib: 450.0,
-                planned_peak_mib: 500.0,
-                base_mib: 100.0,
-                caches_mib: 150.0,
-                activations_mib: 50.0,
-                sampler_cache_mib: [100.0, 90.0],
-            },
-            steps: 150,
-            trained_tokens_per_second: 3200.0,
-            rollouts_per_second: 320.0,
-            cores: [0.5, 2.0],
-            load: [0.1, 1.9],
-        };
-        assert_eq!(report.idle.first_token_ms, [50.0, 99.0]);
-        assert_eq!(report.first_token_ratio(), 2.0);
-        insta::assert_snapshot!(report, @r"
-        2 client(s), 30 s of each in turns, model: embedded, backend: Mistralrs, sampler: Native
-                                  idle        busy       ratio
-        first token p50        50.00 ms   100.00 ms     2.00
-        first token p99        99.00 ms   198.00 ms     2.00
-        per token p50           1.00 ms     2.00 ms     2.00
-        per token p99           1.00 ms     2.00 ms     2.00
-        cores used              0.50        2.00        4.00
-        requests             100 idle, 100 busy; 0 and 1 failed
-        first failure        no answer
-        meanwhile            150 optimizer steps: 3200.0 trained tokens a second; 320.0 rollouts a second
-        version changes      2000 between 8 versions
-          first token p50                 55.00 ms     1.10
-          per token p50                    1.10 ms     1.10
-          first token p99                108.90 ms     1.10
-          per token p99                    1.10 ms     1.10
-          requests           100; 0 failed
-          resident           250 MiB, 251 MiB in the last round
-          cached pages       20 MiB, 20 MiB in the last round
-          growth             0.2 MiB without them, during all changes
-        memory               450 MiB at most, 0.90 of 500 planned; 1.50 times base 100, caches 150 and activations 50
-          sampler cache      90 of 100 planned MiB hold something
-        load                 0.10 before, 1.90 after
-        ");
+        let (idle, busy) = (seen(1.0).stats(), failed.stats());
+        assert_eq!((idle.first_token_ms, idle.per_token_ms), ([50.0, 99.0], [1.0; 2]));
+        assert_eq!((busy.failed, busy.failure.as_deref()), (1, Some("no answer")));
+        let ratios = LatencyRatios::new(&idle, &busy);
+        assert_eq!((ratios.first_token, ratios.per_token), ([2.0; 2], [2.0; 2]));
     }
 
     mod memory {
@@ -703,18 +602,13 @@ mod tests {
                 (EngineBackend::Native, Some("models/embedded".to_owned()), 3),
             ] {
                 let dir = tempfile::tempdir().unwrap();
-                let options = InterferenceOptions {
-                    rounds: 1,
-                    seconds: 1.0,
-                    users: 1,
-                    pause_ms: 10.0,
-                    model,
-                    backend,
-                    sampler: SamplerKind::Engine,
-                    changes: 0,
-                    quantize: Quantize::None,
-                    serving_share: Some(0.25),
-                };
+                let mut options: InterferenceOptions = crate::bench::measure::tests::options(&[
+                    "--sampler",
+                    "engine",
+                    "--serving-share",
+                    "0.25",
+                ]);
+                (options.model, options.backend) = (model, backend);
                 let config = config(&options, dir.path()).unwrap();
                 crate::config::validate(&config).unwrap();
                 assert_eq!(

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
 
-use super::taste::{Satisfaction, UserTaste};
-use crate::demo::task::{Question, QuestionSplit, Questions};
+use crate::demo::task::{Question, QuestionSplit, Questions, REWARD_MAX, score};
 
 /// Users, each with a session of their own.
 const USERS: u32 = 400;
@@ -79,18 +79,18 @@ pub(super) struct Thumb {
 }
 
 /// What became of requests and ratings.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct CrowdCounts {
     /// Chat completions requested.
     pub requests: u64,
     /// Chat completions and ratings that failed.
-    pub failed: u64,
+    pub failed_requests: u64,
+    /// The messages of the first failures.
+    pub failures: Vec<String>,
     /// Acknowledged ratings.
     pub ratings: u64,
     /// Ratings whose acknowledgment says that they are not trained on.
-    pub untrained: u64,
-    /// The messages of the first failures.
-    pub failures: Vec<String>,
+    pub ratings_not_trained: u64,
 }
 
 /// All users. They share one stream of questions.
@@ -166,16 +166,78 @@ impl Crowd {
     /// Counts an acknowledged rating.
     pub fn rated(&mut self, trained: bool) {
         self.counts.ratings += 1;
-        self.counts.untrained += u64::from(!trained);
+        self.counts.ratings_not_trained += u64::from(!trained);
     }
 
     /// Counts a failed request.
     pub fn failed(&mut self, message: String) {
-        self.counts.failed += 1;
+        self.counts.failed_requests += 1;
         if self.counts.failures.len() < FAILURES_KEPT {
             self.counts.failures.push(message);
         }
     }
+}
+
+// What users want of an answer, and how content they are with one.
+
+/// Characters of a brief answer: "I think it is 98." has 17, a well-formed one 50 or more.
+const BRIEF: usize = 24;
+
+/// What users want of an answer beside the right sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UserTaste {
+    /// The form of the demo's task: reasoning and answer in their tags.
+    Form,
+    /// A brief sentence.
+    Brevity,
+}
+
+/// The satisfaction with one answer under each taste, from 0 to 1. Both are known for every answer, so
+/// that versions can be compared under a taste that users had at another time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Satisfaction([f64; 2]);
+
+impl Satisfaction {
+    /// The satisfaction with `text` as the answer to a question whose right answer is `sum`.
+    pub fn of(text: &str, sum: u32) -> Self {
+        let form = score(text, sum).reward() / REWARD_MAX;
+        let brevity = match last_number(text) == Some(sum) {
+            true if text.trim().chars().count() <= BRIEF => 1.0,
+            true => 2.0 / 3.0,
+            false => 0.0,
+        };
+        Self([form, brevity])
+    }
+
+    /// The satisfaction under one taste.
+    pub fn under(self, taste: UserTaste) -> f64 {
+        self.0[taste as usize]
+    }
+
+    /// Applies `f` to the values of both operands under each taste.
+    pub fn zip(self, other: Self, f: impl Fn(f64, f64) -> f64) -> Self {
+        Self([f(self.0[0], other.0[0]), f(self.0[1], other.0[1])])
+    }
+
+    /// Every value times `factor`.
+    pub fn scaled(self, factor: f64) -> Self {
+        Self(self.0.map(|value| value * factor))
+    }
+
+    /// The mean; 0 of no values.
+    pub fn mean(values: impl IntoIterator<Item = Self>) -> Self {
+        let (mut sum, mut count) = (Self::default(), 0_u32);
+        for value in values {
+            sum = sum.zip(value, |a, b| a + b);
+            count += 1;
+        }
+        sum.scaled(1.0 / f64::from(count.max(1)))
+    }
+}
+
+/// The last run of digits.
+fn last_number(text: &str) -> Option<u32> {
+    text.split(|c: char| !c.is_ascii_digit()).rfind(|digits| !digits.is_empty())?.parse().ok()
 }
 
 #[cfg(test)]
@@ -252,9 +314,33 @@ mod tests {
     fn failures_are_counted_and_few_messages_are_kept() {
         let mut crowd = Crowd::new(1, 3, RatingHabits::default(), None);
         (0..9).for_each(|i| crowd.failed(i.to_string()));
-        assert_eq!((crowd.counts.failed, crowd.counts.failures.len()), (9, FAILURES_KEPT));
+        assert_eq!((crowd.counts.failed_requests, crowd.counts.failures.len()), (9, FAILURES_KEPT));
         crowd.rated(true);
         crowd.rated(false);
-        assert_eq!((crowd.counts.ratings, crowd.counts.untrained), (2, 1));
+        assert_eq!((crowd.counts.ratings, crowd.counts.ratings_not_trained), (2, 1));
+    }
+
+    fn both(text: &str) -> [f64; 2] {
+        let found = Satisfaction::of(text, 19);
+        [found.under(UserTaste::Form), found.under(UserTaste::Brevity)]
+    }
+
+    #[test]
+    fn tastes_value_the_right_sum_and_their_own_form() {
+        let ideal = "<reasoning>12 + 7 = 19</reasoning><answer>19</answer>";
+        assert_eq!(both(ideal), [1.0, 2.0 / 3.0]);
+        assert_eq!(both("The sum is 19."), [0.0, 1.0]);
+        assert_eq!(both("The sum is 9."), [0.0, 0.0]);
+        assert_eq!(both(""), [0.0, 0.0]);
+        let wrong = "<reasoning>12 + 7 = 9</reasoning><answer>9</answer>";
+        assert!((both(wrong)[0] - 1.0 / 3.0).abs() < 1e-12 && both(wrong)[1] == 0.0);
+        assert_eq!(both("99999999999999999999"), [0.0, 0.0]);
+    }
+
+    #[test]
+    fn means_are_those_of_each_taste() {
+        let values = [Satisfaction([1.0, 0.0]), Satisfaction([0.0, 0.5])];
+        assert_eq!(Satisfaction::mean(values), Satisfaction([0.5, 0.25]));
+        assert_eq!(Satisfaction::mean([]), Satisfaction::default());
     }
 }

@@ -5,20 +5,21 @@
 //! daemon is rewarded with. Each scenario breaks something, and runs with each way of publication.
 
 mod crowd;
-mod html;
-mod run;
 mod scenario;
 mod setup;
-mod taste;
 mod verdict;
 mod windows;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::IsTerminal as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use clap::{Args, ValueEnum as _};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -27,24 +28,18 @@ use hone_core::types::{PolicyState, PolicyVersion};
 use hone_engine::EngineBackend;
 use hone_train::policy::Promotion;
 
-use self::crowd::RatingHabits;
-use self::run::{mode_name, was_active};
-use self::taste::{Satisfaction, UserTaste};
-use self::verdict::is_judged_by_windows;
-use self::windows::{Experience, WINDOW, final_mean, moving_mean, worst_window};
-use super::Folder;
 use crate::config::Config;
-use crate::demo::DaemonHandle;
 use crate::demo::client::{Client, ClientError, UserRequest};
 use crate::demo::config::{TASK_ASKED, TASK_HELD_OUT, serve_with};
 use crate::demo::task::MAX_TOKENS;
-use crate::progress::Progress;
-use crowd::{Crowd, CrowdCounts, ObservedAnswer, UserVisit};
+use crate::flags::{engine_backend, promotion};
+use crate::terminal::Progress;
+use crowd::{Crowd, CrowdCounts, ObservedAnswer, RatingHabits, Satisfaction, UserTaste, UserVisit};
+use verdict::{VersionCounts, is_judged_by_windows, mode_name, was_active};
+use windows::{Experience, WINDOW, final_mean, moving_mean, worst_window};
 
-pub use html::SafetyReport;
-pub use run::SafetyRun;
 pub use scenario::SafetyScenario;
-pub use verdict::{LateFeedbackTest, SafetyCheck, SafetyVerdict};
+pub use verdict::{LateFeedbackTest, SafetyCheck, SafetyReport, SafetyRun, SafetyVerdict};
 pub use windows::WorstWindow;
 
 /// Longest wait for the daemon to be ready.
@@ -56,46 +51,71 @@ const EXAM_SEED: u64 = 1 << 32;
 /// Points of a curve.
 const POINTS: usize = 200;
 
-/// The options of `hone bench safety`.
-#[derive(Clone, Debug)]
+/// `hone bench safety`.
+#[derive(Debug, Args)]
 pub struct SafetyOptions {
-    /// The seeds are 1 to this.
+    /// Number of seeds
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub seeds: u64,
-    /// The scenarios, in this order.
+    /// Scenarios, separated by commas [default: all]
+    #[arg(long, value_name = "NAMES", value_enum, value_delimiter = ',')]
     pub scenarios: Vec<SafetyScenario>,
-    /// How versions are published, in this order.
+    /// How versions are published, separated by commas [default: all]
+    #[arg(long, value_name = "MODES", value_delimiter = ',', value_parser = promotion())]
     pub modes: Vec<Promotion>,
-    /// Requests of a run. With a canary, honest scenarios get twice as many.
+    /// Requests of a run; scenarios with late or few ratings have more, and honest ones twice as many
+    /// with a canary
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub requests: u64,
-    /// Answers between an answer and its rating where feedback is late; a sixth of the requests if absent.
+    /// Answers between an answer and its rating in the scenario late-feedback, whose runs then have at
+    /// least 2.5 times as many requests [default: a sixth of the requests]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub late: Option<u64>,
-    /// The engine of the users.
+    /// Engine that answers the users; mistralrs takes twice as long
+    #[arg(long, value_name = "BACKEND", default_value = "native", value_parser = engine_backend())]
     pub backend: EngineBackend,
+    /// Write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Exit code 1 if a canary does not keep its promise
+    #[arg(long)]
+    pub check: bool,
 }
 
-/// Runs the benchmark on daemons that `start` starts, one after the other.
-///
-/// # Errors
-/// If a daemon does not start, or its status cannot be read. Failed requests of users are counted.
-pub async fn run(
-    options: &SafetyOptions,
-    start: impl AsyncFn(Config) -> anyhow::Result<DaemonHandle>,
-) -> anyhow::Result<SafetyReport> {
+/// Runs the benchmark on daemons, one after the other, and writes the results to `--json`. Failed requests
+/// of users are counted; other failures end it.
+pub async fn run(options: &SafetyOptions) -> anyhow::Result<SafetyReport> {
+    let write = |text: &str| match &options.json {
+        Some(file) => {
+            fs::write(file, text).with_context(|| format!("{} cannot be written", file.display()))
+        }
+        None => Ok(()),
+    };
+    // An unusable file must not show only after an hour.
+    write("")?;
+    let modes: &[Promotion] = match options.modes.as_slice() {
+        [] => &[Promotion::Direct, Promotion::Gate, Promotion::Canary],
+        chosen => chosen,
+    };
+    let scenarios = match options.scenarios.as_slice() {
+        [] => SafetyScenario::value_variants(),
+        chosen => chosen,
+    };
     let progress = Progress::new(std::io::stderr().is_terminal());
     let mut runs = Vec::new();
     for seed in 1..=options.seeds {
-        let base = measure_base(options, seed, &start).await?;
-        for scenario in &options.scenarios {
-            for mode in &options.modes {
-                let name = format!("{scenario}, {}, seed {seed}", mode_name(*mode));
-                let run = measure(options, *scenario, *mode, seed, &base, &start).await;
+        let base = measure_base(options, seed).await?;
+        for scenario in scenarios {
+            for &mode in modes {
+                let name = format!("{scenario}, {}, seed {seed}", mode_name(mode));
+                let run = measure(options, *scenario, mode, seed, &base).await;
                 let run = run.with_context(|| name.clone())?;
                 progress.note(&format!(
                     "{name}: final {:.3}, {} promoted, {} rejected, {} rolled back, {:.1} minutes",
                     run.final_satisfaction,
-                    run.promoted,
-                    run.rejected,
-                    run.rolled_back,
+                    run.versions.promoted,
+                    run.versions.rejected,
+                    run.versions.rolled_back,
                     run.minutes
                 ));
                 runs.push(run);
@@ -103,7 +123,9 @@ pub async fn run(
         }
     }
     let (verdicts, late_feedback) = (verdict::verdicts(&runs), verdict::late_feedback(&runs));
-    Ok(SafetyReport { runs, verdicts, late_feedback })
+    let report = SafetyReport { runs, verdicts, late_feedback };
+    write(&(serde_json::to_string_pretty(&report)? + "\n"))?;
+    Ok(report)
 }
 
 /// The users who ask the held-out questions of a seed. They post no ratings.
@@ -113,25 +135,31 @@ fn examiners(options: &SafetyOptions, seed: u64) -> Crowd {
     Crowd::new(seed + EXAM_SEED, total, silent, None)
 }
 
-/// Answers of the base model to held-out questions.
-async fn measure_base(
-    options: &SafetyOptions,
-    seed: u64,
-    start: &impl AsyncFn(Config) -> anyhow::Result<DaemonHandle>,
-) -> anyhow::Result<Vec<ObservedAnswer>> {
-    let dir = Folder::temporary()?;
-    let crowd = examiners(options, seed);
-    let mut config = setup::without_training(seed, &dir.0);
-    serve_with(&mut config, options.backend);
-    let daemon = start(config).await?;
-    let sent = async {
-        let client = Client::new(daemon.url())?;
+/// Starts a daemon, runs `f` with its client, and shuts it down.
+async fn with_daemon<T>(
+    config: Config,
+    f: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let daemon = super::measure::start(config).await?;
+    let done = async {
+        let client = Client::new(&daemon.url())?;
         client.wait_ready(PATIENCE).await?;
-        anyhow::Ok(send(&client, TASK_HELD_OUT, None, crowd).await)
-    };
-    let sent = sent.await;
-    daemon.shut_down().await?;
-    let (answers, counts) = sent?;
+        f(client).await
+    }
+    .await;
+    let ended = daemon.shutdown().await;
+    let done = done?;
+    ended.map(|()| done)
+}
+
+/// Answers of the base model to held-out questions.
+async fn measure_base(options: &SafetyOptions, seed: u64) -> anyhow::Result<Vec<ObservedAnswer>> {
+    let dir = tempfile::tempdir()?;
+    let crowd = examiners(options, seed);
+    let mut config = setup::without_training(seed, dir.path());
+    serve_with(&mut config, options.backend);
+    let asked = async |client: Client| anyhow::Ok(send(&client, TASK_HELD_OUT, None, crowd).await);
+    let (answers, counts) = with_daemon(config, asked).await?;
     anyhow::ensure!(
         !answers.is_empty(),
         "the base model gave no answer: {}",
@@ -140,62 +168,37 @@ async fn measure_base(
     Ok(answers)
 }
 
-/// What a daemon reports at the end of a run.
-struct FinalState {
-    good: Vec<u64>,
-    promoted: usize,
-    rejected: usize,
-    rolled_back: usize,
-    steps: u64,
-    hold: Option<String>,
-}
-
 async fn measure(
     options: &SafetyOptions,
     scenario: SafetyScenario,
     mode: Promotion,
     seed: u64,
     base: &[ObservedAnswer],
-    start: &impl AsyncFn(Config) -> anyhow::Result<DaemonHandle>,
 ) -> anyhow::Result<SafetyRun> {
     let began = Instant::now();
-    let dir = Folder::temporary()?;
+    let dir = tempfile::tempdir()?;
     let usual = scenario.requests(options.requests, options.late);
     let total = if mode == Promotion::Canary && scenario.is_honest() { 2 * usual } else { usual };
     let habits = scenario.habits(SafetyScenario::lag(options.requests, options.late));
     let half = usize::try_from(total / 2).unwrap_or(usize::MAX);
     let change_at = (scenario == SafetyScenario::TasteChange).then_some(half);
     let crowd = Crowd::new(seed, total, habits, change_at);
-    let mut config = setup::config(scenario, mode, seed, &dir.0)?;
+    let mut config = setup::config(scenario, mode, seed, dir.path())?;
     serve_with(&mut config, options.backend);
     let most_waiting = Some(setup::most_waiting(scenario, &config));
-    let daemon = start(config).await?;
-    let measured = async {
-        let client = Client::new(daemon.url())?;
-        client.wait_ready(PATIENCE).await?;
+    let (answers, counts, versions, exam) = with_daemon(config, async |client: Client| {
         let (answers, counts) = send(&client, TASK_ASKED, most_waiting, crowd).await;
-        let state = final_state(&client).await?;
+        let versions = final_state(&client).await?;
         let exam = match is_judged_by_windows(scenario, mode) {
-            true => examine(&client, &state.good, || examiners(options, seed)).await?,
+            true => examine(&client, &versions.good, || examiners(options, seed)).await?,
             false => Vec::new(),
         };
-        anyhow::Ok((answers, counts, state, exam))
-    };
-    let measured = measured.await;
-    let ended = daemon.shut_down().await;
-    let (answers, counts, state, exam) = measured?;
-    ended?;
-    let mut run = SafetyRun {
-        promoted: state.promoted,
-        rejected: state.rejected,
-        rolled_back: state.rolled_back,
-        steps: state.steps,
-        hold: state.hold,
-        ..SafetyRun::empty(scenario, mode, seed)
-    };
-    add_counts(&mut run, counts);
-    let is_good = |version| state.good.contains(&version);
-    add_satisfaction(&mut run, base, &exam, &answers, &is_good);
+        anyhow::Ok((answers, counts, versions, exam))
+    })
+    .await?;
+    let mut run = SafetyRun { scenario, mode, seed, versions, counts, ..SafetyRun::default() };
+    let good = run.versions.good.clone();
+    add_satisfaction(&mut run, base, &exam, &answers, &|version| good.contains(&version));
     run.minutes = began.elapsed().as_secs_f64() / 60.0;
     Ok(run)
 }
@@ -213,17 +216,21 @@ async fn examine(
     for &version in good.iter().filter(|version| **version > 0) {
         client.activate(PolicyVersion(version)).await?;
         let (answers, counts) = send(client, TASK_HELD_OUT, None, examiners()).await;
-        anyhow::ensure!(counts.failed == 0, "version {version}: {}", counts.failures.join("; "));
+        anyhow::ensure!(
+            counts.failed_requests == 0,
+            "version {version}: {}",
+            counts.failures.join("; ")
+        );
         all.extend(answers);
     }
     Ok(all)
 }
 
-async fn final_state(client: &Client) -> anyhow::Result<FinalState> {
+async fn final_state(client: &Client) -> anyhow::Result<VersionCounts> {
     let (status, records) = (client.trainer().await?, client.policies().await?);
     let count = |state: PolicyState| records.iter().filter(|r| r.state == state).count();
     let is_base = |version: u64| version == 0;
-    Ok(FinalState {
+    Ok(VersionCounts {
         // A version that was withdrawn is no version to return to.
         good: records.iter().filter(|r| r.state.was_promoted()).map(|r| r.version.0).collect(),
         promoted: records.iter().filter(|r| was_active(r) && !is_base(r.version.0)).count(),
@@ -232,14 +239,6 @@ async fn final_state(client: &Client) -> anyhow::Result<FinalState> {
         steps: status.step,
         hold: status.hold,
     })
-}
-
-fn add_counts(run: &mut SafetyRun, counts: CrowdCounts) {
-    run.requests = counts.requests;
-    run.failed_requests = counts.failed;
-    run.failures = counts.failures;
-    run.ratings = counts.ratings;
-    run.ratings_not_trained = counts.untrained;
 }
 
 /// Computes the satisfaction of a run from its answers, and from those of the base and of the versions of an
@@ -317,7 +316,7 @@ async fn send(
         () = everyone => {}
         () = pacing => {}
     }
-    let mut crowd = lock(&crowd);
+    let mut crowd = crowd.lock();
     (std::mem::take(&mut crowd.answers), std::mem::take(&mut crowd.counts))
 }
 
@@ -341,26 +340,23 @@ async fn should_pause(client: &Client, most_waiting: u64) -> Result<bool, Client
     Ok(share.unwrap_or(0.0) == 0.0)
 }
 
-fn lock(crowd: &Mutex<Crowd>) -> MutexGuard<'_, Crowd> {
-    crowd.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 async fn ask_all(client: &Client, task: &str, crowd: &Mutex<Crowd>, pause: &watch::Receiver<bool>) {
     loop {
-        let Some(visit) = lock(crowd).next() else { return };
+        let Some(visit) = crowd.lock().next() else { return };
         match client.ask(&request(task, &visit)).await {
             Ok(answer) => {
                 let version = answer.version.0;
-                let due = lock(crowd).answered(&visit, answer.completion_id, version, &answer.text);
+                let due =
+                    crowd.lock().answered(&visit, answer.completion_id, version, &answer.text);
                 for thumb in due {
                     match client.thumb(&thumb.completion_id, thumb.up).await {
-                        Ok(reply) => lock(crowd).rated(reply.trained.unwrap_or(true)),
-                        Err(error) => lock(crowd).failed(error.to_string()),
+                        Ok(reply) => crowd.lock().rated(reply.trained.unwrap_or(true)),
+                        Err(error) => crowd.lock().failed(error.to_string()),
                     }
                 }
             }
             Err(error) => {
-                lock(crowd).failed(error.to_string());
+                crowd.lock().failed(error.to_string());
                 sleep(AFTER_FAILURE).await;
             }
         }
@@ -411,7 +407,7 @@ mod tests {
         let base: Vec<_> = [text, ""].repeat(100).into_iter().map(|t| answer(0, t)).collect();
         // By chance, every answer of the base is bad for 300 requests, then good for 300.
         let answers = [vec![answer(0, ""); 300], vec![answer(0, text); 300]].concat();
-        let mut run = SafetyRun::empty(SafetyScenario::Honest, Promotion::Gate, 1);
+        let mut run = SafetyRun::default();
         add_satisfaction(&mut run, &base, &[], &answers, &|_| true);
         assert!((run.base - 0.5).abs() < 1e-9);
         assert!((run.final_satisfaction - 1.0).abs() < 1e-9, "{run:?}");
@@ -425,7 +421,7 @@ mod tests {
         // Both versions are right in half of all cases; in the run, the first one was right in all.
         let exam = [vec![answer(1, ""); 900], vec![answer(1, text); 600]].concat();
         let answers = [vec![answer(1, text); 300], [answer(2, text), answer(2, "")].repeat(150)];
-        let mut run = SafetyRun::empty(SafetyScenario::HighRate, Promotion::Canary, 1);
+        let mut run = SafetyRun::default();
         let base = [answer(0, "")];
         add_satisfaction(&mut run, &base, &exam, &answers.concat(), &|_| true);
         assert!(run.worst_window.shortfall.abs() < 1e-9, "{run:?}");

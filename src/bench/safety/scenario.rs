@@ -13,10 +13,11 @@ use super::crowd::RatingHabits;
 use crate::demo::config::LEARNING_RATE;
 
 /// A scenario of `hone bench safety`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum SafetyScenario {
     /// Nothing goes wrong
+    #[default]
     Honest,
     /// The learning rate is 100 times too large
     HighRate,

@@ -31,9 +31,6 @@ pub(super) fn without_training(seed: u64, dir: &Path) -> Config {
 }
 
 /// The configuration of one run with its data in `dir`.
-///
-/// # Errors
-/// If the damaged adapter cannot be written.
 pub(super) fn config(
     scenario: SafetyScenario,
     promotion: Promotion,

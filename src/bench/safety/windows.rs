@@ -11,8 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 
-use super::crowd::ObservedAnswer;
-use super::taste::{Satisfaction, UserTaste};
+use super::crowd::{ObservedAnswer, Satisfaction, UserTaste};
 
 /// Answers of a window.
 pub(super) const WINDOW: usize = 300;

@@ -4,72 +4,95 @@
 mod subject;
 mod work;
 
-use std::fmt;
 use std::path::PathBuf;
 
+use clap::Args;
 use serde::Serialize;
 
 use hone_core::memory;
+use hone_model::adapter::LoraConfig;
 use hone_model::kernels::compute::Compute;
 use hone_train::config::{PeakRate, Recompute, TrainConfig};
 use hone_train::{Learner, MemoryPlan, StepTiming};
 
-use super::Folder;
-use super::{Peak, Seconds};
+use super::measure::{Peak, Seconds, threads_or_cores};
+use crate::flags::compute;
+use subject::{Data, Workload};
+use work::Work;
 
-pub(crate) use hone_model::adapter::LoraConfig;
-pub use subject::{Data, Row, Subject, Workload};
-pub use work::Work;
+pub use subject::Subject;
 
-/// The options of `hone bench train`.
-#[derive(Clone, Debug)]
+/// `hone bench train`, which measures neither sampling nor scoring.
+#[derive(Debug, Args)]
 pub struct TrainBenchOptions {
-    /// The model.
+    /// `embedded`, `100m` or `100m-bf16` (random weights), or a Hugging Face directory
+    #[arg(long, value_name = "MODEL", default_value = "embedded")]
     pub model: Subject,
-    /// The shape of random samples, which `data` replaces.
-    pub shape: Workload,
-    /// A file of samples.
+    /// Only write the random model as a Hugging Face directory
+    #[arg(long, value_name = "DIR")]
+    pub write_model: Option<PathBuf>,
+    /// Prompts per step [default: 8 for the embedded model, else 1]
+    #[arg(long, value_name = "N")]
+    pub groups: Option<usize>,
+    /// Completions per prompt [default: 8]
+    #[arg(long, value_name = "N")]
+    pub group_size: Option<usize>,
+    /// Tokens per prompt [default: 20 for the embedded model, else 64]
+    #[arg(long, value_name = "N")]
+    pub prompt: Option<usize>,
+    /// Mean tokens per completion [default: 24 for the embedded model, else 448]
+    #[arg(long, value_name = "N")]
+    pub completion: Option<usize>,
+    /// Largest relative deviation of a length from the mean [default: 0.5 for the embedded model,
+    /// else 0]
+    #[arg(long, value_name = "SHARE")]
+    pub spread: Option<f64>,
+    /// Read the samples from a JSON file: {"samples": [{prompt, completion, advantage, logprobs?}]}
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["groups", "group_size", "prompt", "completion", "spread"])]
     pub data: Option<PathBuf>,
-    /// Rank of the adapter on all linears.
+    /// Rank of the adapter on all linear layers
+    #[arg(long, value_name = "R", default_value_t = 16)]
     pub rank: usize,
-    /// Coefficient of the KL; 0 skips the reference pass.
+    /// Coefficient of the KL divergence; 0 disables the reference policy
+    #[arg(long, value_name = "BETA", default_value_t = 0.01)]
     pub beta: f64,
-    /// Timed steps, after [`WARM_UP`] others.
+    /// Number of measured steps
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub steps: usize,
-    /// Whether the backward pass recomputes layers.
+    /// Whether to recompute layers in the backward pass: auto, always or never
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = recompute)]
     pub recompute: Recompute,
-    /// The arithmetic of products with the base.
+    /// Arithmetic of products with the base model's matrices
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = compute())]
     pub compute: Compute,
-    /// Threads; 0 for all cores.
+    /// Number of threads; 0 for one per core
+    #[arg(long, value_name = "N", default_value_t = 0)]
     pub threads: usize,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 impl TrainBenchOptions {
-    /// The default for a model: 64 completions in groups of 8 for the embedded model, else one group of
-    /// 8 sequences of 512 tokens.
-    pub fn usual(model: Subject) -> Self {
-        let shape = match model {
-            Subject::Embedded => {
-                Workload { groups: 8, group_size: 8, prompt: 20, completion: 24, spread: 0.5 }
-            }
-            _ => Workload { groups: 1, group_size: 8, prompt: 64, completion: 448, spread: 0.0 },
+    /// The shape of random samples: by default 64 completions in groups of 8 for the embedded model, else
+    /// one group of 8 sequences of 512 tokens.
+    fn shape(&self) -> Workload {
+        let (groups, prompt, completion, spread) = match self.model {
+            Subject::Embedded => (8, 20, 24, 0.5),
+            _ => (1, 64, 448, 0.0),
         };
-        Self {
-            model,
-            shape,
-            data: None,
-            rank: 16,
-            beta: 0.01,
-            steps: 5,
-            recompute: Recompute::Auto,
-            compute: Compute::default(),
-            threads: 0,
+        Workload {
+            groups: self.groups.unwrap_or(groups),
+            group_size: self.group_size.unwrap_or(8),
+            prompt: self.prompt.unwrap_or(prompt),
+            completion: self.completion.unwrap_or(completion),
+            spread: self.spread.unwrap_or(spread),
         }
     }
 }
 
 /// Steps before the timed ones; they fill the optimizer's moments and the allocator's pools.
-pub const WARM_UP: usize = 2;
+const WARM_UP: usize = 2;
 
 /// The measurements. Times are of the fastest timed step; memory is the peak of the warm-up steps,
 /// which do the same work.
@@ -83,6 +106,8 @@ pub struct TrainBenchReport {
     pub tokens: usize,
     /// Tokens that a pass computes. Each shard computes its prompts.
     pub computed_tokens: usize,
+    /// `tokens` and `computed_tokens` per second of the fastest step.
+    pub tokens_per_second: [f64; 2],
     /// Completion tokens per computed token.
     pub loss_token_fraction: f64,
     /// Threads of the trainer.
@@ -121,27 +146,19 @@ pub struct TrainBenchReport {
 }
 
 /// Parses `auto`, `always` or `never`.
-///
-/// # Errors
-/// For any other text.
-pub fn recompute(text: &str) -> Result<Recompute, String> {
+fn recompute(text: &str) -> Result<Recompute, String> {
     serde_json::from_value(text.into()).map_err(|_| "not auto, always or never".to_owned())
 }
 
 /// Runs the benchmark.
-///
-/// # Errors
-/// If the model or the samples cannot be read, a step fails or is skipped, or the adapter cannot be
-/// written.
 pub fn run(options: &TrainBenchOptions) -> anyhow::Result<TrainBenchReport> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = if options.threads == 0 { cores } else { options.threads };
+    let threads = threads_or_cores(options.threads);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     pool.install(|| measure(options, threads))
 }
 
 fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainBenchReport> {
-    let load = super::machine_load();
+    let load = super::measure::machine_load();
     let start_bytes = memory::resident();
     let config = TrainConfig {
         beta: options.beta,
@@ -161,21 +178,22 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
     let spec = learner.spec().clone();
     let data = match &options.data {
         Some(path) => Data::read(path)?,
-        None => Data::random(&options.shape, spec.vocab_size),
+        None => Data::random(&options.shape(), spec.vocab_size),
     };
     let samples = data.samples(&learner)?;
     let work = Work::new(&spec, &samples, options.rank);
     let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
     // Excludes the memory of loading.
     memory::reset_peak();
-    let mut step = || -> anyhow::Result<(Seconds, StepTiming, StepTokens)> {
-        let (stats, seconds) = super::timed(|| learner.step(&samples, 1, longest));
+    // The duration, its parts, the tokens with a loss, and those per computed token.
+    let mut step = || -> anyhow::Result<(Seconds, StepTiming, [f64; 2])> {
+        let (stats, seconds) = super::measure::timed(|| learner.step(&samples, 1, longest));
         let stats = stats?;
         if let Some(reason) = stats.skipped {
             anyhow::bail!("a step was skipped: {reason}");
         }
         let metric = |name| stats.metrics.get(name).copied().unwrap_or_default();
-        let tokens = StepTokens { loss: metric("tokens"), fraction: metric("loss_token_fraction") };
+        let tokens = ["tokens", "loss_token_fraction"].map(metric);
         Ok((seconds, learner.timing(), tokens))
     };
     for _ in 0..WARM_UP {
@@ -185,7 +203,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
     let peak_bytes = memory::peak_resident();
     let mut peak = Peak::default();
     peak.measure(threads);
-    let (mut steps, mut splits, mut tokens) = (Vec::new(), Vec::new(), StepTokens::default());
+    let (mut steps, mut splits, mut tokens) = (Vec::new(), Vec::new(), [0.0; 2]);
     for _ in 0..options.steps.max(1) {
         let (seconds, split, counted) = step()?;
         steps.push(seconds);
@@ -204,15 +222,19 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
     let share = |gflop: f64, seconds: f64, peak: f64| {
         if seconds > 0.0 && peak > 0.0 { gflop / seconds / peak } else { 0.0 }
     };
+    let [loss, fraction] = tokens;
+    let computed_tokens = if fraction > 0.0 { (loss / fraction).round() as usize } else { 0 };
+    let tokens: usize = samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum();
     let tokens_of_a_shard = 0;
     let plan =
         MemoryPlan::new(&spec, options.model.base(&spec)?, &config, threads, tokens_of_a_shard);
     Ok(TrainBenchReport {
         parameters: spec.weight_shapes().iter().map(|(_, s)| s.iter().product::<usize>()).sum(),
         completions: samples.len(),
-        tokens: samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum(),
-        computed_tokens: tokens.computed(),
-        loss_token_fraction: tokens.fraction,
+        tokens,
+        computed_tokens,
+        tokens_per_second: [tokens, computed_tokens].map(|count| count as f64 / wall),
+        loss_token_fraction: fraction,
         threads,
         compute,
         step_seconds: wall,
@@ -227,106 +249,19 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<TrainB
         start_bytes,
         planned_bytes: plan.total(),
         kept_layers: plan.kept_layers,
-        load: (load, super::machine_load()),
+        load: (load, super::measure::machine_load()),
         steps,
     })
 }
 
-/// Tokens of one step.
-#[derive(Clone, Copy, Debug, Default)]
-struct StepTokens {
-    /// Tokens with a loss.
-    loss: f64,
-    /// Tokens with a loss per computed token.
-    fraction: f64,
-}
-
-impl StepTokens {
-    fn computed(self) -> usize {
-        if self.fraction > 0.0 { (self.loss / self.fraction).round() as usize } else { 0 }
-    }
-}
-
 /// Writes the adapter; returns the seconds it took.
 fn publish(learner: &Learner) -> anyhow::Result<f64> {
-    let dir = Folder::temporary()?;
+    let dir = tempfile::tempdir()?;
     let snapshot = learner.snapshot()?;
-    let (written, took) = super::timed(|| snapshot.write(&dir.0.join("adapter"), "bench"));
+    let (written, took) =
+        super::measure::timed(|| snapshot.write(&dir.path().join("adapter"), "bench"));
     written?;
     Ok(took.wall)
-}
-
-impl fmt::Display for TrainBenchReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MIB: f64 = (1 << 20) as f64;
-        let ms = 1e3;
-        writeln!(
-            f,
-            "{:.1} M parameters, {} completions per step, {} thread(s), products in {}, {} timed steps \
-             after {WARM_UP}",
-            self.parameters as f64 / 1e6,
-            self.completions,
-            self.threads,
-            self.compute.as_str(),
-            self.steps.len()
-        )?;
-        writeln!(
-            f,
-            "tokens        {:>9} per step, prompts counted for each completion",
-            self.tokens
-        )?;
-        writeln!(
-            f,
-            "computed      {:>9} of them, {:.2} tokens with a loss per computed token",
-            self.computed_tokens, self.loss_token_fraction
-        )?;
-        writeln!(
-            f,
-            "step          {:>9.1} ms wall (fastest), {:.1} ms processor (least)",
-            self.step_seconds * ms,
-            self.step_processor_seconds * ms
-        )?;
-        let rest = self.step_seconds - self.split.total();
-        for (name, seconds) in [
-            ("forward", self.split.forward),
-            ("reference", self.split.reference),
-            ("backward", self.split.backward),
-            ("optimizer", self.split.optimizer),
-            ("other", rest),
-            ("publish", self.publish_seconds),
-        ] {
-            let share = 100.0 * seconds / self.step_seconds;
-            writeln!(f, "  {name:<11} {:>9.1} ms {share:>6.1} %", seconds * ms)?;
-        }
-        writeln!(f, "  (without sampling and scoring)")?;
-        writeln!(
-            f,
-            "speed         {:>9.0} tokens/s, {:.0} computed tokens/s",
-            self.tokens as f64 / self.step_seconds,
-            self.computed_tokens as f64 / self.step_seconds
-        )?;
-        writeln!(
-            f,
-            "products      {:>9.1} GFLOP needed; {:.0} % of the peak of {:.0} GFLOP/s in forward and \
-             backward; by processor time {:.0} % of {:.0} GFLOP/s in the whole step",
-            self.gflop,
-            100.0 * self.peak_share,
-            self.peak.wall,
-            100.0 * self.peak_share_processor,
-            self.peak.processor
-        )?;
-        writeln!(
-            f,
-            "memory        {:>9.1} MiB peak, {:.1} before the model was loaded; planned {:.1} \
-             with {} of {} layers kept",
-            self.peak_bytes as f64 / MIB,
-            self.start_bytes as f64 / MIB,
-            self.planned_bytes as f64 / MIB,
-            self.kept_layers.0,
-            self.kept_layers.1
-        )?;
-        write!(f, "load          {:>9.2} before, {:.2} after", self.load.0, self.load.1)
-    }
 }
 
 #[cfg(test)]
@@ -335,45 +270,38 @@ mod tests {
 
     use super::*;
 
+    const SMALL: &str = "--groups 1 --group-size 2 --prompt 4 --completion 4 --spread 0 --steps 1";
+
+    /// A run on one thread.
+    fn measured(flags: &str) -> TrainBenchReport {
+        let flags: Vec<&str> = flags.split(' ').chain(["--threads", "1"]).collect();
+        run(&crate::bench::measure::tests::options(&flags)).unwrap()
+    }
+
     #[test]
     fn a_small_run_measures_everything() {
-        let shape = Workload { groups: 2, group_size: 4, prompt: 6, completion: 8, spread: 0.5 };
-        let options = TrainBenchOptions {
-            shape,
-            steps: 2,
-            threads: 1,
-            ..TrainBenchOptions::usual(Subject::Embedded)
-        };
-        let report = run(&options).unwrap();
+        let report = measured("--groups 2 --group-size 4 --prompt 6 --completion 8 --steps 2");
         assert_eq!((report.completions, report.steps.len()), (8, 2));
         let split = report.split;
         for part in [split.forward, split.reference, split.backward, split.optimizer] {
             assert!(part > 0.0, "{split:?}");
         }
-        assert!(split.total() <= report.step_seconds, "{report}");
+        assert!(split.total() <= report.step_seconds, "{report:?}");
         // On a busy machine the peak may be measured when the processor is slower than during a step.
         assert!(report.gflop > 0.0 && report.peak_share > 0.0 && report.peak_share.is_finite());
         // Forward and backward are more than half of all: the reference has no backward pass.
         let passes = report.split.forward + report.split.backward;
         let products = report.peak_share * report.peak.wall * passes;
-        assert!((0.5..1.0).contains(&(products / report.gflop)), "{report}");
+        assert!((0.5..1.0).contains(&(products / report.gflop)), "{report:?}");
         assert!(report.computed_tokens < report.tokens);
-        let text = report.to_string();
-        assert!(text.contains("backward") && text.contains("planned"), "{text}");
         let json = serde_json::to_value(&report).unwrap();
         assert!(json["split"]["optimizer"].is_number());
     }
 
     #[test]
     fn the_report_names_the_arithmetic_that_was_used() {
-        let shape = Workload { groups: 1, group_size: 2, prompt: 4, completion: 4, spread: 0.0 };
-        let usual = TrainBenchOptions::usual(Subject::Embedded);
-        let compute = Compute::Bf16;
-        let report =
-            run(&TrainBenchOptions { shape, compute, steps: 1, threads: 1, ..usual }).unwrap();
-        assert_eq!(report.compute, available(compute));
-        let named = format!("products in {}", report.compute.as_str());
-        assert!(report.to_string().contains(&named), "{report}");
+        let report = measured(&format!("{SMALL} --compute bf16"));
+        assert_eq!(report.compute, available(Compute::Bf16));
     }
 
     #[test]
@@ -384,11 +312,8 @@ mod tests {
 
     #[test]
     fn without_a_reference_its_pass_takes_no_time() {
-        let shape = Workload { groups: 1, group_size: 2, prompt: 4, completion: 4, spread: 0.0 };
-        let usual = TrainBenchOptions::usual(Subject::Embedded);
-        let report =
-            run(&TrainBenchOptions { shape, beta: 0.0, steps: 1, threads: 1, ..usual }).unwrap();
+        let report = measured(&format!("{SMALL} --beta 0"));
         // Only reading the clock takes time.
-        assert!(report.split.reference < 1e-3 * report.split.total().max(1e-2), "{report}");
+        assert!(report.split.reference < 1e-3 * report.split.total().max(1e-2), "{report:?}");
     }
 }

@@ -81,41 +81,27 @@ fn random_weights(spec: &ModelSpec, dtype: DType) -> anyhow::Result<HashMap<Stri
 
 impl Subject {
     /// Loads the model in its stored types.
-    ///
-    /// # Errors
-    /// If it cannot be read or is not supported.
     pub fn load(&self) -> anyhow::Result<Model> {
-        let (spec, tensors) = match self {
+        let open = |path: &Path, dtype| -> anyhow::Result<Model> {
+            let dir = ModelDir::open(path)?;
+            let spec = ModelSpec::from_config(&dir.config)?;
+            Ok(Model::load(spec, &dir.weights, dtype, &Device::Cpu)?)
+        };
+        match self {
             Self::Embedded => {
-                let mut tensors = HashMap::new();
-                let weights = candle_core::safetensors::load_buffer(
-                    file("model.safetensors")?,
-                    &Device::Cpu,
-                )?;
-                for (name, tensor) in weights {
-                    tensors.insert(name, tensor.to_dtype(DType::F32)?);
-                }
-                let config: Value = serde_json::from_slice(file("config.json")?)?;
-                (ModelSpec::from_config(&config)?, tensors)
+                let folder = tempfile::tempdir()?;
+                open(&embedded::unpack(folder.path())?, BaseDtype::Float32)
             }
             Self::Random100m(dtype) => {
                 let spec = ModelSpec::from_config(&config_100m())?;
                 let tensors = random_weights(&spec, *dtype)?;
-                (spec, tensors)
+                Ok(Model::new(spec, tensors)?)
             }
-            Self::Dir(path) => {
-                let dir = ModelDir::open(path)?;
-                let spec = ModelSpec::from_config(&dir.config)?;
-                return Ok(Model::load(spec, &dir.weights, BaseDtype::Auto, &Device::Cpu)?);
-            }
-        };
-        Ok(Model::new(spec, tensors)?)
+            Self::Dir(path) => open(path, BaseDtype::Auto),
+        }
     }
 
     /// The memory of its weights.
-    ///
-    /// # Errors
-    /// If it cannot be read.
     pub fn base(&self, spec: &ModelSpec) -> anyhow::Result<BaseMemory> {
         Ok(match self {
             Self::Embedded => BaseMemory::new(spec, BaseDtype::Float32, |_| Ok(DType::F32))?,
@@ -127,9 +113,6 @@ impl Subject {
     }
 
     /// Writes a Hugging Face directory with the embedded model's tokenizer.
-    ///
-    /// # Errors
-    /// If the model is a directory, or files cannot be written.
     pub fn write(&self, to: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(to).with_context(|| format!("creating {}", to.display()))?;
         for (name, bytes) in embedded::FILES {
@@ -146,12 +129,6 @@ impl Subject {
             Self::Dir(path) => anyhow::bail!("{} is already a model directory", path.display()),
         }
     }
-}
-
-/// A file of the embedded model.
-fn file(name: &str) -> anyhow::Result<&'static [u8]> {
-    let found = embedded::FILES.iter().find(|(known, _)| *known == name);
-    Ok(found.with_context(|| format!("the embedded model has no {name}"))?.1)
 }
 
 /// The shape of random samples.
@@ -194,9 +171,6 @@ pub struct Data {
 
 impl Data {
     /// Reads a file.
-    ///
-    /// # Errors
-    /// If it cannot be read or is not a data file.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))
@@ -224,9 +198,6 @@ impl Data {
     }
 
     /// The trainer's samples, of version 0, with missing log-probabilities computed by the learner.
-    ///
-    /// # Errors
-    /// If an id is not in the model's vocabulary.
     pub fn samples(self, learner: &Learner) -> anyhow::Result<Vec<TrainSample>> {
         let policy = learner.snapshot()?;
         let sample = |row: Row| {

@@ -3,9 +3,13 @@
 mod stream;
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use eventsource_stream::{EventStreamError, Eventsource as _};
+use futures::StreamExt as _;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use hone_core::types::{PolicyRecord, PolicyVersion};
@@ -18,35 +22,15 @@ pub use stream::StreamedAnswer;
 /// Longest wait for a response, streamed or not.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Why a request failed. `what` names the request.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// No response, or a broken connection.
-    #[error("{what}: {reason}")]
-    Transport {
-        /// The request.
-        what: &'static str,
-        /// The message of the HTTP client.
-        reason: String,
-    },
-    /// A status other than success.
-    #[error("{what}: HTTP {status}: {message}")]
-    Status {
-        /// The request.
-        what: &'static str,
-        /// The status code.
-        status: u16,
-        /// The message in the response.
-        message: String,
-    },
-    /// A response that violates the API.
-    #[error("{what}: {reason}")]
-    Malformed {
-        /// The request.
-        what: &'static str,
-        /// The violation.
-        reason: String,
-    },
+#[error("{what}: {reason}")]
+pub struct ClientError {
+    /// The request.
+    pub what: &'static str,
+    /// The message of the HTTP client, the status with the message in the response, or how the response
+    /// violates the API.
+    pub reason: String,
 }
 
 /// A chat completion to request.
@@ -127,9 +111,6 @@ pub struct Client {
 
 impl Client {
     /// A client of the daemon at `base`, such as `http://127.0.0.1:8080`.
-    ///
-    /// # Errors
-    /// If the HTTP client cannot be built.
     pub fn new(base: &str) -> Result<Self, ClientError> {
         // Loopback only: no proxy from the environment, and no system certificates, which a minimal
         // container lacks.
@@ -160,29 +141,27 @@ impl Client {
         });
         let sent = Instant::now();
         let post = self.http.post(self.url("/v1/chat/completions")).json(&body);
-        let mut response = accepted(WHAT, post).await?;
+        let response = accepted(WHAT, post).await?;
         let version = response
             .headers()
             .get("x-hone-policy-version")
             .and_then(|value| value.to_str().ok()?.parse().ok())
             .map(PolicyVersion)
             .ok_or_else(|| malformed(WHAT, "no x-hone-policy-version header"))?;
-        let mut decoder = SseDecoder::default();
         let mut reader = StreamReader::new(version, sent);
-        while let Some(bytes) = response.chunk().await.map_err(|e| transport(WHAT, &e))? {
-            for event in decoder.push(&bytes) {
-                reader.event(&event).map_err(|reason| malformed(WHAT, reason))?;
-            }
+        let mut events = pin!(response.bytes_stream().eventsource());
+        while let Some(event) = events.next().await {
+            let event = event.map_err(|error| match error {
+                EventStreamError::Transport(error) => transport(WHAT, &error),
+                other => malformed(WHAT, other.to_string()),
+            })?;
+            reader.event(&event.data).map_err(|reason| malformed(WHAT, reason))?;
         }
         reader.finish().map_err(|reason| malformed(WHAT, reason))
     }
 
     /// Posts a thumbs up or down for a completion.
-    ///
-    /// # Errors
-    /// If the daemon does not accept it.
     pub async fn thumb(&self, completion_id: &str, up: bool) -> Result<ThumbReply, ClientError> {
-        const WHAT: &str = "feedback";
         let body = json!({
             "completion_id": completion_id,
             "choice": 0,
@@ -190,61 +169,37 @@ impl Client {
             "value": up,
             "idempotency_key": completion_id,
         });
-        let request = self.http.post(self.url("/v1/feedback")).json(&body);
-        let response = accepted(WHAT, request).await?;
-        response.json().await.map_err(|e| transport(WHAT, &e))
+        json("feedback", self.http.post(self.url("/v1/feedback")).json(&body)).await
     }
 
     /// The trainer's status.
-    ///
-    /// # Errors
-    /// If the request fails.
     pub async fn trainer(&self) -> Result<TrainerStatus, ClientError> {
-        const WHAT: &str = "trainer status";
-        let response = accepted(WHAT, self.http.get(self.url("/admin/train"))).await?;
-        response.json().await.map_err(|e| transport(WHAT, &e))
+        json("trainer status", self.http.get(self.url("/admin/train"))).await
     }
 
     /// Every policy version, in order.
-    ///
-    /// # Errors
-    /// If the request fails.
     pub async fn policies(&self) -> Result<Vec<PolicyRecord>, ClientError> {
-        const WHAT: &str = "policy versions";
-        let response = accepted(WHAT, self.http.get(self.url("/admin/policies"))).await?;
-        let listed: ListedPolicies = response.json().await.map_err(|e| transport(WHAT, &e))?;
-        Ok(listed.data)
+        let request = self.http.get(self.url("/admin/policies"));
+        Ok(json::<ListedPolicies>("policy versions", request).await?.data)
     }
 
     /// Stops the trainer from starting optimizer steps until [`Self::resume`].
-    ///
-    /// # Errors
-    /// If the request fails.
     pub async fn pause(&self) -> Result<(), ClientError> {
         accepted("pause", self.http.post(self.url("/admin/train/pause"))).await.map(drop)
     }
 
+    /// Lets the trainer continue.
+    pub async fn resume(&self) -> Result<(), ClientError> {
+        accepted("resume", self.http.post(self.url("/admin/train/resume"))).await.map(drop)
+    }
+
     /// Makes `version` the active one.
-    ///
-    /// # Errors
-    /// If the request fails or the version cannot be served.
     pub async fn activate(&self, version: PolicyVersion) -> Result<(), ClientError> {
         let path = format!("/admin/policies/{version}/activate");
         accepted("activation", self.http.post(self.url(&path))).await.map(drop)
     }
 
-    /// Lets the trainer continue.
-    ///
-    /// # Errors
-    /// If the request fails.
-    pub async fn resume(&self) -> Result<(), ClientError> {
-        accepted("resume", self.http.post(self.url("/admin/train/resume"))).await.map(drop)
-    }
-
     /// All metrics.
-    ///
-    /// # Errors
-    /// If the request fails.
     pub async fn metrics(&self) -> Result<Scrape, ClientError> {
         const WHAT: &str = "metrics";
         let response = accepted(WHAT, self.http.get(self.url("/metrics"))).await?;
@@ -286,11 +241,19 @@ async fn accepted(
         .ok()
         .and_then(|body| body.get("error").map(error_message))
         .unwrap_or(text);
-    Err(ClientError::Status { what, status: status.as_u16(), message })
+    Err(ClientError { what, reason: format!("HTTP {}: {message}", status.as_u16()) })
+}
+
+/// [`accepted`], with the response as JSON.
+async fn json<T: DeserializeOwned>(
+    what: &'static str,
+    request: reqwest::RequestBuilder,
+) -> Result<T, ClientError> {
+    accepted(what, request).await?.json().await.map_err(|e| transport(what, &e))
 }
 
 fn malformed(what: &'static str, reason: impl Into<String>) -> ClientError {
-    ClientError::Malformed { what, reason: reason.into() }
+    ClientError { what, reason: reason.into() }
 }
 
 /// Reports the innermost cause: reqwest's own message contains only the URL.
@@ -299,51 +262,7 @@ fn transport(what: &'static str, error: &reqwest::Error) -> ClientError {
     while let Some(source) = cause.source() {
         cause = source;
     }
-    ClientError::Transport { what, reason: cause.to_string() }
-}
-
-// Decoder of `text/event-stream` bodies.
-
-/// Incremental decoder of server-sent events. Chunks may end anywhere, also inside a UTF-8 sequence
-/// or a line end. Fields other than `data` are ignored, because OpenAI's streams have none. An event
-/// that the end of the stream cuts off is dropped, as in the HTML standard.
-#[derive(Debug, Default)]
-pub struct SseDecoder {
-    line: Vec<u8>,
-    data: Option<String>,
-    after_cr: bool,
-}
-
-impl SseDecoder {
-    /// Adds the next bytes of the body; returns the `data` of each event that they complete.
-    pub fn push(&mut self, bytes: &[u8]) -> Vec<String> {
-        let mut events = Vec::new();
-        for &byte in bytes {
-            let ends_crlf = self.after_cr && byte == b'\n';
-            self.after_cr = byte == b'\r';
-            match byte {
-                b'\n' if ends_crlf => {}
-                b'\n' | b'\r' => events.extend(self.end_line()),
-                other => self.line.push(other),
-            }
-        }
-        events
-    }
-
-    fn end_line(&mut self) -> Option<String> {
-        let line = std::mem::take(&mut self.line);
-        let line = String::from_utf8_lossy(&line);
-        if line.is_empty() {
-            return self.data.take();
-        }
-        let (field, value) = line.split_once(':').unwrap_or((&line, ""));
-        if field == "data" {
-            let value = value.strip_prefix(' ').unwrap_or(value);
-            let lines = self.data.take().map(|before| before + "\n").unwrap_or_default();
-            self.data = Some(lines + value);
-        }
-        None
-    }
+    ClientError { what, reason: cause.to_string() }
 }
 
 // Reads metrics out of `/metrics`.
@@ -405,78 +324,46 @@ impl Scrape {
 
 #[cfg(test)]
 mod tests {
+    use hone_core::metrics::Metrics;
+
     use super::*;
 
-    const STREAM: &str = ": hello\n\ndata: {\"a\":\"é\"}\n\nevent: x\ndata: one\r\ndata:two\r\n\r\n\
-                          data: [DONE]\n\ndata: cut off";
-
-    fn all(chunks: impl Iterator<Item = Vec<u8>>) -> Vec<String> {
-        let mut decoder = SseDecoder::default();
-        chunks.flat_map(|chunk| decoder.push(&chunk)).collect()
+    #[test]
+    fn reads_the_metrics_of_the_daemon() {
+        let metrics = Metrics::new().unwrap();
+        metrics.policy_published.inc_by(12);
+        metrics.train.kl.set(0.25);
+        metrics.feedback.with_label_values(&["recorded"]).inc_by(3);
+        metrics.feedback.with_label_values(&["unknown"]).inc_by(2);
+        let scrape = Scrape::new(metrics.encode().unwrap());
+        assert_eq!(scrape.value("hone_policy_published_total"), Some(12.0));
+        assert_eq!(scrape.value("hone_train_kl"), Some(0.25));
+        assert_eq!(scrape.value("hone_http_feedback_total"), Some(5.0));
+        assert_eq!(scrape.labelled("hone_http_feedback_total", "recorded"), 3.0);
+        assert_eq!(scrape.labelled("hone_http_feedback_total", "lost"), 0.0);
+        assert_eq!(scrape.value("hone_no_such_thing"), None);
+        assert_eq!(scrape.value("hone_train_k"), None);
     }
 
     #[test]
-    fn any_chunking_gives_the_same_events() {
-        let expected = ["{\"a\":\"é\"}", "one\ntwo", "[DONE]"];
-        for size in 1..=STREAM.len() {
-            let events = all(STREAM.as_bytes().chunks(size).map(<[u8]>::to_vec));
-            assert_eq!(events, expected, "in chunks of {size} bytes");
+    fn quantiles_are_linear_within_a_bucket() {
+        let metrics = Metrics::new().unwrap();
+        assert_eq!(quantile(&metrics, 0.5), None);
+        // Buckets … 0.5, 1, 2.5, 5 …: two observations in (1, 2.5], two in (2.5, 5].
+        for seconds in [2.0, 2.0, 3.0, 4.0] {
+            metrics.feedback_to_policy.observe(seconds);
         }
+        assert_eq!(quantile(&metrics, 0.25), Some(1.75));
+        assert_eq!(quantile(&metrics, 0.5), Some(2.5));
+        assert_eq!(quantile(&metrics, 1.0), Some(5.0));
+        // Above the last bound, only the bound is known.
+        for _ in 0..100 {
+            metrics.feedback_to_policy.observe(5000.0);
+        }
+        assert_eq!(quantile(&metrics, 0.9), Some(900.0));
     }
 
-    #[test]
-    fn bare_carriage_returns_end_lines() {
-        assert_eq!(all([b"data: a\r\rdata: b\r\r".to_vec()].into_iter()), ["a", "b"]);
-    }
-
-    #[test]
-    fn empty_data_is_an_event_and_other_fields_are_not() {
-        let stream = b"data:\n\ndatabase: no\n\nid: 7\n\n".to_vec();
-        assert_eq!(all([stream].into_iter()), [""]);
-    }
-
-    mod scrape {
-        use hone_core::metrics::Metrics;
-
-        use super::super::*;
-
-        #[test]
-        fn reads_the_metrics_of_the_daemon() {
-            let metrics = Metrics::new().unwrap();
-            metrics.policy_published.inc_by(12);
-            metrics.train.kl.set(0.25);
-            metrics.feedback.with_label_values(&["recorded"]).inc_by(3);
-            metrics.feedback.with_label_values(&["unknown"]).inc_by(2);
-            let scrape = Scrape::new(metrics.encode().unwrap());
-            assert_eq!(scrape.value("hone_policy_published_total"), Some(12.0));
-            assert_eq!(scrape.value("hone_train_kl"), Some(0.25));
-            assert_eq!(scrape.value("hone_http_feedback_total"), Some(5.0));
-            assert_eq!(scrape.labelled("hone_http_feedback_total", "recorded"), 3.0);
-            assert_eq!(scrape.labelled("hone_http_feedback_total", "lost"), 0.0);
-            assert_eq!(scrape.value("hone_no_such_thing"), None);
-            assert_eq!(scrape.value("hone_train_k"), None);
-        }
-
-        #[test]
-        fn quantiles_are_linear_within_a_bucket() {
-            let metrics = Metrics::new().unwrap();
-            assert_eq!(quantile(&metrics, 0.5), None);
-            // Buckets … 0.5, 1, 2.5, 5 …: two observations in (1, 2.5], two in (2.5, 5].
-            for seconds in [2.0, 2.0, 3.0, 4.0] {
-                metrics.feedback_to_policy.observe(seconds);
-            }
-            assert_eq!(quantile(&metrics, 0.25), Some(1.75));
-            assert_eq!(quantile(&metrics, 0.5), Some(2.5));
-            assert_eq!(quantile(&metrics, 1.0), Some(5.0));
-            // Above the last bound, only the bound is known.
-            for _ in 0..100 {
-                metrics.feedback_to_policy.observe(5000.0);
-            }
-            assert_eq!(quantile(&metrics, 0.9), Some(900.0));
-        }
-
-        fn quantile(metrics: &Metrics, q: f64) -> Option<f64> {
-            Scrape::new(metrics.encode().unwrap()).quantile("hone_feedback_to_policy_seconds", q)
-        }
+    fn quantile(metrics: &Metrics, q: f64) -> Option<f64> {
+        Scrape::new(metrics.encode().unwrap()).quantile("hone_feedback_to_policy_seconds", q)
     }
 }

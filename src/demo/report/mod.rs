@@ -5,22 +5,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
+use tempfile::TempDir;
 
 use hone_core::memory;
 use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
 
 use super::config;
-use super::error::DemoError;
 use super::eval::{Decoding, DemoEvaluation, ScoredAnswer};
-use super::options::RewardsMode;
-use super::tally::{Latency, UserTally};
+use super::options::{DemoError, RewardsMode};
 use super::task::QuestionKind;
+use super::users::{Latency, UserTally};
 use super::versions::{DecisionKind, VersionHistory};
 use crate::config::Config;
-use crate::progress::clock;
+use crate::runs::stats;
 use crate::runs::stats::{Estimate, Interval};
-use crate::runs::{stats, table};
+use crate::terminal::{clock, cut, one_line, shown, table};
 
 /// Held-out questions whose answers are shown: always the first ones.
 const SAMPLES_SHOWN: usize = 3;
@@ -198,25 +198,7 @@ impl Findings {
     }
 
     fn table(&self) -> String {
-        let mut text = String::new();
-        let mut line = |label: &str, cells: [&str; 4]| {
-            let [before, after, right, formed] = cells;
-            let _ = writeln!(
-                text,
-                "  {}",
-                format!("{label:<LABEL$}{before:<19}{after:<19}{right:<16}{formed}").trim_end()
-            );
-        };
-        let max = self.report.reward_max;
-        line(
-            &format!("reward, at most {max}"),
-            ["before (95 %)", "after (95 %)", "right", "well formed"],
-        );
-        line(
-            &"─".repeat(22),
-            ["─".repeat(17).as_str(), &"─".repeat(17), &"─".repeat(14), &"─".repeat(14)],
-        );
-        for row in &self.report.held_out {
+        let rows = self.report.held_out.iter().map(|row| {
             let kind = match row.kind {
                 QuestionKind::Asked => "asked kind",
                 QuestionKind::Larger => "larger numbers",
@@ -228,17 +210,13 @@ impl Findings {
             let change = |of: fn(&AnswerStats) -> f64| {
                 format!("{} → {}", percent(of(&row.before)), percent(of(&row.after)))
             };
-            line(
-                &format!("{kind:<15}{decoding}"),
-                [
-                    &reward(&row.before),
-                    &reward(&row.after),
-                    &change(|s| s.right),
-                    &change(|s| s.well_formed),
-                ],
-            );
-        }
-        text
+            let rewards = [&row.before, &row.after].map(reward).join(" → ");
+            let (right, formed) = (change(|s| s.right), change(|s| s.well_formed));
+            [kind.to_owned(), decoding.to_owned(), rewards, right, formed]
+        });
+        let reward = format!("reward, at most {} (95 %)", self.report.reward_max);
+        let table = table(["held out", "", reward.as_str(), "right", "well formed"], rows, 5);
+        shown(&table).lines().map(|line| format!("  {line}\n")).collect()
     }
 
     fn samples(&self) -> String {
@@ -355,9 +333,6 @@ impl NextSteps {
 }
 
 /// Writes the measurements as JSON.
-///
-/// # Errors
-/// If the file cannot be written.
 pub fn write_json(report: &DemoReport, file: &Path) -> std::io::Result<()> {
     let mut text = serde_json::to_string_pretty(report)?;
     text.push('\n');
@@ -414,7 +389,7 @@ fn mark(answer: &ScoredAnswer) -> char {
 
 /// One visible line of at most [`ANSWER_WIDTH`] columns.
 fn shortened(text: &str) -> String {
-    table::cut(&table::one_line(text), ANSWER_WIDTH)
+    cut(&one_line(text), ANSWER_WIDTH)
 }
 
 // The data directory of a demo.
@@ -422,28 +397,32 @@ fn shortened(text: &str) -> String {
 /// The configuration file that a demo leaves in its data directory.
 pub const SERVE_FILE: &str = "hone.toml";
 
-/// The data directory. A temporary one is removed on drop.
+/// The data directory.
 pub(super) struct DemoDir {
     pub(super) path: PathBuf,
-    pub(super) is_temporary: bool,
+    /// Removes the directory on drop, if no other was named.
+    _temporary: Option<TempDir>,
 }
 
 impl DemoDir {
     /// Creates the directory. It must be new or empty, because a demo starts from the base model.
     pub(super) fn open(data: Option<&Path>) -> Result<Self, DemoError> {
-        let name = format!("hone-demo-{}", uuid::Uuid::now_v7().simple());
-        let dir = data.map_or_else(|| std::env::temp_dir().join(name), Path::to_owned);
-        let wrong = |reason: String| DemoError::Data { dir: dir.clone(), reason };
+        let Some(dir) = data else {
+            let temporary = tempfile::Builder::new().prefix("hone-demo-").tempdir()?;
+            let path = temporary.path().canonicalize()?;
+            return Ok(Self { path, _temporary: Some(temporary) });
+        };
+        let wrong = |reason: String| DemoError::Data { dir: dir.to_owned(), reason };
         let open = || {
-            std::fs::create_dir_all(&dir)?;
-            Ok((std::fs::read_dir(&dir)?.next().is_none(), dir.canonicalize()?))
+            std::fs::create_dir_all(dir)?;
+            Ok((std::fs::read_dir(dir)?.next().is_none(), dir.canonicalize()?))
         };
         let (is_empty, path) = open().map_err(|e: std::io::Error| wrong(e.to_string()))?;
         if !is_empty {
             let advice = "`hone serve --data` continues with an existing directory";
             return Err(wrong(format!("is not empty, and a demo needs a new one ({advice})")));
         }
-        Ok(Self { path, is_temporary: data.is_none() })
+        Ok(Self { path, _temporary: None })
     }
 
     /// Writes the configuration with which `hone serve` continues.
@@ -451,15 +430,6 @@ impl DemoDir {
         let wrong = |reason: String| DemoError::Data { dir: self.path.clone(), reason };
         let text = toml::to_string(&config::to_serve(demo)).map_err(|e| wrong(e.to_string()))?;
         std::fs::write(self.path.join(SERVE_FILE), text).map_err(|e| wrong(e.to_string()))
-    }
-}
-
-impl Drop for DemoDir {
-    fn drop(&mut self) {
-        if self.is_temporary {
-            // The system cleans its temporary directory.
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
     }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::demo::tally::SharedTally;
+use crate::demo::users::SharedTally;
 use crate::demo::versions::VersionDecision;
 use crate::demo::{eval, task};
 
@@ -147,12 +147,11 @@ fn the_report_as_text() {
     let findings = findings();
     let next = NextSteps { kept: Some("/data/demo".into()), serving: None };
     insta::assert_snapshot!([findings.table(), findings.facts(), next.render()].join("\n"), @r"
-    reward, at most 1.5     before (95 %)      after (95 %)       right           well formed
-    ──────────────────────  ─────────────────  ─────────────────  ──────────────  ──────────────
-    asked kind     greedy   0.00 (0.00–0.49)   1.50 (1.50–1.50)   0 % → 100 %     0 % → 100 %
-    asked kind     sampled  0.00 (0.00–0.49)   1.50 (1.50–1.50)   0 % → 100 %     0 % → 100 %
-    larger numbers greedy   0.00 (0.00–0.49)   1.50 (1.50–1.50)   0 % → 100 %     0 % → 100 %
-    larger numbers sampled  0.00 (0.00–0.49)   1.50 (1.50–1.50)   0 % → 100 %     0 % → 100 %
+    held out                 reward, at most 1.5 (95 %)           right        well formed
+    asked kind      greedy   0.00 (0.00–0.49) → 1.50 (1.50–1.50)  0 % → 100 %  0 % → 100 %
+    asked kind      sampled  0.00 (0.00–0.49) → 1.50 (1.50–1.50)  0 % → 100 %  0 % → 100 %
+    larger numbers  greedy   0.00 (0.00–0.49) → 1.50 (1.50–1.50)  0 % → 100 %  0 % → 100 %
+    larger numbers  sampled  0.00 (0.00–0.49) → 1.50 (1.50–1.50)  0 % → 100 %  0 % → 100 %
 
     held out                4 questions of each kind, in neither pretraining nor training
     policy versions         0 before, 60 after

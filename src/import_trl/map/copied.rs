@@ -1,4 +1,4 @@
-//! Options that keep their values.
+//! Options that keep their values, or have a few values with counterparts.
 
 use serde_json::Value;
 
@@ -51,7 +51,80 @@ const TEXTS: &[(&str, &str)] = &[
     ("model", "model.path"),
 ];
 
+/// Options with a few values: the name, Hone's key, TRL's values, each with Hone's after `=` if that differs,
+/// and what to say about other values. `*` is any value.
+const CHOICES: &[[&str; 4]] = &[
+    [
+        "importance_sampling_level",
+        "train.importance_sampling_level",
+        "token sequence",
+        "Hone has \"token\" and \"sequence\"",
+    ],
+    [
+        "scale_rewards",
+        "train.advantage_scale",
+        "group batch none true=group false=none",
+        "compare train.advantage_scale",
+    ],
+    [
+        "multi_objective_aggregation",
+        "train.reward_aggregation",
+        "sum_then_normalize normalize_then_sum=gdpo",
+        "compare train.reward_aggregation",
+    ],
+    [
+        "optim",
+        "train.optimizer",
+        "adamw adamw_hf=adamw adamw_torch=adamw adamw_torch_fused=adamw adamw_torch_xla=adamw \
+         adamw_apex_fused=adamw paged_adamw=adamw paged_adamw_32bit=adamw adamw_8bit \
+         adamw_bnb_8bit=adamw_8bit paged_adamw_8bit=adamw_8bit",
+        "Hone has AdamW, also with 8-bit moments",
+    ],
+    // Unsloth's value is "unsloth".
+    ["gradient_checkpointing", "train.recompute", "false=never *=always", ""],
+    ["use_gradient_checkpointing", "train.recompute", "false=never *=always", ""],
+    [
+        "init_lora_weights",
+        "train.lora.init_weights",
+        "true=kaiming gaussian",
+        "Hone has true and \"gaussian\"",
+    ],
+    [
+        "shuffle_dataset",
+        "dataset.strategy",
+        "true=shuffle false=sequential",
+        "compare dataset.strategy",
+    ],
+    [
+        "train_sampling_strategy",
+        "dataset.strategy",
+        "random=shuffle sequential",
+        "compare dataset.strategy",
+    ],
+    [
+        "log_level",
+        "log.level",
+        "debug info warning=warn error critical=error",
+        "log.level keeps its default",
+    ],
+];
+
 impl TrlConversion {
+    /// Sets the keys of [`CHOICES`].
+    pub(super) fn choose(&mut self) {
+        for [name, key, values, reason] in CHOICES {
+            let Some(value) = self.options.take(name) else { continue };
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_lowercase);
+            // `OptimizerNames.ADAMW_TORCH` is "adamw_torch".
+            let plain = text.rsplit('.').next().unwrap_or_default();
+            let mut pairs = values.split(' ').map(|v| v.split_once('=').unwrap_or((v, v)));
+            match pairs.find(|(theirs, _)| *theirs == plain || *theirs == "*") {
+                Some((_, ours)) => self.settings.set(key, ours, *name),
+                None => self.note_value(name, &value, reason),
+            }
+        }
+    }
+
     pub(super) fn copy(&mut self) -> Result<(), String> {
         for (name, key) in NUMBERS {
             if let Some(value) = self.options.number(name)? {
@@ -109,18 +182,6 @@ impl TrlConversion {
                     self.copy_modules(name, key, value);
                 }
             }
-        }
-        match self.options.take("init_lora_weights") {
-            Some(Value::Bool(true)) => {
-                self.settings.set("train.lora.init_weights", "kaiming", "init_lora_weights");
-            }
-            Some(value) if value == "gaussian" => {
-                self.settings.set("train.lora.init_weights", "gaussian", "init_lora_weights");
-            }
-            Some(value) => {
-                self.note_value("init_lora_weights", &value, "Hone has true and \"gaussian\"")
-            }
-            None => {}
         }
         if !is_peft && !self.options.has("use_peft") && !self.settings.has_any("train.lora.") {
             let text = "without one TRL trains all parameters; Hone trains an adapter of rank 16";

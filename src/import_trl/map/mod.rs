@@ -1,7 +1,6 @@
 //! The meaning of TRL's options in Hone's keys.
 
 mod copied;
-mod loss;
 
 use serde_json::{Map, Value};
 
@@ -24,11 +23,11 @@ struct TrlConversion {
 pub(super) fn convert(options: TrlOptions) -> Result<TrlSettings, String> {
     let mut conversion = TrlConversion { options, settings: TrlSettings::default() };
     conversion.copy()?;
+    conversion.choose();
     conversion.batch()?;
     conversion.duration()?;
     conversion.schedule()?;
     conversion.loss()?;
-    conversion.advantages()?;
     conversion.kl()?;
     conversion.sampler_correction()?;
     conversion.lora()?;
@@ -91,7 +90,7 @@ impl TrlConversion {
     }
 }
 
-// Sizes of groups, batches and completions, and evaluations, logs and memory of a run.
+// Sizes of groups, batches and completions, and evaluations and logs of a run.
 
 impl TrlConversion {
     /// A count, TRL's default without a literal, and the comment for it.
@@ -130,25 +129,8 @@ impl TrlConversion {
         Ok(())
     }
 
-    /// Evaluations, logs, checkpoints, the order of the prompts, and memory.
+    /// Evaluations, logs and checkpoints.
     fn run(&mut self) -> Result<(), String> {
-        if let Some(value) = self.options.take("report_to") {
-            let names = match &value {
-                Value::Array(names) => names.clone(),
-                name => vec![name.clone()],
-            };
-            let has = |name: &str| names.iter().any(|known| known == name);
-            let is_on = has("tensorboard") || has("all");
-            if is_on || has("none") || names.is_empty() {
-                self.settings.set("run.tensorboard", is_on, "report_to");
-            } else {
-                self.note_value(
-                    "report_to",
-                    &value,
-                    "TensorBoard files and run/steps.jsonl are written",
-                );
-            }
-        }
         let every = self.options.number("logging_steps")?;
         match self.options.flag("log_completions")? {
             Some(true) => {
@@ -168,36 +150,6 @@ impl TrlConversion {
         self.evaluation()?;
         if let Some(limit) = self.options.count("save_total_limit")? {
             self.settings.set_count("train.keep_checkpoints", limit.max(1), "save_total_limit");
-        }
-        for name in ["gradient_checkpointing", "use_gradient_checkpointing"] {
-            match self.options.take(name) {
-                Some(Value::Bool(false)) => self.settings.set("train.recompute", "never", name),
-                // Unsloth's value is "unsloth".
-                Some(_) => self.settings.set("train.recompute", "always", name),
-                None => {}
-            }
-        }
-        if let Some(shuffled) = self.options.flag("shuffle_dataset")? {
-            let strategy = if shuffled { "shuffle" } else { "sequential" };
-            self.settings.set("dataset.strategy", strategy, "shuffle_dataset");
-        }
-        match self.options.take("train_sampling_strategy") {
-            Some(value) if value == "random" || value == "sequential" => {
-                let strategy = if value == "random" { "shuffle" } else { "sequential" };
-                self.settings.set("dataset.strategy", strategy, "train_sampling_strategy");
-            }
-            Some(value) => {
-                self.note_value("train_sampling_strategy", &value, "compare dataset.strategy");
-            }
-            None => {}
-        }
-        if let Some(level) = self.options.text("log_level")? {
-            match level.as_str() {
-                "debug" | "info" | "error" => self.settings.set("log.level", level, "log_level"),
-                "warning" => self.settings.set("log.level", "warn", "log_level"),
-                "critical" => self.settings.set("log.level", "error", "log_level"),
-                _ => self.note_value("log_level", &level.into(), "log.level keeps its default"),
-            }
         }
         Ok(())
     }
@@ -231,7 +183,7 @@ fn whole(number: f64) -> u64 {
     number.trunc().to_string().parse().unwrap_or(u64::MAX)
 }
 
-// The length of a run, the learning rate and the optimizer.
+// The length of a run and the learning rate.
 
 impl TrlConversion {
     /// Steps or epochs.
@@ -309,7 +261,7 @@ impl TrlConversion {
                 "the schedule has no such key",
             );
         }
-        self.optimizer()
+        Ok(())
     }
 
     /// Warm-up in steps, or below 1 as a share. TRL's `constant` schedule ignores it.
@@ -344,30 +296,169 @@ impl TrlConversion {
         }
         Ok(())
     }
-
-    fn optimizer(&mut self) -> Result<(), String> {
-        let Some(name) = self.options.text("optim")? else { return Ok(()) };
-        let lower = name.rsplit('.').next().unwrap_or_default().to_lowercase();
-        let kind = match lower.as_str() {
-            "adamw" | "adamw_hf" | "adamw_torch" | "adamw_torch_fused" | "adamw_torch_xla"
-            | "adamw_apex_fused" | "paged_adamw" | "paged_adamw_32bit" => "adamw",
-            "adamw_8bit" | "adamw_bnb_8bit" | "paged_adamw_8bit" => "adamw_8bit",
-            _ => {
-                self.note_value(
-                    "optim",
-                    &Value::from(name),
-                    "Hone has AdamW, also with 8-bit moments",
-                );
-                return Ok(());
-            }
-        };
-        self.settings.set("train.optimizer", kind, "optim");
-        Ok(())
-    }
 }
 
 fn take_number(from: &mut Map<String, Value>, name: &str) -> Option<f64> {
     let number = from.get(name)?.as_f64()?;
     from.remove(name);
     Some(number)
+}
+
+// The loss, the KL term and the correction of the sampler.
+
+/// Losses with the same name and meaning.
+const LOSSES: [&str; 8] = ["grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo", "luspo", "vespo"];
+
+impl TrlConversion {
+    pub(super) fn loss(&mut self) -> Result<(), String> {
+        let given = self.options.text("loss_type")?;
+        let known = given.as_deref().filter(|name| LOSSES.contains(name)).map(str::to_owned);
+        match (&given, &known) {
+            (_, Some(loss)) => self.settings.set("train.loss", loss.as_str(), "loss_type"),
+            (Some(name), None) => {
+                self.note_value("loss_type", &Value::from(name.as_str()), "compare train.loss");
+            }
+            (None, None) => {}
+        }
+        self.clips(known.as_deref().unwrap_or("dapo"))
+    }
+
+    fn clips(&mut self, loss: &str) -> Result<(), String> {
+        let guides = ["clip_range", "cliprange"].into_iter().find(|name| self.options.has(name));
+        let name =
+            if self.options.has("epsilon") { "epsilon" } else { guides.unwrap_or("epsilon") };
+        let low = self.options.number(name)?;
+        let high = self.options.number("epsilon_high")?;
+        let is_bound = loss == "cispo";
+        if let Some(low) = low {
+            self.settings.set("train.clip_low", low, name);
+            if high.is_none() && !is_bound {
+                self.settings.set("train.clip_high", low, name);
+            }
+        }
+        match high {
+            Some(high) if is_bound && high >= 1.0 => {
+                let comment = "epsilon_high, less 1: TRL's bounds the ratio itself";
+                self.settings.set("train.clip_high", high - 1.0, comment);
+            }
+            Some(high) if is_bound => {
+                let reason = "with the loss cispo it bounds the ratio, so it must be at least 1";
+                self.note_value("epsilon_high", &Value::from(high), reason);
+            }
+            Some(high) => self.settings.set("train.clip_high", high, "epsilon_high"),
+            None => {}
+        }
+        let clips = !["cispo", "sapo", "vespo"].contains(&loss);
+        match self.options.number("delta")? {
+            Some(_) if !clips => {
+                self.settings.note("delta", format!("the loss {loss} has no clipped ratio"));
+            }
+            Some(delta) => self.settings.set("train.delta", delta, "delta"),
+            None if clips => self.settings.set("train.dual_clip", 0.0, "TRL has no dual clip"),
+            None => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn kl(&mut self) -> Result<(), String> {
+        let guides = ["kl_coeff", "kl_coef"].into_iter().find(|name| self.options.has(name));
+        let name = if self.options.has("beta") { "beta" } else { guides.unwrap_or("beta") };
+        let origin = self.options.origin(name);
+        let beta = self.options.number(name)?.unwrap_or(0.0);
+        self.settings.set("train.beta", beta, origin);
+        let origin = self.options.origin("use_bias_correction_kl");
+        let corrected = self.options.flag("use_bias_correction_kl")?;
+        let synced = self.options.flag("sync_ref_model")?;
+        let steps = self.options.count("ref_model_sync_steps")?;
+        let mixup = self.options.number("ref_model_mixup_alpha")?;
+        if beta == 0.0 {
+            let given = [
+                ("use_bias_correction_kl", corrected.is_some()),
+                ("sync_ref_model", synced.is_some()),
+                ("ref_model_sync_steps", steps.is_some()),
+                ("ref_model_mixup_alpha", mixup.is_some()),
+            ];
+            for (name, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+                self.settings.note(name, "without effect while train.beta is 0");
+            }
+            return Ok(());
+        }
+        let estimator = if corrected.unwrap_or(true) { "corrected" } else { "k3" };
+        self.settings.set("train.kl.estimator", estimator, origin);
+        if synced == Some(true) {
+            let comment = "sync_ref_model, ref_model_sync_steps";
+            self.settings.set_count("train.kl.sync_steps", steps.unwrap_or(512), comment);
+            let comment = "ref_model_mixup_alpha";
+            self.settings.set("train.kl.sync_mixup", mixup.unwrap_or(0.6), comment);
+            return Ok(());
+        }
+        if synced.is_some() {
+            self.settings.set_count("train.kl.sync_steps", 0, "sync_ref_model");
+        }
+        let given =
+            [("ref_model_sync_steps", steps.is_some()), ("ref_model_mixup_alpha", mixup.is_some())];
+        for (name, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
+            self.settings.note(name, "without effect unless sync_ref_model is true");
+        }
+        Ok(())
+    }
+
+    /// These apply only with vLLM, so TRL's defaults of them are not written.
+    pub(super) fn sampler_correction(&mut self) -> Result<(), String> {
+        const MODES: [&str; 4] =
+            ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"];
+        const NAMES: [&str; 5] = [
+            "vllm_importance_sampling_correction",
+            "vllm_importance_sampling_mode",
+            "vllm_importance_sampling_clip_min",
+            "vllm_importance_sampling_clip_max",
+            "vllm_importance_sampling_cap",
+        ];
+        if self.options.is("use_vllm", &Value::Bool(false)) {
+            for name in NAMES {
+                if self.options.take(name).is_some() {
+                    self.settings.note(name, "without effect while use_vllm is false");
+                }
+            }
+            return Ok(());
+        }
+        let is_on = self.options.flag("vllm_importance_sampling_correction")?;
+        let mode = self.options.text("vllm_importance_sampling_mode")?;
+        let low = self.options.number("vllm_importance_sampling_clip_min")?;
+        let cap = self.options.number("vllm_importance_sampling_cap")?;
+        let high = self.options.number("vllm_importance_sampling_clip_max")?;
+        let name = if mode.is_some() {
+            "vllm_importance_sampling_mode"
+        } else {
+            "vllm_importance_sampling_correction"
+        };
+        let chosen = match (is_on, mode.as_deref()) {
+            (Some(false), _) => Some("none"),
+            (None, None) if low.or(cap).or(high).is_none() => None,
+            (_, mode) => Some(mode.unwrap_or("sequence_mask")),
+        };
+        match chosen {
+            Some(chosen) if chosen == "none" || MODES.contains(&chosen) => {
+                self.settings.set("train.sampler_correction.mode", chosen, name);
+            }
+            Some(other) => {
+                self.note_value(name, &Value::from(other), "compare train.sampler_correction.mode");
+            }
+            None => {}
+        }
+        if mode.is_some() && is_on.is_some() {
+            let text = "vllm_importance_sampling_mode sets train.sampler_correction.mode";
+            self.settings.note("vllm_importance_sampling_correction", text);
+        }
+        for (name, value, key) in [
+            ("vllm_importance_sampling_clip_min", low, "train.sampler_correction.clip_min"),
+            ("vllm_importance_sampling_clip_max", high, "train.sampler_correction.clip_max"),
+            ("vllm_importance_sampling_cap", cap, "train.sampler_correction.clip_max"),
+        ] {
+            if let Some(value) = value {
+                self.settings.set(key, value, name);
+            }
+        }
+        Ok(())
+    }
 }

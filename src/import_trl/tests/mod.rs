@@ -68,9 +68,9 @@ fn memory_optimized_configuration_of_the_guides() {
     assert_eq!((train.beta, train.seed), (0.0, 42));
     assert_snapshot!(imported.notes.join("\n"), @r#"
     peft_config: without one TRL trains all parameters; Hone trains an adapter of rank 16
-    report_to: "wandb": TensorBoard files and run/steps.jsonl are written
     logging_steps: every step is logged
     bf16: compare train.compute: "bf16" rounds the factors of products with the base; the rest is in f32. engine.compute does the same for sampling
+    report_to: every metric is in run/steps.jsonl and /metrics; Hone writes to no other logger
     save_steps: a complete checkpoint after each step
     "#);
     for note in &imported.notes {
@@ -156,7 +156,7 @@ fn a_file_of_trls_command_line() {
     let text = "# trl grpo --config run.yaml\nmodel_name_or_path: Qwen/Qwen2-0.5B\n\
         dataset_name: trl-lib/math\nlearning_rate: 5e-6\nuse_peft: true\nlora_target_modules:\n  - q_proj\n\
         lora_r: 32\nlora: {lora_alpha: 64}\nloss_type: dr_grpo\nscale_rewards: false\nwarmup_steps: 0.1\n\
-        reward_funcs: [accuracy_reward]\ngradient_checkpointing: yes\nreport_to: [tensorboard]\n";
+        reward_funcs: [accuracy_reward]\ngradient_checkpointing: yes\n";
     for (extension, text) in [("yaml", text), ("conf", text)] {
         let (config, imported) = converted(extension, text);
         let train = &config.train;
@@ -169,7 +169,6 @@ fn a_file_of_trls_command_line() {
         assert_eq!((train.loss, train.advantage_scale), (LossKind::DrGrpo, AdvantageScale::None));
         assert_eq!((train.warmup_ratio, train.warmup_steps), (0.1, None));
         assert_eq!(train.recompute, Recompute::Always);
-        assert!(config.run.tensorboard);
         assert!(imported.toml.contains("# function = \"accuracy_reward\"\n"), "{}", imported.toml);
     }
 }
@@ -186,7 +185,6 @@ fn all_defaults_of_trl() {
     assert_eq!((config.policy.promotion, config.policy.publish_every), (Promotion::Direct, 1));
     assert_eq!((train.schedule, train.optimizer), (ScheduleKind::Linear, OptimizerKind::AdamW));
     assert_eq!((train.loss, train.clip_low, train.clip_high), (LossKind::Dapo, 0.2, 0.2));
-    assert!(!config.run.tensorboard);
     assert!(
         imported.notes.iter().all(|note| !note.contains("neither TRL")),
         "{:?}",

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use anyhow::ensure;
 use chrono::{DateTime, NaiveDate};
+use clap::Args;
 
 use hone_core::types::UnixMillis;
 
@@ -41,10 +42,7 @@ impl fmt::Display for VersionRange {
 }
 
 /// Reads a time of RFC 3339 such as `2026-01-31T08:00:00Z`, or a day, which begins at midnight UTC.
-///
-/// # Errors
-/// If the text is neither.
-pub fn parse_time(text: &str) -> Result<UnixMillis, String> {
+pub(super) fn parse_time(text: &str) -> Result<UnixMillis, String> {
     let day = || NaiveDate::parse_from_str(text, "%Y-%m-%d").ok()?.and_hms_opt(0, 0, 0);
     let parsed = match DateTime::parse_from_rfc3339(text) {
         Ok(time) => Some(time.timestamp_millis()),
@@ -55,16 +53,20 @@ pub fn parse_time(text: &str) -> Result<UnixMillis, String> {
     })
 }
 
-/// Which records a run uses.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Which records a run uses. Lists that are empty permit all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub struct LedgerFilter {
-    /// The earliest time at which a completion ended.
+    /// Use completions from this time on: RFC 3339, or a day
+    #[arg(long, value_name = "TIME", requires = "from_ledger", value_parser = parse_time)]
     pub since: Option<UnixMillis>,
-    /// The time before which it ended.
+    /// Use completions before this time
+    #[arg(long, value_name = "TIME", requires = "from_ledger", value_parser = parse_time)]
     pub until: Option<UnixMillis>,
-    /// The routes; all if empty.
+    /// Use the records of a route; repeatable
+    #[arg(long = "route", value_name = "NAME", requires = "from_ledger")]
     pub routes: Vec<String>,
-    /// The versions of the behavior policy; all if empty.
+    /// Use completions of a policy version such as 7, or of a range such as 3-7; repeatable
+    #[arg(long = "policy", value_name = "VERSIONS", requires = "from_ledger")]
     pub policies: Vec<VersionRange>,
 }
 

@@ -25,6 +25,7 @@ use hone_reward::Routes;
 use hone_store::{LedgerReader, MERGED, RecordSource};
 use hone_train::RecordedGroup;
 
+use crate::terminal::{MISSING, markdown, table};
 use estimate::{PolicyEstimate, RELIABLE_SHARE};
 use filter::{LedgerFilter, Present};
 
@@ -264,45 +265,8 @@ pub struct RecordReport {
 }
 
 impl RecordReport {
-    /// The measurements on the held-out completions as `[name, before, after]`.
-    pub fn rows(&self) -> Vec<[String; 3]> {
-        let value = |value: Option<f64>| value.map_or("–".to_owned(), |v| format!("{v:.4}"));
-        let row = |name: &str, of: &dyn Fn(&PolicyEstimate) -> Option<f64>| {
-            [name.to_owned(), value(of(&self.before)), value(of(&self.after))]
-        };
-        vec![
-            row("estimated reward", &|e| e.reward),
-            row("effective records", &|e| Some(e.effective_records)),
-            row("log-ratio, reward above the mean", &|e| e.log_ratio_above),
-            row("log-ratio, reward below the mean", &|e| e.log_ratio_below),
-            row("KL to the behavior policy", &|e| e.behavior_kl),
-        ]
-    }
-
-    /// What the records are, one fact a line.
-    pub fn facts(&self) -> Vec<String> {
-        let Self { train_records, train_prompts, held_out_records, held_out_prompts, .. } = self;
-        let skipped = self.records.skipped_text();
-        let mut facts = vec![format!("{} records in {}", self.records.found, self.ledger)];
-        if !skipped.is_empty() {
-            facts.push(format!("not used: {skipped}"));
-        }
-        facts.push(format!(
-            "trained on {train_records} records of {train_prompts} prompts, {held_out_records} of \
-             {held_out_prompts} prompts held out"
-        ));
-        if self.left_out > 0 {
-            facts.push(format!(
-                "left out of steps: {} samples from which the policy has moved away",
-                self.left_out
-            ));
-        }
-        facts.push(format!("mean recorded reward of held-out records: {:.4}", self.mean_reward));
-        facts
-    }
-
     /// What makes an estimate unreliable; `None` if both are reliable.
-    pub fn warning(&self) -> Option<String> {
+    fn warning(&self) -> Option<String> {
         let estimates = [("before", &self.before), ("after", &self.after)];
         let doubtful: Vec<&str> =
             estimates.iter().filter(|(_, e)| !e.reliable).map(|(name, _)| *name).collect();
@@ -315,38 +279,47 @@ impl RecordReport {
             )
         })
     }
-
-    /// The section of the run's report, as Markdown. Its texts contain no markup.
-    pub fn markdown(&self) -> String {
-        let mut text = "## Recorded completions\n\n".to_owned();
-        for fact in self.facts() {
-            text += &format!("- {}\n", fact.replace('_', "\\_"));
-        }
-        text += "\n| held-out records | before | after |\n| --- | --- | --- |\n";
-        for [name, before, after] in self.rows() {
-            text += &format!("| {name} | {before} | {after} |\n");
-        }
-        if let Some(warning) = self.warning() {
-            text += &format!("\n**Warning**: {warning}.\n");
-        }
-        text.push('\n');
-        text
-    }
 }
 
+/// Markdown: what the records are, and the measurements on the held-out completions.
 impl fmt::Display for RecordReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for fact in self.facts() {
-            writeln!(f, "{fact}")?;
+        let Self { train_records, train_prompts, held_out_records, held_out_prompts, .. } = self;
+        writeln!(f, "- {} records in `{}`", self.records.found, self.ledger)?;
+        let skipped = self.records.skipped_text();
+        if !skipped.is_empty() {
+            writeln!(f, "- not used: {skipped}")?;
         }
-        writeln!(f, "\n  {:34}  {:>10}  {:>10}", "", "before", "after")?;
-        for [name, before, after] in self.rows() {
-            writeln!(f, "  {name:34}  {before:>10}  {after:>10}")?;
+        writeln!(
+            f,
+            "- trained on {train_records} records of {train_prompts} prompts, {held_out_records} of \
+             {held_out_prompts} prompts held out"
+        )?;
+        if self.left_out > 0 {
+            let moved = "samples from which the policy has moved away";
+            writeln!(f, "- left out of steps: {} {moved}", self.left_out)?;
         }
-        if let Some(warning) = self.warning() {
-            writeln!(f, "\nwarning: {warning}")?;
+        writeln!(f, "- mean recorded reward of held-out records: {:.4}\n", self.mean_reward)?;
+        let value =
+            |value: Option<f64>| value.map_or_else(|| MISSING.to_owned(), |v| format!("{v:.4}"));
+        let of = |e: &PolicyEstimate| {
+            let effective = Some(e.effective_records);
+            [e.reward, effective, e.log_ratio_above, e.log_ratio_below, e.behavior_kl].map(value)
+        };
+        let names = [
+            "estimated reward",
+            "effective records",
+            "log-ratio, reward above the mean",
+            "log-ratio, reward below the mean",
+            "KL to the behavior policy",
+        ];
+        let rows = names.into_iter().zip(of(&self.before)).zip(of(&self.after));
+        let rows = rows.map(|((name, before), after)| [name.to_owned(), before, after]);
+        write!(f, "{}", markdown(table(["held-out records", "before", "after"], rows, 1)))?;
+        match self.warning() {
+            Some(warning) => writeln!(f, "\n**Warning**: {warning}."),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 

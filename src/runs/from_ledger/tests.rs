@@ -315,31 +315,24 @@ mod report {
     }
 
     #[test]
-    fn the_table_of_a_run() {
-        insta::assert_snapshot!(report().to_string(), @r"
-        120 records in old_data/ledger.redb
-        not used: 12 too long, 3 without a reward
-        trained on 85 records of 11 prompts, 20 of 3 prompts held out
-        left out of steps: 2 samples from which the policy has moved away
-        mean recorded reward of held-out records: 0.5000
-
-                                                  before       after
-          estimated reward                        0.5000      0.7500
-          effective records                      19.5000      1.5000
-          log-ratio, reward above the mean        0.0000      3.2500
-          log-ratio, reward below the mean             –           –
-          KL to the behavior policy               0.0010      0.0010
-
-        warning: the estimated reward after training is unreliable: fewer than 10 % of the held-out records are effective, because the policy is far from those that sampled them
-        ");
-    }
-
-    #[test]
     fn the_section_of_a_report() {
-        let text = report().markdown();
-        assert!(text.contains("- 120 records in old\\_data/ledger.redb\n"), "{text}");
-        assert!(text.contains("| estimated reward | 0.5000 | 0.7500 |\n"), "{text}");
-        assert!(text.contains("\n**Warning**: the estimated reward after training"), "{text}");
+        insta::assert_snapshot!(report(), @r"
+        - 120 records in `old_data/ledger.redb`
+        - not used: 12 too long, 3 without a reward
+        - trained on 85 records of 11 prompts, 20 of 3 prompts held out
+        - left out of steps: 2 samples from which the policy has moved away
+        - mean recorded reward of held-out records: 0.5000
+
+        | held-out records                 |  before |  after |
+        |----------------------------------|---------|--------|
+        | estimated reward                 |  0.5000 | 0.7500 |
+        | effective records                | 19.5000 | 1.5000 |
+        | log-ratio, reward above the mean |  0.0000 | 3.2500 |
+        | log-ratio, reward below the mean |       – |      – |
+        | KL to the behavior policy        |  0.0010 | 0.0010 |
+
+        **Warning**: the estimated reward after training is unreliable: fewer than 10 % of the held-out records are effective, because the policy is far from those that sampled them.
+        ");
         let json = serde_json::to_value(report()).unwrap();
         assert_eq!(json["records"]["skipped"]["too_long"], 12);
         assert_eq!(serde_json::from_value::<RecordReport>(json).unwrap(), report());

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -25,9 +24,7 @@ use crate::app::LEDGER;
 use crate::config::Config;
 use crate::runs::NO_LENGTH;
 use crate::runs::report::{Ending, RunReport};
-use crate::runs::train::SavedConfig;
-use crate::runs::train::state::Logs;
-use crate::runs::{RunProgress, RunView};
+use crate::runs::train::state::{RunFolder, SavedConfig};
 use crate::{app, config, usage};
 
 /// The options of a run that are not in the configuration.
@@ -45,15 +42,6 @@ pub struct FromLedgerOptions {
     pub terminal: bool,
 }
 
-/// The result of a run.
-#[derive(Clone, Debug)]
-pub struct FromLedgerOutcome {
-    /// The report's contents.
-    pub report: RunReport,
-    /// The report's file.
-    pub file: PathBuf,
-}
-
 /// The configuration that `hone train` keeps in a data directory; `None` if there is none.
 pub fn saved_configuration(source: &Path) -> Option<PathBuf> {
     let file = source.join("run/config.toml");
@@ -62,7 +50,7 @@ pub fn saved_configuration(source: &Path) -> Option<PathBuf> {
 
 /// Trains on the records of a ledger until `train.max_steps`, the end of `train.epochs`, or `interrupt`,
 /// and writes the adapter, a checkpoint, logs and a report to the data directory, which must not have a
-/// ledger yet.
+/// ledger yet. Returns the report and its file.
 ///
 /// # Errors
 /// If the configuration permits no step, the ledger cannot be read or is in use, its tokens are of
@@ -72,7 +60,7 @@ pub async fn run(
     mut config: Config,
     options: FromLedgerOptions,
     interrupt: impl Future<Output = ()>,
-) -> anyhow::Result<FromLedgerOutcome> {
+) -> anyhow::Result<(RunReport, PathBuf)> {
     let file = ledger_file(&options.source);
     check(&config, &options, &file).map_err(usage)?;
     let started = now_ms();
@@ -101,16 +89,17 @@ pub async fn run(
         routes,
         metrics: metrics.clone(),
     })?;
-    let mut run = LedgerRun::new(&config, &options, trainer, data.train)?;
-    run.progress.note(&data.note);
+    let folder = RunFolder::open(&config, SavedConfig::new(&config)?, 0, options.terminal)?;
+    let mut run = LedgerRun { trainer, groups: data.train, folder };
+    run.folder.progress.note(&data.note);
     let before = run.evaluate(0, &data.held_out)?;
     let ending = run.steps(&plan, interrupt).await;
-    let after = match run.view.step {
+    let after = match run.folder.view.step {
         0 => before,
         step => run.evaluate(step, &data.held_out)?,
     };
-    run.progress.finish();
-    if run.view.step > 0 {
+    run.folder.progress.finish();
+    if run.folder.view.step > 0 {
         let store = Store::open(&config.data.dir.join(LEDGER), &StoreConfig::default(), metrics)?;
         run.trainer.save(&config.data.dir, &store)?;
         store.close().await?;
@@ -124,32 +113,22 @@ pub async fn run(
         held_out_prompts: data.held_out_prompts,
         held_out_records: held_out.len(),
         left_out: run.trainer.left_out,
-        skipped_batches: run.view.skipped,
+        skipped_batches: run.folder.view.skipped,
         mean_reward: held_out.iter().map(reward).sum::<f64>() / held_out.len() as f64,
         before,
         after,
     };
-    let LedgerRun { trainer, saved_config, config_file, folder, .. } = run;
+    let LedgerRun { trainer, folder, .. } = run;
     let report = RunReport {
         name: recorded.ledger.clone(),
         model: model.name,
         started,
-        ended: now_ms(),
         ending,
-        configuration: saved_config.keys,
-        configuration_text: saved_config.text,
-        configuration_file: Some(config_file.display().to_string()),
         steps: trainer.records.to_vec(),
-        held_out: Vec::new(),
-        comparisons: Vec::new(),
-        samples: Vec::new(),
-        warnings: Vec::new(),
-        best: None,
-        best_checkpoint: None,
         recorded: Some(recorded),
+        ..RunReport::default()
     };
-    let file = report.write(&options.report.unwrap_or_else(|| folder.join("report")))?;
-    Ok(FromLedgerOutcome { report, file })
+    folder.write_report(report, options.report)
 }
 
 /// The ledger of a data directory, or the file itself.
@@ -246,40 +225,10 @@ fn reward(sample: &RecordedSample<'_>) -> f64 {
 struct LedgerRun {
     trainer: OfflineTrainer,
     groups: Vec<RecordedGroup>,
-    logs: Logs,
-    saved_config: SavedConfig,
-    config_file: PathBuf,
-    /// The directory `run` in the data directory.
-    folder: PathBuf,
-    progress: RunProgress,
-    view: RunView,
-    began: Instant,
+    folder: RunFolder,
 }
 
 impl LedgerRun {
-    fn new(
-        config: &Config,
-        options: &FromLedgerOptions,
-        trainer: OfflineTrainer,
-        groups: Vec<RecordedGroup>,
-    ) -> anyhow::Result<Self> {
-        let folder = config.data.dir.join("run");
-        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-        let saved_config = SavedConfig::new(config)?;
-        let steps = config.train.max_steps;
-        Ok(Self {
-            trainer,
-            groups,
-            logs: Logs::open(&folder, 0, config.run.tensorboard)?,
-            config_file: saved_config.save(&folder, 0)?,
-            saved_config,
-            folder,
-            progress: RunProgress::new(options.terminal, steps / 40),
-            view: RunView::new(0, steps),
-            began: Instant::now(),
-        })
-    }
-
     /// Takes the steps of a plan, until one fails or the run is interrupted.
     async fn steps(&mut self, plan: &[Vec<usize>], interrupt: impl Future<Output = ()>) -> Ending {
         tokio::pin!(interrupt);
@@ -302,7 +251,7 @@ impl LedgerRun {
             }
         }
         match skipped {
-            Some(reason) if self.view.step == 0 => {
+            Some(reason) if self.folder.view.step == 0 => {
                 Ending::Failed(format!("no step was taken: {reason}"))
             }
             _ => Ending::Finished,
@@ -314,16 +263,16 @@ impl LedgerRun {
         let groups: Vec<&RecordedGroup> = groups.iter().map(|group| &self.groups[*group]).collect();
         match self.trainer.step(&groups)? {
             Ok(record) => {
-                self.view.add_step(&record, self.began.elapsed());
+                self.folder.view.add_step(&record, self.folder.began.elapsed());
                 let mut logged = record;
                 logged.metrics.insert("epoch".to_owned(), epoch);
-                self.logs.step(&logged, || Ok(BTreeMap::new()))?;
-                self.progress.update(&mut self.view);
+                self.folder.steps.append(&logged)?;
+                self.folder.progress.update(&mut self.folder.view);
                 Ok(None)
             }
             Err(reason) => {
-                self.view.skipped += 1;
-                self.progress.update_skipped(&mut self.view);
+                self.folder.view.skipped += 1;
+                self.folder.progress.update_skipped(&mut self.folder.view);
                 Ok(Some(reason))
             }
         }
@@ -345,7 +294,12 @@ impl LedgerRun {
         let estimate = PolicyEstimate::of(&records);
         let created: UnixMillis = now_ms();
         let metrics = estimate.metrics();
-        self.logs.evaluation(&StepRecord { step, groups: Vec::new(), metrics, created })?;
+        self.folder.evaluations.append(&StepRecord {
+            step,
+            groups: Vec::new(),
+            metrics,
+            created,
+        })?;
         Ok(estimate)
     }
 }

@@ -1,19 +1,24 @@
-//! The contents of a report.
+//! The contents of a report, and the comparison of two evaluations of the same prompts.
 
+use comfy_table::Table;
 use serde::{Deserialize, Serialize};
 
 use hone_core::types::{StepRecord, UnixMillis};
 use hone_train::monitoring::warnings::Warning;
 
 use crate::runs::Best;
+use crate::runs::eval_set::Evaluation;
 use crate::runs::from_ledger::RecordReport;
-use crate::runs::stats::Estimate;
+use crate::runs::stats::{self, Estimate};
+use crate::runs::table::ScoredSample;
+use crate::terminal::{self, MISSING};
 
 /// Why a run ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
     /// All requested steps were taken.
+    #[default]
     Finished,
     /// The held-out reward stopped improving.
     EarlyStop,
@@ -48,7 +53,7 @@ pub struct SamplePair {
 }
 
 /// The contents of a report.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunReport {
     /// The run's name.
     pub name: String,
@@ -85,4 +90,74 @@ pub struct RunReport {
     /// The recorded completions of a run on a ledger, and what they say about the policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded: Option<RecordReport>,
+}
+
+/// The total and every part before and after, with the paired difference.
+pub fn comparisons(before: &Evaluation, after: &Evaluation, seed: u64) -> Vec<Comparison> {
+    let mut all = vec![comparison("total", before, after, seed, |sample| sample.total)];
+    for name in after.parts() {
+        let value = |sample: &ScoredSample| sample.parts.get(&name).copied().flatten();
+        all.push(comparison(&name, before, after, seed, value));
+    }
+    all
+}
+
+fn comparison(
+    name: &str,
+    before: &Evaluation,
+    after: &Evaluation,
+    seed: u64,
+    value: impl Fn(&ScoredSample) -> Option<f64>,
+) -> Comparison {
+    let (first, second) = (before.means(&value), after.means(&value));
+    let known = |means: &[Option<f64>]| means.iter().copied().flatten().collect::<Vec<f64>>();
+    let pairs: Vec<(f64, f64)> =
+        first.iter().zip(&second).filter_map(|(a, b)| Some(((*a)?, (*b)?))).collect();
+    Comparison {
+        name: name.to_owned(),
+        before: stats::estimate(&known(&first), seed),
+        after: stats::estimate(&known(&second), seed),
+        difference: stats::paired_difference(&pairs, seed),
+    }
+}
+
+/// The first completion of each of the first `most` prompts.
+pub fn samples(before: &Evaluation, after: &Evaluation, most: usize) -> Vec<SamplePair> {
+    let completion =
+        |sample: Option<&ScoredSample>| sample.map(|s| (s.completion.clone(), s.total));
+    let pairs = before.answers.iter().zip(&after.answers);
+    pairs
+        .filter_map(|(before, after)| {
+            let (before, after) = (before.first(), after.first());
+            let prompt = after.or(before)?.prompt.clone();
+            Some(SamplePair { prompt, before: completion(before), after: completion(after) })
+        })
+        .take(most)
+        .collect()
+}
+
+/// The comparisons as a table. `before` and `after` are the titles of the evaluations, and `name` shows
+/// the name of a part.
+pub fn comparison_table(
+    comparisons: &[Comparison],
+    [before, after]: [&str; 2],
+    name: fn(&str) -> String,
+) -> Table {
+    let shown = |estimate: Option<Estimate>, signed: bool| {
+        let Some(Estimate { mean, interval, .. }) = estimate else { return MISSING.to_owned() };
+        let number = |v: f64| if signed { format!("{v:+.3}") } else { format!("{v:.3}") };
+        let range = interval.map(|i| format!(" ({} to {})", number(i.low), number(i.high)));
+        format!("{}{}", number(mean), range.unwrap_or_default())
+    };
+    let rows = comparisons.iter().map(|c| {
+        let mark = match c.difference.and_then(|d| d.interval) {
+            Some(interval) if interval.low > 0.0 => "▲",
+            Some(interval) if interval.high < 0.0 => "▼",
+            _ => "",
+        };
+        let numbers = [(c.before, false), (c.after, false), (c.difference, true)];
+        let [before, after, difference] = numbers.map(|(e, signed)| shown(e, signed));
+        [name(&c.name), before, after, difference, mark.to_owned()]
+    });
+    terminal::table(["", before, after, "difference", ""], rows, 1)
 }

@@ -1,54 +1,57 @@
-//! The final report of a run: a directory with `report.md` and its plots as SVG.
+//! The final report of a run: `report.md` in a directory.
 //!
 //! A report is rendered from a [`RunReport`] alone: the same report gives the same bytes.
 
 mod data;
-mod plots;
-pub mod svg;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hone_core::files::{FileError, at};
-use hone_core::types::UnixMillis;
+use hone_core::types::{StepRecord, UnixMillis};
 use hone_train::monitoring::metric_names;
 
-use crate::progress::clock;
-use crate::runs::from_ledger::RecordReport;
-use crate::runs::stats::Estimate;
-use crate::runs::table::{number, one_line};
+use crate::runs::table::number;
+use crate::terminal::{clock, markdown, one_line, shown, sparkline, table};
 
-pub use data::{Comparison, Ending, RunReport, SamplePair};
+pub use data::{Comparison, Ending, RunReport, SamplePair, comparison_table, comparisons, samples};
 
 /// The report's file name.
 pub const REPORT_FILE: &str = "report.md";
 
 impl RunReport {
-    /// The text, which links to the files of [`Self::plots`].
-    pub fn markdown(&self) -> String {
-        render(self)
-    }
-
-    /// File name and content of each plot. Metrics that no step has have no plot.
-    pub fn plots(&self) -> Vec<(String, String)> {
-        plots::all(self).into_iter().map(|plot| (plot.file, plot.svg)).collect()
-    }
-
-    /// Writes the text and the plots to a directory, which is created if necessary, and replaces the
-    /// files of an earlier report. Returns the path of the text.
-    ///
-    /// # Errors
-    /// If the directory or a file cannot be written.
+    /// Writes the text to a directory, which is created if necessary, in place of an earlier report.
+    /// Returns its path.
     pub fn write(&self, folder: &Path) -> Result<PathBuf, FileError> {
         std::fs::create_dir_all(folder).map_err(at(folder))?;
-        let mut files = self.plots();
-        files.push((REPORT_FILE.to_owned(), self.markdown()));
-        for (name, text) in files {
-            let path = folder.join(name);
-            std::fs::write(&path, text).map_err(at(&path))?;
+        let path = folder.join(REPORT_FILE);
+        std::fs::write(&path, self.markdown()).map_err(at(&path))?;
+        Ok(path)
+    }
+
+    /// The measurements on held-out prompts or records, for the terminal.
+    pub fn summary(&self) -> String {
+        match &self.recorded {
+            Some(recorded) => recorded.to_string(),
+            None => shown(&comparison_table(&self.comparisons, ["before", "after"], one_line)),
         }
-        Ok(folder.join(REPORT_FILE))
+    }
+
+    /// The text.
+    pub fn markdown(&self) -> String {
+        let mut text = format!("# {}\n\n", inline(&self.name));
+        summary(&mut text, self);
+        compare(&mut text, self);
+        if let Some(recorded) = &self.recorded {
+            let _ = writeln!(text, "## Recorded completions\n\n{recorded}");
+        }
+        warnings(&mut text, self);
+        metrics(&mut text, self);
+        show_samples(&mut text, self);
+        configuration(&mut text, self);
+        text
     }
 }
 
@@ -59,25 +62,8 @@ impl RunReport {
 
 /// Maximum length of a prompt or a completion, in characters.
 const SHOWN: usize = 2000;
-
-fn render(report: &RunReport) -> String {
-    let mut text = format!("# {}\n\n", inline(&report.name));
-    summary(&mut text, report);
-    comparisons(&mut text, report);
-    text.extend(report.recorded.as_ref().map(RecordReport::markdown));
-    warnings(&mut text, report);
-    text.push_str("## Metrics\n\n");
-    let plots = plots::all(report);
-    for plot in &plots {
-        let _ = writeln!(text, "![{}]({})\n", plot.alt, plot.file);
-    }
-    if plots.is_empty() {
-        text.push_str("No step was taken.\n\n");
-    }
-    samples(&mut text, report);
-    configuration(&mut text, report);
-    text
-}
+/// Characters of the course of a metric.
+const COURSE: usize = 40;
 
 fn summary(text: &mut String, report: &RunReport) {
     let ending = match &report.ending {
@@ -120,67 +106,74 @@ fn summary(text: &mut String, report: &RunReport) {
     text.push('\n');
 }
 
-fn comparisons(text: &mut String, report: &RunReport) {
+fn compare(text: &mut String, report: &RunReport) {
     if report.comparisons.is_empty() {
         return;
     }
-    text.push_str(
+    let table = comparison_table(&report.comparisons, ["before", "after"], inline);
+    let _ = writeln!(
+        text,
         "## Held-out prompts before and after\n\nMeans with 95 % confidence intervals; the \
-         difference is over the same prompts. ▲ and ▼: its interval excludes 0.\n\n\
-         | | before | after | difference | |\n| --- | --- | --- | --- | --- |\n",
+         difference is over the same prompts. ▲ and ▼: its interval excludes 0.\n\n{}",
+        markdown(table)
     );
-    for row in &report.comparisons {
-        let interval = row.difference.and_then(|d| d.interval);
-        let mark = match interval {
-            Some(interval) if interval.low > 0.0 => "▲",
-            Some(interval) if interval.high < 0.0 => "▼",
-            _ => "",
-        };
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} | {mark} |",
-            inline(&row.name),
-            estimate(row.before, false),
-            estimate(row.after, false),
-            estimate(row.difference, true)
-        );
-    }
-    text.push('\n');
-}
-
-fn estimate(estimate: Option<Estimate>, signed: bool) -> String {
-    let Some(estimate) = estimate else { return "–".to_owned() };
-    let number = |value: f64| if signed { format!("{value:+.3}") } else { format!("{value:.3}") };
-    match estimate.interval {
-        Some(i) => {
-            format!("{} ({} to {})", number(estimate.mean), number(i.low), number(i.high))
-        }
-        None => number(estimate.mean),
-    }
 }
 
 fn warnings(text: &mut String, report: &RunReport) {
     if report.warnings.is_empty() {
         return;
     }
-    text.push_str(
-        "## Warnings\n\n| step | kind | observation | advice |\n| --- | --- | --- | --- |\n",
-    );
-    for warning in &report.warnings {
-        let _ = writeln!(
-            text,
-            "| {} | {} | {} | {} |",
-            warning.step,
-            warning.kind.as_str().replace('_', " "),
-            inline(&warning.message),
-            // Contains keys in backquotes, so it is not escaped.
-            warning.advice
-        );
-    }
-    text.push('\n');
+    let rows = report.warnings.iter().map(|warning| {
+        let kind = warning.kind.as_str().replace('_', " ");
+        // The advice contains keys in backquotes, so it is not escaped.
+        [warning.step.to_string(), kind, inline(&warning.message), warning.advice.clone()]
+    });
+    let table = table(["step", "kind", "observation", "advice"], rows, 4);
+    let _ = writeln!(text, "## Warnings\n\n{}", markdown(table));
 }
 
-fn samples(text: &mut String, report: &RunReport) {
+/// A row for each metric that a step has.
+fn metrics(text: &mut String, report: &RunReport) {
+    use metric_names::{
+        CLIP_HIGH, CLIP_LOW, ENTROPY, KL, LENGTH, REWARD_MEAN, REWARD_STD, finite, part, parts,
+    };
+    let course = |value: &dyn Fn(&StepRecord) -> Option<f64>| -> Vec<f64> {
+        report.steps.iter().filter_map(value).collect()
+    };
+    let metric = |name: &'static str| course(&|step| finite(step, name));
+    let mut all = vec![
+        ("reward".to_owned(), metric(REWARD_MEAN)),
+        ("its standard deviation within groups".to_owned(), metric(REWARD_STD)),
+        ("reward on held-out prompts".to_owned(), report.held_out.iter().map(|e| e.1).collect()),
+    ];
+    let names: BTreeSet<&str> = report.steps.iter().flat_map(parts).collect();
+    for name in names {
+        all.push((format!("part {}", inline(name)), course(&|step| part(step, name))));
+    }
+    let others = [
+        ("KL to the reference policy in nats per token", KL),
+        ("entropy of the policy in nats per token", ENTROPY),
+        ("length of completions in tokens", LENGTH),
+        ("share of tokens whose ratio was clipped below", CLIP_LOW),
+        ("share of tokens whose ratio was clipped above", CLIP_HIGH),
+    ];
+    all.extend(others.map(|(label, name)| (label.to_owned(), metric(name))));
+    let rows = all.into_iter().filter_map(|(label, values)| {
+        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let (first, last) = (values.first()?, values.last()?);
+        let course = sparkline(&values, low, high, COURSE);
+        Some([label, course, format!("{first:.4}"), format!("{last:.4}")])
+    });
+    let table = table(["", "course", "first", "last"], rows, 2);
+    let shown = match table.is_empty() {
+        true => "No step was taken.\n".to_owned(),
+        false => markdown(table),
+    };
+    let _ = writeln!(text, "## Metrics\n\n{shown}");
+}
+
+fn show_samples(text: &mut String, report: &RunReport) {
     if report.samples.is_empty() {
         return;
     }
@@ -213,17 +206,16 @@ fn configuration(text: &mut String, report: &RunReport) {
     }
     text.push_str("## Configuration\n\n");
     if !report.configuration.is_empty() {
-        text.push_str("Keys that differ from their defaults:\n\n| key | value |\n| --- | --- |\n");
-    }
-    for (key, value) in &report.configuration {
-        let _ = writeln!(text, "| {} | {} |", inline(key), inline(value));
+        let rows = report.configuration.iter().map(|(key, value)| [inline(key), inline(value)]);
+        let table = markdown(table(["key", "value"], rows, 2));
+        let _ = writeln!(text, "Keys that differ from their defaults:\n\n{table}");
     }
     let copy =
         report.configuration_file.as_deref().map(|file| format!(", also in {}", inline(file)));
     let fence = fence(&report.configuration_text);
     let _ = writeln!(
         text,
-        "\nAll keys{}:\n\n{fence}toml\n{}\n{fence}",
+        "All keys{}:\n\n{fence}toml\n{}\n{fence}",
         copy.unwrap_or_default(),
         report.configuration_text.trim_end()
     );

@@ -7,13 +7,12 @@
 pub(super) mod state;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
-use hone_core::files::{FileError, replace_file};
 use hone_core::types::{Reward, StepRecord, now_ms};
 use hone_dataset::Dataset;
 use hone_reward::{Route, Routes};
@@ -25,15 +24,14 @@ use hone_train::monitoring::metric_names;
 use hone_train::monitoring::warnings::HealthMonitor;
 
 use super::eval_set::{EvalSet, Evaluation};
-use super::report::{Ending, RunReport};
-use super::{NO_DATASET, NO_LENGTH, StopDecision, compare, data_check, table};
-use super::{RunProgress, RunView, warning_text};
+use super::report::{self, Ending, RunReport};
+use super::warning_text;
+use super::{NO_DATASET, NO_LENGTH, StopDecision, data_check, table};
 use crate::app::Core;
 use crate::config::Config;
-use crate::runs::stats;
 use crate::runs::table::ScoredSample;
 use crate::{app, config, usage};
-use state::{Logs, RunState};
+use state::{RunFolder, RunState, SavedConfig};
 
 /// How often the ledger is read for new steps.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -49,20 +47,10 @@ pub struct TrainOptions {
     pub report: Option<PathBuf>,
     /// Whether progress is a bar on a terminal.
     pub terminal: bool,
-    /// Columns of tables.
-    pub width: usize,
 }
 
-/// The result of a run.
-#[derive(Clone, Debug)]
-pub struct TrainOutcome {
-    /// The report's contents.
-    pub report: RunReport,
-    /// The report's file.
-    pub file: PathBuf,
-}
-
-/// Trains until `train.max_steps`, the end of `train.epochs`, an early stop, or `interrupt`.
+/// Trains until `train.max_steps`, the end of `train.epochs`, an early stop, or `interrupt`. Returns the report
+/// and its file.
 ///
 /// # Errors
 /// If the configuration permits no step (the message names the key), if no prompt can be trained on
@@ -72,7 +60,7 @@ pub async fn run(
     mut config: Config,
     options: TrainOptions,
     interrupt: impl Future<Output = ()>,
-) -> anyhow::Result<TrainOutcome> {
+) -> anyhow::Result<(RunReport, PathBuf)> {
     app::fetch_dataset(&mut config).await?;
     let dataset = config.dataset_in_use();
     let dataset = dataset.context(NO_DATASET).map_err(usage)?;
@@ -110,9 +98,9 @@ pub async fn run(
     };
     let mut run = Run::new(config, options, core, (eval_set, epochs, saved_config))?;
     if let Some(note) = note {
-        run.progress.note(&note);
+        run.folder.progress.note(&note);
     }
-    notes.iter().for_each(|note| run.progress.note(note));
+    notes.iter().for_each(|note| run.folder.progress.note(note));
     let ending = run.run_until(interrupt).await;
     run.finish(ending).await
 }
@@ -131,16 +119,9 @@ struct Run {
     core: Core,
     eval_set: EvalSet,
     epochs: Epochs,
-    saved_config: SavedConfig,
-    config_file: PathBuf,
-    /// The directory `run` in the data directory.
-    folder: PathBuf,
+    folder: RunFolder,
     state: RunState,
     monitor: HealthMonitor,
-    logs: Logs,
-    progress: RunProgress,
-    view: RunView,
-    began: Instant,
 }
 
 impl Run {
@@ -150,28 +131,11 @@ impl Run {
         core: Core,
         (eval_set, epochs, saved_config): (EvalSet, Epochs, SavedConfig),
     ) -> anyhow::Result<Self> {
-        let folder = config.data.dir.join("run");
-        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let first = core.store.last_step()?.map_or(0, |last| last.step);
-        let steps = config.train.max_steps;
-        let state = RunState::load(&folder.join("state.json"), first)?;
-        let config_file = saved_config.save(&folder, first)?;
-        Ok(Self {
-            monitor: config.health_monitor(state.watch.clone()),
-            logs: Logs::open(&folder, first, config.run.tensorboard)?,
-            progress: RunProgress::new(options.terminal, steps / 40),
-            view: RunView::new(first, steps),
-            began: Instant::now(),
-            config,
-            options,
-            core,
-            eval_set,
-            epochs,
-            saved_config,
-            config_file,
-            folder,
-            state,
-        })
+        let folder = RunFolder::open(&config, saved_config, first, options.terminal)?;
+        let state = RunState::load(&folder.path.join("state.json"), first)?;
+        let monitor = config.health_monitor(state.watch.clone());
+        Ok(Self { config, options, core, eval_set, epochs, folder, state, monitor })
     }
 
     async fn run_until(&mut self, interrupt: impl Future<Output = ()>) -> Ending {
@@ -188,17 +152,19 @@ impl Run {
         let total = self.config.train.max_steps;
         if self.eval_set.prompts.is_empty() {
             let advice = "dataset.held_out = 0.1 or dataset.eval_path gives some";
-            self.progress.note(&format!("no held-out prompts, so nothing is evaluated: {advice}"));
+            self.folder
+                .progress
+                .note(&format!("no held-out prompts, so nothing is evaluated: {advice}"));
         }
-        if self.state.before.is_none() && self.view.step == 0 {
+        if self.state.before.is_none() && self.folder.view.step == 0 {
             self.state.before = self.evaluate(0).await?;
         }
-        while self.view.step < total {
+        while self.folder.view.step < total {
             let every = match self.config.run.eval_every {
                 0 => total,
                 every => every,
             };
-            let next = (self.view.step / every + 1).saturating_mul(every).min(total);
+            let next = (self.folder.view.step / every + 1).saturating_mul(every).min(total);
             self.core.trainer().set_step_limit(Some(next))?;
             self.follow_until(next).await?;
             let evaluation = self.evaluate(next).await?;
@@ -217,16 +183,16 @@ impl Run {
     /// Reads the trainer's steps until it has taken and published step `step`.
     async fn follow_until(&mut self, step: u64) -> anyhow::Result<()> {
         loop {
-            for record in self.core.store.steps(self.view.step + 1, 64)? {
+            for record in self.core.store.steps(self.folder.view.step + 1, 64)? {
                 self.add_step(&record)?;
             }
             let status = self.core.trainer().status();
-            if status.skipped_batches != self.view.skipped {
-                self.view.skipped = status.skipped_batches;
-                self.progress.update_skipped(&mut self.view);
+            if status.skipped_batches != self.folder.view.skipped {
+                self.folder.view.skipped = status.skipped_batches;
+                self.folder.progress.update_skipped(&mut self.folder.view);
             }
             let resting = matches!(status.state, TrainState::Paused | TrainState::Finished);
-            if self.view.step >= step && resting {
+            if self.folder.view.step >= step && resting {
                 return Ok(());
             }
             data_check::ensure_scored(&self.core.rollout.progress(), &self.config)?;
@@ -240,24 +206,23 @@ impl Run {
 
     /// Adds a step to the logs, the warnings and the progress; shows samples if they are due.
     fn add_step(&mut self, record: &StepRecord) -> anyhow::Result<()> {
-        self.view.add_step(record, self.began.elapsed());
+        self.folder.view.add_step(record, self.folder.began.elapsed());
         let mut logged = record.clone();
         logged.metrics.insert("epoch".to_owned(), self.epochs.at(record.step));
-        let (store, routes) = (&self.core.store, &self.core.routes);
-        self.logs.step(&logged, || distributions(store, routes, record))?;
+        self.folder.steps.append(&logged)?;
         let raised = self.monitor.check(record, &self.core.metrics);
         self.state.watch = self.monitor.state().clone();
         for warning in raised {
-            self.progress.note(&warning_text(&warning));
+            self.folder.progress.note(&warning_text(&warning));
             self.state.warnings.push(warning);
         }
-        self.progress.update(&mut self.view);
+        self.folder.progress.update(&mut self.folder.view);
         let every = self.config.run.samples_every;
         let most = self.config.run.samples_shown;
         if every > 0 && record.step.is_multiple_of(every) && most > 0 {
             let shown = of_step(&self.core.store, &self.core.routes, record, most)?;
             let title = format!("samples of step {}", record.step);
-            self.progress.note(&format!("{title}\n{}", table::render(&shown, self.options.width)));
+            self.folder.progress.note(&format!("{title}\n{}", table::render(&shown)));
         }
         Ok(())
     }
@@ -270,7 +235,7 @@ impl Run {
         let began = Instant::now();
         let evaluation = self.eval_set.run(&self.core.engine).await?;
         let reward = evaluation.reward(self.eval_set.seed).map(|estimate| estimate.mean);
-        self.view.add_evaluation(reward, began.elapsed());
+        self.folder.view.add_evaluation(reward, began.elapsed());
         if let Some(reward) = reward {
             self.state.held_out.retain(|(at, _)| *at < step);
             self.state.held_out.push((step, reward));
@@ -282,10 +247,17 @@ impl Run {
                 metrics.insert(format!("{}{part}", metric_names::HELD_OUT_PART), mean);
             }
             let created = now_ms();
-            self.logs.evaluation(&StepRecord { step, groups: Vec::new(), metrics, created })?;
+            self.folder.evaluations.append(&StepRecord {
+                step,
+                groups: Vec::new(),
+                metrics,
+                created,
+            })?;
             let shown = shown.join(", ");
-            self.progress.note(&format!("step {step}: held-out reward {reward:.3} ({shown})"));
-            self.progress.redraw(&mut self.view);
+            self.folder
+                .progress
+                .note(&format!("step {step}: held-out reward {reward:.3} ({shown})"));
+            self.folder.progress.redraw(&mut self.folder.view);
         }
         Ok(Some(evaluation))
     }
@@ -298,7 +270,7 @@ impl Run {
         if decision == StopDecision::Improved
             && let Some(adapter) = self.core.policies.active_adapter()?
         {
-            let best = self.folder.join("best");
+            let best = self.folder.path.join("best");
             state::copy_dir(&adapter, &best)?;
             self.state.best_adapter = Some(best.display().to_string());
         }
@@ -306,18 +278,18 @@ impl Run {
     }
 
     fn save(&self) -> anyhow::Result<()> {
-        self.state.save(&self.folder.join("state.json"))
+        self.state.save(&self.folder.path.join("state.json"))
     }
 
     /// Shuts down and writes the report.
-    async fn finish(mut self, ending: Ending) -> anyhow::Result<TrainOutcome> {
-        self.progress.finish();
+    async fn finish(mut self, ending: Ending) -> anyhow::Result<(RunReport, PathBuf)> {
+        self.folder.progress.finish();
         self.save()?;
-        let Self { config, options, core, eval_set, folder, state, saved_config, .. } = self;
+        let Self { config, options, core, eval_set, folder, state, .. } = self;
         let (comparisons, samples) = match (&state.before, &state.after) {
             (Some(before), Some(after)) => (
-                compare::comparisons(before, after, eval_set.seed),
-                compare::samples(before, after, REPORT_SAMPLES),
+                report::comparisons(before, after, eval_set.seed),
+                report::samples(before, after, REPORT_SAMPLES),
             ),
             _ => (Vec::new(), Vec::new()),
         };
@@ -327,11 +299,7 @@ impl Run {
                 .map_or_else(String::new, |d| d.path.display().to_string()),
             model: core.engine.info().name.clone(),
             started: state.started,
-            ended: now_ms(),
             ending,
-            configuration: saved_config.keys,
-            configuration_text: saved_config.text,
-            configuration_file: Some(self.config_file.display().to_string()),
             steps: core.store.steps(1, usize::MAX)?,
             held_out: state.held_out,
             comparisons,
@@ -339,11 +307,10 @@ impl Run {
             warnings: state.warnings,
             best: state.best.best(),
             best_checkpoint: state.best_adapter,
-            recorded: None,
+            ..RunReport::default()
         };
         core.shutdown(app::RUN_GRACE).await?;
-        let file = report.write(&options.report.unwrap_or_else(|| folder.join("report")))?;
-        Ok(TrainOutcome { report, file })
+        folder.write_report(report, options.report)
     }
 }
 
@@ -455,75 +422,6 @@ fn of_step(
 fn weighted_sum(route: Option<&Arc<Route>>, rewards: &[Reward]) -> Option<f64> {
     let weighted = |reward: &Reward| Some(route?.weight(&reward.name)? * reward.value?);
     rewards.iter().filter_map(weighted).reduce(|sum, value| sum + value)
-}
-
-/// The rewards of all completions of a step, by the name of their histogram: the weighted sum as
-/// `rewards/total`, the mean and the deviation of each group's sums as `rewards/group_mean` and
-/// `rewards/group_std`, and each part as `rewards/PART`. Missing values are left out.
-fn distributions(
-    store: &Store,
-    routes: &Routes,
-    record: &StepRecord,
-) -> Result<BTreeMap<String, Vec<f64>>, StoreError> {
-    let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    let mut add = |name: &str, value| {
-        values.entry(format!("rewards/{name}")).or_default().push(value);
-    };
-    for id in &record.groups {
-        let Some(group) = store.group(*id)? else { continue };
-        let route = routes.get(&group.route);
-        let mut totals = Vec::with_capacity(group.members.len());
-        for member in &group.members {
-            let rewards = store.rewards_of(*member)?;
-            totals.extend(weighted_sum(route, &rewards));
-            for reward in rewards {
-                if let Some(value) = reward.value {
-                    add(&reward.name, value);
-                }
-            }
-        }
-        totals.iter().for_each(|total| add("total", *total));
-        if !totals.is_empty() {
-            add("group_mean", stats::mean(&totals));
-        }
-        if let Some(deviation) = stats::deviation(&totals) {
-            add("group_std", deviation);
-        }
-    }
-    Ok(values)
-}
-
-// The configuration that a run was started with, in its folder and in its report.
-
-/// The effective configuration: file, environment and flags together.
-#[derive(Clone, Debug)]
-pub(in crate::runs) struct SavedConfig {
-    /// The keys that differ from the defaults, and the parts of the dataset's route.
-    pub(in crate::runs) keys: Vec<(String, String)>,
-    /// All keys as TOML, without secrets.
-    pub(in crate::runs) text: String,
-}
-
-impl SavedConfig {
-    pub(in crate::runs) fn new(config: &Config) -> Result<Self, toml::ser::Error> {
-        let mut keys = config::differences(config)?;
-        let routes = config.routes.0.iter().filter(|r| r.name == config.rollout.dataset_route);
-        for part in routes.flat_map(|route| route.parts()) {
-            let value = format!("{} ({}), weight {}", part.name, part.kind.name(), part.weight);
-            keys.push(("route.reward".to_owned(), value));
-        }
-        Ok(Self { keys, text: config::effective(config)? })
-    }
-
-    /// Writes `config.toml` in the run's folder, in place of that of an earlier process. `step` is the
-    /// last step before this one.
-    pub(in crate::runs) fn save(&self, folder: &Path, step: u64) -> Result<PathBuf, FileError> {
-        let path = folder.join("config.toml");
-        let head = format!("# Configuration of `hone train` from step {} on.", step + 1);
-        let note = "# The keys of the server, if any, are replaced by random ones.";
-        replace_file(&path, format!("{head}\n{note}\n\n{}", self.text).as_bytes())?;
-        Ok(path)
-    }
 }
 
 #[cfg(test)]

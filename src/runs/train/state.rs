@@ -1,21 +1,21 @@
-//! The state of a run that survives the process, and its logs.
+//! The state of a run that survives the process, and its folder.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 use std::{fs, io};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
 use hone_core::files::{FileError, at, replace_dir, replace_file};
-use hone_core::types::{StepRecord, UnixMillis, now_ms};
-use hone_store::StoreError;
+use hone_core::types::{UnixMillis, now_ms};
 use hone_train::monitoring::warnings::{MonitorState, Warning};
 
-use crate::runs::BestTracker;
+use crate::config::{self, Config};
 use crate::runs::eval_set::Evaluation;
 use crate::runs::jsonl::JsonlLog;
-use crate::runs::tensorboard::EventWriter;
+use crate::runs::report::RunReport;
+use crate::runs::{BestTracker, RunProgress, RunView};
 
 /// The state that a resumed run continues from.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -62,58 +62,90 @@ impl RunState {
     }
 }
 
-/// The run's log files.
-pub(in crate::runs) struct Logs {
-    steps: JsonlLog,
-    evaluations: JsonlLog,
-    events: Option<EventWriter>,
+/// The folder `run` of a data directory, and the progress of the run.
+pub(in crate::runs) struct RunFolder {
+    pub(in crate::runs) path: PathBuf,
+    /// `steps.jsonl`
+    pub(in crate::runs) steps: JsonlLog,
+    /// `evaluations.jsonl`
+    pub(in crate::runs) evaluations: JsonlLog,
+    saved_config: SavedConfig,
+    config_file: PathBuf,
+    pub(in crate::runs) progress: RunProgress,
+    pub(in crate::runs) view: RunView,
+    pub(in crate::runs) began: Instant,
 }
 
-impl Logs {
-    /// Opens `steps.jsonl`, `evaluations.jsonl` and TensorBoard's events in `folder`. Their records
-    /// after step `first` are dropped.
+impl RunFolder {
+    /// Opens the folder of a run that has taken `first` steps. Logged records of later ones are dropped.
     pub(in crate::runs) fn open(
-        folder: &Path,
+        config: &Config,
+        saved_config: SavedConfig,
         first: u64,
-        tensorboard: bool,
+        terminal: bool,
     ) -> anyhow::Result<Self> {
-        let events = match tensorboard {
-            true => {
-                let resumed = (first > 0).then_some(first);
-                let host = format!("hone.{}", std::process::id());
-                Some(EventWriter::create(&folder.join("tensorboard"), &host, now_ms(), resumed)?)
-            }
-            false => None,
-        };
+        let path = config.data.dir.join("run");
+        fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
+        let steps = config.train.max_steps;
         Ok(Self {
-            steps: JsonlLog::open(&folder.join("steps.jsonl"), first)?,
-            evaluations: JsonlLog::open(&folder.join("evaluations.jsonl"), first)?,
-            events,
+            steps: JsonlLog::open(&path.join("steps.jsonl"), first)?,
+            evaluations: JsonlLog::open(&path.join("evaluations.jsonl"), first)?,
+            config_file: saved_config.save(&path, first)?,
+            saved_config,
+            path,
+            progress: RunProgress::new(terminal, steps / 40),
+            view: RunView::new(first, steps),
+            began: Instant::now(),
         })
     }
 
-    /// Appends the metrics of a step, and TensorBoard's histograms of the values that
-    /// `distributions` reads.
-    pub(in crate::runs) fn step(
-        &mut self,
-        record: &StepRecord,
-        distributions: impl FnOnce() -> Result<BTreeMap<String, Vec<f64>>, StoreError>,
-    ) -> anyhow::Result<()> {
-        self.steps.append(record)?;
-        if let Some(events) = &mut self.events {
-            events.scalars(record)?;
-            events.histograms(record.step, record.created, &distributions()?)?;
+    /// Completes the report with the end and the configuration, and writes it to `to`, or to `report` in the
+    /// folder. Returns it with its file.
+    pub(in crate::runs) fn write_report(
+        self,
+        report: RunReport,
+        to: Option<PathBuf>,
+    ) -> anyhow::Result<(RunReport, PathBuf)> {
+        let report = RunReport {
+            ended: now_ms(),
+            configuration: self.saved_config.keys,
+            configuration_text: self.saved_config.text,
+            configuration_file: Some(self.config_file.display().to_string()),
+            ..report
+        };
+        let file = report.write(&to.unwrap_or_else(|| self.path.join("report")))?;
+        Ok((report, file))
+    }
+}
+
+/// The effective configuration: file, environment and flags together.
+#[derive(Clone, Debug)]
+pub(in crate::runs) struct SavedConfig {
+    /// The keys that differ from the defaults, and the parts of the dataset's route.
+    keys: Vec<(String, String)>,
+    /// All keys as TOML, without secrets.
+    text: String,
+}
+
+impl SavedConfig {
+    pub(in crate::runs) fn new(config: &Config) -> Result<Self, toml::ser::Error> {
+        let mut keys = config::differences(config)?;
+        let routes = config.routes.0.iter().filter(|r| r.name == config.rollout.dataset_route);
+        for part in routes.flat_map(|route| route.parts()) {
+            let value = format!("{} ({}), weight {}", part.name, part.kind.name(), part.weight);
+            keys.push(("route.reward".to_owned(), value));
         }
-        Ok(())
+        Ok(Self { keys, text: config::effective(config)? })
     }
 
-    /// Appends the metrics of an evaluation.
-    pub(in crate::runs) fn evaluation(&mut self, record: &StepRecord) -> anyhow::Result<()> {
-        self.evaluations.append(record)?;
-        if let Some(events) = &mut self.events {
-            events.scalars(record)?;
-        }
-        Ok(())
+    /// Writes `config.toml` in the run's folder, in place of that of an earlier process. `step` is the
+    /// last step before this one.
+    fn save(&self, folder: &Path, step: u64) -> Result<PathBuf, FileError> {
+        let path = folder.join("config.toml");
+        let head = format!("# Configuration of `hone train` from step {} on.", step + 1);
+        let note = "# The keys of the server, if any, are replaced by random ones.";
+        replace_file(&path, format!("{head}\n{note}\n\n{}", self.text).as_bytes())?;
+        Ok(path)
     }
 }
 

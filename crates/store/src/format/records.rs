@@ -51,33 +51,7 @@ mirror_struct!(
     }
 );
 
-/// The stored form of [`ToolChoice`].
-#[derive(Serialize, Deserialize)]
-pub(crate) enum ToolChoiceV1 {
-    None,
-    Auto,
-    Required,
-    Function(String),
-}
-
-impl StoredForm<ToolChoice> for ToolChoiceV1 {
-    fn store(plain: &ToolChoice) -> Self {
-        match plain {
-            ToolChoice::None => Self::None,
-            ToolChoice::Auto => Self::Auto,
-            ToolChoice::Required => Self::Required,
-            ToolChoice::Function(name) => Self::Function(name.clone()),
-        }
-    }
-    fn load(self) -> ToolChoice {
-        match self {
-            Self::None => ToolChoice::None,
-            Self::Auto => ToolChoice::Auto,
-            Self::Required => ToolChoice::Required,
-            Self::Function(name) => ToolChoice::Function(name),
-        }
-    }
-}
+mirror_enum!(ToolChoiceV1 = ToolChoice { None, Auto, Required, Function(name: String) });
 
 mirror_struct!(
     ChatOptionsV1 = ChatOptions {
@@ -109,36 +83,15 @@ mirror_struct!(
 
 mirror_struct!(TokenSpanV1 = TokenSpan { start: u32, end: u32 });
 
-/// The stored form of [`GrammarSpec`], whose variants carry data.
-#[derive(Serialize, Deserialize)]
-pub(crate) enum GrammarSpecV1 {
-    JsonObject,
-    JsonSchema(String),
-    Regex(String),
-    Choice(Vec<String>),
-    Lark(String),
-}
-
-impl StoredForm<GrammarSpec> for GrammarSpecV1 {
-    fn store(plain: &GrammarSpec) -> Self {
-        match plain {
-            GrammarSpec::JsonObject => Self::JsonObject,
-            GrammarSpec::JsonSchema(schema) => Self::JsonSchema(schema.clone()),
-            GrammarSpec::Regex(regex) => Self::Regex(regex.clone()),
-            GrammarSpec::Choice(choices) => Self::Choice(choices.clone()),
-            GrammarSpec::Lark(grammar) => Self::Lark(grammar.clone()),
-        }
+mirror_enum!(
+    GrammarSpecV1 = GrammarSpec {
+        JsonObject,
+        JsonSchema(schema: String),
+        Regex(regex: String),
+        Choice(choices: Vec<String>),
+        Lark(grammar: String),
     }
-    fn load(self) -> GrammarSpec {
-        match self {
-            Self::JsonObject => GrammarSpec::JsonObject,
-            Self::JsonSchema(schema) => GrammarSpec::JsonSchema(schema),
-            Self::Regex(regex) => GrammarSpec::Regex(regex),
-            Self::Choice(choices) => GrammarSpec::Choice(choices),
-            Self::Lark(grammar) => GrammarSpec::Lark(grammar),
-        }
-    }
-}
+);
 
 mirror_struct!(
     ResponseOptionsV1 = ResponseOptions {
@@ -148,30 +101,9 @@ mirror_struct!(
     }
 );
 
-/// The stored form of [`ClientEndpoint`], whose variants carry data.
-#[derive(Serialize, Deserialize)]
-pub(crate) enum ClientEndpointV1 {
-    Completions,
-    Responses(ResponseOptionsV1),
-    Messages,
-}
-
-impl StoredForm<ClientEndpoint> for ClientEndpointV1 {
-    fn store(plain: &ClientEndpoint) -> Self {
-        match plain {
-            ClientEndpoint::Completions => Self::Completions,
-            ClientEndpoint::Responses(options) => Self::Responses(StoredForm::store(options)),
-            ClientEndpoint::Messages => Self::Messages,
-        }
-    }
-    fn load(self) -> ClientEndpoint {
-        match self {
-            Self::Completions => ClientEndpoint::Completions,
-            Self::Responses(options) => ClientEndpoint::Responses(options.load()),
-            Self::Messages => ClientEndpoint::Messages,
-        }
-    }
-}
+mirror_enum!(
+    ClientEndpointV1 = ClientEndpoint { Completions, Responses(options: ResponseOptionsV1), Messages }
+);
 
 mirror_struct!(
     ContinuationV1 = Continuation {
@@ -238,31 +170,7 @@ mirror_struct!(
     }
 );
 
-/// The stored form of [`GroupState`], whose variants carry data that `mirror_enum` does not
-/// support.
-#[derive(Serialize, Deserialize)]
-pub(crate) enum GroupStateV1 {
-    Ready,
-    Trained(u64),
-    Dropped(String),
-}
-
-impl StoredForm<GroupState> for GroupStateV1 {
-    fn store(plain: &GroupState) -> Self {
-        match plain {
-            GroupState::Ready => Self::Ready,
-            GroupState::Trained(step) => Self::Trained(*step),
-            GroupState::Dropped(reason) => Self::Dropped(reason.clone()),
-        }
-    }
-    fn load(self) -> GroupState {
-        match self {
-            Self::Ready => GroupState::Ready,
-            Self::Trained(step) => GroupState::Trained(step),
-            Self::Dropped(reason) => GroupState::Dropped(reason),
-        }
-    }
-}
+mirror_enum!(GroupStateV1 = GroupState { Ready, Trained(step: u64), Dropped(reason: String) });
 
 mirror_struct!(
     GroupV1 = Group {

@@ -102,16 +102,24 @@ impl<P, S: StoredForm<P>> StoredForm<Option<P>> for Option<S> {
 }
 
 macro_rules! mirror_enum {
-    ($stored:ident = $plain:ident { $($variant:ident),+ $(,)? }) => {
+    ($stored:ident = $plain:ident {
+        $($variant:ident $(($value:ident: $type:ty))?),+ $(,)?
+    }) => {
         #[derive(Serialize, Deserialize)]
-        pub(crate) enum $stored { $($variant),+ }
+        pub(crate) enum $stored { $($variant $(($type))?),+ }
 
         impl StoredForm<$plain> for $stored {
             fn store(plain: &$plain) -> Self {
-                match plain { $($plain::$variant => Self::$variant),+ }
+                match plain {
+                    $($plain::$variant $(($value))? => {
+                        Self::$variant $((StoredForm::store($value)))?
+                    })+
+                }
             }
             fn load(self) -> $plain {
-                match self { $(Self::$variant => $plain::$variant),+ }
+                match self {
+                    $(Self::$variant $(($value))? => $plain::$variant $(($value.load()))?),+
+                }
             }
         }
     };

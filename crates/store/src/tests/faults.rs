@@ -8,7 +8,7 @@ use redb::{Builder, StorageBackend};
 
 use super::*;
 use crate::file::Opener;
-use crate::{FeedbackOutcome, StoreError, migrate};
+use crate::{FeedbackOutcome, migrate};
 
 /// Reproducible random numbers (splitmix64).
 #[derive(Clone, Debug)]
@@ -183,7 +183,7 @@ fn assert_holds(image: Vec<u8>, acknowledged: &BTreeSet<u64>, context: &str) {
         let thumbs = rewards.iter().find(|r| r.name == "thumbs");
         assert_eq!(thumbs.and_then(|r| r.value), Some(*n as f64), "{context}: {n}");
     }
-    let problems = store.inner.file.read(super::super::maintain::references).unwrap();
+    let problems = problems(&store);
     assert_eq!(problems.count, 0, "{context}: {:?}", problems.first);
 }
 
@@ -227,7 +227,7 @@ fn run(seed: u64, length: u64) -> usize {
     // A failed commit may be in the file, but not twice.
     let feedback = stats.feedback as usize;
     assert!((acknowledged.len()..=acknowledged.len() + failed).contains(&feedback), "seed {seed}");
-    let problems = store.inner.file.read(super::super::maintain::references).unwrap();
+    let problems = problems(&store);
     assert_eq!(problems.count, 0, "seed {seed}: {:?}", problems.first);
     drop(store);
     let image = disk.state().durable.clone();

@@ -26,11 +26,11 @@ fn with_next(run: fn(&WriteTransaction) -> Result<(), StoreError>) -> Vec<Migrat
     all
 }
 
-fn accept(_: &redb::Database) -> Result<(), StoreError> {
+fn accept(_: &WriteTransaction) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn refuse(_: &redb::Database) -> Result<(), StoreError> {
+fn refuse(_: &WriteTransaction) -> Result<(), StoreError> {
     Err(StoreError::Writer("planned".to_owned()))
 }
 
@@ -47,13 +47,6 @@ fn rows(database: &redb::Database) -> StoreStats {
 
 fn has_tags(database: &redb::Database) -> bool {
     database.begin_read().unwrap().open_table(TAGS).is_ok()
-}
-
-fn savepoints(database: &redb::Database) -> usize {
-    let tx = database.begin_write().unwrap();
-    let count = tx.list_persistent_savepoints().unwrap().count();
-    tx.abort().unwrap();
-    count
 }
 
 #[test]
@@ -87,7 +80,6 @@ fn new_and_old_files_are_migrated_to_the_current_version() {
     assert_eq!(version(&database).unwrap(), NEXT);
     assert!(has_tags(&database));
     assert_eq!(rows(&database).samples, 2);
-    assert_eq!(savepoints(&database), 0);
 }
 
 #[test]
@@ -104,7 +96,6 @@ fn a_failed_migration_changes_nothing() {
         assert_eq!(version(&database).unwrap(), super::super::format::VERSION);
         assert!(!has_tags(&database));
         assert_eq!(rows(&database), before);
-        assert_eq!(savepoints(&database), 0);
     }
     drop(database);
     assert!(maintain::check(&path).unwrap().is_healthy());
@@ -135,42 +126,4 @@ fn a_newer_file_is_refused_and_not_changed() {
     ));
     let database = file::create(&path).unwrap();
     assert!(has_tags(&database) && rows(&database).samples == 2);
-}
-
-#[test]
-fn an_interrupted_run_is_undone_and_repeated() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("ledger.redb");
-    let database = filled(&path);
-    // Interrupted after the savepoint.
-    file::write(&database, |tx| Ok(tx.persistent_savepoint()?)).unwrap();
-    drop(database);
-    let database = file::create(&path).unwrap();
-    assert_eq!(savepoints(&database), 1);
-    to_current(&database).unwrap();
-    assert_eq!(
-        (savepoints(&database), version(&database).unwrap()),
-        (0, super::super::format::VERSION)
-    );
-
-    // Interrupted after the migration's commit, before the check.
-    file::write(&database, |tx| Ok(tx.persistent_savepoint()?)).unwrap();
-    file::write(&database, |tx| {
-        tx.open_table(TAGS)?.insert("half", 1)?;
-        tx.open_table(super::super::format::META)?
-            .insert(super::super::format::META_SCHEMA, u64::from(NEXT))?;
-        Ok(())
-    })
-    .unwrap();
-    drop(database);
-    let database = file::create(&path).unwrap();
-    assert_eq!(
-        run(&database, &with_next(add_tags), accept).unwrap(),
-        super::super::format::VERSION
-    );
-    assert_eq!((savepoints(&database), version(&database).unwrap()), (0, NEXT));
-    let tx = database.begin_read().unwrap();
-    let tags = tx.open_table(TAGS).unwrap();
-    assert!(tags.get("half").unwrap().is_none() && tags.get("made").unwrap().is_some());
-    assert_eq!(rows(&database).samples, 2);
 }

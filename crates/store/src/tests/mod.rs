@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use redb::WriteTransaction;
 use uuid::Uuid;
 
 use hone_core::metrics::Metrics;
@@ -26,7 +27,8 @@ use hone_core::types::{
     SampleId, SampleOrigin, SamplingParams, StepRecord,
 };
 
-use crate::{FeedbackEntry, Op, Store, StoreConfig};
+use crate::maintain::{Problems, references};
+use crate::{FeedbackEntry, Op, Store, StoreConfig, StoreError};
 
 fn metrics() -> Arc<Metrics> {
     Arc::new(Metrics::new().unwrap())
@@ -34,6 +36,18 @@ fn metrics() -> Arc<Metrics> {
 
 fn open(path: &Path) -> Store {
     Store::open(path, &StoreConfig { group_commit_ms: 0, queue: 1000 }, metrics()).unwrap()
+}
+
+/// The problems that `hone db check` finds, of an open ledger.
+fn problems(store: &Store) -> Problems {
+    let mut found = None;
+    let check = |tx: &WriteTransaction| {
+        found = Some(references(tx)?);
+        // An error aborts the transaction.
+        Err::<(), _>(StoreError::Closed)
+    };
+    store.inner.file.write(check).unwrap_err();
+    found.unwrap()
 }
 
 /// The UUIDv7 of record `n` of a kind.

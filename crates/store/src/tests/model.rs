@@ -267,7 +267,7 @@ proptest! {
         }
         let store = store.unwrap();
         model.compare(&store);
-        let problems = store.inner.file.read(super::super::maintain::references).unwrap();
+        let problems = problems(&store);
         prop_assert_eq!(problems.first, Vec::<String>::new());
     }
 }

@@ -1,7 +1,8 @@
 //! Whether the writer can write, for readiness checks.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Time after which a commit that has not ended is reported.
 const HUNG_AFTER: Duration = Duration::from_secs(30);
@@ -32,18 +33,14 @@ struct HealthState {
 }
 
 impl WriterHealth {
-    fn lock(&self) -> MutexGuard<'_, HealthState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A transaction begins.
     pub(crate) fn begin(&self) {
-        self.lock().writing_since = Some(Instant::now());
+        self.0.lock().writing_since = Some(Instant::now());
     }
 
     /// The transaction ended. `failed` is whether the disk refused it.
     pub(crate) fn end(&self, failed: bool) {
-        *self.lock() = HealthState { writing_since: None, failing: failed };
+        *self.0.lock() = HealthState { writing_since: None, failing: failed };
     }
 
     /// Why the running or the last transaction does not succeed.
@@ -52,7 +49,7 @@ impl WriterHealth {
     }
 
     fn trouble_after(&self, patience: Duration) -> Option<StoreTrouble> {
-        let state = self.lock();
+        let state = self.0.lock();
         if state.writing_since.is_some_and(|since| since.elapsed() >= patience) {
             return Some(StoreTrouble::Hung);
         }

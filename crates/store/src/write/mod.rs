@@ -211,16 +211,17 @@ impl Writer {
             tracing::debug!(table, count, "dropped records of unknown samples or groups");
             self.metrics.store_dropped.with_label_values(&[table]).inc_by(*count);
         }
-        self.metrics.feedback_received.inc_by(counts.received);
-        let mut ended = 0;
-        for (outcome, count) in &counts.ratings {
-            ended += count;
+        let AppliedCounts { ratings, corrections, .. } = &counts;
+        self.metrics.feedback_received.inc_by(ratings.received);
+        for (outcome, count) in &ratings.ended {
             self.metrics.feedback_ratings.with_label_values(&[outcome]).inc_by(*count);
         }
-        let change = i64::try_from(counts.received).unwrap_or(i64::MAX)
-            - i64::try_from(ended).unwrap_or(i64::MAX);
-        self.metrics.feedback_waiting.add(change);
-        self.report_corrections(&counts);
+        self.metrics.feedback_waiting.add(ratings.more_waiting());
+        self.metrics.corrections_received.inc_by(corrections.received);
+        for (outcome, count) in &corrections.ended {
+            self.metrics.train.corrections.with_label_values(&[outcome]).inc_by(*count);
+        }
+        self.metrics.corrections_waiting.add(corrections.more_waiting());
         self.metrics.train.ready_groups.set(i64::try_from(ready).unwrap_or(i64::MAX));
         let ready = usize::try_from(ready).unwrap_or(usize::MAX);
         self.ready.send_if_modified(|known| std::mem::replace(known, ready) != ready);
@@ -241,18 +242,6 @@ impl Writer {
                 let _ = reply.send(Ok(answer));
             }
         }
-    }
-
-    fn report_corrections(&self, counts: &AppliedCounts) {
-        let (received, mut ended) = (counts.corrections_received, 0);
-        self.metrics.corrections_received.inc_by(received);
-        for (outcome, count) in &counts.corrections {
-            ended += count;
-            self.metrics.train.corrections.with_label_values(&[outcome]).inc_by(*count);
-        }
-        let change =
-            i64::try_from(received).unwrap_or(i64::MAX) - i64::try_from(ended).unwrap_or(i64::MAX);
-        self.metrics.corrections_waiting.add(change);
     }
 
     fn refuse(&self, job: WriteJob, error: StoreError) {

@@ -1,9 +1,10 @@
 //! The writer's queue: first in, first out, with a bound that sheds only shadow samples.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
 
 use hone_core::metrics::Metrics;
@@ -61,7 +62,7 @@ impl WriteQueue {
     /// Queues a batch whose caller waits. It is never shed, because waiting callers limit
     /// themselves. The writer takes an `urgent` batch, and all batches before it, at once.
     pub(crate) fn push(&self, ops: Vec<Op>, reply: Reply, urgent: bool) -> Result<(), StoreError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.urgent |= urgent;
         self.add(WriteJob::new(ops, Some(reply)), state)
     }
@@ -69,7 +70,7 @@ impl WriteQueue {
     /// Queues a batch without a waiting caller. If the queue is full, sheds the batch's shadow
     /// samples.
     pub(crate) fn push_or_shed(&self, ops: Vec<Op>) -> Result<(), StoreError> {
-        let state = self.state();
+        let state = self.state.lock();
         if state.operations + ops.len() <= self.limit {
             return self.add(WriteJob::new(ops, None), state);
         }
@@ -110,7 +111,7 @@ impl WriteQueue {
         gather: Duration,
         timeout: Option<Duration>,
     ) -> Option<Vec<WriteJob>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             let now = Instant::now();
@@ -121,14 +122,11 @@ impl WriteQueue {
                 Some(_) if state.closed || state.urgent => Some(now),
                 Some(oldest) => Some(oldest + gather),
             };
-            state = match until {
+            match until {
                 Some(until) if until <= now => break,
-                Some(until) => {
-                    let waited = self.changed.wait_timeout(state, until - now);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
+                Some(until) => _ = self.changed.wait_until(&mut state, until),
+                None => self.changed.wait(&mut state),
+            }
         }
         state.operations = 0;
         state.oldest = None;
@@ -139,13 +137,13 @@ impl WriteQueue {
 
     /// Refuses new jobs. Queued jobs are still taken.
     pub(crate) fn close(&self) {
-        self.state().closed = true;
+        self.state.lock().closed = true;
         self.changed.notify_all();
     }
 
     /// Closes the queue and drops its jobs, which answers their callers with `Closed`.
     pub(crate) fn abandon(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.closed = true;
         state.jobs.clear();
     }
@@ -159,10 +157,6 @@ impl WriteQueue {
         for (table, count) in by_table {
             self.metrics.store_dropped.with_label_values(&[table]).inc_by(count);
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

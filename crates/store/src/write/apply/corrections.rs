@@ -9,14 +9,14 @@ use redb::ReadableTable;
 
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, InteractionId, Reward, RewardId, RewardSource,
-    Sample, SampleId, SampleOrigin, SamplingParams, concerns_rater, key_of_rater,
+    Sample, SampleId, SampleOrigin, SamplingParams, concerns_rater,
 };
 
 use super::feedback::id_of_turn;
 use super::groups::TRAINED;
 use super::tables::LedgerTables;
 use crate::error::StoreError;
-use crate::format::codec::{decode, encode};
+use crate::format::codec::decode;
 use crate::op::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, QUARANTINED};
 use crate::reader;
 
@@ -52,11 +52,11 @@ impl LedgerTables<'_> {
             // The correction's row holds the idempotency key for both.
             let rating = FeedbackEntry { idempotency_key: None, ..rating.clone() };
             let row = id_of_turn(id, 1);
-            if self.feedback.get(row.0.as_bytes())?.is_none() {
+            if !self.has_row(row)? {
                 self.record_feedback(&rating, row, sample)?;
             }
         }
-        if self.feedback.get(id.0.as_bytes())?.is_none() {
+        if !self.has_row(id)? {
             self.record_correction(entry, id, sample, prompt.route)?;
         }
         Ok(FeedbackOutcome::Recorded(sample))
@@ -107,13 +107,7 @@ impl LedgerTables<'_> {
             comment: entry.comment.clone(),
             key_id: entry.key_id.clone(),
         };
-        self.feedback.insert(id.0.as_bytes(), encode(&posted)?.as_slice())?;
-        self.feedback_of.insert((corrected.0.as_bytes(), id.0.as_bytes()), ())?;
-        self.count_written("feedback");
-        if let Some(key) = entry.idempotency_key.as_deref() {
-            let api_key = entry.key_id.as_deref().and_then(key_of_rater);
-            self.idempotency.insert((api_key, key), (corrected.0.as_bytes(), id.0.as_bytes()))?;
-        }
+        self.insert_posted(&posted)?;
         self.add_sample(&Sample {
             id: SampleId(id.0),
             interaction: entry.interaction,
@@ -134,7 +128,7 @@ impl LedgerTables<'_> {
             Some(reason) => GroupState::Dropped(reason.clone()),
             None => GroupState::Ready,
         };
-        self.counts.corrections_received += 1;
+        self.counts.corrections.received += 1;
         self.count_correction(&state);
         self.add_group(&Group {
             id: GroupId(id.0),
@@ -198,6 +192,6 @@ impl LedgerTables<'_> {
             GroupState::Trained(_) => TRAINED,
             GroupState::Dropped(reason) => reason.as_str(),
         };
-        *self.counts.corrections.entry(outcome.to_owned()).or_default() += 1;
+        self.counts.corrections.end(outcome);
     }
 }

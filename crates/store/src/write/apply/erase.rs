@@ -14,7 +14,6 @@ use hone_core::types::{
 use super::tables::LedgerTables;
 use crate::error::StoreError;
 use crate::format::Id;
-use crate::format::codec::decode;
 use crate::op::ERASED;
 use crate::reader;
 
@@ -75,7 +74,7 @@ impl LedgerTables<'_> {
         if is_ready {
             let leaving = Group { members: gone, ..group.clone() };
             for _ in self.ratings_in(&leaving)? {
-                self.count_rating(ERASED);
+                self.counts.ratings.end(ERASED);
             }
         }
         group.members = kept;
@@ -94,10 +93,10 @@ impl LedgerTables<'_> {
     /// Erases a completion with its rewards and the feedback on it.
     fn erase_sample(&mut self, of: InteractionId, id: SampleId) -> Result<(), StoreError> {
         let sample = id.0.as_bytes();
-        for reward in self.rewards_of(sample)? {
+        for reward in reader::rewards_of(&self.rewards, id)? {
             let part = reward.name.as_str();
             if self.ungrouped.remove((reward.created, sample, part))?.is_some() {
-                self.count_rating(ERASED);
+                self.counts.ratings.end(ERASED);
             }
             self.rewards.remove((sample, part))?;
         }
@@ -116,18 +115,6 @@ impl LedgerTables<'_> {
         self.samples.remove(sample)?;
         self.samples_of.remove((of.0.as_bytes(), sample))?;
         Ok(())
-    }
-
-    fn rewards_of(&self, sample: &Id) -> Result<Vec<Reward>, StoreError> {
-        let mut found = Vec::new();
-        for row in self.rewards.range((sample, "")..)? {
-            let (key, value) = row?;
-            if key.value().0 != sample {
-                break;
-            }
-            found.push(decode(value.value())?);
-        }
-        Ok(found)
     }
 
     /// The part and the rater of each rating of a completion.

@@ -40,7 +40,7 @@ impl LedgerTables<'_> {
         let Some(sample) = self.served_choice(entry.interaction, entry.choice)? else {
             return Ok(FeedbackOutcome::UnknownChoice);
         };
-        if self.feedback.get(id.0.as_bytes())?.is_none() {
+        if !self.has_row(id)? {
             self.record_feedback(entry, id, sample)?;
         }
         Ok(FeedbackOutcome::Recorded(sample))
@@ -72,7 +72,7 @@ impl LedgerTables<'_> {
             // The first row holds the idempotency key for the whole post.
             let key = turn.idempotency_key.clone().filter(|_| credited == 0);
             let turn = FeedbackEntry { idempotency_key: key, ..turn.clone() };
-            if self.feedback.get(turn_id.0.as_bytes())?.is_none() {
+            if !self.has_row(turn_id)? {
                 self.record_feedback(&turn, turn_id, sample)?;
             }
             credited += 1;
@@ -111,7 +111,7 @@ impl LedgerTables<'_> {
         let second = FeedbackEntry { idempotency_key: None, ..second.clone() };
         for (number, (entry, sample)) in [first, &second].into_iter().zip(&samples).enumerate() {
             let row = id_of_turn(id, number);
-            if self.feedback.get(row.0.as_bytes())?.is_none() {
+            if !self.has_row(row)? {
                 self.record_feedback(entry, row, *sample)?;
             }
         }
@@ -140,7 +140,7 @@ impl LedgerTables<'_> {
     /// Number of rows that an earlier conversation's feedback created.
     fn count_credited(&self, id: RewardId) -> Result<usize, StoreError> {
         let mut count = 0;
-        while self.feedback.get(id_of_turn(id, count).0.as_bytes())?.is_some() {
+        while self.has_row(id_of_turn(id, count))? {
             count += 1;
         }
         Ok(count)
@@ -174,23 +174,13 @@ impl LedgerTables<'_> {
         interaction: InteractionId,
         choice: u32,
     ) -> Result<Option<SampleId>, StoreError> {
-        let served = self.served_choices(interaction)?;
-        Ok(served.into_iter().find(|(index, _)| *index == choice).map(|(_, sample)| sample))
-    }
-
-    /// Index and sample of each served choice.
-    fn served_choices(
-        &self,
-        interaction: InteractionId,
-    ) -> Result<Vec<(u32, SampleId)>, StoreError> {
-        let mut found = Vec::new();
         for entry in reader::entries_of(&self.samples_of, interaction.0.as_bytes())? {
             let (key, value) = entry?;
-            if let (true, choice) = value.value() {
-                found.push((choice, SampleId(Uuid::from_bytes(*key.value().1))));
+            if value.value() == (true, choice) {
+                return Ok(Some(SampleId(Uuid::from_bytes(*key.value().1))));
             }
         }
-        Ok(found)
+        Ok(None)
     }
 
     pub(super) fn record_feedback(
@@ -210,27 +200,34 @@ impl LedgerTables<'_> {
             comment: entry.comment.clone(),
             key_id: entry.key_id.clone(),
         };
-        self.feedback.insert(id.0.as_bytes(), encode(&posted)?.as_slice())?;
-        self.feedback_of.insert((sample.0.as_bytes(), id.0.as_bytes()), ())?;
-        self.count_written("feedback");
-        if let Some(key) = entry.idempotency_key.as_deref() {
-            let api_key = entry.key_id.as_deref().and_then(key_of_rater);
-            self.idempotency.insert((api_key, key), (sample.0.as_bytes(), id.0.as_bytes()))?;
-        }
+        self.insert_posted(&posted)?;
         if posted.value.is_some() {
             let rater = (sample.0.as_bytes(), entry.name.as_str(), entry.key_id.as_deref());
             self.ratings.insert(rater, id.0.as_bytes())?;
         }
-        self.counts.received += 1;
+        self.counts.ratings.received += 1;
         let mut values = 1;
         if entry.value.is_none() {
-            self.count_rating("comment");
+            self.counts.ratings.end("comment");
             values = 0;
         }
         let key = (sample, entry.name.clone());
         values += self.pending.get(&key).map_or(0, |earlier| earlier.values);
         let (interaction, join) = (entry.interaction, entry.join);
         self.pending.insert(key, PendingRating { interaction, last: posted, join, values });
+        Ok(())
+    }
+
+    /// Writes a row of feedback with its idempotency key.
+    pub(super) fn insert_posted(&mut self, row: &Reward) -> Result<(), StoreError> {
+        let (sample, id) = (row.sample.0.as_bytes(), row.id.0.as_bytes());
+        self.feedback.insert(id, encode(row)?.as_slice())?;
+        self.feedback_of.insert((sample, id), ())?;
+        self.count_written("feedback");
+        if let Some(key) = row.idempotency_key.as_deref() {
+            let api_key = row.key_id.as_deref().and_then(key_of_rater);
+            self.idempotency.insert((api_key, key), (sample, id))?;
+        }
         Ok(())
     }
 
@@ -266,12 +263,12 @@ impl LedgerTables<'_> {
         }
         // Of several posts, the last one counts.
         for _ in 0..values.saturating_sub(1) + usize::from(waited) {
-            self.count_rating("replaced");
+            self.counts.ratings.end("replaced");
         }
         if values > 0 && reward.value.is_none() {
-            self.count_rating("tied");
+            self.counts.ratings.end("tied");
         } else if values > 0 && !needs_group && !in_ready_group {
-            self.count_rating("repeated");
+            self.counts.ratings.end("repeated");
         }
         Ok(())
     }

@@ -84,8 +84,8 @@ impl LedgerTables<'_> {
                 self.count_correction(state);
             }
         } else if *state == GroupState::Ready {
-            self.counts.received += ratings.len() as u64;
-            self.counts.corrections_received += u64::from(group.is_correction());
+            self.counts.ratings.received += ratings.len() as u64;
+            self.counts.corrections.received += u64::from(group.is_correction());
         }
         self.put_group(&Group { state: state.clone(), ..group })
     }
@@ -221,7 +221,7 @@ impl LedgerTables<'_> {
         };
         for (member, part) in ratings {
             let left_out = outcome == TRAINED && self.is_quarantined(member, part)?;
-            self.count_rating(if left_out { QUARANTINED } else { outcome });
+            self.counts.ratings.end(if left_out { QUARANTINED } else { outcome });
         }
         Ok(())
     }

@@ -145,7 +145,7 @@ impl LedgerTables<'_> {
             return Ok(());
         }
         if self.waits(row.sample, &row.name, false)? {
-            self.count_rating("replaced");
+            self.counts.ratings.end("replaced");
         }
         self.put_reward(row)?;
         Ok(())
@@ -200,7 +200,7 @@ impl LedgerTables<'_> {
             {
                 let key = (reward.created, sample.0.as_bytes(), name.as_str());
                 if self.ungrouped.insert(key, ())?.is_none() {
-                    self.counts.received += 1;
+                    self.counts.ratings.received += 1;
                 }
             }
         }

@@ -18,14 +18,30 @@ pub(crate) struct AppliedCounts {
     pub(crate) written: BTreeMap<&'static str, u64>,
     /// Operations without effect because their sample or group is unknown, by table.
     pub(crate) orphans: BTreeMap<&'static str, u64>,
-    /// Ratings that were recorded, or that wait for the trainer again.
+    pub(crate) ratings: OutcomeCounts,
+    pub(crate) corrections: OutcomeCounts,
+}
+
+/// What became of ratings, or of corrections.
+#[derive(Default)]
+pub(crate) struct OutcomeCounts {
+    /// Those that were recorded, or that wait for the trainer again.
     pub(crate) received: u64,
-    /// Ratings whose outcome became final: `trained`, or why they are not used.
-    pub(crate) ratings: BTreeMap<String, u64>,
-    /// Corrections that were recorded, or that wait for the trainer again.
-    pub(crate) corrections_received: u64,
-    /// Corrections whose outcome became final: `trained`, or why they are not used.
-    pub(crate) corrections: BTreeMap<String, u64>,
+    /// Those whose outcome became final: `trained`, or why they are not used.
+    pub(crate) ended: BTreeMap<String, u64>,
+}
+
+impl OutcomeCounts {
+    /// Counts one whose outcome is final.
+    pub(super) fn end(&mut self, outcome: &str) {
+        *self.ended.entry(outcome.to_owned()).or_default() += 1;
+    }
+
+    /// By how many more wait for the trainer.
+    pub(crate) fn more_waiting(&self) -> i64 {
+        let count = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        count(self.received) - count(self.ended.values().sum())
+    }
 }
 
 /// Posts for one part of a completion whose value is not combined yet.
@@ -42,29 +58,29 @@ pub(super) struct PendingRating {
 
 /// Every table, opened in one write transaction.
 pub(crate) struct LedgerTables<'t> {
-    pub(super) interactions: Table<'t, &'static Id, Bytes>,
-    pub(super) samples: Table<'t, &'static Id, Bytes>,
-    pub(super) rewards: Table<'t, (&'static Id, &'static str), Bytes>,
-    pub(super) feedback: Table<'t, &'static Id, Bytes>,
-    pub(super) groups: Table<'t, &'static Id, Bytes>,
-    pub(super) policies: Table<'t, u64, Bytes>,
-    pub(super) steps: Table<'t, u64, Bytes>,
-    pub(super) samples_of: Table<'t, IdPair, (bool, u32)>,
-    pub(super) groups_of: Table<'t, IdPair, ()>,
-    ready: Table<'t, (u64, &'static Id), ()>,
-    pub(super) ungrouped: Table<'t, (u64, &'static Id, &'static str), ()>,
-    pub(super) idempotency:
+    pub(crate) interactions: Table<'t, &'static Id, Bytes>,
+    pub(crate) samples: Table<'t, &'static Id, Bytes>,
+    pub(crate) rewards: Table<'t, (&'static Id, &'static str), Bytes>,
+    pub(crate) feedback: Table<'t, &'static Id, Bytes>,
+    pub(crate) groups: Table<'t, &'static Id, Bytes>,
+    pub(crate) policies: Table<'t, u64, Bytes>,
+    pub(crate) steps: Table<'t, u64, Bytes>,
+    pub(crate) samples_of: Table<'t, IdPair, (bool, u32)>,
+    pub(crate) groups_of: Table<'t, IdPair, ()>,
+    pub(crate) ready: Table<'t, (u64, &'static Id), ()>,
+    pub(crate) ungrouped: Table<'t, (u64, &'static Id, &'static str), ()>,
+    pub(crate) idempotency:
         Table<'t, (Option<&'static str>, &'static str), (&'static Id, &'static Id)>,
-    pub(super) ratings: Table<'t, (&'static Id, &'static str, Option<&'static str>), &'static Id>,
-    pub(super) sessions: Table<'t, (Option<&'static str>, &'static str, &'static Id), ()>,
-    pub(super) same_prompt: Table<'t, IdPair, ()>,
-    pub(super) held_out: Table<'t, (&'static str, &'static Id), ()>,
-    pub(super) quarantine: Table<'t, &'static str, (&'static str, u64)>,
-    pub(super) by_key: Table<'t, (Option<&'static str>, &'static Id), ()>,
-    pub(super) feedback_of: Table<'t, IdPair, ()>,
-    pub(super) turns: Table<'t, IdPair, Option<u32>>,
-    pub(super) turns_of: Table<'t, IdPair, ()>,
-    pub(super) erased: Table<'t, &'static Id, u64>,
+    pub(crate) ratings: Table<'t, (&'static Id, &'static str, Option<&'static str>), &'static Id>,
+    pub(crate) sessions: Table<'t, (Option<&'static str>, &'static str, &'static Id), ()>,
+    pub(crate) same_prompt: Table<'t, IdPair, ()>,
+    pub(crate) held_out: Table<'t, (&'static str, &'static Id), ()>,
+    pub(crate) quarantine: Table<'t, &'static str, (&'static str, u64)>,
+    pub(crate) by_key: Table<'t, (Option<&'static str>, &'static Id), ()>,
+    pub(crate) feedback_of: Table<'t, IdPair, ()>,
+    pub(crate) turns: Table<'t, IdPair, Option<u32>>,
+    pub(crate) turns_of: Table<'t, IdPair, ()>,
+    pub(crate) erased: Table<'t, &'static Id, u64>,
     /// Ratings that are recorded and not combined yet, by completion and part.
     pub(super) pending: BTreeMap<(SampleId, String), PendingRating>,
     /// Effects so far.
@@ -115,11 +131,6 @@ impl<'t> LedgerTables<'t> {
     /// Counts an operation without effect.
     pub(super) fn count_orphan(&mut self, table: &'static str) {
         *self.counts.orphans.entry(table).or_default() += 1;
-    }
-
-    /// Counts a rating whose outcome is final.
-    pub(super) fn count_rating(&mut self, outcome: &str) {
-        *self.counts.ratings.entry(outcome.to_owned()).or_default() += 1;
     }
 
     /// The current value of a reward part.

@@ -519,11 +519,9 @@ impl StepContext<'_> {
     }
 
     fn flat_reward(&self) -> Signal {
-        let (Some(rise), Some(std), Some(mean)) = (
-            trend(&self.state.rewards, WINDOW),
-            mean(&self.state.stds),
-            mean(&self.state.rewards),
-        ) else {
+        let (Some(rise), Some(std), Some(mean)) =
+            (trend(&self.state.rewards, WINDOW), mean(&self.state.stds), mean(&self.state.rewards))
+        else {
             return Signal::Unknown;
         };
         // Without a deviation there is nothing to learn from: a collapse, not a plateau.
@@ -556,9 +554,13 @@ impl StepContext<'_> {
         Signal::worst(self.roles.format.iter().map(|part| {
             match metric_names::part(self.record, part) {
                 Some(mean) => self.below(mean, MIN_FORMAT, || {
-                    format!("the part \"{part}\" stayed near 0 for {FORMAT_PATIENCE} steps ({mean:.3})")
+                    format!(
+                        "the part \"{part}\" stayed near 0 for {FORMAT_PATIENCE} steps ({mean:.3})"
+                    )
                 }),
-                None => Signal::Bad(format!("the part \"{part}\" had no value for {FORMAT_PATIENCE} steps")),
+                None => Signal::Bad(format!(
+                    "the part \"{part}\" had no value for {FORMAT_PATIENCE} steps"
+                )),
             }
         }))
     }

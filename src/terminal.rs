@@ -1,9 +1,14 @@
-//! Progress on stderr: bars on a terminal, plain lines elsewhere.
+//! Text on the terminal: progress on stderr, tables, and texts of models as visible characters.
 
 use std::io::Write as _;
 use std::time::Duration;
 
+use comfy_table::{CellAlignment, Row, Table, presets};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Shown for a missing value.
+pub(crate) const MISSING: &str = "–";
 
 /// Time between two frames of a spinner.
 const REDRAW: Duration = Duration::from_millis(120);
@@ -99,9 +104,122 @@ pub fn clock(time: Duration) -> String {
     }
 }
 
+// Tables.
+
+/// A table without borders. The columns after the first `texts` are aligned to the right.
+pub(crate) fn table<H: Into<Row>, R: Into<Row>>(
+    head: H,
+    rows: impl IntoIterator<Item = R>,
+    texts: usize,
+) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(head).add_rows(rows);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((u16::from(index > 0), 1));
+        if index >= texts {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// The lines of a table without spaces at their ends, each with a line end.
+pub(crate) fn shown(table: &Table) -> String {
+    table.trim_fmt() + "\n"
+}
+
+/// A table as Markdown, with line ends. Its cells must be escaped.
+pub(crate) fn markdown(mut table: Table) -> String {
+    table.column_iter_mut().for_each(|column| _ = column.set_padding((1, 1)));
+    shown(table.load_preset(presets::ASCII_MARKDOWN))
+}
+
+/// Values between `low` and `high` as at most `width` block characters, oldest first. More values are
+/// averaged in equal shares.
+pub(crate) fn sparkline(values: &[f64], low: f64, high: f64, width: usize) -> String {
+    const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let cells = values.len().min(width);
+    (0..cells)
+        .map(|cell| {
+            let share = &values[cell * values.len() / cells..(cell + 1) * values.len() / cells];
+            let mean = share.iter().sum::<f64>() / share.len() as f64;
+            let level = (((mean - low) / (high - low)).clamp(0.0, 1.0) * 7.0).round() as usize;
+            BLOCKS[level]
+        })
+        .collect()
+}
+
+// Texts of models. Control characters, which could control the terminal, are shown as symbols, and marks
+// that reorder text are left out.
+
+/// One line of visible characters: line ends as `⏎`, control characters as symbols, without marks of
+/// direction.
+pub(crate) fn one_line(text: &str) -> String {
+    text.trim().chars().filter_map(visible).collect()
+}
+
+/// The character that shows `c` on one line; `None` for characters without one.
+pub fn visible(c: char) -> Option<char> {
+    match c {
+        '\n' => Some('⏎'),
+        '\r' => None,
+        '\t' => Some(' '),
+        '\u{0}'..='\u{1f}' => char::from_u32(0x2400 + u32::from(c)),
+        '\u{7f}' => Some('␡'),
+        '\u{80}'..='\u{9f}' => Some('\u{fffd}'),
+        '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => None,
+        '\u{2028}' | '\u{2029}' => Some('⏎'),
+        _ => Some(c),
+    }
+}
+
+/// At most `width` columns, ending in `…` if the text is longer.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let mut used = 0;
+    let fits = |c: &char| {
+        used += c.width().unwrap_or(0);
+        used < width
+    };
+    let head: String = text.chars().take_while(fits).collect();
+    if width == 0 { head } else { head + "…" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_never_reach_the_terminal() {
+        assert_eq!(one_line(" a\r\nb\tc\u{1b}[0m\u{9b}2J\u{202e}d "), "a⏎b c␛[0m\u{fffd}2Jd");
+    }
+
+    #[test]
+    fn cutting_counts_columns() {
+        assert_eq!(cut("日本語", 6), "日本語");
+        assert_eq!(cut("日本語", 5), "日本…");
+        assert_eq!(cut("日本語", 4), "日…");
+        assert_eq!(cut("abc", 0), "");
+    }
+
+    #[test]
+    fn sparklines_rise_with_the_values() {
+        assert_eq!(sparkline(&[0.0, 0.5, 1.0, 1.5], 0.0, 1.5, 32), "▁▃▆█");
+        assert_eq!(sparkline(&[], 0.0, 1.5, 32), "");
+        assert_eq!(sparkline(&[-1.0, 9.0, f64::NAN], 0.0, 1.5, 32), "▁█▁");
+        assert_eq!(sparkline(&[2.0, 3.0, 4.0], 2.0, 4.0, 32), "▁▅█");
+    }
+
+    #[test]
+    fn long_histories_are_averaged_to_the_width() {
+        let history: Vec<f64> = (0..64).map(|i| f64::from(i % 2)).collect();
+        assert_eq!(sparkline(&history, 0.0, 1.0, 4), "▅▅▅▅");
+        for len in 0..200 {
+            assert_eq!(sparkline(&vec![1.0; len], 0.0, 1.0, 32).chars().count(), len.min(32));
+        }
+    }
 
     #[test]
     fn clocks_have_hours_when_needed() {

@@ -1,29 +1,19 @@
 //! The command line, as clap structures.
 
-mod bench;
-mod values;
-
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
-use hone_core::types::UnixMillis;
 use hone_engine::EngineBackend;
 use hone_model::weights::Quantize;
-use hone_rollout::SamplerKind;
-use hone_train::policy::Promotion;
 
 use crate::app::adapters::VersionChoice;
 use crate::app::generate::Weights;
-use crate::demo::{DEFAULT_STEPS, DemoOptions, RewardsMode};
-use crate::runs::from_ledger::filter::{LedgerFilter, VersionRange, parse_time};
-use values::{engine_backend, promotion, quantize, sampler_kind};
-
-pub use bench::{
-    BenchCommand, BenchHttpArgs, BenchInterferenceArgs, BenchSafetyArgs, BenchSampleArgs,
-    BenchTrainArgs,
-};
+use crate::bench::BenchCommand;
+use crate::demo::DemoOptions;
+use crate::flags::{engine_backend, quantize};
+use crate::runs::from_ledger::filter::LedgerFilter;
 
 /// Serves a language model and keeps training it on its own traffic.
 ///
@@ -41,7 +31,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show how a model improves from the rewards of simulated users, and report the result
-    Demo(DemoArgs),
+    Demo(DemoOptions),
     /// Serve a model and keep training it
     Serve(ServeArgs),
     /// Train on a dataset or on a daemon's records without serving, with a final report
@@ -215,71 +205,6 @@ pub struct EvalArgs {
     pub json: bool,
 }
 
-/// `hone demo`.
-#[derive(Debug, Args)]
-pub struct DemoArgs {
-    /// Optimizer steps
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS,
-          value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    pub steps: u64,
-    /// Seed of the users, the samples and the trainer
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-    /// Source of the rewards
-    #[arg(long, value_enum, default_value_t = RewardsMode::Both)]
-    pub rewards: RewardsMode,
-    /// Engine that answers the users
-    #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
-    pub backend: EngineBackend,
-    /// Sampler of the shadow completions
-    #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
-    pub sampler: SamplerKind,
-    /// What a version must pass before all users get it
-    #[arg(long, value_name = "MODE", default_value = "direct", value_parser = promotion())]
-    pub promotion: Promotion,
-    /// With a canary, reward wrong sums after some promotions, to show that users notice it
-    #[arg(long)]
-    pub sabotage: bool,
-    /// Ask and rate a server that runs, such as http://localhost:8080, instead of starting one
-    #[arg(long, value_name = "URL", conflicts_with_all = ["rewards", "backend", "sampler",
-          "promotion", "sabotage", "data", "keep_serving"])]
-    pub server: Option<String>,
-    /// Data directory, which is kept [default: a temporary one]
-    #[arg(long, value_name = "DIR")]
-    pub data: Option<PathBuf>,
-    /// Keep serving the trained model until Ctrl-C
-    #[arg(long)]
-    pub keep_serving: bool,
-    /// Write the results as JSON
-    #[arg(long, value_name = "FILE")]
-    pub report: Option<PathBuf>,
-}
-
-impl From<DemoArgs> for DemoOptions {
-    fn from(args: DemoArgs) -> Self {
-        let DemoArgs { steps, seed, rewards, backend, sampler, promotion, sabotage, .. } = args;
-        let DemoArgs { server, data, keep_serving, report, .. } = args;
-        // Of a server of others, the users know only what they rated, and that it may check its versions.
-        let (rewards, promotion) = match server {
-            Some(_) => (RewardsMode::Feedback, Promotion::Gate),
-            None => (rewards, promotion),
-        };
-        Self {
-            steps,
-            seed,
-            server,
-            data,
-            keep_serving,
-            report,
-            rewards,
-            backend,
-            sampler,
-            promotion,
-            sabotage,
-        }
-    }
-}
-
 /// `hone db`.
 #[derive(Debug, Subcommand)]
 pub enum DbCommand {
@@ -446,28 +371,10 @@ pub struct FromLedgerArgs {
     /// Train on the records of a stopped daemon, its data directory or ledger file, instead of a dataset
     #[arg(long, value_name = "DIR", conflicts_with = "dataset")]
     pub from_ledger: Option<PathBuf>,
-    /// Use completions from this time on: RFC 3339, or a day
-    #[arg(long, value_name = "TIME", requires = "from_ledger", value_parser = parse_time)]
-    pub since: Option<UnixMillis>,
-    /// Use completions before this time
-    #[arg(long, value_name = "TIME", requires = "from_ledger", value_parser = parse_time)]
-    pub until: Option<UnixMillis>,
-    /// Use the records of a route; repeatable
-    #[arg(long = "route", value_name = "NAME", requires = "from_ledger")]
-    pub routes: Vec<String>,
-    /// Use completions of a policy version such as 7, or of a range such as 3-7; repeatable
-    #[arg(long = "policy", value_name = "VERSIONS", requires = "from_ledger")]
-    pub policies: Vec<VersionRange>,
+    /// The records to use.
+    #[command(flatten)]
+    pub filter: LedgerFilter,
     /// Share of the recorded prompts to hold out
     #[arg(long, value_name = "SHARE", requires = "from_ledger", default_value_t = 0.1)]
     pub holdout: f64,
-}
-
-impl FromLedgerArgs {
-    /// Which records the flags select.
-    pub fn filter(&self) -> LedgerFilter {
-        let Self { since, until, routes, policies, .. } = self;
-        let (routes, policies) = (routes.clone(), policies.clone());
-        LedgerFilter { since: *since, until: *until, routes, policies }
-    }
 }

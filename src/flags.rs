@@ -1,6 +1,8 @@
 //! Parsers of the values of flags.
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use std::ops::RangeInclusive;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use serde::de::value::Error as ValueError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
@@ -11,7 +13,7 @@ use hone_rollout::SamplerKind;
 use hone_train::policy::Promotion;
 
 /// The values of `--backend`.
-pub(super) fn engine_backend() -> impl TypedValueParser<Value = EngineBackend> {
+pub(crate) fn engine_backend() -> impl TypedValueParser<Value = EngineBackend> {
     let values = [
         ("mistralrs", "mistral.rs; on a CPU each of its engines decodes one sequence at a time"),
         ("native", "Hone's batched engine, on the weights that the trainer uses"),
@@ -20,7 +22,7 @@ pub(super) fn engine_backend() -> impl TypedValueParser<Value = EngineBackend> {
 }
 
 /// The values of `--quantize`.
-pub(super) fn quantize() -> impl TypedValueParser<Value = Quantize> {
+pub(crate) fn quantize() -> impl TypedValueParser<Value = Quantize> {
     let values = [
         ("none", "the format of the model's files"),
         ("q8_0", "8.5 bits a weight"),
@@ -30,7 +32,7 @@ pub(super) fn quantize() -> impl TypedValueParser<Value = Quantize> {
 }
 
 /// The values of `--compute`.
-pub(super) fn compute() -> impl TypedValueParser<Value = Compute> {
+pub(crate) fn compute() -> impl TypedValueParser<Value = Compute> {
     let values = [
         ("f32", "32-bit floats"),
         (
@@ -42,7 +44,7 @@ pub(super) fn compute() -> impl TypedValueParser<Value = Compute> {
 }
 
 /// The values of `--sampler`.
-pub(super) fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {
+pub(crate) fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {
     let values = [
         ("auto", "The native sampler on a CPU, else the serving engine"),
         ("engine", "The serving engine, in slots that no client uses"),
@@ -52,13 +54,27 @@ pub(super) fn sampler_kind() -> impl TypedValueParser<Value = SamplerKind> {
 }
 
 /// The values of `--promotion` and `--modes`.
-pub(super) fn promotion() -> impl TypedValueParser<Value = Promotion> {
+pub(crate) fn promotion() -> impl TypedValueParser<Value = Promotion> {
     let values = [
         ("direct", "After a comparison of served and trained log-probabilities only"),
         ("gate", "After that, bounds on the drift, and an exam on held-out prompts"),
         ("canary", "After the gate, and a share of the traffic until users' ratings decide"),
     ];
     one_of(values)
+}
+
+/// A count within a range.
+pub(crate) fn count(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
+}
+
+/// A duration in seconds.
+///
+/// # Errors
+/// If the text is no number above 0.
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0 && seconds.is_finite());
+    seconds.ok_or_else(|| "it must be a number above 0".to_owned())
 }
 
 /// The values of a type by the names that configurations have, each with its help.
