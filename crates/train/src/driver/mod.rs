@@ -76,8 +76,7 @@ pub struct TrainSetup {
     pub max_completion_tokens: usize,
     /// The base model's directory.
     pub model: ModelDir,
-    /// The longest sample, and shard, in tokens that a step may compute, from
-    /// [`MemoryPlanner::longest_sample`](crate::memory::MemoryPlanner::longest_sample).
+    /// Tokens of the longest sample, and shard, of a step: `MemoryPlanner::longest_sample`.
     pub longest_sample: usize,
     /// Whether no client's request runs or waits, for `train.when = "idle"`.
     pub is_idle: Arc<dyn Fn() -> bool + Send + Sync>,

@@ -36,8 +36,8 @@ pub(super) struct Publication {
 }
 
 impl Publication {
-    /// Starts to publish `snapshot`, the weights of `progress`, with scores on `pool`. Sends a wake-up at its
-    /// end.
+    /// Starts to publish `snapshot`, the weights of `progress`, with scores on `pool`. Wakes the trainer at
+    /// its end.
     pub(super) fn start(
         setup: &TrainSetup,
         (runtime, pool, wake): (&Handle, &Arc<ThreadPool>, Sender<TrainCommand>),

@@ -1,7 +1,5 @@
 //! The keys of `[policy]`.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 
 use hone_core::config::{Checked, Problem};
@@ -211,11 +209,6 @@ impl Default for RollbackConfig {
 }
 
 impl PolicyConfig {
-    /// The pause of training after an activation; `None` until it is resumed.
-    pub fn hold(&self) -> Option<Duration> {
-        (self.hold_seconds > 0).then(|| Duration::from_secs(self.hold_seconds))
-    }
-
     /// The largest allowed difference between the log-probabilities of an engine that computes in `dtype`
     /// and of a trainer with products in `compute`.
     pub fn parity_bound(&self, dtype: &str, compute: Compute) -> f64 {

@@ -1,13 +1,12 @@
 //! Policy versions: their files and lineage, the checks before their publication, and rollback.
 //!
-//! [`Policies::publish`] writes new weights as a candidate and has the gate and, if configured, a canary
-//! decide whether it becomes the active version. [`Policies::activate`] and [`Policies::withdraw`]
-//! return to an earlier version, which ends a publication in progress.
+//! [`Policies::publish`] writes new weights as a candidate; the gate and, if configured, a canary decide
+//! whether it becomes the active version. [`Policies::activate`] and [`Policies::withdraw`] return to an
+//! earlier version.
 //!
-//! Invariants: a version number is used once; a version's files are complete before the ledger
-//! names them; the version that the ledger calls active is the one that new requests get, or got
-//! before the last crash, except for the requests of a canary; a version is promoted, rejected or
-//! rolled back from its canary exactly once.
+//! Invariants: a version number is used once; its files are complete before the ledger names them; the version
+//! that the ledger calls active is the one that new requests get, or got before the last crash, except for the
+//! requests of a canary; a version is promoted, rejected or rolled back from its canary exactly once.
 
 mod canary;
 mod config;
@@ -227,8 +226,6 @@ pub struct Rollback {
     pub count: u64,
     /// The version that is served now.
     pub version: PolicyVersion,
-    /// Its PEFT directory; `None` for the base.
-    pub adapter: Option<PathBuf>,
     /// Whether an operator activated it, which pauses training.
     pub by_operator: bool,
 }

@@ -23,12 +23,10 @@ enum Evaluated {
 }
 
 impl Policies {
-    /// Writes new weights as the next version and serves it if it passes every check of
-    /// `policy.promotion`.
+    /// Writes new weights as the next version and serves it if it passes every check of `policy.promotion`.
     ///
-    /// Each check is recorded with the version. A version that fails one is never the active version.
-    /// Nothing is published if `parent` is no longer active, so that an operator's activation stays in
-    /// force; an activation during the checks ends them.
+    /// Each check is recorded with the version. Nothing is published if `parent` is no longer active, so that
+    /// an operator's activation stays in force; an activation during the checks ends them.
     ///
     /// # Errors
     /// If files, engine or ledger fail. The active version then stays.

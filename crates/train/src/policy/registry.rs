@@ -291,7 +291,7 @@ impl Policies {
                 return Ok(record);
             }
             if self.publisher.serve_now(version, adapter.as_deref()).await? {
-                let served = self.switched(version, adapter, reason, left, by_operator).await;
+                let served = self.switched(version, reason, left, by_operator).await;
                 self.interrupts.send_modify(|count| *count += 1);
                 return served;
             }
@@ -300,12 +300,12 @@ impl Policies {
         // Every engine must load it first. The interrupted publication releases the engine soon.
         let _exchange = self.exchange.lock().await;
         let _switch = self.switch.lock().await;
-        let (record, adapter) = self.servable(version)?;
+        let (record, _) = self.servable(version)?;
         if version == self.active() {
             return Ok(record);
         }
         self.load(&record).await?;
-        self.switched(version, adapter, reason, left, by_operator).await
+        self.switched(version, reason, left, by_operator).await
     }
 
     /// The record of a version that was promoted, and its verified directory.
@@ -326,7 +326,6 @@ impl Policies {
     async fn switched(
         &self,
         version: PolicyVersion,
-        adapter: Option<PathBuf>,
         reason: &str,
         left: PolicyState,
         by_operator: bool,
@@ -336,7 +335,7 @@ impl Policies {
         self.metrics.policy_rollbacks.inc();
         self.store.commit_now(activation_ops(&records, version, reason, left)).await?;
         self.rollback.send_modify(|r| {
-            *r = Rollback { count: r.count + 1, version, adapter, by_operator };
+            *r = Rollback { count: r.count + 1, version, by_operator };
         });
         tracing::info!(%version, reason, "policy version activated");
         self.store.policy(version)?.ok_or(PolicyError::Unknown(version))

@@ -118,8 +118,7 @@ impl Learner {
     /// Restores a checkpoint and returns its `extra`. Training continues with the same numbers.
     ///
     /// # Errors
-    /// If the checkpoint is damaged, of another base model, or differs from `train.lora`; nothing is changed
-    /// then.
+    /// If the checkpoint is damaged, of another base model, or differs from `train.lora`; nothing is changed.
     pub fn load(&mut self, dir: &Path) -> Result<Value> {
         let device = self.model.device().clone();
         let (state, mut files) = checkpoint::load(dir, &device)?;

@@ -92,8 +92,7 @@ impl Learner {
     /// Starts with a fresh adapter, or with `train.lora.init_adapter`, over a loaded model.
     ///
     /// # Errors
-    /// If the configuration is out of range, or the adapter to start from cannot be read, does not
-    /// fit the model or contradicts `train.lora`.
+    /// If the configuration is out of range, or the adapter to start from cannot be read or does not fit.
     pub fn with_model(model: Model, config: &TrainConfig) -> Result<Self> {
         validate(config)?;
         let model = model.with_compute(config.compute);

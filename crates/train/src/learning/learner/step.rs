@@ -71,14 +71,11 @@ pub(crate) fn completion_metrics(
 impl Learner {
     /// One optimizer step of `train.num_iterations` updates on `samples`.
     ///
-    /// `current_version` is the policy version that has the learner's weights; for samples of it,
-    /// recorded and recomputed log-probabilities must agree. Unpublished weights have no version:
-    /// pass one that no sample has, such as `u64::MAX`. `max_completion_tokens` is the divisor of
-    /// the `dr_grpo` loss.
-    ///
-    /// If a loss, gradient or updated value of any iteration is not finite, [`StepStats::skipped`]
-    /// has the reason, and parameters, moments, average, schedule and random stream are as before
-    /// the step.
+    /// `current_version` is the policy version that has the learner's weights, for whose samples recorded and
+    /// recomputed log-probabilities must agree; unpublished weights have none, such as `u64::MAX`.
+    /// `max_completion_tokens` is the divisor of the `dr_grpo` loss. If a loss, gradient or updated value is not
+    /// finite, [`StepStats::skipped`] has the reason, and parameters, moments, average, schedule and random
+    /// stream do not change.
     ///
     /// # Errors
     /// If a sample is malformed or a tensor operation fails; nothing is changed then either.

@@ -368,16 +368,16 @@ fn at_most(value: f64, bound: f64) -> f64 {
 /// Bounds of logarithms as in TRL: `ln 1e-8` and 20.
 const BOUNDS: (f64, f64) = (-18.420_680_743_952_367, 20.0);
 
-/// The gamma weight of a sequence with ratio w. The gradient treats it as a constant:
+/// The gamma weight of a sequence with ratio w, a constant for the gradient:
 ///
 /// ```text
 /// phi(w) = w^k exp(lambda (1 - w))
 /// ln w   = sum over tokens of l - o, plus ln rho with a sampler correction
 /// ```
 ///
-/// It is 1 at w = 1 and approaches 0 on either side; k and lambda depend on the sign of the
-/// advantage. As in TRL, `l - o` is clamped to [-20, 20], ln rho and ln w to [`BOUNDS`]; ln phi is at most
-/// 20, which only large k reach.
+/// It is 1 at w = 1 and approaches 0 on either side; k and lambda depend on the sign of the advantage. As in
+/// TRL,
+/// `l - o` is clamped to [-20, 20], ln rho and ln w to [`BOUNDS`]; ln phi is at most 20.
 fn vespo_weight(
     logprobs: &[f64],
     old: &[f64],
@@ -399,10 +399,9 @@ fn vespo_weight(
 
 // Corrections for a sampler whose policy differs from the trained one.
 
-/// Importance weights of each token's surrogate, from the sampler's `recorded` log-probabilities to
-/// the policy's `old` ones. The gradient treats them as constants (truncated: Yao et al. 2025, "Your
-/// efficient RL framework secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When
-/// speed kills stability"):
+/// Importance weights of each token's surrogate, constants for the gradient, from the sampler's `recorded`
+/// log-probabilities to the policy's `old` ones (truncated: Yao et al. 2025, "Your efficient RL framework
+/// secretly brings you off-policy RL training"; masked: Liu et al. 2025, "When speed kills stability"):
 ///
 /// ```text
 /// token:    rho_t = exp(old_t - recorded_t)
@@ -410,9 +409,8 @@ fn vespo_weight(
 /// truncate: min(max(rho, low), high)        mask: rho where low <= rho <= high, else 0
 /// ```
 ///
-/// `low` is `clip_min`; `high` is `clip_max`, where 0 is no bound but that of [`exp_weight`], which
-/// keeps the product over a long sequence finite. Returns one weight for the whole
-/// sequence at sequence level, else one per token; empty without a correction.
+/// `low` is `clip_min`; `high` is `clip_max`, where 0 is no bound but that of [`exp_weight`]. Returns one weight
+/// for the sequence, or one per token; empty without a correction.
 fn sampler_weights(config: &CorrectionConfig, old: &[f64], recorded: &[f64]) -> Vec<f64> {
     let low = config.clip_min;
     let high = if config.clip_max > 0.0 { config.clip_max } else { f64::INFINITY };
@@ -439,9 +437,9 @@ fn sampler_weights(config: &CorrectionConfig, old: &[f64], recorded: &[f64]) -> 
     ratios.into_iter().map(bounded).collect()
 }
 
-/// Whether a sequence is too far off policy to have a surrogate: its advantage is negative, and its
-/// log-probability fell since sampling by more than `threshold`, in nats per token (DeepSeek-V3.2,
-/// 2025, eq. 9). Never with a threshold of 0.
+/// Whether a sequence has no surrogate: its advantage is negative, and its log-probability fell since
+/// sampling by more than `threshold` nats per token (DeepSeek-V3.2, 2025, eq. 9). Never with a threshold of
+/// 0.
 fn is_off_policy(advantage: f64, logprobs: &[f64], recorded: &[f64], threshold: f64) -> bool {
     if threshold == 0.0 || advantage >= 0.0 {
         return false;
@@ -463,15 +461,12 @@ const K3_BOUND: f64 = 2.610_868_638_149_876;
 /// k1 = -d        k2 = d^2 / 2        k3 = exp(d) - d - 1        corrected = r k3
 /// ```
 ///
-/// For `corrected` this returns k3; [`sequence_loss`] applies the factor r, the surrogate's
-/// ratio with its own gradient (DeepSeek-V3.2, 2025; TRL's `use_bias_correction_kl`). All but k1 are
-/// at least 0. As loss terms on samples of the policy: the mean gradient of k1 is 0, that of k2 is
-/// the gradient of KL(policy || reference), and that of k3 the gradient of KL(reference || policy).
+/// For `corrected` this returns k3; [`sequence_loss`] applies the factor r with its own gradient
+/// (DeepSeek-V3.2, 2025; TRL's `use_bias_correction_kl`). As loss terms on samples of the policy, the mean
+/// gradient of k1 is 0, of k2 that of KL(policy || reference), and of k3 that of KL(reference || policy).
 ///
-/// k3 is continued by its tangent above a value of 10 for tokens that became unlikely, so that a single
-/// token adds at most `12.6 d` instead of `exp(d)`. verl limits the value to 10 instead, which removes
-/// the restoring gradient of those tokens. For tokens that became likely k3 is about `-d - 1`, and needs
-/// no bound.
+/// k3 is continued by its tangent above a value of 10, so that a token that became unlikely adds at most
+/// `12.6 d` instead of `exp(d)`. verl limits the value to 10, which removes the restoring gradient.
 fn kl_estimate(estimator: KlEstimator, logprob: f64, reference: f64) -> (f64, f64) {
     let d = reference - logprob;
     match estimator {
@@ -492,8 +487,7 @@ fn kl_estimate(estimator: KlEstimator, logprob: f64, reference: f64) -> (f64, f6
 /// beta <- beta (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon)
 /// ```
 ///
-/// Beta is unchanged if the target is 0 or `kl` is not finite. The factor is above 0 for fewer than
-/// 5 horizons of samples; the configuration's check ensures that.
+/// It is unchanged if the target is 0 or `kl` is not finite. The check of the keys keeps the factor above 0.
 pub(crate) fn adapted_beta(beta: f64, kl: f64, samples: f64, config: &KlConfig) -> f64 {
     if config.target == 0.0 || !kl.is_finite() {
         return beta;
@@ -518,10 +512,9 @@ pub(crate) const LEAST_WEIGHT: f64 = 1e-3;
 /// rho = min(exp(min(T, 64) * mean over tokens of old - recorded), clip_max)
 /// ```
 ///
-/// Up to 64 tokens this is truncated importance sampling of the whole sequence (Ionides 2008;
-/// Espeholt et al. 2018 truncate at 1). The product over more tokens is almost always near 0, because
-/// its logarithm falls in proportion to T; beyond that length the geometric mean (GSPO, Zheng et al.
-/// 2025) limits the exponent. Both limits bias the size of the update, but not its sign.
+/// Up to 64 tokens this is truncated importance sampling of the sequence (Ionides 2008; Espeholt et al. 2018).
+/// The product over more tokens is almost always near 0; beyond, the geometric mean (GSPO, Zheng et al. 2025)
+/// limits the exponent. Both limits bias the size of the update, but not its sign.
 pub(crate) fn late_weight(old: &[f64], recorded: &[f64], clip_max: f64) -> f64 {
     let count = old.len().max(1) as f64;
     let mean = old.iter().zip(recorded).map(|(o, r)| o - r).sum::<f64>() / count;
