@@ -29,17 +29,14 @@ use crate::config::GraderLimits;
 /// The fields of a run.
 pub const RUN_FIELDS: FieldTable = &[&[
     GRADER,
-    Field::json("item", object_of_any, "What `{{ item.* }}` refers to."),
+    Field::json("item", || json!({"type": "object"}), "What `{{ item.* }}` refers to."),
     Field::text("model_sample", "The text of a completion.").required(),
     Field::json("reference_answer", || json!({}), "The older form: `item.reference_answer`."),
 ]];
 /// The fields of a check.
 pub const VALIDATE_FIELDS: FieldTable = &[&[GRADER]];
-const GRADER: Field = Field::json("grader", object_of_any, "An OpenAI grader.").required();
-
-fn object_of_any() -> Value {
-    json!({"type": "object"})
-}
+const GRADER: Field =
+    Field::json("grader", || json!({"type": "object"}), "An OpenAI grader.").required();
 
 /// `Retry-After` of a run that is refused because too many wait.
 const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -110,7 +110,7 @@ impl KeySet {
 
     /// Refuses an address that others can reach if the server would answer them without a key.
     fn check_exposure(&self, bind: SocketAddr, insecure: bool) -> Result<(), ConfigError> {
-        if insecure || bind.ip().to_canonical().is_loopback() || self.requires_client_keys() {
+        if insecure || bind.ip().to_canonical().is_loopback() || self.has_scope(&KeyScope::CLIENT) {
             return Ok(());
         }
         Err(ConfigError::Invalid(format!(
@@ -122,11 +122,8 @@ impl KeySet {
 
     /// Refuses a reload that opens routes: a file that is empty while it is written must not; a restart can.
     fn check_protection(&self, before: &Self) -> Result<(), ConfigError> {
-        for (path, required, still) in [
-            ("/v1", before.requires_client_keys(), self.requires_client_keys()),
-            ("/admin", before.requires_admin_keys(), self.requires_admin_keys()),
-        ] {
-            if required && !still {
+        for (path, scopes) in [("/v1", &KeyScope::CLIENT[..]), ("/admin", &[KeyScope::Admin][..])] {
+            if before.has_scope(scopes) && !self.has_scope(scopes) {
                 return Err(ConfigError::Invalid(format!(
                     "the new keys have none for {path}, which would then need no key: restart to remove \
                      all keys"
@@ -136,17 +133,7 @@ impl KeySet {
         Ok(())
     }
 
-    /// Whether `/v1` requires a key.
-    fn requires_client_keys(&self) -> bool {
-        self.has_scope(&KeyScope::CLIENT)
-    }
-
-    /// Whether `/admin` requires a key.
-    fn requires_admin_keys(&self) -> bool {
-        self.has_scope(&[KeyScope::Admin])
-    }
-
-    /// Whether a key has one of `scopes`.
+    /// Whether a key has one of `scopes`, so that the routes of these scopes require a key.
     pub(super) fn has_scope(&self, scopes: &[KeyScope]) -> bool {
         self.0.iter().any(|(_, key)| key.has_one_of(scopes))
     }
@@ -260,7 +247,7 @@ mod tests {
             // A reload must not open a server that others can reach.
             let ring = bound(bind, ONE).unwrap();
             assert!(ring.reload(&config("")).is_err());
-            assert!(ring.current().requires_client_keys());
+            assert!(ring.current().has_scope(&KeyScope::CLIENT));
         }
     }
 }

@@ -344,7 +344,7 @@ pub const COMPLETIONS: FieldTable = &[
     PAGE,
     &[
         Field::text("model", "Only completions with this model name."),
-        Field::json("metadata[KEY]", entry_schema, "Only completions with this entry."),
+        Field::json("metadata[KEY]", || json!({"type": "object"}), "Only those with this entry."),
     ],
 ];
 
@@ -353,10 +353,6 @@ pub const MESSAGES: FieldTable = &[PAGE];
 
 fn limit_schema() -> Value {
     json!({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT})
-}
-
-fn entry_schema() -> Value {
-    json!({"type": "object"})
 }
 
 /// Which page of a list, and in which order.

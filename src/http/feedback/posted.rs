@@ -34,7 +34,7 @@ pub const FIELDS: FieldTable = &[&[
     Field::short_text("session_id", SESSION_CHARS, "The `metadata.session_id` of a conversation."),
     Field::short_text("end_user", USER_CHARS, "Who rates; default the `user` of the request."),
     Field::short_text("name", NAME_CHARS, "The name of a reward part."),
-    Field::json("value", value_schema, "The rating."),
+    Field::json("value", || json!({"type": ["number", "boolean"]}), "The rating."),
     Field::text("correction", "What the text should have been."),
     Field::short_text("comment", COMMENT_CHARS, "Text about the rating."),
     Field::short_text("idempotency_key", KEY_CHARS, "The same post with it changes nothing."),
@@ -196,10 +196,6 @@ fn refuse_graded_part(state: &AppState, own: Option<&Route>, name: &str) -> Resu
         }
         None => Ok(()),
     }
-}
-
-fn value_schema() -> Value {
-    json!({"type": ["number", "boolean"]})
 }
 
 /// A finite number, or a boolean as 1 or 0.
