@@ -119,7 +119,7 @@ impl Drop for MeasuredBody {
     }
 }
 
-// What identifies a request in the logs of clients, proxies and the server: its id, and the trace of which it is part.
+// What identifies a request in the logs of clients, proxies and the server: its id and its trace.
 
 /// The header with a request's id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -1,4 +1,4 @@
-//! Makes the tokens of prompts, and lets a conversation go on from the recorded tokens of a completion that the client
+//! Makes the tokens of prompts. A conversation goes on from the recorded tokens of a completion that its client
 //! returns.
 //!
 //! The ledger finds a completion by a digest of the messages that led to it and of its own message. The last

@@ -193,8 +193,8 @@ impl RequestRun {
         self.begun_with.or_else(|| self.choices.first()?.version)
     }
 
-    /// Token counts so far. Each prompt counts once, with the fewest cached tokens of its choices: the others read what
-    /// that one computed.
+    /// Token counts so far. Each prompt counts once, with the fewest cached tokens of its choices: the others read
+    /// what that one computed.
     pub fn usage(&self) -> Usage {
         let prompts = self.prompts.iter().map(|prompt| prompt.interaction.prompt_ids.len());
         let sampled = self.choices.iter().map(|choice| choice.tokens.ids.len());
@@ -459,8 +459,8 @@ impl ChoiceState {
         ids
     }
 
-    /// The ledger's record of the choice, cancelled if it has not finished; `None` if it never started. Whatever ended
-    /// it, whether a token is the last does not depend on later ones, so they can be trained on.
+    /// The ledger's record of the choice, cancelled if it has not finished; `None` if it never started. Whatever
+    /// ended it, whether a token is the last does not depend on later ones, so they can be trained on.
     fn sample(&self, interaction: InteractionId, choice: u32) -> Option<Sample> {
         let finish = self.finish.unwrap_or(FinishReason::Cancelled);
         let TokenRecords { ids, logprobs, forced, .. } = self.tokens.clone();
