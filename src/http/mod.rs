@@ -3,8 +3,10 @@
 //!
 //! `routes` lists every route, with the OpenAPI document, and `serve` runs them. `auth` checks keys and
 //! `observe` measures and logs each request. `body` declares and reads the fields of requests. `error` alone
-//! maps errors to status codes. `generate` samples for every endpoint that generates text. `responses` is
-//! OpenAI's Responses, `messages` Anthropic's API. `operator` has `/admin`, probes and metrics.
+//! maps errors to status codes. `generate` samples for every endpoint that generates text. Each of four dialects
+//! has a function `from_wire`, which makes the one internal request of a body, and a type that implements
+//! `ToWire`, which makes the response of what is sampled: `chat`, `text` (completions), `responses` (OpenAI's
+//! Responses) and `messages` (Anthropic's API). `operator` has `/admin`, probes and metrics.
 //!
 //! Invariants: every response is JSON, except streams and `/metrics`; every error has OpenAI's shape, or
 //! Anthropic's on `/v1/messages`; a completion is queued for the ledger before its last byte is sent, or
@@ -17,6 +19,7 @@ mod chat;
 mod error;
 mod feedback;
 mod generate;
+mod graders;
 mod messages;
 mod observe;
 mod operator;
@@ -24,232 +27,9 @@ mod responses;
 mod routes;
 mod serve;
 mod state;
-
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::poll_fn;
-use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-
-use axum::extract::State;
-use axum::{Extension, Json};
-use schemars::JsonSchema;
-use serde::Serialize;
-use serde_json::{Map, Value, json};
-use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::Semaphore;
-use tokio::task::block_in_place;
-
-use hone_core::config::Problem;
-use hone_core::config::describe::one_of;
-use hone_reward::grader::{self, GradeOutcome, Grader};
-
-use crate::config::GraderLimits;
-use auth::Caller;
-use body::{Field, FieldTable, Fields, JsonObject};
-use error::ApiError;
+mod text;
 
 pub use auth::KeyRing;
-pub use operator::control::{PolicyControl, ServedSink, TrainControl};
 pub use routes::router;
 pub use serve::{Startup, Tls, serve};
-pub use state::{AppState, DiskLimit, LearningLimits};
-
-// `POST /v1/fine_tuning/alpha/graders/run` and `.../validate`, compatible with OpenAI's.
-//
-// `server.graders` limits what a grader may use: the models that it asks and their answers, Python, its bytes, and
-// how many run at once and wait, of which each key has a share. Its computations do not delay the tasks of the
-// thread that polls it.
-
-/// The fields of a run.
-const RUN_FIELDS: FieldTable = &[&[
-    GRADER,
-    Field::json("item", object_of_any, "What `{{ item.* }}` refers to."),
-    Field::text("model_sample", "The text of a completion.").required(),
-    Field::json("reference_answer", || json!({}), "The older form: `item.reference_answer`."),
-]];
-/// The fields of a check.
-const VALIDATE_FIELDS: FieldTable = &[&[GRADER]];
-const GRADER: Field = Field::json("grader", object_of_any, "An OpenAI grader.").required();
-
-fn object_of_any() -> Value {
-    json!({"type": "object"})
-}
-
-/// `Retry-After` of a run that is refused because too many wait.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// The response to a check.
-#[derive(Serialize, JsonSchema)]
-struct ValidGrader {
-    /// The grader, unchanged.
-    grader: Option<Value>,
-}
-
-/// The graders that run and wait.
-struct GraderQueue {
-    limits: GraderLimits,
-    /// A permit for each that runs or waits.
-    places: Arc<Semaphore>,
-    /// A permit for each that runs.
-    running: Arc<Semaphore>,
-    /// The keys that have places.
-    keys: Mutex<BTreeMap<String, KeyPlaces>>,
-}
-
-/// What one key has of a queue.
-struct KeyPlaces {
-    /// Graders that run or wait.
-    places: usize,
-    /// A permit for each that may run: one fewer than of all keys, so that no key waits for the graders of
-    /// another alone.
-    running: Arc<Semaphore>,
-}
-
-/// A key's grader that runs or waits.
-struct KeyPlace {
-    queue: Arc<GraderQueue>,
-    key: String,
-}
-
-impl Drop for KeyPlace {
-    fn drop(&mut self) {
-        let mut keys = self.queue.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = keys.get_mut(&self.key) {
-            own.places -= 1;
-            if own.places == 0 {
-                keys.remove(&self.key);
-            }
-        }
-    }
-}
-
-impl GraderQueue {
-    fn new(limits: &GraderLimits) -> Arc<Self> {
-        let GraderLimits { concurrency, queue, .. } = *limits;
-        Arc::new(Self {
-            limits: limits.clone(),
-            places: Arc::new(Semaphore::new(concurrency.saturating_add(queue))),
-            running: Arc::new(Semaphore::new(concurrency)),
-            keys: Mutex::default(),
-        })
-    }
-
-    /// Waits until a grader of a key may run, unless too many wait. It runs until what is returned is dropped.
-    async fn begin(self: &Arc<Self>, key: Option<&str>) -> Result<impl Sized + use<>, ApiError> {
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
-            let GraderLimits { concurrency, queue, .. } = self.limits;
-            let message = format!("{concurrency} graders are running and {queue} are waiting");
-            return Err(ApiError::limited("graders", message, RETRY_AFTER));
-        };
-        // Callers without a key cannot be distinguished, and may have all places.
-        let own = key.map(|key| self.enter(key)).transpose()?;
-        let (own_place, own_running) = own.unzip();
-        // No semaphore is ever closed.
-        let own_running = match own_running {
-            Some(running) => Some(running.acquire_owned().await.map_err(|_| ApiError::internal())?),
-            None => None,
-        };
-        let running = Arc::clone(&self.running).acquire_owned().await;
-        Ok((running.map_err(|_| ApiError::internal())?, own_running, own_place, place))
-    }
-
-    /// Counts a place of a key, which may have as many as it leaves free.
-    fn enter(self: &Arc<Self>, key: &str) -> Result<(KeyPlace, Arc<Semaphore>), ApiError> {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = keys.entry(key.to_owned()).or_insert_with(|| KeyPlaces {
-            places: 0,
-            running: Arc::new(Semaphore::new(self.limits.concurrency.saturating_sub(1).max(1))),
-        });
-        if own.places > self.places.available_permits() {
-            let message = format!("{} graders of the key are running and waiting", own.places);
-            return Err(ApiError::limited("graders", message, RETRY_AFTER));
-        }
-        own.places += 1;
-        Ok((KeyPlace { queue: Arc::clone(self), key: key.to_owned() }, Arc::clone(&own.running)))
-    }
-
-    fn read(&self, state: &AppState, fields: &Fields<'_>) -> Result<Grader, ApiError> {
-        let json = fields.get("grader").ok_or_else(|| fields.missing("grader", "a grader"))?;
-        let invalid = |error: Problem| ApiError::field(&error.key, error.sentence());
-        let mut grader = Grader::new("grader", json, state.graders.clone()).map_err(invalid)?;
-        let refuse = |message: String| Err(ApiError::field("grader", message));
-        if grader.needs_code() && !self.limits.python {
-            return refuse(
-                "grader runs Python: server.graders.python does not permit it".to_owned(),
-            );
-        }
-        let mut allowed: BTreeSet<&str> = self.limits.models.iter().map(String::as_str).collect();
-        if allowed.is_empty() {
-            allowed = state.routes.models();
-        }
-        let other = grader.models().into_iter().find(|name| !allowed.contains(name));
-        if let Some(name) = other.filter(|_| !allowed.contains("*")) {
-            let known: Vec<_> = allowed.iter().map(|name| format!("{name:?}")).collect();
-            let known = if known.is_empty() { "listed".to_owned() } else { one_of(&known) };
-            return refuse(format!(
-                "grader asks the model {name:?}: it must be {known} (server.graders.models)"
-            ));
-        }
-        let most = self.limits.max_tokens;
-        match grader.limit_tokens(most) {
-            Ok(()) => Ok(grader),
-            Err(wanted) => {
-                refuse(format!("grader asks for {wanted} tokens: at most {most} are allowed"))
-            }
-        }
-    }
-}
-
-/// `POST /v1/fine_tuning/alpha/graders/run`
-///
-/// A sample that cannot be graded gets a null reward, with the reason in `metadata.errors`.
-async fn run(
-    State(state): State<Arc<AppState>>,
-    Extension(queue): Extension<Arc<GraderQueue>>,
-    Extension(caller): Extension<Caller>,
-    JsonObject(body): JsonObject,
-) -> Result<Json<GradeOutcome>, ApiError> {
-    let _place = queue.begin(caller.key_id.as_deref()).await?;
-    beside_others(grade(&state, &queue, &body)).await.map(Json)
-}
-
-async fn grade(
-    state: &AppState,
-    queue: &GraderQueue,
-    body: &Map<String, Value>,
-) -> Result<GradeOutcome, ApiError> {
-    let fields = Fields::of(body, RUN_FIELDS)?;
-    let grader = queue.read(state, &fields)?;
-    let text = fields.text("model_sample")?;
-    let text = text.ok_or_else(|| fields.missing("model_sample", "a completion's text"))?;
-    let item = match (fields.object("item")?, fields.get("reference_answer")) {
-        (Some(item), _) => Value::Object(item.clone()),
-        (None, Some(answer)) => json!({"reference_answer": answer}),
-        (None, None) => json!({}),
-    };
-    Ok(grader.run(&grader::sample(text, Vec::new()), &item).await)
-}
-
-/// `POST /v1/fine_tuning/alpha/graders/validate`: returns a valid grader unchanged.
-async fn validate(
-    State(state): State<Arc<AppState>>,
-    Extension(queue): Extension<Arc<GraderQueue>>,
-    Extension(caller): Extension<Caller>,
-    JsonObject(body): JsonObject,
-) -> Result<Json<ValidGrader>, ApiError> {
-    let _place = queue.begin(caller.key_id.as_deref()).await?;
-    let fields = Fields::of(&body, VALIDATE_FIELDS)?;
-    beside_others(async { queue.read(&state, &fields) }).await?;
-    Ok(Json(ValidGrader { grader: fields.get("grader").cloned() }))
-}
-
-/// Polls a future that computes for long. Meanwhile another thread takes over the other tasks of this one.
-async fn beside_others<T>(work: impl Future<Output = T>) -> T {
-    let mut work = pin!(work);
-    poll_fn(|context| match Handle::current().runtime_flavor() {
-        RuntimeFlavor::CurrentThread => work.as_mut().poll(context),
-        _ => block_in_place(|| work.as_mut().poll(context)),
-    })
-    .await
-}
+pub use state::{AppState, DiskLimit, LearningLimits, PolicyControl, ServedSink, TrainControl};

@@ -24,9 +24,8 @@ const UNMATCHED: &str = "unmatched";
 /// `code` label of a request whose client disconnected before the response; nginx's number for it.
 const CLIENT_GONE: u16 = 499;
 
-/// Measures from the arrival of the request to the last byte of the response. The request has its
-/// [`RequestId`] as an extension.
-pub(super) async fn observe(
+/// Measures from the arrival of the request, which gets a [`RequestId`], to the last byte of the response.
+pub async fn observe(
     State(metrics): State<Arc<Metrics>>,
     mut request: Request,
     next: Next,
@@ -37,12 +36,21 @@ pub(super) async fn observe(
         .map_or_else(|| UNMATCHED.to_owned(), |p| p.as_str().to_owned());
     let names = RequestNames::of(request.headers());
     let span = names.span();
-    request.extensions_mut().insert(names.request_id());
-    let mut in_flight = InFlight::new(metrics, request.method().clone(), route, span.clone());
+    request.extensions_mut().insert(RequestId(names.id.to_str().unwrap_or_default().to_owned()));
+    metrics.http_in_flight.inc();
+    let mut in_flight = InFlight {
+        metrics,
+        method: request.method().clone(),
+        route,
+        started: Instant::now(),
+        status: CLIENT_GONE,
+        key: None,
+        span: span.clone(),
+    };
     let mut response = next.run(request).instrument(span).await;
     names.add_to(response.headers_mut());
     in_flight.status = response.status().as_u16();
-    if let Some(reason) = response.extensions().get().and_then(ApiError::limit) {
+    if let Some(reason) = response.extensions().get::<ApiError>().and_then(|error| error.limit) {
         in_flight.metrics.http_limited.with_label_values(&[reason]).inc();
     }
     in_flight.key = response.extensions().get::<Arc<ApiKey>>().cloned();
@@ -64,14 +72,6 @@ struct InFlight {
     /// The caller's key, once it is known.
     key: Option<Arc<ApiKey>>,
     span: Span,
-}
-
-impl InFlight {
-    fn new(metrics: Arc<Metrics>, method: Method, route: String, span: Span) -> Self {
-        metrics.http_in_flight.inc();
-        let (started, status) = (Instant::now(), CLIENT_GONE);
-        Self { metrics, method, route, started, status, key: None, span }
-    }
 }
 
 impl Drop for InFlight {
@@ -119,18 +119,17 @@ impl Drop for MeasuredBody {
     }
 }
 
-// What identifies a request in the logs of its client, of proxies and of the server: its id, and the trace of
-// which it is a part.
+// What identifies a request in the logs of clients, proxies and the server: its id and its trace.
 
 /// The header with a request's id.
-pub(in crate::http) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Longest id that a client may choose, in characters.
 const LONGEST_ID: usize = 128;
 
 /// The id of a request.
 #[derive(Clone, Debug)]
-pub(in crate::http) struct RequestId(pub(in crate::http) String);
+pub struct RequestId(pub(in crate::http) String);
 
 /// The names of a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -160,11 +159,6 @@ impl RequestNames {
         let trace = self.trace.as_ref().and_then(|trace| trace.to_str().ok()?.get(3..35));
         // At the highest level, so that no filter removes it from an error.
         tracing::error_span!("http", id, trace)
-    }
-
-    /// The id alone.
-    fn request_id(&self) -> RequestId {
-        RequestId(self.id.to_str().unwrap_or_default().to_owned())
     }
 
     /// Adds the names to a response.

@@ -1,21 +1,27 @@
-//! The state that the handlers share.
+//! The state that the handlers share, with the trainer, the policy versions and rollout as traits, so that tests of
+//! the routes can replace all three.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use async_trait::async_trait;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+
 use hone_core::metrics::Metrics;
-use hone_core::types::UnixMillis;
+use hone_core::types::{Interaction, PolicyRecord, PolicyVersion, Sample, UnixMillis};
 use hone_engine::Engine;
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
+use hone_rollout::Rollout;
 use hone_store::{Store, StoreError};
+use hone_train::policy::{Policies, PolicyError, VersionRating};
+use hone_train::{TrainError, TrainHandle, TrainStatus};
 
-use super::auth::KeyRing;
+use super::auth::{Caller, KeyRing};
 use super::error::ApiError;
-use super::generate::RecentTurns;
-use super::generate::TokenizerPlaces;
-use super::operator::control::{PolicyControl, ServedSink, TrainControl};
+use super::generate::{RecentTurns, TokenizerPlaces};
 use crate::config::ServerConfig;
 
 /// The configuration that decides whether feedback is trained on.
@@ -58,8 +64,7 @@ pub struct AppState {
     pub learning: LearningLimits,
     /// Request counters and latencies; `/metrics` encodes them.
     pub metrics: Arc<Metrics>,
-    /// Share of the live prompts of graded routes that only exams use (`policy.gate.holdout_share`); 0
-    /// without exams.
+    /// Share of the live prompts of graded routes that only exams use (`policy.gate.holdout_share`).
     pub holdout_share: f64,
     /// Addresses and limits.
     pub config: Arc<ServerConfig>,
@@ -71,8 +76,7 @@ pub struct AppState {
     pub keys: Arc<KeyRing>,
     /// What `/readyz` requires of the disk.
     pub disk: DiskLimit,
-    /// Whether the server is not shutting down. [`serve`](super::serve) sets it to false when shutdown
-    /// begins.
+    /// Whether the server is not shutting down, which [`serve`](super::serve) changes.
     pub ready: Arc<AtomicBool>,
     /// Start time of the daemon: `created` in `/v1/models`.
     pub started: UnixMillis,
@@ -87,5 +91,114 @@ impl AppState {
         let store = self.store.clone();
         let read = tokio::task::spawn_blocking(move || read(&store)).await;
         Ok(read.map_err(|error| ApiError::logged("reading the ledger panicked", &error))??)
+    }
+}
+
+/// What a handler gets of a request beside its content.
+pub struct Call(pub Arc<AppState>, pub Caller);
+
+impl FromRequestParts<Arc<AppState>> for Call {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        state: &Arc<AppState>,
+    ) -> Result<Self, ApiError> {
+        // Authentication adds the caller.
+        let caller = parts.extensions.get().cloned().ok_or_else(ApiError::internal)?;
+        Ok(Self(Arc::clone(state), caller))
+    }
+}
+
+/// The trainer, for `/admin/train`.
+#[async_trait]
+pub trait TrainControl: Send + Sync {
+    /// Its state, step and progress.
+    fn status(&self) -> TrainStatus;
+    /// Takes no further step until resumed.
+    fn pause(&self) -> Result<(), TrainError>;
+    /// Ends a pause.
+    fn resume(&self) -> Result<(), TrainError>;
+    /// Takes one step now and returns the status after it.
+    async fn step(&self) -> Result<TrainStatus, TrainError>;
+}
+
+#[async_trait]
+impl TrainControl for TrainHandle {
+    fn status(&self) -> TrainStatus {
+        self.status()
+    }
+    fn pause(&self) -> Result<(), TrainError> {
+        self.pause()
+    }
+    fn resume(&self) -> Result<(), TrainError> {
+        self.resume()
+    }
+    async fn step(&self) -> Result<TrainStatus, TrainError> {
+        self.step().await
+    }
+}
+
+/// The policy versions, for `/admin/policies`.
+#[async_trait]
+pub trait PolicyControl: Send + Sync {
+    /// Every version, in order.
+    fn list(&self) -> Result<Vec<PolicyRecord>, PolicyError>;
+    /// The version being served.
+    fn active(&self) -> PolicyVersion;
+    /// Switches serving to an existing version.
+    async fn activate(
+        &self,
+        version: PolicyVersion,
+        reason: &str,
+    ) -> Result<PolicyRecord, PolicyError>;
+    /// Keeps a version's files, or lets them be deleted again.
+    async fn pin(&self, version: PolicyVersion, pinned: bool) -> Result<PolicyRecord, PolicyError>;
+    /// The canary that a request with this key must get; `None` is the active version.
+    fn assign(&self, key: &str) -> Option<PolicyVersion>;
+    /// Adds a rating to the evidence of a canary.
+    fn rate(&self, rating: &VersionRating);
+    /// Adds the end of a request to the evidence of a canary.
+    fn answered(&self, version: PolicyVersion, failed: bool);
+}
+
+#[async_trait]
+impl PolicyControl for Policies {
+    fn list(&self) -> Result<Vec<PolicyRecord>, PolicyError> {
+        self.list()
+    }
+    fn active(&self) -> PolicyVersion {
+        self.active()
+    }
+    async fn activate(
+        &self,
+        version: PolicyVersion,
+        reason: &str,
+    ) -> Result<PolicyRecord, PolicyError> {
+        self.activate(version, reason).await
+    }
+    async fn pin(&self, version: PolicyVersion, pinned: bool) -> Result<PolicyRecord, PolicyError> {
+        self.pin(version, pinned).await
+    }
+    fn assign(&self, key: &str) -> Option<PolicyVersion> {
+        self.assign(key)
+    }
+    fn rate(&self, rating: &VersionRating) {
+        self.rate(rating);
+    }
+    fn answered(&self, version: PolicyVersion, failed: bool) {
+        self.answered(version, failed);
+    }
+}
+
+/// Receives served completions, to sample shadow groups for their prompts.
+pub trait ServedSink: Send + Sync {
+    /// Submits one interaction with its served samples. Never blocks.
+    fn submit(&self, interaction: Arc<Interaction>, served: Vec<Sample>);
+}
+
+impl ServedSink for Rollout {
+    fn submit(&self, interaction: Arc<Interaction>, served: Vec<Sample>) {
+        self.submit(interaction, served);
     }
 }

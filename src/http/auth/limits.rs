@@ -16,7 +16,7 @@ use crate::http::error::ApiError;
 
 /// The limits of a key, and what it has used of them.
 #[derive(Debug)]
-pub(in crate::http) struct KeyLimiter {
+pub struct KeyLimiter {
     /// Name of the key.
     name: String,
     limits: KeyLimits,
@@ -42,15 +42,15 @@ struct MinuteBucket {
 
 /// One of the requests for completions that a key may have at once, until it is dropped.
 #[derive(Debug)]
-pub(in crate::http) struct KeySlot(Arc<KeyLimiter>);
+pub struct KeySlot(Arc<KeyLimiter>);
 
 /// The right of one request to sample completions. Dropping it settles what it used.
 #[derive(Debug)]
-pub(in crate::http) struct KeyPermit {
+pub struct KeyPermit {
     slot: Arc<KeySlot>,
     reserved: f64,
     /// Tokens of the prompt and the completions so far.
-    pub(in crate::http) used: usize,
+    pub used: usize,
 }
 
 impl MinuteBucket {
@@ -65,8 +65,7 @@ impl MinuteBucket {
         self.updated = self.updated.max(now);
     }
 
-    /// Takes `amount`, or as much as the bucket can hold. Returns what it took, or the time until the
-    /// bucket will have enough.
+    /// Takes `amount`, or all that the bucket can hold. Returns what it took, or how long to wait for enough.
     fn take(&mut self, amount: f64, now: Instant) -> Result<f64, Duration> {
         if self.limit == 0.0 {
             return Ok(0.0);
@@ -80,13 +79,17 @@ impl MinuteBucket {
         Ok(amount)
     }
 
-    fn shown_limit(&self) -> String {
-        format!("{:.0}", self.limit)
-    }
-
-    /// What can be taken at once.
-    fn remaining(&self) -> String {
-        format!("{:.0}", self.level.max(0.0).floor())
+    /// Adds headers whose names and values consist of digits, lower-case letters and punctuation.
+    fn insert(&self, headers: &mut HeaderMap, reset: String, name: impl Fn(&str) -> String) {
+        let limit = format!("{:.0}", self.limit);
+        // What can be taken at once.
+        let remaining = format!("{:.0}", self.level.max(0.0).floor());
+        for (part, value) in [("limit", limit), ("remaining", remaining), ("reset", reset)] {
+            let value = HeaderValue::try_from(value);
+            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name(part)), value) {
+                headers.insert(name, value);
+            }
+        }
     }
 
     /// The time until the bucket will have `amount`.
@@ -97,7 +100,7 @@ impl MinuteBucket {
 }
 
 impl KeyLimiter {
-    pub(super) fn new(name: &str, limits: KeyLimits) -> Arc<Self> {
+    pub fn new(name: &str, limits: KeyLimits) -> Arc<Self> {
         let now = Instant::now();
         let state = LimiterState {
             requests: MinuteBucket::new(limits.requests_per_minute, now),
@@ -108,7 +111,7 @@ impl KeyLimiter {
     }
 
     /// Whether this is the state of a key with this name and these limits.
-    pub(super) fn is_of(&self, name: &str, limits: KeyLimits) -> bool {
+    pub fn is_of(&self, name: &str, limits: KeyLimits) -> bool {
         self.name == name && self.limits == limits
     }
 
@@ -117,7 +120,7 @@ impl KeyLimiter {
     }
 
     /// Counts one request.
-    pub(super) fn count_request(&self, now: Instant) -> Result<(), ApiError> {
+    pub fn count_request(&self, now: Instant) -> Result<(), ApiError> {
         let Err(wait) = self.lock().requests.take(1.0, now) else { return Ok(()) };
         let (name, most) = (&self.name, self.limits.requests_per_minute);
         let message = format!("the key {name:?} may send {most} requests a minute");
@@ -125,7 +128,7 @@ impl KeyLimiter {
     }
 
     /// Counts a request for completions.
-    pub(super) fn enter(self: &Arc<Self>) -> Result<Arc<KeySlot>, ApiError> {
+    pub fn enter(self: &Arc<Self>) -> Result<Arc<KeySlot>, ApiError> {
         let mut state = self.lock();
         let (name, most) = (&self.name, self.limits.concurrency);
         if most > 0 && state.running >= most {
@@ -137,25 +140,19 @@ impl KeyLimiter {
         Ok(Arc::new(KeySlot(Arc::clone(self))))
     }
 
-    /// Adds OpenAI's headers with the limits, what is left of them, and the time until they will be whole
-    /// again.
-    pub(super) fn add_headers(&self, headers: &mut HeaderMap, now: Instant) {
+    /// Adds OpenAI's headers: the limits, what is left of them, and when they will be whole again.
+    pub fn add_headers(&self, headers: &mut HeaderMap, now: Instant) {
         for (kind, bucket) in self.allowances(now) {
             let reset = shown(bucket.until(bucket.limit));
-            insert(headers, &format!("x-ratelimit-limit-{kind}"), bucket.shown_limit());
-            insert(headers, &format!("x-ratelimit-remaining-{kind}"), bucket.remaining());
-            insert(headers, &format!("x-ratelimit-reset-{kind}"), reset);
+            bucket.insert(headers, reset, |part| format!("x-ratelimit-{part}-{kind}"));
         }
     }
 
     /// Adds Anthropic's headers with the same, and the moment at which the limits will be whole again.
-    pub(in crate::http) fn add_anthropic_headers(&self, headers: &mut HeaderMap, now: Instant) {
+    pub fn add_anthropic_headers(&self, headers: &mut HeaderMap, now: Instant) {
         for (kind, bucket) in self.allowances(now) {
-            let prefix = format!("anthropic-ratelimit-{kind}");
             let reset = moment_after(Utc::now(), bucket.until(bucket.limit));
-            insert(headers, &format!("{prefix}-limit"), bucket.shown_limit());
-            insert(headers, &format!("{prefix}-remaining"), bucket.remaining());
-            insert(headers, &format!("{prefix}-reset"), reset);
+            bucket.insert(headers, reset, |part| format!("anthropic-ratelimit-{kind}-{part}"));
         }
     }
 
@@ -174,20 +171,9 @@ impl KeyLimiter {
     }
 }
 
-/// Adds a header. Its name and its value consist of digits, lower-case letters and punctuation.
-fn insert(headers: &mut HeaderMap, name: &str, value: String) {
-    if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-        headers.insert(name, value);
-    }
-}
-
 impl KeySlot {
     /// Begins to sample, which takes about `tokens` tokens.
-    pub(super) fn begin(
-        self: &Arc<Self>,
-        tokens: u64,
-        now: Instant,
-    ) -> Result<KeyPermit, ApiError> {
+    pub fn begin(self: &Arc<Self>, tokens: u64, now: Instant) -> Result<KeyPermit, ApiError> {
         let limiter = &self.0;
         let reserved = limiter.lock().tokens.take(tokens as f64, now).map_err(|wait| {
             let (name, most) = (&limiter.name, limiter.limits.tokens_per_minute);

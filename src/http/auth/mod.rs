@@ -6,7 +6,6 @@
 //! name this machine in the header `Host` (`HostRule`). [`ring`] holds the keys, and [`limits`] what each has
 //! used of its limits.
 
-mod cors;
 mod limits;
 mod ring;
 
@@ -16,26 +15,23 @@ use std::time::Instant;
 
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, Method, Uri, Version, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use hone_core::config::describe::one_of;
 use hone_core::types::{UnixMillis, now_ms};
-use hone_engine::admission::Owner;
 
-use super::error::ApiError;
+use super::error::{ApiError, ErrorCode};
 use crate::config::{KeyScope, ServerConfig, hash_key};
 use limits::KeySlot;
 
-pub(super) use cors::{CorsRule, share};
-pub(super) use limits::KeyPermit;
-pub(super) use ring::ApiKey;
+pub use limits::KeyPermit;
+pub use ring::ApiKey;
 pub use ring::KeyRing;
 
-/// Routes that need no key. Prometheus scrapes `/metrics` without one: it contains counts and model
-/// measurements, but no text, key or id. To hide those too, bind Hone to a private address. The OpenAPI
-/// document is the same for every server.
+/// Routes that need no key. The document is the same for every server; `/metrics` (see [`Access::Host`]) contains
+/// counts and model measurements, but no text, key or id. To hide those too, bind Hone to a private address.
 const PUBLIC: [&str; 3] = ["/livez", "/readyz", "/openapi.json"];
 
 /// Routes that sample completions.
@@ -55,7 +51,7 @@ const FOREIGN: [&str; 8] = [
 ];
 
 /// Decides which requests are answered.
-pub(super) struct Authenticator {
+pub struct Authenticator {
     ring: Arc<KeyRing>,
     hosts: HostRule,
     /// Whether only programs on this machine can connect.
@@ -64,18 +60,18 @@ pub(super) struct Authenticator {
 
 /// The authenticated caller of a request.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Caller {
+pub struct Caller {
     /// First 12 hex digits of the key's SHA-256; `None` if no key was required.
-    pub(super) key_id: Option<String>,
+    pub key_id: Option<String>,
     /// The key; `None` if no key was required.
-    pub(super) key: Option<Arc<ApiKey>>,
+    pub key: Option<Arc<ApiKey>>,
     /// The request, if it is for completions, among those that the key may have at once.
     slot: Option<Arc<KeySlot>>,
 }
 
 impl Caller {
     /// Begins a request for completions that takes about `tokens` tokens; `None` without a key.
-    pub(super) fn begin(&self, tokens: u64) -> Result<Option<KeyPermit>, ApiError> {
+    pub fn begin(&self, tokens: u64) -> Result<Option<KeyPermit>, ApiError> {
         let Some(key) = &self.key else { return Ok(None) };
         let slot = match &self.slot {
             Some(slot) => Arc::clone(slot),
@@ -84,19 +80,13 @@ impl Caller {
         };
         slot.begin(tokens, Instant::now()).map(Some)
     }
-
-    /// The key among which waiting requests take turns.
-    pub(super) fn owner(&self) -> Owner {
-        self.key_id.as_deref().map(Arc::from)
-    }
 }
 
 /// What a route requires.
-pub(super) enum Access {
+pub enum Access {
     /// Nothing.
     Public,
-    /// No key, but a host that requests without a key may name: a page that rebinds its name to this machine
-    /// must not read rewards.
+    /// No key, but an allowed host: a page that rebinds its name to this machine must not read rewards.
     Host,
     /// A key with one of these scopes; any key if there are none.
     Scopes(&'static [KeyScope]),
@@ -110,9 +100,8 @@ struct RequestHead<'a> {
     peer: Option<IpAddr>,
 }
 
-/// Passes an authenticated request on with its [`Caller`], or answers 401, 403 or 429. The response has the
-/// caller's [`ApiKey`] as an extension.
-pub(super) async fn authenticate(
+/// Passes on an authenticated request with its [`Caller`], and adds the [`ApiKey`]; or answers 401, 403 or 429.
+pub async fn authenticate(
     State(authenticator): State<Arc<Authenticator>>,
     mut request: Request,
     next: Next,
@@ -155,7 +144,7 @@ pub(super) async fn authenticate(
 }
 
 /// What the route at `path` requires.
-pub(super) fn access(path: &str) -> Access {
+pub fn access(path: &str) -> Access {
     let below = |prefix: &str| {
         path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
@@ -187,7 +176,7 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
 }
 
 impl Authenticator {
-    pub(super) fn new(config: &ServerConfig, ring: Arc<KeyRing>) -> Self {
+    pub fn new(config: &ServerConfig, ring: Arc<KeyRing>) -> Self {
         let is_local = config.bind.ip().to_canonical().is_loopback();
         Self { ring, hosts: HostRule::new(config), is_local }
     }
@@ -200,46 +189,49 @@ impl Authenticator {
     ) -> Result<Caller, ApiError> {
         let scopes = match access {
             Access::Public => return Ok(Caller::default()),
-            Access::Host => return self.check_client_without_key(head),
+            Access::Host => return self.check_without_key(head, false),
             Access::Scopes(scopes) => scopes,
         };
         let keys = self.ring.current();
         let is_admin = scopes.contains(&KeyScope::Admin);
-        if is_admin && !keys.requires_admin_keys() {
-            return self.check_admin_without_key(head);
-        }
-        if !is_admin && !keys.requires_client_keys() {
-            return self.check_client_without_key(head);
+        let required: &[_] = if is_admin { &[KeyScope::Admin] } else { &KeyScope::CLIENT };
+        if !keys.has_scope(required) {
+            return self.check_without_key(head, is_admin);
         }
         let Some(presented) = presented(head.headers) else {
             let message = "the header \"Authorization: Bearer KEY\" is required";
-            return Err(ApiError::unauthorized(format!("{message}{}", with_scope(scopes))));
+            return Err(unauthorized(format!("{message}{}", with_scope(scopes))));
         };
         identify(keys.find(&hash_key(presented)), scopes, now)
     }
 
-    fn check_client_without_key(&self, head: &RequestHead<'_>) -> Result<Caller, ApiError> {
+    fn check_without_key(
+        &self,
+        head: &RequestHead<'_>,
+        is_admin: bool,
+    ) -> Result<Caller, ApiError> {
+        if is_admin && !is_local(head) {
+            let message = "no key has the scope admin (server.admin_keys or server.keys), so /admin answers \
+                           only programs on the server's own machine";
+            return Err(ApiError::new(ErrorCode::Forbidden, message));
+        }
         // Beyond loopback the operator accepts every client, whatever name it uses, unless names are listed.
-        let checks = self.is_local || self.hosts.are_listed();
-        if checks { self.check_host(head) } else { Ok(Caller::default()) }
-    }
-
-    fn check_admin_without_key(&self, head: &RequestHead<'_>) -> Result<Caller, ApiError> {
-        if !is_local(head) {
-            return Err(ApiError::forbidden(
-                "no key has the scope admin (server.admin_keys or server.keys), so /admin answers only \
-                 programs on the server's own machine",
-            ));
-        }
-        self.check_host(head)
-    }
-
-    fn check_host(&self, head: &RequestHead<'_>) -> Result<Caller, ApiError> {
-        match self.hosts.refused(head.uri, head.headers) {
+        let checks = is_admin || self.is_local || !self.hosts.hosts.is_empty();
+        match self.hosts.refused(head.uri, head.headers).filter(|_| checks) {
             None => Ok(Caller::default()),
-            Some(host) => Err(ApiError::wrong_host(&host)),
+            Some(host) => Err(ApiError::new(
+                ErrorCode::HostNotAllowed,
+                format!(
+                    "the header Host is {host:?}: without a key it must be localhost, a loopback address, the \
+                     address of server.bind or one of server.hosts"
+                ),
+            )),
         }
     }
+}
+
+fn unauthorized(message: String) -> ApiError {
+    ApiError::new(ErrorCode::InvalidApiKey, message)
 }
 
 /// The end of a sentence about a key that is required.
@@ -261,17 +253,16 @@ fn identify(
 ) -> Result<Caller, ApiError> {
     let Some(key) = known else {
         let message = "the key in the header Authorization is unknown; it is required";
-        return Err(ApiError::unauthorized(format!("{message}{}", with_scope(scopes))));
+        return Err(unauthorized(format!("{message}{}", with_scope(scopes))));
     };
     let name = &key.name;
     if let Some(expiry) = key.expires.filter(|expiry| expiry.has_passed(now)) {
-        return Err(ApiError::unauthorized(format!("the key {name:?} expired at {expiry}")));
+        return Err(unauthorized(format!("the key {name:?} expired at {expiry}")));
     }
     if !key.has_one_of(scopes) {
         let (needed, held) = (listed(scopes), listed(&key.scopes).replace(" or ", " and "));
-        return Err(ApiError::missing_scope(format!(
-            "the key {name:?} lacks the scope {needed}: it has {held}"
-        )));
+        let message = format!("the key {name:?} lacks the scope {needed}: it has {held}");
+        return Err(ApiError::new(ErrorCode::MissingScope, message));
     }
     Ok(Caller { key_id: Some(key.id.clone()), key: Some(Arc::clone(key)), slot: None })
 }
@@ -284,11 +275,9 @@ fn is_local(head: &RequestHead<'_>) -> bool {
         && !FOREIGN.iter().any(|name| head.headers.contains_key(*name))
 }
 
-// The header `Host` of requests that need no key.
-//
-// A web page whose name an attacker resolves to a loopback address (DNS rebinding) can send requests from
-// a browser on this machine, which its own origin policy does not stop. Such requests have the page's
-// name as their host. So a request that is accepted because it is local must name this machine.
+// The header `Host` of requests that need no key. A web page whose name resolves to a loopback address (DNS
+// rebinding) can send requests from a browser on this machine. They have the page's name as their host, so a
+// request that is accepted because it is local must name this machine.
 
 /// The hosts that requests without a key may name.
 struct HostRule {
@@ -301,13 +290,7 @@ impl HostRule {
         Self { bind: config.bind.ip(), hosts: config.hosts.clone() }
     }
 
-    /// Whether `server.hosts` has names.
-    fn are_listed(&self) -> bool {
-        !self.hosts.is_empty()
-    }
-
-    /// The host of a request that is not allowed. A request without a host is allowed, because browsers
-    /// always send one.
+    /// The host that is not allowed. A request without a host is allowed: browsers always send one.
     fn refused(&self, uri: &Uri, headers: &HeaderMap) -> Option<String> {
         let of_uri = uri.authority().map(|authority| authority.as_str().to_owned());
         let of_headers = headers.get_all(header::HOST).iter();
@@ -336,6 +319,59 @@ impl HostRule {
             || below(".localhost")
             || self.hosts.iter().any(|host| host.eq_ignore_ascii_case(name))
     }
+}
+
+// CORS: web pages of the origins in `server.cors_origins` may use the server from a browser.
+
+/// Seconds that a browser may keep the answer to a preflight request.
+const PREFLIGHT_AGE: HeaderValue = HeaderValue::from_static("600");
+
+/// The origins whose pages may use the server.
+pub struct CorsRule(Vec<String>);
+
+impl CorsRule {
+    pub fn new(origins: &[String]) -> Arc<Self> {
+        Arc::new(Self(origins.to_vec()))
+    }
+
+    /// The origin of a request, if its pages may use the server.
+    fn allowed(&self, headers: &HeaderMap) -> Option<HeaderValue> {
+        let origin = headers.get(header::ORIGIN)?;
+        let allows = |listed: &String| listed == "*" || origin.as_bytes() == listed.as_bytes();
+        self.0.iter().any(allows).then(|| origin.clone())
+    }
+}
+
+/// Answers preflight requests, which have no key, and permits pages of a listed origin to read responses.
+pub async fn share(State(rule): State<Arc<CorsRule>>, request: Request, next: Next) -> Response {
+    let allowed = rule.allowed(request.headers());
+    let asks = request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = match &allowed {
+        Some(_) if asks && request.method() == Method::OPTIONS => preflight(request.headers()),
+        _ => next.run(request).await,
+    };
+    if rule.0.is_empty() {
+        return response;
+    }
+    let headers = response.headers_mut();
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+    if let Some(origin) = allowed {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
+    }
+    response
+}
+
+fn preflight(asked: &HeaderMap) -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    let methods = HeaderValue::from_static("GET, POST, DELETE");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, PREFLIGHT_AGE);
+    if let Some(wanted) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
+    }
+    response
 }
 
 #[cfg(test)]

@@ -25,24 +25,23 @@ pub(super) struct KeySet(Vec<(KeyHash, Arc<ApiKey>)>);
 
 /// A known key.
 #[derive(Debug)]
-pub(in crate::http) struct ApiKey {
+pub struct ApiKey {
     /// The name in logs and errors.
-    pub(in crate::http) name: String,
+    pub name: String,
     /// First 12 hex digits of the key's SHA-256.
-    pub(in crate::http) id: String,
+    pub id: String,
     pub(super) scopes: Vec<KeyScope>,
     pub(super) expires: Option<KeyExpiry>,
     /// Whether its requests may be recorded and learned from.
-    pub(in crate::http) store: bool,
-    pub(in crate::http) limiter: Arc<KeyLimiter>,
+    pub store: bool,
+    pub limiter: Arc<KeyLimiter>,
 }
 
 impl KeyRing {
     /// Reads the keys of a configuration and of its `server.keys_file`.
     ///
     /// # Errors
-    /// If an entry is invalid, the file cannot be read, or `server.bind` is beyond loopback and no key
-    /// is required.
+    /// If an entry or the file is invalid, or `server.bind` is beyond loopback and no key is required.
     pub fn load(config: &ServerConfig) -> Result<Self, ConfigError> {
         let (bind, insecure) = (config.bind, config.insecure);
         let keys = KeySet::read(config, &KeySet::default())?;
@@ -111,7 +110,7 @@ impl KeySet {
 
     /// Refuses an address that others can reach if the server would answer them without a key.
     fn check_exposure(&self, bind: SocketAddr, insecure: bool) -> Result<(), ConfigError> {
-        if insecure || bind.ip().to_canonical().is_loopback() || self.requires_client_keys() {
+        if insecure || bind.ip().to_canonical().is_loopback() || self.has_scope(&KeyScope::CLIENT) {
             return Ok(());
         }
         Err(ConfigError::Invalid(format!(
@@ -121,14 +120,10 @@ impl KeySet {
         )))
     }
 
-    /// Refuses a reload after which routes need no key that needed one before. A file that is empty while it
-    /// is being written must not open the server; a restart can.
+    /// Refuses a reload that opens routes: a file that is empty while it is written must not; a restart can.
     fn check_protection(&self, before: &Self) -> Result<(), ConfigError> {
-        for (path, required, still) in [
-            ("/v1", before.requires_client_keys(), self.requires_client_keys()),
-            ("/admin", before.requires_admin_keys(), self.requires_admin_keys()),
-        ] {
-            if required && !still {
+        for (path, scopes) in [("/v1", &KeyScope::CLIENT[..]), ("/admin", &[KeyScope::Admin][..])] {
+            if before.has_scope(scopes) && !self.has_scope(scopes) {
                 return Err(ConfigError::Invalid(format!(
                     "the new keys have none for {path}, which would then need no key: restart to remove \
                      all keys"
@@ -138,22 +133,12 @@ impl KeySet {
         Ok(())
     }
 
-    /// Whether `/v1` requires a key.
-    pub(super) fn requires_client_keys(&self) -> bool {
-        self.has_scope(&KeyScope::CLIENT)
-    }
-
-    /// Whether `/admin` requires a key.
-    pub(super) fn requires_admin_keys(&self) -> bool {
-        self.has_scope(&[KeyScope::Admin])
-    }
-
-    fn has_scope(&self, scopes: &[KeyScope]) -> bool {
+    /// Whether a key has one of `scopes`, so that the routes of these scopes require a key.
+    pub(super) fn has_scope(&self, scopes: &[KeyScope]) -> bool {
         self.0.iter().any(|(_, key)| key.has_one_of(scopes))
     }
 
-    /// The key with a hash, in constant time: every hash is compared to its end, so that the time
-    /// reveals neither which key matched nor how much of it.
+    /// The key with a hash. Every hash is compared to its end, so that the time reveals nothing about the keys.
     pub(super) fn find(&self, presented: &KeyHash) -> Option<&Arc<ApiKey>> {
         let mut found = 0_u64;
         for (number, (hash, _)) in (1_u64..).zip(&self.0) {
@@ -179,7 +164,7 @@ impl ApiKey {
     }
 
     /// Whether the key has one of `scopes`, or no scope is required.
-    pub(in crate::http) fn has_one_of(&self, scopes: &[KeyScope]) -> bool {
+    pub fn has_one_of(&self, scopes: &[KeyScope]) -> bool {
         scopes.is_empty() || scopes.iter().any(|scope| self.scopes.contains(scope))
     }
 }
@@ -262,7 +247,7 @@ mod tests {
             // A reload must not open a server that others can reach.
             let ring = bound(bind, ONE).unwrap();
             assert!(ring.reload(&config("")).is_err());
-            assert!(ring.current().requires_client_keys());
+            assert!(ring.current().has_scope(&KeyScope::CLIENT));
         }
     }
 }

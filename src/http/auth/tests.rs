@@ -1,4 +1,4 @@
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::HeaderName;
 
 use super::*;
 

@@ -1,12 +1,11 @@
-//! What requests contain: JSON bodies, queries and paths. `field` declares the fields of a request, and
-//! `fields` reads them. Errors name the field, its value and the allowed values.
+//! What requests contain: JSON bodies, queries and paths. `fields` declares and reads the fields of a request.
+//! Errors name the field, its value and the allowed values.
 //!
 //! `null` counts as absent, as in OpenAI's API.
 
-mod field;
 mod fields;
 #[cfg(test)]
-pub(super) mod testing;
+pub mod testing;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,10 +23,12 @@ use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::error::ApiError;
+use super::error::{ApiError, ErrorCode, large_body};
 
-pub(super) use field::{Field, FieldTable, fields_of, object_schema, or_null};
-pub(super) use fields::{Fields, invalid};
+pub use fields::{
+    Field, FieldKind, FieldTable, Fields, closed, fields_of, invalid, list_of, maybe_flag,
+    maybe_text, object_schema, open, or_null, text_schema,
+};
 
 /// Time within which a client must send its whole body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -39,10 +40,10 @@ const MAX_LEVELS: usize = 100;
 ///
 /// The content type must be `application/json`: browsers then send a preflight request first, so
 /// that a foreign web page cannot post feedback to a server on its visitor's machine.
-pub(super) struct JsonObject(pub(super) Map<String, Value>);
+pub struct JsonObject(pub Map<String, Value>);
 
 /// A request body that is any JSON, under the conditions of [`JsonObject`].
-pub(super) struct JsonValue(pub(super) Value);
+pub struct JsonValue(pub Value);
 
 impl<S: Send + Sync> FromRequest<S> for JsonObject {
     type Rejection = ApiError;
@@ -62,18 +63,21 @@ impl<S: Send + Sync> FromRequest<S> for JsonValue {
         if let Some(encoding) = request.headers().get(header::CONTENT_ENCODING) {
             let encoding = encoding.to_str().unwrap_or_default();
             if !encoding.eq_ignore_ascii_case("identity") {
-                return Err(ApiError::encoded(encoding));
+                let message =
+                    format!("content-encoding is {encoding:?}: a body must not be compressed");
+                return Err(ApiError::new(ErrorCode::UnsupportedMediaType, message));
             }
         }
         let header = request.headers().get(header::CONTENT_TYPE);
         let kind = header.and_then(|v| v.to_str().ok()).unwrap_or_default();
         let essence = kind.split(';').next().unwrap_or_default().trim();
         if !essence.eq_ignore_ascii_case("application/json") {
-            return Err(ApiError::not_json(kind));
+            let message = format!("content-type is {kind:?}: it must be application/json");
+            return Err(ApiError::new(ErrorCode::UnsupportedMediaType, message));
         }
-        let bytes = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state))
-            .await
-            .map_err(|_| ApiError::slow_body())??;
+        let bytes = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await;
+        let slow = "the body did not arrive in time";
+        let bytes = bytes.map_err(|_| ApiError::new(ErrorCode::RequestTimeout, slow))??;
         let value = parse(&bytes).map_err(ApiError::body)?;
         if has_more_levels(&value, MAX_LEVELS) {
             let message =
@@ -87,10 +91,8 @@ impl<S: Send + Sync> FromRequest<S> for JsonValue {
 /// Reads JSON in which no object has a name twice: readers differ in which value counts, so that a proxy could check
 /// another one than Hone uses.
 fn parse(bytes: &[u8]) -> Result<Value, String> {
-    let distinct: Result<Distinct, _> = serde_json::from_slice(bytes);
-    let Distinct(value) =
-        distinct.map_err(|error| format!("the body is not valid JSON: {error}"))?;
-    Ok(value)
+    let distinct = serde_json::from_slice(bytes).map(|Distinct(value)| value);
+    distinct.map_err(|error| format!("the body is not valid JSON: {error}"))
 }
 
 /// JSON whose objects have distinct names.
@@ -158,15 +160,11 @@ impl<'de> Visitor<'de> for DistinctVisitor {
 
 /// Refuses a body that declares more than `most` bytes before it is read, so that a client that sends
 /// `Expect: 100-continue` does not send it. A body that declares nothing is limited by `DefaultBodyLimit`.
-pub(super) async fn check_length(
-    State(most): State<usize>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub async fn check_length(State(most): State<usize>, request: Request, next: Next) -> Response {
     let declared = request.headers().get(header::CONTENT_LENGTH);
     let declared = declared.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if declared.is_some_and(|bytes| bytes > most as u64) {
-        return ApiError::large_body().into_response();
+        return large_body().into_response();
     }
     next.run(request).await
 }
@@ -182,7 +180,7 @@ fn has_more_levels(value: &Value, levels: usize) -> bool {
 }
 
 /// The parameters of a request's query, each a string, as the fields of an object.
-pub(super) struct QueryObject(pub(super) Map<String, Value>);
+pub struct QueryObject(pub Map<String, Value>);
 
 impl<S: Send + Sync> FromRequestParts<S> for QueryObject {
     type Rejection = ApiError;
@@ -196,7 +194,7 @@ impl<S: Send + Sync> FromRequestParts<S> for QueryObject {
 }
 
 /// The parameter of a request's path. A text that is not UTF-8 names nothing.
-pub(super) struct PathText(pub(super) String);
+pub struct PathText(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for PathText {
     type Rejection = ApiError;
@@ -204,7 +202,10 @@ impl<S: Send + Sync> FromRequestParts<S> for PathText {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         match Path::<String>::from_request_parts(parts, state).await {
             Ok(Path(text)) => Ok(Self(text)),
-            Err(_) => Err(ApiError::not_found(format!("there is no {}", parts.uri.path()))),
+            Err(_) => {
+                let message = format!("there is no {}", parts.uri.path());
+                Err(ApiError::new(ErrorCode::NotFound, message))
+            }
         }
     }
 }
@@ -212,14 +213,14 @@ impl<S: Send + Sync> FromRequestParts<S> for PathText {
 /// OpenAI's list object, for responses.
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "ListOf{T}")]
-pub(super) struct List<T> {
+pub struct List<T> {
     #[schemars(extend("const" = "list"))]
     object: &'static str,
     data: Vec<T>,
 }
 
 impl<T> List<T> {
-    pub(super) fn new(data: impl Iterator<Item = T>) -> Self {
+    pub fn new(data: impl Iterator<Item = T>) -> Self {
         Self { object: "list", data: data.collect() }
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::field::{FieldTable, fields_of, object_schema};
+use super::fields::{FieldTable, fields_of, object_schema};
 use crate::http::error::ApiError;
 
 /// Values of every type, some of which most fields accept.
@@ -80,7 +80,7 @@ fn values() -> Vec<Value> {
 
 /// Asserts for each field and a number of values that the reader accepts the body exactly if its schema does.
 /// `base` is a valid body. Left out are the fields `except`, whose values the schema cannot describe.
-pub(in crate::http) fn assert_agreement(
+pub fn assert_agreement(
     table: FieldTable,
     base: &Value,
     except: &[&str],

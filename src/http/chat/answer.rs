@@ -26,9 +26,10 @@ pub enum MessagePart {
 }
 
 /// Why a message ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MessageEnd {
     /// A stop token or a stop string.
+    #[default]
     Stop,
     /// The message has calls, and no call is cut off.
     Calls,
@@ -76,8 +77,7 @@ impl MessageUpdate {
         parts.is_empty() && tokens.is_empty() && token_ids.is_empty() && end.is_none()
     }
 
-    /// Adds a later update of the same message, if both change the same part, and returns it if not: the
-    /// log-probabilities of one part's tokens would be reported with another part.
+    /// Adds a later update if both change the same part, or returns it: its log-probabilities are of another part.
     fn merge(&mut self, later: Self) -> Option<Self> {
         let merged = match (self.parts.as_mut_slice(), later.parts.as_slice()) {
             ([part], [more]) if self.end.is_none() => part.extend(more),
@@ -119,6 +119,7 @@ pub enum MessageItem {
 }
 
 /// A whole message.
+#[derive(Default)]
 pub struct WholeMessage {
     /// The parts in their order. Reasoning, if there is any, is the first one.
     pub items: Vec<MessageItem>,
@@ -153,7 +154,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    pub(super) fn new(form: &AnswerForm, interaction: InteractionId, choices: u32) -> Self {
+    pub fn new(form: &AnswerForm, interaction: InteractionId, choices: u32) -> Self {
         let choices = (0..choices).map(|choice| Answer::new(form, interaction, choice));
         Self { choices: choices.collect(), may_reason: form.may_reason() }
     }
@@ -174,18 +175,18 @@ impl Answers {
     }
 
     /// Divides what was sampled, and keeps it for a whole message.
-    pub(super) fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
+    pub fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
         let answer = self.choices.get_mut(update.index as usize);
         let answer = answer.ok_or_else(ApiError::internal)?;
         let MessageUpdate { tokens, token_ids, end, .. } = answer.update(update);
-        answer.tokens.extend(tokens);
-        answer.token_ids.extend(token_ids);
-        answer.end = end;
+        answer.whole.tokens.extend(tokens);
+        answer.whole.token_ids.extend(token_ids);
+        answer.whole.end = end.unwrap_or_default();
         Ok(())
     }
 
     /// The messages of all choices.
-    pub(super) fn into_messages(self) -> Vec<WholeMessage> {
+    pub fn into_messages(self) -> Vec<WholeMessage> {
         self.choices.into_iter().map(Answer::into_message).collect()
     }
 
@@ -202,18 +203,14 @@ struct Answer {
     parser: AnswerParser,
     /// What the ids of calls are made of.
     ids: Digest,
-    items: Vec<MessageItem>,
     /// Tokens whose changes are not certain yet.
     pending: Vec<Token>,
     pending_ids: Vec<TokenId>,
-    /// What is collected for a whole message.
-    tokens: Vec<Token>,
-    token_ids: Vec<TokenId>,
-    end: Option<MessageEnd>,
+    /// The items so far, and what is kept for a whole message.
+    whole: WholeMessage,
 }
 
-/// How the recorded answers to a prompt are divided, as for its client; `None` if another model with
-/// another template sampled them.
+/// How recorded answers are divided, as for their client; `None` if another chat template was used.
 pub fn recorded_form(
     codec: &Arc<Codec>,
     interaction: &Interaction,
@@ -224,8 +221,7 @@ pub fn recorded_form(
     (template_hash == codec.template_hash()).then_some(form)
 }
 
-/// The message of a recorded choice: the parts that its client got, or its text without a form. A plain form
-/// divides nothing.
+/// The message of a recorded choice, divided as for its client, or its whole text without a form that divides.
 pub fn recorded(
     codec: &Arc<Codec>,
     form: Option<&AnswerForm>,
@@ -234,13 +230,8 @@ pub fn recorded(
 ) -> WholeMessage {
     let Some(form) = form.filter(|form| !form.is_plain()) else {
         let text = Some(sample.text.clone()).filter(|text| !text.is_empty());
-        return WholeMessage {
-            items: text.map(MessageItem::Text).into_iter().collect(),
-            reasoning_tokens: 0,
-            tokens: Vec::new(),
-            token_ids: Vec::new(),
-            end: sample.finish.into(),
-        };
+        let items = text.map(MessageItem::Text).into_iter().collect();
+        return WholeMessage { items, end: sample.finish.into(), ..WholeMessage::default() };
     };
     let SamplingParams { stop_token_ids, include_stop, .. } = &sample.params;
     let mut answer = Answer::new(form, sample.interaction, sample.choice);
@@ -254,7 +245,7 @@ pub fn recorded(
     // Empty if a stop string was reached.
     let rest = text.finish().text;
     answer.finish(&rest, sample.finish);
-    answer.end = Some(answer.end_of(sample.finish));
+    answer.whole.end = answer.end_of(sample.finish);
     answer.into_message()
 }
 
@@ -263,12 +254,9 @@ impl Answer {
         Self {
             parser: AnswerParser::new(form),
             ids: Digest::new().bytes(interaction.0.as_bytes()).bytes(choice.to_le_bytes()),
-            items: Vec::new(),
             pending: Vec::new(),
             pending_ids: Vec::new(),
-            tokens: Vec::new(),
-            token_ids: Vec::new(),
-            end: None,
+            whole: WholeMessage::default(),
         }
     }
 
@@ -284,8 +272,8 @@ impl Answer {
         let (mut tokens, mut token_ids) = (Vec::new(), Vec::new());
         // A token whose text is not certain changes nothing yet: its log-probability waits.
         if ends || !parts.is_empty() {
-            std::mem::swap(&mut tokens, &mut self.pending);
-            std::mem::swap(&mut token_ids, &mut self.pending_ids);
+            tokens.append(&mut self.pending);
+            token_ids.append(&mut self.pending_ids);
         }
         let end = update.finish.map(|finish| self.end_of(finish));
         MessageUpdate { parts, tokens, token_ids, end }
@@ -312,54 +300,47 @@ impl Answer {
     }
 
     fn into_message(self) -> WholeMessage {
-        WholeMessage {
-            items: self.items,
-            reasoning_tokens: self.parser.reasoning_tokens(),
-            tokens: self.tokens,
-            token_ids: self.token_ids,
-            end: self.end.unwrap_or(MessageEnd::Stop),
-        }
+        WholeMessage { reasoning_tokens: self.parser.reasoning_tokens(), ..self.whole }
     }
 
     fn add(&mut self, part: AnswerPart) -> MessagePart {
+        let items = &mut self.whole.items;
         match part {
             AnswerPart::Reasoning(text) => {
-                match self.items.last_mut() {
+                match items.last_mut() {
                     Some(MessageItem::Reasoning(so_far)) => so_far.push_str(&text),
-                    _ => self.items.push(MessageItem::Reasoning(text.clone())),
+                    _ => items.push(MessageItem::Reasoning(text.clone())),
                 }
                 MessagePart::Reasoning(text)
             }
             AnswerPart::Text(text) => {
-                match self.items.last_mut() {
+                match items.last_mut() {
                     Some(MessageItem::Text(so_far)) => so_far.push_str(&text),
-                    _ => self.items.push(MessageItem::Text(text.clone())),
+                    _ => items.push(MessageItem::Text(text.clone())),
                 }
                 MessagePart::Text(text)
             }
             AnswerPart::Call { index, name } => {
-                let id = self.call_id(index);
-                let call =
-                    ToolCall { id: id.clone(), name: name.clone(), arguments: String::new() };
-                self.items.push(MessageItem::Call(call));
+                let id = call_id(&self.ids, index);
+                let (own, arguments) = ((id.clone(), name.clone()), String::new());
+                items.push(MessageItem::Call(ToolCall { id: own.0, name: own.1, arguments }));
                 MessagePart::Call { index, id, name }
             }
             // A call's arguments follow it before anything else does.
             AnswerPart::Arguments { index, json } => {
-                if let Some(MessageItem::Call(call)) = self.items.last_mut() {
+                if let Some(MessageItem::Call(call)) = items.last_mut() {
                     call.arguments.push_str(&json);
                 }
                 MessagePart::Arguments { index, json }
             }
         }
     }
+}
 
-    /// The id of a call. It is derived from the completion's id, which is random, so that the recorded
-    /// completion has the same.
-    fn call_id(&self, index: usize) -> String {
-        let id: [u8; 16] = self.ids.clone().bytes((index as u64).to_le_bytes()).prefix();
-        format!("call_{}", hex(&id))
-    }
+/// The id of a call. It follows from the completion's random id, so that the recorded completion has it too.
+fn call_id(ids: &Digest, index: usize) -> String {
+    let id: [u8; 16] = ids.clone().bytes((index as u64).to_le_bytes()).prefix();
+    format!("call_{}", hex(&id))
 }
 
 #[cfg(test)]

@@ -1,12 +1,18 @@
-//! What constrains the text of a chat request: `response_format`, and vLLM's `guided_*` and
-//! `structured_outputs`.
+//! What constrains the text of a request: `response_format`, and vLLM's `guided_*` and `structured_outputs`; and
+//! calls of functions that are forced or whose schemas are strict.
 
-use serde_json::{Map, Value, json};
+use std::sync::Arc;
 
-use hone_core::types::GrammarSpec;
+use serde_json::{Value, json};
 
-use super::tools::refuse_others;
-use crate::http::body::{Fields, or_null};
+use hone_core::types::{ChatOptions, GrammarSpec, Tool, ToolChoice};
+use hone_engine::grammar::{CallGrammar, CallPiece, FreeText, Thought};
+use hone_engine::tools::{CallFraming, CallSyntax};
+use hone_engine::{Codec, CompiledGrammar, GrammarError, ToolFormat};
+
+use crate::http::body::{
+    Fields, closed, list_of, maybe_flag, maybe_text, open, or_null, text_schema,
+};
 use crate::http::error::ApiError;
 
 /// vLLM's older fields, each with the grammar that it describes.
@@ -33,7 +39,7 @@ const OPTIONS: [&str; 5] = [
     "whitespace_pattern",
 ];
 /// OpenAI's limit of the name of a schema, in characters.
-pub(in crate::http) const NAME_CHARS: usize = 64;
+pub const NAME_CHARS: usize = 64;
 
 /// How a field describes a grammar.
 #[derive(Clone, Copy)]
@@ -53,11 +59,27 @@ pub struct RequestedGrammar {
     pub field: String,
 }
 
+impl RequestedGrammar {
+    /// # Errors
+    /// 400 with the field, if the grammar is refused.
+    pub async fn compile(&self, codec: &Arc<Codec>) -> Result<Arc<CompiledGrammar>, ApiError> {
+        let compiled = codec.compile_grammar(&self.spec).await;
+        compiled.map_err(|error| refused(&self.field, error))
+    }
+}
+
+fn refused(field: &str, error: GrammarError) -> ApiError {
+    match error.is_refusal() {
+        true => ApiError::field(field, format!("{field}: {error}")),
+        false => error.into(),
+    }
+}
+
 /// The grammar of a request; `None` if the text is free.
 ///
 /// # Errors
 /// 400 for a malformed field, or if several fields describe a grammar.
-pub(super) fn read(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiError> {
+pub fn read(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiError> {
     let mut found = Vec::new();
     found.extend(response_format(fields)?);
     for (name, described) in GUIDED {
@@ -84,30 +106,27 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiE
     const TYPES: &str = "\"text\", \"json_object\" or \"json_schema\"";
     let Some(value) = fields.get("response_format") else { return Ok(None) };
     let format = Fields::at("response_format", value)?;
-    match format.text("type")? {
-        None => Err(format.missing("type", TYPES)),
-        Some("text") => Ok(None),
-        Some("json_object") => {
+    match format.required("type", TYPES)? {
+        "text" => Ok(None),
+        "json_object" => {
             let field = "response_format".to_owned();
             Ok(Some(RequestedGrammar { spec: GrammarSpec::JsonObject, field }))
         }
-        Some("json_schema") => {
+        "json_schema" => {
             let allowed = "an object with a name and a schema";
             let Some(value) = format.get("json_schema") else {
                 return Err(format.missing("json_schema", allowed));
             };
-            let schema = Fields::at("response_format.json_schema", value)?;
-            refuse_others(&schema, &["name", "description", "schema", "strict"])?;
+            let known = ["name", "description", "schema", "strict"];
+            let schema = Fields::known_at("response_format.json_schema", value, &known)?;
             Ok(Some(named_schema(&schema)?.1))
         }
-        Some(_) => Err(format.invalid("type", TYPES)),
+        _ => Err(format.invalid("type", TYPES)),
     }
 }
 
 /// Reads `name`, `description`, `schema` and `strict`; returns the name and the grammar.
-pub(in crate::http) fn named_schema<'a>(
-    fields: &Fields<'a>,
-) -> Result<(&'a str, RequestedGrammar), ApiError> {
+pub fn named_schema<'a>(fields: &Fields<'a>) -> Result<(&'a str, RequestedGrammar), ApiError> {
     let name = fields.short_text("name", NAME_CHARS)?;
     let name = name.ok_or_else(|| fields.missing("name", "a string"))?;
     fields.text("description")?;
@@ -124,11 +143,10 @@ fn structured_outputs(value: &Value) -> Result<Option<RequestedGrammar>, ApiErro
         if let Some((name, described)) = STRUCTURED.iter().find(|(known, _)| *known == name) {
             found.extend(grammar(&fields, name, *described)?);
         } else {
-            let path = fields.path(name);
             let is_default =
                 OPTIONS.contains(&name) && fields.get(name) == Some(&Value::Bool(false));
             if !is_default {
-                return Err(ApiError::unsupported(&path, format!("{path} is not supported")));
+                return Err(fields.unsupported(name, "is not supported"));
             }
         }
     }
@@ -147,12 +165,10 @@ fn grammar(
 ) -> Result<Option<RequestedGrammar>, ApiError> {
     let spec = match described {
         Described::Schema => fields.read(name, "a JSON schema, as an object or as text", schema)?,
-        Described::Regex => fields.text(name)?.map(|regex| GrammarSpec::Regex(regex.to_owned())),
-        Described::Lark => fields.text(name)?.map(|text| GrammarSpec::Lark(text.to_owned())),
+        Described::Regex => fields.owned(name)?.map(GrammarSpec::Regex),
+        Described::Lark => fields.owned(name)?.map(GrammarSpec::Lark),
         Described::Choice => fields.read(name, "a list of strings", choice)?,
-        Described::AnyObject => {
-            fields.boolean(name)?.filter(|wanted| *wanted).map(|_| GrammarSpec::JsonObject)
-        }
+        Described::AnyObject => fields.is_set(name)?.then_some(GrammarSpec::JsonObject),
     };
     Ok(spec.map(|spec| RequestedGrammar { spec, field: fields.path(name) }))
 }
@@ -171,57 +187,261 @@ fn choice(value: &Value) -> Option<GrammarSpec> {
 }
 
 /// The JSON schema of `response_format`.
-pub(super) fn format_schema() -> Value {
-    let described = json!({
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": NAME_CHARS},
-            "description": {"type": ["string", "null"]},
-            "schema": json_schema(),
-            "strict": {"type": ["boolean", "null"]},
-        },
-        "required": ["name", "schema"],
-        "additionalProperties": false,
-    });
+pub fn format_schema() -> Value {
+    let described = closed(2, &schema_members());
     json!({"anyOf": [
-        {
-            "type": "object",
-            "properties": {"type": {"enum": ["text", "json_object"]}},
-            "required": ["type"],
-        },
-        {
-            "type": "object",
-            "properties": {"type": {"const": "json_schema"}, "json_schema": described},
-            "required": ["type", "json_schema"],
-        },
+        open(1, &[("type", json!({"enum": ["text", "json_object"]}))]),
+        open(2, &[("type", json!({"const": "json_schema"})), ("json_schema", described)]),
     ]})
 }
 
+/// The JSON schemas of what [`named_schema`] reads. The first two are required.
+pub fn schema_members() -> [(&'static str, Value); 4] {
+    [
+        ("name", json!({"type": "string", "maxLength": NAME_CHARS})),
+        ("schema", json_schema()),
+        ("description", maybe_text()),
+        ("strict", maybe_flag()),
+    ]
+}
+
 /// The JSON schema of a JSON schema: an object, or its text.
-pub(in crate::http) fn json_schema() -> Value {
+pub fn json_schema() -> Value {
     json!({"type": ["object", "boolean", "string"]})
 }
 
 /// The JSON schema of `guided_choice`.
-pub(super) fn choice_schema() -> Value {
-    json!({"type": "array", "items": {"type": "string"}, "minItems": 1})
+pub fn choice_schema() -> Value {
+    list_of(1, text_schema())
 }
 
 /// The JSON schema of `structured_outputs`.
-pub(super) fn outputs_schema() -> Value {
+pub fn outputs_schema() -> Value {
     let grammars = STRUCTURED.iter().map(|(name, described)| {
         let schema = match described {
             Described::Schema => json_schema(),
-            Described::Regex | Described::Lark => json!({"type": "string"}),
+            Described::Regex | Described::Lark => text_schema(),
             Described::Choice => choice_schema(),
             Described::AnyObject => json!({"type": "boolean"}),
         };
         (*name, or_null(schema))
     });
     let options = OPTIONS.iter().map(|name| (*name, json!({"enum": [false, null]})));
-    let properties: Map<String, Value> =
-        grammars.chain(options).map(|(name, schema)| (name.to_owned(), schema)).collect();
-    json!({"type": "object", "properties": properties, "additionalProperties": false})
+    closed(0, &grammars.chain(options).collect::<Vec<_>>())
+}
+
+// The grammar of an answer that must call a function, or whose calls must satisfy a strict schema. Reasoning may
+// precede the calls, and unless a call is forced, text may too, or there is no call.
+
+/// What the calls of an answer depend on.
+#[derive(Clone)]
+pub struct CallRules {
+    pub codec: Arc<Codec>,
+    pub format: ToolFormat,
+    pub options: ChatOptions,
+    /// Whether the prompt has begun the reasoning.
+    pub opens_reasoning: bool,
+    /// The place of a schema within an entry of `tools`, for error messages.
+    pub parameters_field: &'static str,
+}
+
+impl CallRules {
+    /// The grammar. Functions that are not strict have any object as arguments if their schemas cannot be enforced,
+    /// each by itself or all together.
+    ///
+    /// # Errors
+    /// 400 with the place of the keyword in the parameters of a strict function that cannot be enforced, or
+    /// if the grammar is too large.
+    pub async fn compile(&self) -> Result<Arc<CompiledGrammar>, ApiError> {
+        let compiled = match self.compile_with(Lenience::OfUnenforceable).await? {
+            Err(error) if error.is_refusal() && self.tools().any(|tool| !tool.strict) => {
+                self.compile_with(Lenience::OfAll).await?
+            }
+            compiled => compiled,
+        };
+        let field = if self.options.forces_call() { "tool_choice" } else { "tools" };
+        compiled.map_err(|error| refused(field, error))
+    }
+
+    /// The inner error is that of the grammar as a whole. Large schemas take long to check.
+    async fn compile_with(
+        &self,
+        lenience: Lenience,
+    ) -> Result<Result<Arc<CompiledGrammar>, GrammarError>, ApiError> {
+        let rules = self.clone();
+        let spec = tokio::task::spawn_blocking(move || rules.spec(lenience)).await;
+        match spec.map_err(|error| ApiError::logged("checking functions panicked", &error))?? {
+            Ok(spec) => Ok(self.codec.compile_grammar(&spec).await),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    fn spec(&self, lenience: Lenience) -> Result<Result<GrammarSpec, GrammarError>, ApiError> {
+        let pieces = FormatPieces::new(&self.codec, self.format);
+        let mut calls = Vec::new();
+        for tool in self.tools() {
+            calls.push(self.call(&pieces, tool, lenience)?);
+        }
+        let text = FreeText { beginnings: pieces.other_beginnings() };
+        Ok(CallGrammar {
+            thought: pieces.thought(self.opens_reasoning),
+            text: (!self.options.forces_call()).then_some(text),
+            separator: self.permits_several().then(|| pieces.text(pieces.framing.separator)),
+            ..alone(&pieces, calls)
+        }
+        .spec())
+    }
+
+    /// A call of a function, whose schema is checked.
+    fn call(
+        &self,
+        pieces: &FormatPieces<'_>,
+        tool: &Tool,
+        lenience: Lenience,
+    ) -> Result<Vec<CallPiece>, ApiError> {
+        let any = || pieces.call(&tool.name, json!({"type": "object"}));
+        if !tool.strict && lenience == Lenience::OfAll {
+            return Ok(any());
+        }
+        let call = arguments(tool).and_then(|schema| {
+            let call = pieces.call(&tool.name, schema);
+            alone(pieces, vec![call.clone()]).spec().map(|_| call)
+        });
+        match call {
+            Ok(call) => Ok(call),
+            Err(_) if !tool.strict => Ok(any()),
+            Err(error) => {
+                let (field, name) = (self.parameters_field, &tool.name);
+                Err(ApiError::field("tools", format!("tools: {field} of {name:?}: {error}")))
+            }
+        }
+    }
+
+    /// The functions that the answer may call.
+    fn tools(&self) -> impl Iterator<Item = &Tool> {
+        let named = match &self.options.tool_choice {
+            ToolChoice::Function(name) => Some(name),
+            _ => None,
+        };
+        let tools = self.options.callable().iter();
+        tools.filter(move |tool| named.is_none_or(|name| *name == tool.name))
+    }
+
+    fn permits_several(&self) -> bool {
+        let is_named = matches!(self.options.tool_choice, ToolChoice::Function(_));
+        self.options.parallel_tool_calls && !is_named
+    }
+}
+
+/// Which functions that are not strict have any object as arguments.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lenience {
+    /// Those whose schemas cannot be enforced.
+    OfUnenforceable,
+    /// All.
+    OfAll,
+}
+
+/// The grammar of one call and nothing else.
+fn alone(pieces: &FormatPieces<'_>, calls: Vec<Vec<CallPiece>>) -> CallGrammar {
+    // The first piece of what begins the calls is a marker, if it has any piece.
+    let [open, close] = [pieces.framing.open, pieces.framing.close].map(|text| pieces.text(text));
+    CallGrammar { thought: None, text: None, open, calls, separator: None, close }
+}
+
+/// The schema of a function's arguments, which are always an object, also where `null` is permitted.
+fn arguments(tool: &Tool) -> Result<Value, GrammarError> {
+    let Some(Value::Object(schema)) = &tool.parameters else {
+        return Ok(json!({"type": "object", "properties": {}, "additionalProperties": false}));
+    };
+    let permits_object = match schema.get("type") {
+        Some(Value::String(name)) => name == "object",
+        Some(Value::Array(names)) => names.iter().any(|name| name == "object"),
+        _ => true,
+    };
+    if !permits_object {
+        let (path, reason) = ("#/type".to_owned(), "arguments are an object".to_owned());
+        return Err(GrammarError::Schema { path, reason });
+    }
+    let mut schema = schema.clone();
+    schema.insert("type".to_owned(), Value::from("object"));
+    Ok(Value::Object(schema))
+}
+
+// The texts of a model's format as pieces of a grammar. Markers may be special tokens.
+
+/// What calls consist of in one format, with the tokens of one model.
+struct FormatPieces<'c> {
+    codec: &'c Codec,
+    framing: CallFraming,
+    syntax: CallSyntax,
+}
+
+impl<'c> FormatPieces<'c> {
+    fn new(codec: &'c Codec, format: ToolFormat) -> Self {
+        Self { codec, framing: format.framing(), syntax: format.syntax() }
+    }
+
+    /// A call, with the schema of its arguments as a document of its own, so that its references are found.
+    fn call(&self, name: &str, schema: Value) -> Vec<CallPiece> {
+        let (name, key) = (Value::from(name), Value::from(self.framing.arguments));
+        vec![
+            CallPiece::Text(format!("{{\"name\": {name}, {key}: ")),
+            CallPiece::Json(schema),
+            CallPiece::Text("}".to_owned()),
+        ]
+    }
+
+    /// The reasoning before calls, if the model has think tags. `is_open`: the prompt has begun it.
+    fn thought(&self, is_open: bool) -> Option<Thought> {
+        let tags = self.codec.think_tags()?;
+        let open = (!is_open).then(|| self.marker(tags.open));
+        Some(Thought { open, close: self.marker(tags.close) })
+    }
+
+    /// Other texts that the parser of answers takes for the beginning of calls. No text contains special tokens.
+    fn other_beginnings(&self) -> Vec<String> {
+        let is_other = |begin: &&str| {
+            !self.framing.open.starts_with(*begin) && self.codec.special_id(begin).is_none()
+        };
+        let others = self.syntax.begin.iter().copied().filter(is_other);
+        others.map(str::to_owned).collect()
+    }
+
+    fn marker(&self, text: &str) -> CallPiece {
+        match self.codec.special_id(text) {
+            Some(id) => CallPiece::Token(id),
+            None => CallPiece::Text(text.to_owned()),
+        }
+    }
+
+    /// A text, with each of its markers as a piece of its own.
+    fn text(&self, text: &str) -> Vec<CallPiece> {
+        let mut pieces = Vec::new();
+        let mut rest = text;
+        while let Some((before, marker, after)) = self.first_marker(rest) {
+            add(&mut pieces, before);
+            pieces.push(self.marker(marker));
+            rest = after;
+        }
+        add(&mut pieces, rest);
+        pieces
+    }
+
+    /// The first marker in a text, with the texts around it.
+    fn first_marker<'t>(&self, text: &'t str) -> Option<(&'t str, &'static str, &'t str)> {
+        let split = |marker: &&'static str| {
+            let (before, after) = text.split_once(*marker)?;
+            Some((before, *marker, after))
+        };
+        self.framing.markers.iter().filter_map(split).min_by_key(|(before, ..)| before.len())
+    }
+}
+
+fn add(pieces: &mut Vec<CallPiece>, text: &str) {
+    if !text.is_empty() {
+        pieces.push(CallPiece::Text(text.to_owned()));
+    }
 }
 
 #[cfg(test)]
@@ -304,6 +524,25 @@ mod tests {
         ] {
             let error = of(body.clone()).unwrap_err().to_json();
             assert!(error.contains(field), "{body}: {error}");
+        }
+    }
+
+    fn tool(parameters: Option<Value>) -> Tool {
+        Tool { name: "f".to_owned(), description: None, parameters, strict: true }
+    }
+
+    #[test]
+    fn arguments_are_an_object() {
+        let schema = |parameters: Value| arguments(&tool(Some(parameters)));
+        for kind in [json!("object"), json!(["null", "object"])] {
+            let found = schema(json!({"type": kind, "required": ["a"]})).unwrap();
+            assert_eq!(found, json!({"type": "object", "required": ["a"]}));
+        }
+        assert_eq!(schema(json!({})).unwrap(), json!({"type": "object"}));
+        assert_eq!(arguments(&tool(None)).unwrap()["additionalProperties"], false);
+        for kind in [json!("string"), json!(["null", "array"])] {
+            let error = schema(json!({"type": kind})).unwrap_err();
+            assert_eq!(error.to_string(), "#/type: arguments are an object");
         }
     }
 }

@@ -7,21 +7,30 @@ use serde_json::{Map, Value, json};
 use hone_core::text::inexact_number;
 use hone_core::types::{ChatOptions, Tool, ToolChoice};
 
-use crate::http::body::Fields;
+use crate::http::body::{Field, Fields, list_of, maybe_flag, maybe_text, open};
 use crate::http::error::ApiError;
 
 /// OpenAI's limits: functions of a request, characters of a function's name.
-pub(in crate::http) const MAX_TOOLS: usize = 128;
+pub const MAX_TOOLS: usize = 128;
 const MAX_NAME: usize = 64;
 /// Values of `reasoning_effort`.
-pub(in crate::http) const EFFORTS: [&str; 7] =
-    ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+pub const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 /// Variables of the chat template that have values already.
 const RESERVED: [&str; 4] = ["add_generation_prompt", "documents", "messages", "tools"];
 
+/// What requests for answers may have beside their functions.
+pub const SWITCHES: &[Field] = &[
+    Field::flag("parallel_tool_calls", "False returns only the first call; default true."),
+    Field::json(
+        "chat_template_kwargs",
+        variables_schema,
+        "Variables of the chat template, as in vLLM.",
+    ),
+];
+
 /// Where an API has the members of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::http) enum ToolShape {
+pub enum ToolShape {
     /// In an object `function`: chat completions.
     Nested,
     /// In the tool or the choice itself: Responses.
@@ -29,17 +38,22 @@ pub(in crate::http) enum ToolShape {
 }
 
 /// Reads `tools`, `tool_choice`, `parallel_tool_calls`, `reasoning_effort` and `chat_template_kwargs`.
-pub(in crate::http) fn read(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
+pub fn read(fields: &Fields<'_>) -> Result<ChatOptions, ApiError> {
     read_as(fields, ToolShape::Nested, fields.text("reasoning_effort")?)
 }
 
 /// [`read`] for an API that has functions in another shape, and the effort of reasoning elsewhere.
-pub(in crate::http) fn read_as(
+pub fn read_as(
     fields: &Fields<'_>,
     shape: ToolShape,
     effort: Option<&str>,
 ) -> Result<ChatOptions, ApiError> {
-    let mut tools = tools(fields, shape)?;
+    let words = ("functions", "each function must have its own");
+    let mut tools = distinct(fields, words, |path, value| {
+        let function = shape.tool(&Fields::at(path, value)?)?;
+        let tool = tool(&function)?;
+        Ok((tool, function))
+    })?;
     let tool_choice = tool_choice(fields, shape, &mut tools)?;
     Ok(ChatOptions {
         tools,
@@ -49,22 +63,25 @@ pub(in crate::http) fn read_as(
     })
 }
 
-fn tools(fields: &Fields<'_>, shape: ToolShape) -> Result<Vec<Tool>, ApiError> {
-    let Some(list) = fields.list("tools")? else { return Ok(Vec::new()) };
-    if list.len() > MAX_TOOLS {
-        let message = format!("tools has {} functions: it may have {MAX_TOOLS}", list.len());
+/// Reads `tools`, whose names differ. `read` returns a tool and the object with its name. The words are those of
+/// errors: what the tools are, and that a name is taken.
+pub fn distinct<'a>(
+    fields: &Fields<'a>,
+    (kind, taken): (&str, &str),
+    read: impl Fn(&str, &'a Value) -> Result<(Tool, Fields<'a>), ApiError>,
+) -> Result<Vec<Tool>, ApiError> {
+    let count = fields.list("tools")?.map_or(0, Vec::len);
+    if count > MAX_TOOLS {
+        let message = format!("tools has {count} {kind}: it may have {MAX_TOOLS}");
         return Err(ApiError::field("tools", message));
     }
     let mut names = BTreeSet::new();
-    let mut tools = Vec::with_capacity(list.len());
-    for (index, value) in list.iter().enumerate() {
-        let outer = Fields::at(&format!("tools[{index}]"), value)?;
-        let function = shape.tool(&outer)?;
-        let tool = tool(&function)?;
+    let mut tools = Vec::with_capacity(count);
+    for (path, value) in fields.entries("tools")?.into_iter().flatten() {
+        let (tool, named) = read(&path, value)?;
         if !names.insert(tool.name.clone()) {
-            let path = function.path("name");
-            let message = format!("{path} is {:?}: each function must have its own", tool.name);
-            return Err(ApiError::field(&path, message));
+            let path = named.path("name");
+            return Err(ApiError::field(&path, format!("{path} is {:?}: {taken}", tool.name)));
         }
         tools.push(tool);
     }
@@ -74,51 +91,84 @@ fn tools(fields: &Fields<'_>, shape: ToolShape) -> Result<Vec<Tool>, ApiError> {
 impl ToolShape {
     /// The members of a function in a tool.
     fn tool<'a>(self, outer: &Fields<'a>) -> Result<Fields<'a>, ApiError> {
-        match outer.text("type")? {
-            Some("function") => {}
-            None => return Err(outer.missing("type", "\"function\"")),
-            Some(kind) => {
-                let path = outer.path("type");
-                let message = format!("{path} is {kind:?}: only \"function\" is supported");
-                return Err(ApiError::unsupported(&path, message));
-            }
+        let kind = outer.required("type", "\"function\"")?;
+        if kind != "function" {
+            let reason = format_args!("is {kind:?}: only \"function\" is supported");
+            return Err(outer.unsupported("type", reason));
         }
-        match self {
-            Self::Nested => {
-                refuse_others(outer, &["type", "function"])?;
-                let function = member(outer, "function")?;
-                refuse_others(&function, &["name", "description", "parameters", "strict"])?;
-                Ok(function)
-            }
-            Self::Flat => {
-                let members = ["type", "name", "description", "parameters", "strict"];
-                refuse_others(outer, &members)?;
-                Ok(outer.clone())
-            }
+        if self == Self::Flat {
+            outer.refuse_others(&["type", "name", "description", "parameters", "strict"])?;
+            return Ok(outer.clone());
         }
+        outer.refuse_others(&["type", "function"])?;
+        let function = outer.member("function")?;
+        function.refuse_others(&["name", "description", "parameters", "strict"])?;
+        Ok(function)
     }
 
     /// The members of a function in a tool or a choice.
     fn function<'a>(self, outer: &Fields<'a>) -> Result<Fields<'a>, ApiError> {
         match self {
-            Self::Nested => member(outer, "function"),
+            Self::Nested => outer.member("function"),
             Self::Flat => Ok(outer.clone()),
         }
     }
 
     /// The members of the choice `allowed_tools`.
     fn allowed_tools<'a>(self, choice: &Fields<'a>) -> Result<Fields<'a>, ApiError> {
+        let (inner, known) = match self {
+            Self::Nested => (choice.member("allowed_tools")?, &["mode", "tools"][..]),
+            Self::Flat => (choice.clone(), &["type", "mode", "tools"][..]),
+        };
+        inner.refuse_others(known)?;
+        Ok(inner)
+    }
+
+    /// The JSON schema of an object of the type `kind`, of whose members the first `required` ones must be there.
+    fn schema(self, kind: &str, required: usize, members: &[(&str, Value)], field: &str) -> Value {
+        let kind = ("type", json!({"const": kind}));
         match self {
-            Self::Nested => {
-                let inner = member(choice, "allowed_tools")?;
-                refuse_others(&inner, &["mode", "tools"])?;
-                Ok(inner)
-            }
-            Self::Flat => {
-                refuse_others(choice, &["type", "mode", "tools"])?;
-                Ok(choice.clone())
-            }
+            Self::Nested => open(2, &[kind, (field, open(required, members))]),
+            Self::Flat => open(required + 1, &[&[kind][..], members].concat()),
         }
+    }
+
+    /// The JSON schema of `tools`.
+    pub fn tools_schema(self) -> Value {
+        let parameters = json!({
+            "type": ["object", "null"],
+            "description": "The JSON schema of the arguments.",
+        });
+        let mut tool = self.schema(
+            "function",
+            1,
+            &[
+                ("name", name_schema()),
+                ("description", maybe_text()),
+                ("parameters", parameters),
+                ("strict", maybe_flag()),
+            ],
+            "function",
+        );
+        tool["additionalProperties"] = false.into();
+        if self == Self::Nested {
+            tool["properties"]["function"]["additionalProperties"] = false.into();
+        }
+        json!({"type": "array", "maxItems": MAX_TOOLS, "items": tool})
+    }
+
+    /// The JSON schema of `tool_choice`.
+    pub fn choice_schema(self) -> Value {
+        let named = self.schema("function", 1, &[("name", name_schema())], "function");
+        let modes = json!({"enum": ["auto", "required"]});
+        let members = [("mode", modes), ("tools", list_of(1, named.clone()))];
+        let mut allowed = self.schema("allowed_tools", 2, &members, "allowed_tools");
+        let inner = match self {
+            Self::Nested => &mut allowed["properties"]["allowed_tools"],
+            Self::Flat => &mut allowed,
+        };
+        inner["additionalProperties"] = false.into();
+        json!({"anyOf": [{"enum": ["none", "auto", "required"]}, named, allowed]})
     }
 }
 
@@ -131,35 +181,22 @@ fn tool(function: &Fields<'_>) -> Result<Tool, ApiError> {
     }
     Ok(Tool {
         name: name(function)?.to_owned(),
-        description: function.text("description")?.map(str::to_owned),
+        description: function.owned("description")?,
         parameters: function.object("parameters")?.map(|map| Value::Object(map.clone())),
-        strict: function.boolean("strict")?.unwrap_or(false),
+        strict: function.is_set("strict")?,
     })
 }
 
-/// The object in a field.
-fn member<'a>(outer: &Fields<'a>, name: &str) -> Result<Fields<'a>, ApiError> {
-    let value = outer.get(name).ok_or_else(|| outer.missing(name, "an object"))?;
-    Fields::at(&outer.path(name), value)
-}
-
 /// The name of a function, which is required.
-pub(in crate::http) fn name<'a>(function: &Fields<'a>) -> Result<&'a str, ApiError> {
+pub fn name<'a>(function: &Fields<'a>) -> Result<&'a str, ApiError> {
     let allowed =
         format!("1 to {MAX_NAME} letters (a to z, A to Z), digits, underscores and hyphens");
-    let name = function.text("name")?.ok_or_else(|| function.missing("name", &allowed))?;
+    let name = function.required("name", &allowed)?;
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(is_part) {
         return Err(function.invalid("name", allowed));
     }
     Ok(name)
-}
-
-/// Refuses fields that are not `known`.
-pub(in crate::http) fn refuse_others(fields: &Fields<'_>, known: &[&str]) -> Result<(), ApiError> {
-    let Some(other) = fields.names().find(|name| !known.contains(name)) else { return Ok(()) };
-    let path = fields.path(other);
-    Err(ApiError::unsupported(&path, format!("{path} is not a known field")))
 }
 
 /// Reads `tool_choice`; `allowed_tools` removes the other functions from `tools`.
@@ -177,13 +214,11 @@ fn tool_choice(
         Value::String(text) if text == "required" => ToolChoice::Required,
         Value::Object(_) => {
             let choice = Fields::at("tool_choice", value)?;
-            match choice.text("type")? {
-                Some("function") => ToolChoice::Function(known_function(&choice, shape, tools)?),
-                Some("allowed_tools") => allowed_tools(&choice, shape, tools)?,
-                Some(_) => {
-                    return Err(choice.invalid("type", "\"function\" or \"allowed_tools\""));
-                }
-                None => return Err(choice.missing("type", "\"function\" or \"allowed_tools\"")),
+            let types = "\"function\" or \"allowed_tools\"";
+            match choice.required("type", types)? {
+                "function" => ToolChoice::Function(known_function(&choice, shape, tools)?),
+                "allowed_tools" => allowed_tools(&choice, shape, tools)?,
+                _ => return Err(choice.invalid("type", types)),
             }
         }
         _ => return Err(fields.invalid("tool_choice", allowed)),
@@ -215,10 +250,11 @@ fn allowed_tools(
     tools: &mut Vec<Tool>,
 ) -> Result<ToolChoice, ApiError> {
     let inner = shape.allowed_tools(choice)?;
-    let list = inner.list("tools")?.ok_or_else(|| inner.missing("tools", "a list of functions"))?;
+    let list = inner.entries("tools")?;
+    let list = list.ok_or_else(|| inner.missing("tools", "a list of functions"))?;
     let mut names = BTreeSet::new();
-    for (index, value) in list.iter().enumerate() {
-        let entry = Fields::at(&inner.path(&format!("tools[{index}]")), value)?;
+    for (path, value) in list {
+        let entry = Fields::at(&path, value)?;
         if entry.text("type")?.is_some_and(|kind| kind != "function") {
             return Err(entry.invalid("type", "\"function\": nothing else is supported"));
         }
@@ -228,11 +264,10 @@ fn allowed_tools(
         return Err(inner.invalid("tools", "a list of at least one function"));
     }
     tools.retain(|tool| names.contains(&tool.name));
-    match inner.text("mode")? {
-        Some("auto") => Ok(ToolChoice::Auto),
-        Some("required") => Ok(ToolChoice::Required),
-        None => Err(inner.missing("mode", "\"auto\" or \"required\"")),
-        Some(_) => Err(inner.invalid("mode", "\"auto\" or \"required\"")),
+    match inner.required("mode", "\"auto\" or \"required\"")? {
+        "auto" => Ok(ToolChoice::Auto),
+        "required" => Ok(ToolChoice::Required),
+        _ => Err(inner.invalid("mode", "\"auto\" or \"required\"")),
     }
 }
 
@@ -253,104 +288,17 @@ fn template_variables(
     Ok(variables)
 }
 
-/// The JSON schema of the members of a function, with the `type` of a tool if it is one itself.
-fn function_schema(shape: ToolShape) -> Value {
-    let parameters = json!({
-        "type": ["object", "null"],
-        "description": "The JSON schema of the arguments.",
-    });
-    let kind = (shape == ToolShape::Flat).then(|| ("type", json!({"const": "function"})));
-    let mut required = vec!["name"];
-    required.extend(kind.iter().map(|(name, _)| *name));
-    let members = [
-        ("name", name_schema()),
-        ("description", json!({"type": ["string", "null"]})),
-        ("parameters", parameters),
-        ("strict", json!({"type": ["boolean", "null"]})),
-    ];
-    let members = members.into_iter().chain(kind).map(|(name, schema)| (name.to_owned(), schema));
-    json!({
-        "type": "object",
-        "properties": members.collect::<Map<String, Value>>(),
-        "required": required,
-        "additionalProperties": false,
-    })
-}
-
-/// The JSON schema of `tools` with flat functions.
-pub(in crate::http) fn flat_schema() -> Value {
-    json!({"type": "array", "maxItems": MAX_TOOLS, "items": function_schema(ToolShape::Flat)})
-}
-
-/// The JSON schema of `tool_choice` with flat functions.
-pub(in crate::http) fn flat_choice_schema() -> Value {
-    let named = json!({
-        "type": "object",
-        "properties": {"type": {"const": "function"}, "name": name_schema()},
-        "required": ["type", "name"],
-    });
-    let allowed = json!({
-        "type": "object",
-        "properties": {
-            "type": {"const": "allowed_tools"},
-            "mode": {"enum": ["auto", "required"]},
-            "tools": {"type": "array", "items": named, "minItems": 1},
-        },
-        "required": ["type", "mode", "tools"],
-        "additionalProperties": false,
-    });
-    json!({"anyOf": [{"enum": ["none", "auto", "required"]}, named, allowed]})
-}
-
 /// The JSON schema of `tools`.
-pub(in crate::http) fn schema() -> Value {
-    let function = function_schema(ToolShape::Nested);
-    json!({"type": "array", "maxItems": MAX_TOOLS, "items": {
-        "type": "object",
-        "properties": {"type": {"const": "function"}, "function": function},
-        "required": ["type", "function"],
-        "additionalProperties": false,
-    }})
-}
-
-/// The JSON schema of `tool_choice`.
-pub(super) fn choice_schema() -> Value {
-    let function = json!({
-        "type": "object",
-        "properties": {"name": name_schema()},
-        "required": ["name"],
-    });
-    let named = json!({
-        "type": "object",
-        "properties": {"type": {"const": "function"}, "function": function},
-        "required": ["type", "function"],
-    });
-    let allowed = json!({
-        "type": "object",
-        "properties": {
-            "mode": {"enum": ["auto", "required"]},
-            "tools": {"type": "array", "items": named, "minItems": 1},
-        },
-        "required": ["mode", "tools"],
-        "additionalProperties": false,
-    });
-    json!({"anyOf": [
-        {"enum": ["none", "auto", "required"]},
-        named,
-        {
-            "type": "object",
-            "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": allowed},
-            "required": ["type", "allowed_tools"],
-        },
-    ]})
+pub fn schema() -> Value {
+    ToolShape::Nested.tools_schema()
 }
 
 /// The JSON schema of `chat_template_kwargs`.
-pub(in crate::http) fn variables_schema() -> Value {
+pub fn variables_schema() -> Value {
     json!({"type": "object", "propertyNames": {"not": {"enum": RESERVED}}})
 }
 
 /// The JSON schema of a function's name.
-pub(in crate::http) fn name_schema() -> Value {
+pub fn name_schema() -> Value {
     json!({"type": "string", "pattern": format!("^[a-zA-Z0-9_-]{{1,{MAX_NAME}}}$")})
 }

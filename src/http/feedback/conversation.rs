@@ -15,10 +15,9 @@ use hone_core::types::{Continuation, Interaction, InteractionId, Sample, SampleO
 use hone_store::{FeedbackOutcome, Op, Store, StoreError};
 
 use super::posted::PostedFeedback;
-use super::rating;
-use super::recording::{Refusal, after_commit, commit, prospect, reused};
-use crate::http::AppState;
-use crate::http::error::ApiError;
+use super::recording::{after_commit, commit, prospect, rate};
+use crate::http::error::{ApiError, ErrorCode};
+use crate::http::state::AppState;
 
 /// Largest number of turns of a conversation that one post can judge.
 const MAX_TURNS: usize = 1000;
@@ -29,19 +28,19 @@ const COMMENT_BYTES: usize = 512;
 
 /// The conversations that the pieces of one request judge. Each is read once.
 #[derive(Default)]
-pub(super) struct Sessions {
+pub struct Sessions {
     read: Mutex<BTreeMap<String, Arc<[CreditedTurn]>>>,
     credited: AtomicUsize,
 }
 
 /// The response to feedback on a conversation.
 #[derive(Serialize, JsonSchema)]
-pub(in crate::http) struct SessionFeedback {
+pub struct SessionFeedback {
     #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
     #[schemars(extend("enum" = ["recorded", "duplicate"]))]
-    status: &'static str,
+    pub status: &'static str,
     session_id: String,
     name: String,
     /// Number of credited turns.
@@ -59,16 +58,15 @@ struct CreditedTurn {
     sample: Sample,
 }
 
-pub(super) async fn record(
+pub async fn record(
     state: &Arc<AppState>,
     posted: &PostedFeedback<'_>,
     name: &str,
     session: &str,
     sessions: &Sessions,
-) -> Result<(&'static str, SessionFeedback), Refusal> {
+) -> Result<SessionFeedback, ApiError> {
     let refuse = |reason: &str| {
-        let message = format!("session_id is {session:?}: {reason}");
-        Err(Refusal::Invalid(ApiError::field("session_id", message)))
+        Err(ApiError::field("session_id", format!("session_id is {session:?}: {reason}")))
     };
     let turns = sessions.turns(state, posted.caller.key_id.as_deref(), session).await?;
     let Some(turns) = turns else {
@@ -86,20 +84,19 @@ pub(super) async fn record(
     let mut entries = Vec::with_capacity(turns.len());
     for CreditedTurn { interaction, sample } in turns.iter() {
         let route = state.routes.get(&interaction.route).map(Arc::as_ref);
-        let entry = posted.entry(state, route, name, interaction, sample.choice);
-        entries.push(entry.map_err(Refusal::Invalid)?);
+        entries.push(posted.entry(state, route, name, interaction, sample.choice)?);
     }
     let last = entries.last().cloned();
-    let (status, count) = match commit(state, Op::Conversation(entries)).await? {
+    let op = Op::Conversation(entries);
+    let (status, count) = match commit(state, op, posted.idempotency_key).await? {
         FeedbackOutcome::Credited(0) => {
             return refuse(
                 "no turn has exactly one finished completion, or one that was continued",
             );
         }
         FeedbackOutcome::AlreadyCredited(turns) => ("duplicate", turns),
-        FeedbackOutcome::Reused => return Err(reused(posted.idempotency_key)),
         FeedbackOutcome::Credited(turns) => ("recorded", turns),
-        _ => return Err(Refusal::Unknown(ApiError::no_such_session(session))),
+        _ => return Err(no_such_session(session)),
     };
     tracing::debug!(session, name, turns = count, status, "feedback on a conversation");
     let raters: Vec<_> = turns.iter().map(|turn| posted.rater(&turn.interaction)).collect();
@@ -108,12 +105,12 @@ pub(super) async fn record(
         if let (Some(entry), Some(turn), "recorded") = (last, turns.last(), status) {
             // One opinion counts once. A session meets one version throughout a canary.
             let route = state.routes.get(&turn.interaction.route).map(Arc::as_ref);
-            rating::rate(state, route, &entry, turn.sample.id);
+            rate(state, route, &entry, turn.sample.id);
         }
         untrained_turns(state, &part, turns.iter().zip(&raters))
     });
     let reason = reason.await?;
-    let answer = SessionFeedback {
+    Ok(SessionFeedback {
         object: "feedback",
         status,
         session_id: session.to_owned(),
@@ -121,8 +118,7 @@ pub(super) async fn record(
         turns: count,
         trained: reason.is_none(),
         reason,
-    };
-    Ok((status, answer))
+    })
 }
 
 impl Sessions {
@@ -132,7 +128,7 @@ impl Sessions {
         state: &AppState,
         key: Option<&str>,
         session: &str,
-    ) -> Result<Option<Arc<[CreditedTurn]>>, Refusal> {
+    ) -> Result<Option<Arc<[CreditedTurn]>>, ApiError> {
         let mut read = self.read.lock().await;
         if let Some(known) = read.get(session) {
             return Ok(Some(Arc::clone(known)));
@@ -141,9 +137,9 @@ impl Sessions {
         state.store.flush().await?;
         let (key, of) = (key.map(str::to_owned), session.to_owned());
         let requests = state.read_ledger(move |store| requests_of(store, key.as_deref(), &of));
-        let requests = requests.await.map_err(Refusal::Failed)?;
+        let requests = requests.await?;
         if requests.is_empty() {
-            return Err(Refusal::Unknown(ApiError::no_such_session(session)));
+            return Err(no_such_session(session));
         }
         if requests.len() > MAX_TURNS {
             return Ok(None);
@@ -154,8 +150,12 @@ impl Sessions {
     }
 }
 
-/// The requests of a session with their served completions, in order; one more than [`MAX_TURNS`] if
-/// there are too many.
+fn no_such_session(session: &str) -> ApiError {
+    let message = format!("session_id is {session:?}: this key made no request in this session");
+    ApiError::new(ErrorCode::SessionNotFound, message).param("session_id").unknown()
+}
+
+/// The requests of a session with their served completions, in order: at most [`MAX_TURNS`] and one more.
 fn requests_of(
     store: &Store,
     key: Option<&str>,
@@ -197,8 +197,7 @@ fn credited(requests: Vec<(Interaction, Vec<Sample>)>) -> Vec<CreditedTurn> {
     turns.collect()
 }
 
-/// The completion with which a request continued. It is unknown if the client edited the first one
-/// that it returned, of which no token was kept.
+/// The completion with which a request continued; unknown if the client edited the first one that it returned.
 fn continued_choice(from: &Continuation) -> Option<(InteractionId, u32)> {
     let is_known = !from.edited || from.prefix_tokens > 0;
     is_known.then_some((from.interaction, from.choice))

@@ -12,23 +12,21 @@ use hone_core::types::{Interaction, InteractionId, Sample, TokenId};
 use hone_store::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, Op, StoreError};
 
 use super::posted::PostedFeedback;
-use super::prospect::is_quarantined;
-use super::rating;
 use super::recording::{
-    Refusal, after_commit, check_rater, commit, find_choice, find_interaction, prospect, reused,
+    after_commit, commit, find_choice, is_quarantined, judged, prospect, rate, unknown_completion,
 };
-use crate::http::AppState;
 use crate::http::error::ApiError;
 use crate::http::generate::prompt::{TextSize, check_size, encode_apart};
+use crate::http::state::AppState;
 
 /// The response to a correction.
 #[derive(Serialize, JsonSchema)]
-pub(in crate::http) struct CorrectionFeedback {
+pub struct CorrectionFeedback {
     #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
     #[schemars(extend("enum" = ["recorded", "duplicate"]))]
-    status: &'static str,
+    pub status: &'static str,
     completion_id: String,
     choice: u32,
     /// The version that generated the completion.
@@ -54,16 +52,15 @@ struct RatingProspect {
 }
 
 /// Records a correction of one choice, with its rating if there is one.
-pub(super) async fn record(
+pub async fn record(
     state: &Arc<AppState>,
     posted: &PostedFeedback<'_>,
     text: &str,
     id: InteractionId,
     choice: u32,
-) -> Result<(&'static str, CorrectionFeedback), Refusal> {
-    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
-    let interaction = interaction.ok_or_else(|| posted.unknown())?;
-    check_rater(&posted.caller, &interaction)?;
+) -> Result<CorrectionFeedback, ApiError> {
+    let named = ("completion_id", id);
+    let interaction = judged(state, &posted.caller, &posted.fields, named).await?;
     let completion_id = interaction.completion_id();
     let sample = find_choice(state, id, choice, "choice").await?;
     if interaction.prompt_ids.is_empty() {
@@ -71,13 +68,14 @@ pub(super) async fn record(
             "completion_id is {completion_id:?}: its prompt was recorded without token ids, which a \
              correction needs"
         );
-        return Err(Refusal::Invalid(ApiError::field("completion_id", message)));
+        return Err(ApiError::field("completion_id", message));
     }
     let ids = tokenize(state, text, &interaction).await?;
-    let ids = ids.ok_or_else(|| Refusal::Invalid(posted.special_token()))?;
+    let special = || posted.fields.invalid("correction", "text without special tokens");
+    let ids = ids.ok_or_else(special)?;
     let route = state.routes.get(&interaction.route).cloned();
     let entry = |name| posted.entry(state, route.as_deref(), name, &interaction, choice);
-    let rating = posted.name.map(entry).transpose().map_err(Refusal::Invalid)?;
+    let rating = posted.name.map(entry).transpose()?;
     let unused = unused(state, &interaction, &sample, text, ids.len()).map(str::to_owned);
     let rater = posted.rater(&interaction);
     let op = Op::Correction(Box::new(CorrectionEntry {
@@ -92,11 +90,10 @@ pub(super) async fn record(
         key_id: rater.clone(),
         created: posted.arrived,
     }));
-    let status = match commit(state, op).await? {
+    let status = match commit(state, op, posted.idempotency_key).await? {
         FeedbackOutcome::Duplicate(_) => "duplicate",
         FeedbackOutcome::Recorded(_) => "recorded",
-        FeedbackOutcome::Reused => return Err(reused(posted.idempotency_key)),
-        _ => return Err(posted.unknown()),
+        _ => return Err(unknown_completion(&posted.fields, "completion_id")),
     };
     tracing::debug!(completion_id, status, unused, "a correction");
     let (policy_version, weight) = (sample.version.0, state.learning.correction_weight);
@@ -108,7 +105,7 @@ pub(super) async fn record(
         };
         let rating_prospect = |rating: FeedbackEntry| {
             if status == "recorded" {
-                rating::rate(state, route.as_deref(), &rating, sample.id);
+                rate(state, route.as_deref(), &rating, sample.id);
             }
             let by = rating.key_id.as_deref();
             let reason = prospect(state, &rating.name, by, &interaction, &sample);
@@ -118,7 +115,7 @@ pub(super) async fn record(
         Ok::<_, StoreError>((reason, rating.map(rating_prospect)))
     });
     let (reason, rating) = prospects.await??;
-    let answer = CorrectionFeedback {
+    Ok(CorrectionFeedback {
         object: "feedback",
         status,
         completion_id,
@@ -128,22 +125,19 @@ pub(super) async fn record(
         trained: reason.is_none(),
         reason,
         rating,
-    };
-    Ok((status, answer))
+    })
 }
 
-/// The tokens of a corrected text; `None` if it contains a special token. A text that is longer than the context
-/// of its prompt is refused: nothing could learn from it.
+/// The tokens of a text that fits into the context of its prompt; `None` if it contains a special token.
 async fn tokenize(
     state: &AppState,
     text: &str,
     interaction: &Interaction,
-) -> Result<Option<Vec<TokenId>>, Refusal> {
-    let refuse = |error: ApiError| Refusal::Invalid(error.unprocessable());
-    check_size(state, "correction", TextSize::Bytes(text.len())).map_err(refuse)?;
+) -> Result<Option<Vec<TokenId>>, ApiError> {
+    let size = TextSize::Bytes(text.len());
+    check_size(state, "correction", size).map_err(ApiError::unprocessable)?;
     let own = text.to_owned();
-    let ids =
-        encode_apart(state, move |codec| codec.answer(&own)).await.map_err(Refusal::Failed)?;
+    let ids = encode_apart(state, move |codec| codec.answer(&own)).await?;
     let (prompt, context) = (interaction.prompt_ids.len(), state.engine.info().context);
     match ids.as_ref().map(Vec::len) {
         Some(tokens) if prompt + tokens > context => {
@@ -152,7 +146,7 @@ async fn tokenize(
                  model's context is {context}",
                 context.saturating_sub(prompt)
             );
-            Err(refuse(ApiError::too_large("correction", message)))
+            Err(ApiError::too_large("correction", message).unprocessable())
         }
         _ => Ok(ids),
     }

@@ -1,7 +1,8 @@
 //! `/v1/feedback`: a client's judgment of a completion, of a pair of completions or of a whole
 //! conversation, or the text that a completion should have been.
 //!
-//! `post` reads one such object or a list, `list` shows what a key has posted on a completion.
+//! `posted` reads one such object, of which a list may be posted. `recording` has what all kinds share. `list` shows
+//! what a key has posted on a completion.
 //!
 //! A conversation is the set of requests of one API key with the same `metadata.session_id`. Feedback
 //! on it is recorded for every assistant turn that was served in it, so that the sample of each turn,
@@ -12,20 +13,18 @@
 
 mod conversation;
 mod correction;
-pub(super) mod pair;
-mod post;
-pub(super) mod posted;
-mod prospect;
-mod rating;
-pub(super) mod recording;
+pub mod pair;
+pub mod posted;
+pub mod recording;
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use axum::{Extension, Json};
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use futures::stream::{self, StreamExt as _};
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use hone_core::types::{
     Interaction, InteractionId, Reward, RewardSource, Sample, SampleId, SampleOrigin, UnixMillis,
@@ -37,21 +36,22 @@ use hone_store::{FeedbackEntry, FeedbackOutcome, Op, Store, StoreError};
 use self::conversation::{SessionFeedback, Sessions};
 use self::correction::CorrectionFeedback;
 use self::pair::PairFeedback;
-use self::posted::{PostedFeedback, Target};
-use self::recording::{Refusal, after_commit, check_rater, commit, prospect, reused};
-use crate::http::AppState;
-use crate::http::auth::Caller;
-use crate::http::body::{Field, FieldTable, Fields, List, QueryObject};
-use crate::http::error::ApiError;
-use posted::{completion_id, id_schema};
-use recording::{find_interaction, unknown_completion};
-
-pub(super) use post::{ListedResponse, batch_schema, create};
+use self::posted::{NAME_FORM, PostedFeedback, Target};
+use self::recording::{
+    after_commit, commit, completion_id, find_interaction, id_schema, judged, no_such_choice,
+    prospect, rate, unknown_completion,
+};
+use super::auth::Caller;
+use super::body::{
+    Field, FieldTable, Fields, JsonValue, List, QueryObject, invalid, object_schema,
+};
+use super::error::{ApiError, JsonResult};
+use super::state::{AppState, Call};
 
 /// The response.
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
-pub(super) enum FeedbackResponse {
+pub enum FeedbackResponse {
     Completion(CompletionFeedback),
     Session(SessionFeedback),
     Pair(PairFeedback),
@@ -60,7 +60,7 @@ pub(super) enum FeedbackResponse {
 
 /// The response to feedback on one completion.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct CompletionFeedback {
+pub struct CompletionFeedback {
     #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// The judged sample and the part's name: another post with the same id replaces the value.
@@ -81,47 +81,59 @@ pub(super) struct CompletionFeedback {
     reason: Option<String>,
 }
 
-/// Records one piece of feedback. `sessions` are those that the pieces of its request judge.
+impl FeedbackResponse {
+    fn status(&self) -> &'static str {
+        match self {
+            Self::Completion(answer) => answer.status,
+            Self::Session(answer) => answer.status,
+            Self::Pair(answer) => answer.status,
+            Self::Correction(answer) => answer.status,
+        }
+    }
+}
+
+/// Records one piece of feedback, and counts it. `sessions` are those that the pieces of its request judge.
 async fn record(
     state: &Arc<AppState>,
     body: &Map<String, Value>,
     caller: Caller,
     sessions: &Sessions,
 ) -> Result<FeedbackResponse, ApiError> {
-    let recorded = if pair::is_pair(body) {
-        let recorded = pair::record(state, body, &caller).await;
-        recorded.map(|(status, answer)| (status, FeedbackResponse::Pair(answer)))
-    } else {
-        match PostedFeedback::read(body, caller) {
-            Ok(posted) => match (posted.target, posted.correction, posted.name) {
-                (Target::Completion(id, choice), Some(text), _) => {
-                    let recorded = correction::record(state, &posted, text, id, choice).await;
-                    recorded.map(|(status, answer)| (status, FeedbackResponse::Correction(answer)))
-                }
-                (Target::Completion(id, choice), None, Some(name)) => {
-                    completion(state, &posted, name, id, choice).await
-                }
-                (Target::Session(session), _, Some(name)) => {
-                    let recorded =
-                        conversation::record(state, &posted, name, session, sessions).await;
-                    recorded.map(|(status, answer)| (status, FeedbackResponse::Session(answer)))
-                }
-                (_, _, None) => Err(Refusal::Invalid(posted.missing_name())),
-            },
-            Err(error) => Err(Refusal::Invalid(error)),
-        }
-    };
-    let (outcome, result) = match recorded {
-        Ok((status, response)) => (status, Ok(response)),
-        Err(Refusal::Invalid(error)) => ("invalid", Err(error)),
-        Err(Refusal::Unknown(error)) => ("unknown", Err(error)),
-        Err(Refusal::Failed(error)) => ("failed", Err(error)),
-    };
+    let result = recorded(state, body, caller, sessions).await;
+    let outcome = result.as_ref().map_or_else(ApiError::outcome, FeedbackResponse::status);
     state.metrics.feedback.with_label_values(&[outcome]).inc();
     result
 }
 
-type Recorded = Result<(&'static str, FeedbackResponse), Refusal>;
+async fn recorded(
+    state: &Arc<AppState>,
+    body: &Map<String, Value>,
+    caller: Caller,
+    sessions: &Sessions,
+) -> Result<FeedbackResponse, ApiError> {
+    if pair::is_pair(body) {
+        return pair::record(state, body, &caller).await.map(FeedbackResponse::Pair);
+    }
+    let posted = PostedFeedback::read(body, caller)?;
+    match (posted.target, posted.correction, posted.name) {
+        (Target::Completion(id, choice), Some(text), _) => {
+            let answer = correction::record(state, &posted, text, id, choice).await;
+            answer.map(FeedbackResponse::Correction)
+        }
+        (Target::Completion(id, choice), None, Some(name)) => {
+            let answer = completion(state, &posted, name, id, choice).await;
+            answer.map(FeedbackResponse::Completion)
+        }
+        (Target::Session(session), _, Some(name)) => {
+            let answer = conversation::record(state, &posted, name, session, sessions).await;
+            answer.map(FeedbackResponse::Session)
+        }
+        (_, _, None) => {
+            let form = format_args!("{NAME_FORM}, or correction must be given");
+            Err(posted.fields.missing("name", form))
+        }
+    }
+}
 
 async fn completion(
     state: &Arc<AppState>,
@@ -129,32 +141,27 @@ async fn completion(
     name: &str,
     id: InteractionId,
     choice: u32,
-) -> Recorded {
-    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
-    let interaction = interaction.ok_or_else(|| posted.unknown())?;
-    check_rater(&posted.caller, &interaction)?;
+) -> Result<CompletionFeedback, ApiError> {
+    let named = ("completion_id", id);
+    let interaction = judged(state, &posted.caller, &posted.fields, named).await?;
     let completion_id = interaction.completion_id();
     let route = state.routes.get(&interaction.route).cloned();
-    let entry = posted.entry(state, route.as_deref(), name, &interaction, choice);
-    let entry = entry.map_err(Refusal::Invalid)?;
-    let (status, sample) = match commit(state, Op::Feedback(Box::new(entry.clone()))).await? {
+    let entry = posted.entry(state, route.as_deref(), name, &interaction, choice)?;
+    let op = Op::Feedback(Box::new(entry.clone()));
+    let (status, sample) = match commit(state, op, posted.idempotency_key).await? {
         FeedbackOutcome::Recorded(sample) => ("recorded", sample),
         FeedbackOutcome::Duplicate(sample) => ("duplicate", sample),
-        FeedbackOutcome::Reused => return Err(reused(posted.idempotency_key)),
-        FeedbackOutcome::UnknownChoice => {
-            let message = format!("choice is {choice}: the completion has no such choice");
-            return Err(Refusal::Unknown(ApiError::field("choice", message)));
-        }
-        _ => return Err(posted.unknown()),
+        FeedbackOutcome::UnknownChoice => return Err(no_such_choice("choice", choice)),
+        _ => return Err(unknown_completion(&posted.fields, "completion_id")),
     };
     tracing::debug!(completion_id, name = entry.name, value = entry.value, status, "feedback");
     let response = after_commit(state, move |state| {
         if status == "recorded" {
-            rating::rate(state, route.as_deref(), &entry, sample);
+            rate(state, route.as_deref(), &entry, sample);
         }
         response(state, route.as_deref(), status, &interaction, &entry, sample)
     });
-    Ok((status, FeedbackResponse::Completion(response.await?)))
+    response.await
 }
 
 /// Committed feedback is acknowledged even if its sample cannot be read back.
@@ -184,11 +191,100 @@ fn response(
     }
 }
 
+// Each piece of a list is recorded or refused as if it were posted alone. The ledger commits them together.
+
+/// Largest number of pieces in a list.
+const MAX_LIST: usize = 1000;
+/// Pieces of a list that are recorded at once. They share commits, and hold what they read from the ledger.
+const AT_ONCE: usize = 128;
+/// The field of a list in an object.
+const LIST: &str = "feedback";
+/// The fields of an object with a list.
+const BATCH_FIELDS: FieldTable =
+    &[&[Field::json(LIST, list_schema, "Pieces, each recorded by itself.").required()]];
+
+/// What became of one piece of a list.
+#[derive(Serialize, JsonSchema)]
+pub struct ListedResponse {
+    /// The status that the piece would have had alone.
+    status_code: u16,
+    #[serde(flatten)]
+    outcome: ListedOutcome,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+enum ListedOutcome {
+    Recorded(FeedbackResponse),
+    Refused(ApiError),
+}
+
+/// `POST /v1/feedback`
+pub async fn create(
+    Call(state, caller): Call,
+    JsonValue(body): JsonValue,
+) -> Result<Response, ApiError> {
+    let list = match &body {
+        Value::Array(list) => list,
+        Value::Object(map) if map.get(LIST).is_some_and(|value| !value.is_null()) => {
+            let fields = Fields::of(map, BATCH_FIELDS)?;
+            fields.list(LIST)?.ok_or_else(|| fields.missing(LIST, "a list"))?
+        }
+        Value::Object(map) => {
+            let response = record(&state, map, caller, &Sessions::default()).await?;
+            return Ok(Json(response).into_response());
+        }
+        _ => {
+            return Err(ApiError::body("the body must be a JSON object or a list of such objects"));
+        }
+    };
+    if list.is_empty() || list.len() > MAX_LIST {
+        let message =
+            format!("{LIST} has {} entries: it must have from 1 to {MAX_LIST}", list.len());
+        return Err(ApiError::field(LIST, message));
+    }
+    // What was just served is visible after this, so that the pieces wait for their shared commit alone.
+    state.store.flush().await?;
+    let sessions = Sessions::default();
+    let pieces = list.iter().enumerate();
+    let all = pieces.map(|(at, piece)| one(&state, &caller, &sessions, at, piece));
+    let all: Vec<_> = all.collect();
+    let answers: Vec<_> = stream::iter(all).buffered(AT_ONCE).collect().await;
+    Ok(Json(List::new(answers.into_iter())).into_response())
+}
+
+async fn one(
+    state: &Arc<AppState>,
+    caller: &Caller,
+    sessions: &Sessions,
+    at: usize,
+    piece: &Value,
+) -> ListedResponse {
+    let result = match piece {
+        Value::Object(map) => record(state, map, caller.clone(), sessions).await,
+        other => Err(invalid(&format!("{LIST}[{at}]"), other, "an object")),
+    };
+    let (status_code, outcome) = match result {
+        Ok(response) => (200, ListedOutcome::Recorded(response)),
+        Err(error) => (error.status(), ListedOutcome::Refused(error)),
+    };
+    ListedResponse { status_code, outcome }
+}
+
+fn list_schema() -> Value {
+    json!({"type": "array", "minItems": 1, "maxItems": MAX_LIST})
+}
+
+/// The JSON schema of several pieces.
+pub fn batch_schema() -> Value {
+    json!({"anyOf": [list_schema(), object_schema(BATCH_FIELDS)]})
+}
+
 // `GET /v1/feedback`: what an API key has posted on a completion.
 
 const NAME: &str = "completion_id";
 /// The parameters.
-pub(in crate::http) const LIST_FIELDS: FieldTable =
+pub const LIST_FIELDS: FieldTable =
     &[&[Field::json(NAME, id_schema, "The id of a completion.").required()]];
 
 /// A rating, a comment or a correction.
@@ -211,13 +307,11 @@ pub struct FeedbackRecord {
     created: u64,
 }
 
-/// `GET /v1/feedback?completion_id=…`: the caller's newest value for each choice and part, and its
-/// corrections, oldest first.
+/// `GET /v1/feedback`: the caller's newest value for each choice and part, and its corrections, oldest first.
 pub async fn list(
-    State(state): State<Arc<AppState>>,
-    Extension(caller): Extension<Caller>,
+    Call(state, caller): Call,
     QueryObject(query): QueryObject,
-) -> Result<Json<List<FeedbackRecord>>, ApiError> {
+) -> JsonResult<List<FeedbackRecord>> {
     let fields = Fields::of(&query, LIST_FIELDS)?;
     let id = completion_id(&fields, NAME)?;
     let interaction = find_interaction(&state, id).await?;

@@ -9,28 +9,26 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use hone_core::types::{Interaction, InteractionId, Sample, now_ms};
+use hone_core::types::{Interaction, Sample, now_ms};
 use hone_reward::Route;
 use hone_reward::feedback::{FeedbackParams, FeedbackType, aggregator};
 use hone_store::{FeedbackEntry, FeedbackOutcome, Op};
 
 use super::posted::{
-    COMMENT_CHARS, KEY_CHARS, MAX_CHOICE, NAME_CHARS, USER_CHARS, completion_id, end_user,
-    id_schema, rater,
+    COMMENT_CHARS, KEY_CHARS, MAX_CHOICE, NAME_CHARS, USER_CHARS, end_user, rater,
 };
 use super::recording::{
-    Refusal, after_commit, check_rater, commit, find_choice, find_interaction, prospect, reused,
-    unknown_completion,
+    after_commit, commit, completion_id, find_choice, id_schema, judged, prospect,
 };
-use crate::http::AppState;
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields};
 use crate::http::error::ApiError;
+use crate::http::state::AppState;
 
 const CHOSEN: &str = "chosen";
 const REJECTED: &str = "rejected";
 /// The fields.
-pub(in crate::http) const FIELDS: FieldTable = &[&[
+pub const FIELDS: FieldTable = &[&[
     Field::json(CHOSEN, id_schema, "The id of the better completion.").required(),
     Field::json(REJECTED, id_schema, "The id of the worse completion.").required(),
     Field::integer("chosen_choice", 0, MAX_CHOICE, "The index of the choice; default 0."),
@@ -43,12 +41,12 @@ pub(in crate::http) const FIELDS: FieldTable = &[&[
 
 /// The response to a preference.
 #[derive(Serialize, JsonSchema)]
-pub(in crate::http) struct PairFeedback {
+pub struct PairFeedback {
     #[schemars(extend("const" = "feedback"))]
     object: &'static str,
     /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
     #[schemars(extend("enum" = ["recorded", "duplicate"]))]
-    status: &'static str,
+    pub status: &'static str,
     chosen: String,
     rejected: String,
     chosen_choice: u32,
@@ -68,27 +66,23 @@ struct Preferred {
 }
 
 /// Whether a body is a preference.
-pub(super) fn is_pair(body: &Map<String, Value>) -> bool {
+pub fn is_pair(body: &Map<String, Value>) -> bool {
     [CHOSEN, REJECTED].iter().any(|name| body.get(*name).is_some_and(|value| !value.is_null()))
 }
 
 /// Records a preference.
-pub(super) async fn record(
+pub async fn record(
     state: &Arc<AppState>,
     body: &Map<String, Value>,
     caller: &Caller,
-) -> Result<(&'static str, PairFeedback), Refusal> {
-    let fields = Fields::of(body, FIELDS).map_err(Refusal::Invalid)?;
-    let named = fields.text("name").map_err(Refusal::Invalid)?;
-    let comment = fields.text("comment").map_err(Refusal::Invalid)?;
-    let key = fields.text("idempotency_key").map_err(Refusal::Invalid)?;
-    let user = end_user(&fields).map_err(Refusal::Invalid)?;
-    let chosen = find(state, &fields, CHOSEN, "chosen_choice").await?;
-    let rejected = find(state, &fields, REJECTED, "rejected_choice").await?;
-    check_rater(caller, &chosen.interaction)?;
-    check_rater(caller, &rejected.interaction)?;
-    let route = comparable(state, &chosen, &rejected).map_err(Refusal::Invalid)?;
-    let (name, params) = part(route, named).map_err(Refusal::Invalid)?;
+) -> Result<PairFeedback, ApiError> {
+    let fields = Fields::of(body, FIELDS)?;
+    let (named, comment) = (fields.text("name")?, fields.text("comment")?);
+    let (key, user) = (fields.text("idempotency_key")?, end_user(&fields)?);
+    let chosen = find(state, caller, &fields, CHOSEN, "chosen_choice").await?;
+    let rejected = find(state, caller, &fields, REJECTED, "rejected_choice").await?;
+    let route = comparable(state, &chosen, &rejected)?;
+    let (name, params) = part(route, named)?;
     let [least, greatest] = params.range.unwrap_or([0.0, 1.0]);
     let created = now_ms();
     let by = rater(caller, user, &chosen.interaction);
@@ -105,11 +99,10 @@ pub(super) async fn record(
         join: aggregator(params.aggregate),
     };
     let pair = [entry(&chosen, greatest), entry(&rejected, least)];
-    let status = match commit(state, Op::Preference(Box::new(pair))).await? {
+    let status = match commit(state, Op::Preference(Box::new(pair)), key).await? {
         FeedbackOutcome::Duplicate(_) => "duplicate",
         FeedbackOutcome::Recorded(_) => "recorded",
-        FeedbackOutcome::Reused => return Err(reused(key)),
-        _ => return Err(Refusal::Failed(ApiError::internal())),
+        _ => return Err(ApiError::internal()),
     };
     tracing::debug!(name, status, "a preference");
     let ids = [&chosen, &rejected].map(|one| one.interaction.completion_id());
@@ -122,7 +115,7 @@ pub(super) async fn record(
             .find_map(|one| prospect(state, &part, by.as_deref(), &one.interaction, &one.sample))
     });
     let reason = reason.await?;
-    let answer = PairFeedback {
+    Ok(PairFeedback {
         object: "feedback",
         status,
         chosen: chosen_id,
@@ -132,21 +125,20 @@ pub(super) async fn record(
         name,
         trained: reason.is_none(),
         reason,
-    };
-    Ok((status, answer))
+    })
 }
 
 /// The completion that a field names.
 async fn find(
     state: &AppState,
+    caller: &Caller,
     fields: &Fields<'_>,
     name: &str,
     choice_name: &str,
-) -> Result<Preferred, Refusal> {
-    let id: InteractionId = completion_id(fields, name).map_err(Refusal::Invalid)?;
+) -> Result<Preferred, ApiError> {
+    let id = completion_id(fields, name)?;
     let choice = u32::try_from(fields.whole(choice_name).unwrap_or(0)).unwrap_or(u32::MAX);
-    let interaction = find_interaction(state, id).await.map_err(Refusal::Failed)?;
-    let interaction = interaction.ok_or_else(|| unknown_completion(fields, name))?;
+    let interaction = judged(state, caller, fields, (name, id)).await?;
     let sample = find_choice(state, id, choice, choice_name).await?;
     Ok(Preferred { interaction, choice, sample })
 }

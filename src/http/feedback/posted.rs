@@ -9,70 +9,69 @@ use hone_reward::Route;
 use hone_reward::feedback::{aggregator, read_value};
 use hone_store::FeedbackEntry;
 
-use super::recording::{Refusal, unknown_completion};
-use crate::http::AppState;
+use super::recording::{ID_FORM, completion_id, id_schema};
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields};
 use crate::http::error::ApiError;
+use crate::http::state::AppState;
 
 /// Longest name of a reward part.
-pub(super) const NAME_CHARS: usize = 64;
+pub const NAME_CHARS: usize = 64;
 /// Longest comment.
-pub(super) const COMMENT_CHARS: usize = 4096;
+pub const COMMENT_CHARS: usize = 4096;
 /// Longest idempotency key.
-pub(super) const KEY_CHARS: usize = 255;
+pub const KEY_CHARS: usize = 255;
 /// Longest session id, equal to the limit of a `metadata` value.
 const SESSION_CHARS: usize = 512;
 /// Longest name of an end user.
-pub(super) const USER_CHARS: usize = 256;
+pub const USER_CHARS: usize = 256;
 /// Largest index of a choice.
-pub(super) const MAX_CHOICE: i64 = u32::MAX as i64;
+pub const MAX_CHOICE: i64 = u32::MAX as i64;
 /// The fields.
-pub(in crate::http) const FIELDS: FieldTable = &[&[
+pub const FIELDS: FieldTable = &[&[
     Field::json("completion_id", id_schema, "The id of a completion; excludes `session_id`."),
     Field::integer("choice", 0, MAX_CHOICE, "The index of the choice; default 0."),
     Field::short_text("session_id", SESSION_CHARS, "The `metadata.session_id` of a conversation."),
     Field::short_text("end_user", USER_CHARS, "Who rates; default the `user` of the request."),
     Field::short_text("name", NAME_CHARS, "The name of a reward part."),
-    Field::json("value", value_schema, "The rating."),
+    Field::json("value", || json!({"type": ["number", "boolean"]}), "The rating."),
     Field::text("correction", "What the text should have been."),
     Field::short_text("comment", COMMENT_CHARS, "Text about the rating."),
     Field::short_text("idempotency_key", KEY_CHARS, "The same post with it changes nothing."),
 ]];
 /// The form of a rating's name.
-const NAME_FORM: &str = "the name of a reward part";
+pub const NAME_FORM: &str = "the name of a reward part";
 /// The form of a corrected text.
 const CORRECTION_FORM: &str = "the text that the answer should have been, not blank";
 
 /// The object of the feedback.
 #[derive(Clone, Copy)]
-pub(super) enum Target<'a> {
+pub enum Target<'a> {
     /// One choice of a completion.
     Completion(InteractionId, u32),
     /// Every turn of a conversation.
     Session(&'a str),
 }
 
-/// A posted body. Its value is validated in [`Self::entry`], because the allowed values depend on the
-/// completion's route.
-pub(super) struct PostedFeedback<'a> {
-    fields: Fields<'a>,
-    pub(super) target: Target<'a>,
+/// A posted body. [`Self::entry`] validates its value, because the allowed ones depend on the route.
+pub struct PostedFeedback<'a> {
+    pub fields: Fields<'a>,
+    pub target: Target<'a>,
     /// The rated part; `None` for a correction without a rating.
-    pub(super) name: Option<&'a str>,
+    pub name: Option<&'a str>,
     /// The corrected text.
-    pub(super) correction: Option<&'a str>,
-    pub(super) comment: Option<&'a str>,
+    pub correction: Option<&'a str>,
+    pub comment: Option<&'a str>,
     /// Who rates, among the users of the API key.
     end_user: Option<&'a str>,
-    pub(super) idempotency_key: Option<&'a str>,
-    pub(super) caller: Caller,
-    pub(super) arrived: UnixMillis,
+    pub idempotency_key: Option<&'a str>,
+    pub caller: Caller,
+    pub arrived: UnixMillis,
 }
 
 impl<'a> PostedFeedback<'a> {
     /// Validates every field except the value.
-    pub(super) fn read(body: &'a Map<String, Value>, caller: Caller) -> Result<Self, ApiError> {
+    pub fn read(body: &'a Map<String, Value>, caller: Caller) -> Result<Self, ApiError> {
         let fields = Fields::of(body, FIELDS)?;
         let target = target(&fields)?;
         let correction = fields.read("correction", CORRECTION_FORM, |value| {
@@ -101,28 +100,13 @@ impl<'a> PostedFeedback<'a> {
         })
     }
 
-    /// The refusal of a post on a completion that is not in the ledger.
-    pub(super) fn unknown(&self) -> Refusal {
-        unknown_completion(&self.fields, "completion_id")
-    }
-
-    /// The error of a post that has neither a name nor a correction.
-    pub(super) fn missing_name(&self) -> ApiError {
-        self.fields.missing("name", format_args!("{NAME_FORM}, or correction must be given"))
-    }
-
-    /// The error of a corrected text that contains a special token.
-    pub(super) fn special_token(&self) -> ApiError {
-        self.fields.invalid("correction", "text without special tokens")
-    }
-
     /// Who rates a completion.
-    pub(super) fn rater(&self, interaction: &Interaction) -> Option<String> {
+    pub fn rater(&self, interaction: &Interaction) -> Option<String> {
         rater(&self.caller, self.end_user, interaction)
     }
 
     /// The ledger entry of one completion's rating for a part, if the completion's route accepts it.
-    pub(super) fn entry(
+    pub fn entry(
         &self,
         state: &AppState,
         route: Option<&Route>,
@@ -157,34 +141,20 @@ impl<'a> PostedFeedback<'a> {
 }
 
 /// The end user that a post names.
-pub(super) fn end_user<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ApiError> {
+pub fn end_user<'a>(fields: &Fields<'a>) -> Result<Option<&'a str>, ApiError> {
     match fields.text("end_user")? {
         Some("") => Err(fields.invalid("end_user", "the name of an end user")),
         other => Ok(other),
     }
 }
 
-/// Who rates a completion: the end user that the post names, or else the one that the request named, if
-/// the API key is the same.
-pub(super) fn rater(
-    caller: &Caller,
-    end_user: Option<&str>,
-    interaction: &Interaction,
-) -> Option<String> {
+/// Who rates: the end user that the post names, or else the one of the request if the API key is the same.
+pub fn rater(caller: &Caller, end_user: Option<&str>, interaction: &Interaction) -> Option<String> {
     let key = caller.key_id.as_deref();
     if end_user.is_none() && interaction.api_key() == key {
         return interaction.key_id.clone();
     }
     rater_id(key, end_user)
-}
-
-/// The form of a completion's id.
-const ID_FORM: &str = "a completion's id, such as \"chatcmpl-0190a2b3c4d57e6f8091a2b3c4d5e6f7\"";
-
-/// The completion that a required field names.
-pub(super) fn completion_id(fields: &Fields<'_>, name: &str) -> Result<InteractionId, ApiError> {
-    let text = fields.text(name)?.ok_or_else(|| fields.missing(name, ID_FORM))?;
-    InteractionId::from_completion_id(text).ok_or_else(|| fields.invalid(name, ID_FORM))
 }
 
 fn target<'a>(fields: &Fields<'a>) -> Result<Target<'a>, ApiError> {
@@ -211,8 +181,7 @@ fn target<'a>(fields: &Fields<'a>) -> Result<Target<'a>, ApiError> {
     }
 }
 
-/// Refuses a part that a grader scores, because the client's value would replace the grader's: a part
-/// of the completion's route, or of any route if no route accepts feedback for that name.
+/// Refuses a part that a grader of the route scores, or of any route if no route accepts feedback for that name.
 fn refuse_graded_part(state: &AppState, own: Option<&Route>, name: &str) -> Result<(), ApiError> {
     let graded = |route: &&Route| route.weight(name).is_some() && !route.takes_feedback(name);
     let all = || state.routes.iter().map(Arc::as_ref);
@@ -227,15 +196,6 @@ fn refuse_graded_part(state: &AppState, own: Option<&Route>, name: &str) -> Resu
         }
         None => Ok(()),
     }
-}
-
-/// The JSON schema of a completion's id.
-pub(super) fn id_schema() -> Value {
-    json!({"type": "string", "pattern": "^(chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{32}$"})
-}
-
-fn value_schema() -> Value {
-    json!({"type": ["number", "boolean"]})
 }
 
 /// A finite number, or a boolean as 1 or 0.

@@ -1,11 +1,10 @@
 //! Sampling for clients, which every endpoint that generates text shares.
 //!
-//! `admit` checks limits before any work. `prompt` makes a prompt's tokens and its record, and decides whether it is kept;
-//! `continuation` lets a conversation go on from recorded tokens. `run` samples the
-//! choices (each a `choice`, `reading` its tokens in time) and records them. `sse` sends events,
-//! `models` has the names of the served model, `tokenize` encodes and decodes texts, and `TokenizerPlaces` bounds
-//! how many long ones are computed at once, for every endpoint.
-//! `text` is the endpoint of text completions.
+//! `fields` declares and reads what all bodies have; a dialect makes a [`ClientRequest`] of a body. `request` checks
+//! limits before any work, and begins the answers of a conversation. `prompt` makes a prompt's tokens, of a
+//! conversation from recorded ones where it can. `run` samples the choices, reads their tokens in time, and records
+//! them. `sse` answers with what a dialect makes of them. `model` has the names and the tokenizer of the served
+//! model, and `TokenizerPlaces` bounds how many long texts are tokenized at once, for every endpoint.
 //!
 //! Each choice is a separate generation of exactly one policy version. The choices of one request
 //! have different versions only if a version was published while some waited for slots. Then
@@ -13,40 +12,27 @@
 //! (otherwise); each streamed chunk's `system_fingerprint` and each ledger record has the version of
 //! its own choice.
 
-pub(super) mod admit;
-mod choice;
-pub(super) mod continuation;
-pub(super) mod models;
-pub(super) mod prompt;
-mod reading;
-pub(super) mod run;
-pub(super) mod sse;
-pub(super) mod text;
-pub(super) mod tokenize;
+pub mod fields;
+pub mod model;
+pub mod prompt;
+pub mod request;
+pub mod run;
+pub mod sse;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use axum::http::{HeaderName, HeaderValue};
-use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, spawn_blocking};
 
-use hone_core::types::{FinishReason, Interaction, PolicyVersion, TokenId};
-use hone_engine::{CompiledGrammar, Token};
+use hone_core::types::{
+    ChatOptions, ClientEndpoint, FinishReason, Message, PolicyVersion, SamplingParams, TokenId,
+};
+use hone_engine::Token;
 
-/// Response header with the policy version.
-const VERSION_HEADER: HeaderName = HeaderName::from_static("x-hone-policy-version");
-
-/// Adds the policy version to a response, if it is known.
-pub(super) fn with_version(mut response: Response, version: Option<PolicyVersion>) -> Response {
-    if let Some(version) = version {
-        response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
-    }
-    response
-}
+use super::chat::constraint::RequestedGrammar;
 
 // Which turns of conversations may still be queued for the ledger.
 
@@ -56,8 +42,7 @@ const MAX_RECENT: usize = 16_384;
 /// First 16 bytes of a SHA-256 of messages.
 pub type TurnDigest = [u8; 16];
 
-/// The digests that were queued for the ledger last. Only a conversation with one of them waits until the
-/// queue is written.
+/// The digests that were queued for the ledger last. A conversation with one of them waits for the queue.
 #[derive(Default)]
 pub struct RecentTurns(Mutex<(VecDeque<TurnDigest>, HashSet<TurnDigest>)>);
 
@@ -81,9 +66,7 @@ impl RecentTurns {
     }
 }
 
-// Bounds how many long texts are tokenized at once.
-//
-// No engine slot bounds this work, and a tokenizer needs about 70 bytes of memory for each byte of a text.
+// Bounds how many long texts are tokenized at once: no engine slot does, and a byte takes about 70 bytes of memory.
 
 /// Long texts that are tokenized at once.
 const PLACES: usize = 4;
@@ -98,10 +81,7 @@ impl Default for TokenizerPlaces {
 }
 
 impl TokenizerPlaces {
-    /// Waits for a place and runs `work` on a blocking thread.
-    ///
-    /// # Errors
-    /// If `work` panicked.
+    /// Waits for a place and runs `work` on a blocking thread. Fails if `work` panicked.
     async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -117,26 +97,46 @@ impl TokenizerPlaces {
     }
 }
 
-// What the endpoints give to a run, and what they get from it.
-
-/// What a request asks for.
-pub struct SamplingRequest {
-    /// One or more prompts with the same sampling parameters and stop strings.
-    pub prompts: Vec<Arc<Interaction>>,
+/// A valid request for text.
+#[derive(Debug, PartialEq)]
+pub struct ClientRequest {
+    pub model: String,
+    pub endpoint: ClientEndpoint,
+    /// The conversation; empty for texts without roles.
+    pub messages: Vec<Message>,
+    /// Functions, and variables of the chat template.
+    pub chat: ChatOptions,
+    /// Sampling parameters, with the client's seed or a random one.
+    pub params: SamplingParams,
+    pub stop: Vec<String>,
+    /// What constrains the text.
+    pub grammar: Option<RequestedGrammar>,
     /// Number of choices for each prompt.
     pub choices: u32,
     /// Number of alternatives per token; `None` if no log-probabilities are requested.
     pub logprobs: Option<u8>,
-    /// What constrains the text.
-    pub grammar: Option<Arc<CompiledGrammar>>,
-    /// Whether the response has the ids of the sampled tokens.
+    /// Whether the response has the tokens of prompt and choices.
     pub token_ids: bool,
     /// Whether log-probabilities include that of a stop token, which has no text.
     pub reports_stop: bool,
+    pub metadata: BTreeMap<String, String>,
     /// The client's id of its end user, who meets one version throughout a canary.
     pub user: Option<String>,
-    /// Whether the prompts and choices are recorded and learned from.
-    pub stored: bool,
+    /// Whether the client wants the completion to be kept.
+    pub store: Option<bool>,
+    pub stream: bool,
+    pub names: FieldNames,
+}
+
+/// The fields of a request that errors may refer to after it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FieldNames {
+    /// The token limit.
+    pub max_tokens: &'static str,
+    /// The conversation or the texts.
+    pub prompt: &'static str,
+    /// The schema of a function's arguments, within an entry of `tools`.
+    pub parameters: &'static str,
 }
 
 /// The progress of one choice since its last update.
@@ -149,22 +149,11 @@ pub struct ChoiceUpdate {
     pub id: Option<TokenId>,
     /// Text that became complete with this token, or at the end.
     pub text: String,
-    /// The tokens that `text` completes, without stop tokens; empty unless log-probabilities are
-    /// requested.
+    /// The tokens that `text` completes, without stop tokens; empty unless requested.
     pub tokens: Vec<Token>,
     /// The tokens since the last update that had some; empty unless requested.
     pub token_ids: Vec<TokenId>,
     pub finish: Option<FinishReason>,
-}
-
-/// A whole choice.
-pub struct FinishedChoice {
-    /// As in [`ChoiceUpdate`].
-    pub index: u32,
-    pub text: String,
-    /// All tokens except the stop token; empty unless log-probabilities are requested.
-    pub tokens: Vec<Token>,
-    pub finish: FinishReason,
 }
 
 /// Reported for a probability of 0, whose logarithm JSON cannot represent; OpenAI's value.
@@ -209,8 +198,7 @@ impl Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: None,
-            completion_tokens_details: None,
+            ..Self::default()
         }
     }
 

@@ -1,14 +1,16 @@
-//! Responses as server-sent events.
+//! Answers with what a dialect makes of a run, whole or as server-sent events.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::header;
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures::{FutureExt, Stream, StreamExt, stream};
 use serde::Serialize;
 use tokio::time::timeout;
+
+use hone_core::types::PolicyVersion;
 
 use super::ChoiceUpdate;
 use super::run::RequestRun;
@@ -19,34 +21,15 @@ pub const DONE: &str = "[DONE]";
 
 /// A comment, which clients ignore.
 const KEEP_ALIVE: &str = ": keep-alive\n\n";
-/// What is ready is sent after the update with which its parts reach this number; see [`parts_of`]. Without a bound,
-/// all of an answer that was sampled before its client reads would be held as text, and no write would show that it
-/// is too slow.
+/// What is ready is sent when its parts reach this number, see [`parts_of`]: otherwise all of an answer that was
+/// sampled before its client reads would be held as text, and no write would show that it is too slow.
 const SENT_AT_ONCE: usize = 256;
 
-/// A response that sends whole events as they come, and a comment where none came for `keep_alive`, so that
-/// clients and proxies keep the connection.
-pub fn respond(
-    events: impl Stream<Item = String> + Send + 'static,
-    keep_alive: Duration,
-) -> Response {
-    let events = stream::unfold(Box::pin(events), move |mut events| async move {
-        let bytes = match timeout(keep_alive, events.next()).await {
-            Ok(text) => Bytes::from(text?),
-            Err(_) => Bytes::from_static(KEEP_ALIVE.as_bytes()),
-        };
-        Some((Ok::<Bytes, Infallible>(bytes), events))
-    });
-    let body = Body::from_stream(events);
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
-        (header::CACHE_CONTROL, "no-cache"),
-    ];
-    (headers, body).into_response()
-}
+/// Response header with the policy version.
+const VERSION_HEADER: HeaderName = HeaderName::from_static("x-hone-policy-version");
 
-/// What an endpoint sends of a run.
-pub trait RunEvents: Send + 'static {
+/// What a dialect makes of a run.
+pub trait ToWire: Send + 'static {
     fn run(&mut self) -> &mut RequestRun;
 
     /// The events before any update, if there are any.
@@ -64,12 +47,58 @@ pub trait RunEvents: Send + 'static {
 
     /// The last events of a whole run, if there are any.
     fn last(&mut self) -> String;
+
+    /// Keeps an update for the whole response.
+    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError>;
+
+    /// The whole response.
+    fn whole(self) -> Result<Response, ApiError>;
 }
 
-/// The events of a run as they come, at least one at once. Unless each token has its own event, what is ready for a
-/// choice becomes as few events as possible: each costs the server and the client as much time as a small model
-/// needs to sample a token.
-pub fn events_of(mut events: impl RunEvents) -> impl Stream<Item = String> + Send + 'static {
+/// Answers with a run's response, streamed or whole. A stream sends its headers after a choice has started, so that a
+/// refusal still has its status code, unless the run waits too long.
+pub async fn respond(mut wire: impl ToWire, stream: bool) -> Result<Response, ApiError> {
+    if stream {
+        let version = wire.run().start_in_time().await?;
+        let keep_alive = Duration::from_secs(wire.run().state.config.stream_keep_alive_seconds);
+        return Ok(with_version(streamed(events_of(wire), keep_alive), version));
+    }
+    wire.run().read_whole();
+    while let Some(update) = wire.run().next().await {
+        wire.keep(update?)?;
+    }
+    let version = wire.run().version();
+    Ok(with_version(wire.whole()?, version))
+}
+
+/// Adds the policy version to a response, if it is known.
+pub fn with_version(mut response: Response, version: Option<PolicyVersion>) -> Response {
+    if let Some(version) = version {
+        response.headers_mut().insert(VERSION_HEADER, HeaderValue::from(version.0));
+    }
+    response
+}
+
+/// A response that sends events as they come, and a comment after `keep_alive`, which keeps connections open.
+fn streamed(events: impl Stream<Item = String> + Send + 'static, keep_alive: Duration) -> Response {
+    let events = stream::unfold(Box::pin(events), move |mut events| async move {
+        let bytes = match timeout(keep_alive, events.next()).await {
+            Ok(text) => Bytes::from(text?),
+            Err(_) => Bytes::from_static(KEEP_ALIVE.as_bytes()),
+        };
+        Some((Ok::<Bytes, Infallible>(bytes), events))
+    });
+    let body = Body::from_stream(events);
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream; charset=utf-8"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, body).into_response()
+}
+
+/// The events of a run as they come. Unless each token has its own, what is ready for a choice becomes as few events
+/// as possible: each costs as much time as a small model needs to sample a token.
+fn events_of(mut events: impl ToWire) -> impl Stream<Item = String> + Send + 'static {
     let first = some_events(events.first());
     let following = stream::unfold(Some(events), |events| async move {
         let mut events = events?;
@@ -80,7 +109,7 @@ pub fn events_of(mut events: impl RunEvents) -> impl Stream<Item = String> + Sen
 }
 
 /// The next events, and whether they are the last ones, which may be none.
-async fn next_events(events: &mut impl RunEvents) -> (String, bool) {
+async fn next_events(events: &mut impl ToWire) -> (String, bool) {
     let mut text = String::new();
     loop {
         let mut ready = ReadyUpdates::new(!events.run().sends_each_token());

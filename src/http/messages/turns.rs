@@ -10,7 +10,7 @@ use hone_core::types::{Message, Role, ToolCall};
 
 use super::wire::INVALID_JSON;
 use crate::http::body::Fields;
-use crate::http::chat::tools::refuse_others;
+use crate::http::chat::request::at_least_one;
 use crate::http::error::ApiError;
 
 const CONTENT: &str = "a string or a list of content blocks";
@@ -23,21 +23,15 @@ pub fn read(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let system = texts(fields, "system")?.filter(|text| !text.is_empty());
     let mut messages: Vec<Message> =
         system.map(|text| Message::new(Role::System, text)).into_iter().collect();
-    let allowed = "a list of at least one message";
-    let list = fields.list("messages")?.ok_or_else(|| fields.missing("messages", allowed))?;
-    if list.is_empty() {
-        return Err(fields.invalid("messages", allowed));
-    }
-    for (index, value) in list.iter().enumerate() {
-        messages.extend(turn(&format!("messages[{index}]"), value)?);
+    for (path, value) in at_least_one(fields)? {
+        messages.extend(turn(&path, value)?);
     }
     Ok(messages)
 }
 
 fn turn(path: &str, value: &Value) -> Result<Vec<Message>, ApiError> {
-    let fields = Fields::at(path, value)?;
-    refuse_others(&fields, &["role", "content"])?;
-    let role = fields.text("role")?.ok_or_else(|| fields.missing("role", ROLES))?;
+    let fields = Fields::known_at(path, value, &["role", "content"])?;
+    let role = fields.required("role", ROLES)?;
     let content = fields.get("content").ok_or_else(|| fields.missing("content", CONTENT))?;
     match (role, content) {
         ("system", _) => {
@@ -48,18 +42,18 @@ fn turn(path: &str, value: &Value) -> Result<Vec<Message>, ApiError> {
         ("assistant", Value::String(text)) => {
             Ok(vec![Message::new(Role::Assistant, text.as_str())])
         }
-        ("user", Value::Array(blocks)) if !blocks.is_empty() => user(&fields, blocks),
+        ("user", Value::Array(blocks)) if !blocks.is_empty() => user(&fields),
         // An answer without any text has no block.
-        ("assistant", Value::Array(blocks)) => Ok(vec![assistant(&fields, blocks)?]),
+        ("assistant", Value::Array(_)) => Ok(vec![assistant(&fields)?]),
         ("user" | "assistant", _) => Err(fields.invalid("content", CONTENT)),
         _ => Err(fields.invalid("role", ROLES)),
     }
 }
 
-fn user(fields: &Fields<'_>, blocks: &[Value]) -> Result<Vec<Message>, ApiError> {
+fn user(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let mut messages: Vec<Message> = Vec::new();
-    for block in blocks_at(fields, blocks) {
-        let block = block?;
+    for (path, block) in fields.entries("content")?.into_iter().flatten() {
+        let block = Fields::at(&path, block)?;
         if kind(&block, &["text", "tool_result"])? == "tool_result" {
             messages.push(tool_result(&block)?);
             continue;
@@ -73,10 +67,10 @@ fn user(fields: &Fields<'_>, blocks: &[Value]) -> Result<Vec<Message>, ApiError>
     Ok(messages)
 }
 
-fn assistant(fields: &Fields<'_>, blocks: &[Value]) -> Result<Message, ApiError> {
+fn assistant(fields: &Fields<'_>) -> Result<Message, ApiError> {
     let mut message = Message::new(Role::Assistant, "");
-    for block in blocks_at(fields, blocks) {
-        let block = block?;
+    for (path, block) in fields.entries("content")?.into_iter().flatten() {
+        let block = Fields::at(&path, block)?;
         match kind(&block, &["text", "tool_use", "thinking"])? {
             "text" => message.content.push_str(text(&block)?),
             "tool_use" => message.tool_calls.push(tool_use(&block)?),
@@ -86,36 +80,26 @@ fn assistant(fields: &Fields<'_>, blocks: &[Value]) -> Result<Message, ApiError>
     Ok(message)
 }
 
-fn blocks_at<'a>(
-    fields: &Fields<'_>,
-    blocks: &'a [Value],
-) -> impl Iterator<Item = Result<Fields<'a>, ApiError>> {
-    let base = fields.path("content");
-    blocks.iter().enumerate().map(move |(i, block)| Fields::at(&format!("{base}[{i}]"), block))
-}
-
 /// The type of a block.
 fn kind<'a>(block: &Fields<'a>, known: &[&str]) -> Result<&'a str, ApiError> {
     let allowed = one_of(&known.iter().map(|kind| format!("{kind:?}")).collect::<Vec<_>>());
-    let kind = block.text("type")?.ok_or_else(|| block.missing("type", &allowed))?;
+    let kind = block.required("type", &allowed)?;
     if !known.contains(&kind) {
-        let path = block.path("type");
-        let message = format!("{path} is {kind:?}: only {allowed} is supported here");
-        return Err(ApiError::unsupported(&path, message));
+        let reason = format_args!("is {kind:?}: only {allowed} is supported here");
+        return Err(block.unsupported("type", reason));
     }
     Ok(kind)
 }
 
 /// A text, or a list of text blocks, which are joined.
 fn texts(fields: &Fields<'_>, name: &str) -> Result<Option<String>, ApiError> {
-    let base = fields.path(name);
     match fields.get(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(Value::Array(blocks)) => {
+        Some(Value::Array(_)) => {
             let mut joined = String::new();
-            for (index, value) in blocks.iter().enumerate() {
-                let block = Fields::at(&format!("{base}[{index}]"), value)?;
+            for (path, value) in fields.entries(name)?.into_iter().flatten() {
+                let block = Fields::at(&path, value)?;
                 kind(&block, &["text"])?;
                 joined.push_str(text(&block)?);
             }
@@ -126,23 +110,22 @@ fn texts(fields: &Fields<'_>, name: &str) -> Result<Option<String>, ApiError> {
 }
 
 fn text<'a>(block: &Fields<'a>) -> Result<&'a str, ApiError> {
-    refuse_others(block, &["type", "text", "cache_control", "citations"])?;
+    block.refuse_others(&["type", "text", "cache_control", "citations"])?;
     let citations = block.get("citations");
     if citations.is_some_and(|value| !value.as_array().is_some_and(Vec::is_empty)) {
-        let path = block.path("citations");
-        return Err(ApiError::unsupported(&path, format!("{path} is not supported: leave it out")));
+        return Err(block.unsupported("citations", "is not supported: leave it out"));
     }
     required(block, "text")
 }
 
 fn thinking<'a>(block: &Fields<'a>) -> Result<&'a str, ApiError> {
-    refuse_others(block, &["type", "thinking", "signature"])?;
+    block.refuse_others(&["type", "thinking", "signature"])?;
     block.text("signature")?;
     required(block, "thinking")
 }
 
 fn tool_use(block: &Fields<'_>) -> Result<ToolCall, ApiError> {
-    refuse_others(block, &["type", "id", "name", "input", "cache_control", "caller"])?;
+    block.refuse_others(&["type", "id", "name", "input", "cache_control", "caller"])?;
     let is_direct = |caller: &Value| caller.get("type").is_some_and(|kind| kind == "direct");
     if block.get("caller").is_some_and(|caller| !is_direct(caller)) {
         return Err(block.invalid("caller", "absent or {\"type\": \"direct\"}"));
@@ -164,9 +147,9 @@ fn arguments(input: &Map<String, Value>) -> String {
 }
 
 fn tool_result(block: &Fields<'_>) -> Result<Message, ApiError> {
-    refuse_others(block, &["type", "tool_use_id", "content", "is_error", "cache_control"])?;
+    block.refuse_others(&["type", "tool_use_id", "content", "is_error", "cache_control"])?;
     let mut content = texts(block, "content")?.unwrap_or_default();
-    if block.boolean("is_error")?.unwrap_or(false) {
+    if block.is_set("is_error")? {
         content.insert_str(0, ERROR);
     }
     let mut message = Message::new(Role::Tool, content);
@@ -175,7 +158,7 @@ fn tool_result(block: &Fields<'_>) -> Result<Message, ApiError> {
 }
 
 fn required<'a>(block: &Fields<'a>, name: &str) -> Result<&'a str, ApiError> {
-    block.text(name)?.ok_or_else(|| block.missing(name, "a string"))
+    block.required(name, "a string")
 }
 
 #[cfg(test)]

@@ -1,7 +1,13 @@
-//! The shapes of Anthropic's responses.
+//! The shapes of Anthropic's responses and errors.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderName, header};
+use axum::middleware::Next;
+use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -9,11 +15,13 @@ use serde_json::{Map, Value};
 use hone_core::types::{Interaction, TokenId, ToolCall};
 use hone_engine::{Codec, TextStream};
 
+use crate::http::auth::ApiKey;
 use crate::http::chat::answer::{MessageEnd, MessageItem};
+use crate::http::error::ApiError;
 use crate::http::generate::Usage;
+use crate::http::observe::REQUEST_ID;
 
-/// The only member of a call's `input` whose arguments are no JSON object, with their text; the name that
-/// Anthropic's documentation suggests.
+/// The only member of a call's `input` if its arguments are no object: their text, as Anthropic suggests.
 pub const INVALID_JSON: &str = "INVALID_JSON";
 
 /// The response to a request for a message, and the beginning of its stream.
@@ -212,6 +220,77 @@ pub enum BlockDelta {
     Text { text: String },
     #[serde(rename = "input_json_delta")]
     InputJson { partial_json: String },
+}
+
+// Errors in Anthropic's shape, and Anthropic's headers of all responses.
+
+/// Anthropic's name of `x-request-id`.
+const OWN_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+
+/// The path of the API, without those below it.
+const PATH: &str = "/v1/messages";
+
+/// Gives errors of these routes Anthropic's shape, and adds Anthropic's headers: the request's id, its key's limits.
+pub async fn shape_errors(request: Request, next: Next) -> Response {
+    let below = request.uri().path().strip_prefix(PATH);
+    let is_own = below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let mut response = next.run(request).await;
+    if !is_own {
+        return response;
+    }
+    let id = response.headers().get(REQUEST_ID).cloned();
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        let id = id.as_ref().and_then(|id| id.to_str().ok());
+        // An object of strings always serializes.
+        let body = serde_json::to_string(&MessageError::new(error, id)).unwrap_or_default();
+        *response.body_mut() = Body::from(body);
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    if let Some(id) = id {
+        response.headers_mut().insert(OWN_REQUEST_ID, id);
+    }
+    if let Some(key) = response.extensions().get::<Arc<ApiKey>>().cloned() {
+        key.limiter.add_anthropic_headers(response.headers_mut(), Instant::now());
+    }
+    response
+}
+
+/// The body of an error, and the data of an event that ends a stream.
+#[derive(Serialize, JsonSchema)]
+pub struct MessageError<'a> {
+    #[schemars(extend("const" = "error"))]
+    r#type: &'static str,
+    error: ErrorDetail<'a>,
+    request_id: Option<&'a str>,
+}
+
+/// What is wrong.
+#[derive(Serialize, JsonSchema)]
+struct ErrorDetail<'a> {
+    r#type: &'static str,
+    message: &'a str,
+}
+
+impl<'a> MessageError<'a> {
+    /// The shape of `error`.
+    pub fn new(error: &'a ApiError, request_id: Option<&'a str>) -> Self {
+        let error = ErrorDetail { r#type: kind(error.status()), message: &error.message };
+        Self { r#type: "error", error, request_id }
+    }
+}
+
+/// Anthropic's type of an error with this status.
+fn kind(status: u16) -> &'static str {
+    match status {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        500.. => "api_error",
+        _ => "invalid_request_error",
+    }
 }
 
 #[cfg(test)]

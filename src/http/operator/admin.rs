@@ -12,15 +12,15 @@ use hone_reward::feedback::QuarantineReason;
 use hone_store::{Op, QuarantinedKey};
 use hone_train::TrainStatus;
 
-use crate::http::AppState;
 use crate::http::body::{Field, FieldTable, Fields, JsonObject, List, PathText};
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, ErrorCode, JsonResult};
+use crate::http::state::AppState;
 
-type JsonResult<T> = Result<Json<T>, ApiError>;
+type AppContext = State<Arc<AppState>>;
 
 /// Response of `GET /admin/policies`.
 #[derive(Serialize, JsonSchema)]
-pub(in crate::http) struct PolicyList {
+pub struct PolicyList {
     #[schemars(extend("const" = "list"))]
     object: &'static str,
     active: u64,
@@ -28,40 +28,38 @@ pub(in crate::http) struct PolicyList {
 }
 
 /// `GET /admin/train`
-pub(in crate::http) async fn status(State(state): State<Arc<AppState>>) -> Json<TrainStatus> {
+pub async fn status(State(state): AppContext) -> Json<TrainStatus> {
     Json(state.train.status())
 }
 
 /// `POST /admin/train/pause`
-pub(in crate::http) async fn pause(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
+pub async fn pause(State(state): AppContext) -> JsonResult<TrainStatus> {
     state.train.pause()?;
     tracing::info!("training paused");
     Ok(Json(state.train.status()))
 }
 
 /// `POST /admin/train/resume`
-pub(in crate::http) async fn resume(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
+pub async fn resume(State(state): AppContext) -> JsonResult<TrainStatus> {
     state.train.resume()?;
     tracing::info!("training resumed");
     Ok(Json(state.train.status()))
 }
 
 /// `POST /admin/train/step`
-pub(in crate::http) async fn step(State(state): State<Arc<AppState>>) -> JsonResult<TrainStatus> {
+pub async fn step(State(state): AppContext) -> JsonResult<TrainStatus> {
     run_detached(async move { state.train.step().await }).await
 }
 
 /// `GET /admin/policies`
-pub(in crate::http) async fn policies(
-    State(state): State<Arc<AppState>>,
-) -> JsonResult<PolicyList> {
+pub async fn policies(State(state): AppContext) -> JsonResult<PolicyList> {
     let active = state.policies.active().0;
     Ok(Json(PolicyList { object: "list", active, data: state.policies.list()? }))
 }
 
 /// `POST /admin/policies/{version}/activate`
-pub(in crate::http) async fn activate(
-    State(state): State<Arc<AppState>>,
+pub async fn activate(
+    State(state): AppContext,
     PathText(version): PathText,
 ) -> JsonResult<PolicyRecord> {
     let version = parse(&version)?;
@@ -71,21 +69,22 @@ pub(in crate::http) async fn activate(
 }
 
 /// `POST /admin/policies/{version}/pin`
-pub(in crate::http) async fn pin(
-    State(state): State<Arc<AppState>>,
-    PathText(version): PathText,
-) -> JsonResult<PolicyRecord> {
-    let version = parse(&version)?;
-    run_detached(async move { state.policies.pin(version, true).await }).await
+pub async fn pin(state: AppContext, version: PathText) -> JsonResult<PolicyRecord> {
+    keep(state, version, true).await
 }
 
 /// `POST /admin/policies/{version}/unpin`
-pub(in crate::http) async fn unpin(
-    State(state): State<Arc<AppState>>,
+pub async fn unpin(state: AppContext, version: PathText) -> JsonResult<PolicyRecord> {
+    keep(state, version, false).await
+}
+
+async fn keep(
+    State(state): AppContext,
     PathText(version): PathText,
+    pinned: bool,
 ) -> JsonResult<PolicyRecord> {
     let version = parse(&version)?;
-    run_detached(async move { state.policies.pin(version, false).await }).await
+    run_detached(async move { state.policies.pin(version, pinned).await }).await
 }
 
 fn parse(version: &str) -> Result<PolicyVersion, ApiError> {
@@ -96,13 +95,9 @@ fn parse(version: &str) -> Result<PolicyVersion, ApiError> {
 }
 
 /// Runs `work` to completion, even if the client disconnects and its request is dropped.
-async fn run_detached<T, E>(
+async fn run_detached<T: Send + 'static, E: Into<ApiError> + Send + 'static>(
     work: impl Future<Output = Result<T, E>> + Send + 'static,
-) -> JsonResult<T>
-where
-    T: Send + 'static,
-    E: Into<ApiError> + Send + 'static,
-{
+) -> JsonResult<T> {
     match tokio::spawn(work).await {
         Ok(result) => result.map(Json).map_err(Into::into),
         Err(error) => Err(ApiError::logged("an operator's request panicked", &error)),
@@ -118,12 +113,12 @@ where
 /// Longest note, in characters.
 const NOTE_CHARS: usize = 1024;
 /// The fields of a post.
-pub(in crate::http) const FIELDS: FieldTable =
+pub const FIELDS: FieldTable =
     &[&[Field::short_text("reason", NOTE_CHARS, "Why the key is quarantined.").required()]];
 
 /// One quarantined key.
 #[derive(Serialize, JsonSchema)]
-pub(in crate::http) struct QuarantineEntry {
+pub struct QuarantineEntry {
     key_id: String,
     /// `{"rule": "by_hand", "note": ...}`; null if the stored reason cannot be parsed.
     reason: Option<QuarantineReason>,
@@ -132,27 +127,24 @@ pub(in crate::http) struct QuarantineEntry {
 
 /// Response of `DELETE /admin/feedback/quarantine/{key}`.
 #[derive(Serialize, JsonSchema)]
-pub(in crate::http) struct ReleasedKey {
+pub struct ReleasedKey {
     key_id: String,
     released: bool,
 }
 
 /// `GET /admin/feedback/quarantine`
-pub(in crate::http) async fn list(
-    State(state): State<Arc<AppState>>,
-) -> Result<Json<List<QuarantineEntry>>, ApiError> {
+pub async fn list(State(state): AppContext) -> JsonResult<List<QuarantineEntry>> {
     Ok(Json(List::new(state.store.quarantined()?.into_iter().map(entry))))
 }
 
 /// `POST /admin/feedback/quarantine/{key}`
-pub(in crate::http) async fn flag(
-    State(state): State<Arc<AppState>>,
+pub async fn flag(
+    State(state): AppContext,
     PathText(key): PathText,
     JsonObject(body): JsonObject,
-) -> Result<Json<QuarantineEntry>, ApiError> {
+) -> JsonResult<QuarantineEntry> {
     let fields = Fields::of(&body, FIELDS)?;
-    let note = fields.text("reason")?;
-    let note = note.ok_or_else(|| fields.missing("reason", "the reason for the quarantine"))?;
+    let note = fields.required("reason", "the reason for the quarantine")?;
     if !is_id(&key) {
         let message = format!(
             "key is {key:?}: it must be a key's id, 12 hexadecimal digits, which a dot and 12 further \
@@ -170,12 +162,10 @@ pub(in crate::http) async fn flag(
 }
 
 /// `DELETE /admin/feedback/quarantine/{key}`
-pub(in crate::http) async fn release(
-    State(state): State<Arc<AppState>>,
-    PathText(key): PathText,
-) -> Result<Json<ReleasedKey>, ApiError> {
+pub async fn release(State(state): AppContext, PathText(key): PathText) -> JsonResult<ReleasedKey> {
     if !state.store.quarantined()?.iter().any(|row| row.key_id == key) {
-        return Err(ApiError::not_found(format!("key is {key:?}: it is not in quarantine")));
+        let message = format!("key is {key:?}: it is not in quarantine");
+        return Err(ApiError::new(ErrorCode::NotFound, message));
     }
     state.store.commit(vec![Op::Release(key.clone())]).await?;
     tracing::warn!(key, "an operator released a key");

@@ -1,9 +1,6 @@
 //! What operators and their tools use: `/admin`, the probes and the metrics.
-//!
-//! `control` has the daemon's parts as traits that the routes act on.
 
-pub(super) mod admin;
-pub(super) mod control;
+pub mod admin;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,26 +17,24 @@ use hone_core::memory;
 use hone_core::metrics::Metrics;
 use hone_store::StoreTrouble;
 
-use crate::http::error::ApiError;
-use crate::http::{AppState, DiskLimit};
+use crate::http::error::{ApiError, JsonResult};
+use crate::http::state::{AppState, DiskLimit};
 
 // `/livez`, `/readyz` and `/metrics`, and the answers while the model is loading.
 
 /// The response of a probe.
 #[derive(Serialize, JsonSchema)]
-pub(in crate::http) struct ProbeStatus {
+pub struct ProbeStatus {
     status: &'static str,
 }
 
 /// `GET /livez`: the process runs.
-pub(in crate::http) async fn live() -> Json<ProbeStatus> {
+pub async fn live() -> Json<ProbeStatus> {
     Json(ProbeStatus { status: "ok" })
 }
 
 /// `GET /readyz`: requests can be served and recorded.
-pub(in crate::http) async fn ready(
-    State(state): State<Arc<AppState>>,
-) -> Result<Json<ProbeStatus>, ApiError> {
+pub async fn ready(State(state): State<Arc<AppState>>) -> JsonResult<ProbeStatus> {
     let reasons = unready(&state);
     if reasons.is_empty() {
         Ok(Json(ProbeStatus { status: "ready" }))
@@ -49,12 +44,12 @@ pub(in crate::http) async fn ready(
 }
 
 /// Every route except `/livez` and `/metrics` while the model is loading.
-pub(in crate::http) async fn loading() -> ApiError {
+pub async fn loading() -> ApiError {
     ApiError::unavailable("not ready: the model is loading")
 }
 
 /// A request that is no probe, while every connection is taken.
-pub(in crate::http) async fn crowded() -> ApiError {
+pub async fn crowded() -> ApiError {
     ApiError::unavailable("every connection is taken (server.connections.max)")
 }
 
@@ -85,9 +80,7 @@ fn too_full(limit: &DiskLimit) -> Option<String> {
 }
 
 /// `GET /metrics`, in Prometheus' text format.
-pub(in crate::http) async fn metrics(
-    State(state): State<Arc<AppState>>,
-) -> Result<impl IntoResponse, ApiError> {
+pub async fn metrics(State(state): State<Arc<AppState>>) -> Result<impl IntoResponse, ApiError> {
     if let Ok(free) = free_bytes(&state.disk.dir) {
         state.metrics.data_free.set(bytes(free));
     }
@@ -95,7 +88,7 @@ pub(in crate::http) async fn metrics(
 }
 
 /// `GET /metrics` while the model is loading.
-pub(in crate::http) async fn early_metrics(
+pub async fn early_metrics(
     State(metrics): State<Arc<Metrics>>,
 ) -> Result<impl IntoResponse, ApiError> {
     encoded(&metrics)

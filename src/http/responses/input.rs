@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use hone_core::types::{Message, Role, ToolCall};
 
-use crate::http::body::Fields;
+use crate::http::body::{Fields, list_of, open, text_schema};
 use crate::http::chat::answer::MessageItem;
 use crate::http::error::ApiError;
 
 /// An item of the input.
 #[derive(Debug, PartialEq)]
-pub(super) enum InputItem {
+pub enum InputItem {
     /// A message of the client, or the result of a call.
     Message(Message),
     /// A part of the assistant's turn.
@@ -27,13 +27,14 @@ pub(super) enum InputItem {
 }
 
 /// Reads `input`, which has at least one item.
-pub(super) fn read(fields: &Fields<'_>) -> Result<Vec<InputItem>, ApiError> {
+pub fn read(fields: &Fields<'_>) -> Result<Vec<InputItem>, ApiError> {
     const ALLOWED: &str = "a text or a list of at least one item";
     match fields.get("input") {
         None => Err(fields.missing("input", ALLOWED)),
         Some(Value::String(text)) => Ok(vec![InputItem::Message(Message::new(Role::User, text))]),
         Some(Value::Array(list)) if !list.is_empty() => {
-            list.iter().enumerate().map(|(i, value)| item(&format!("input[{i}]"), value)).collect()
+            let items = fields.entries("input")?.into_iter().flatten();
+            items.map(|(path, value)| item(&path, value)).collect()
         }
         Some(_) => Err(fields.invalid("input", ALLOWED)),
     }
@@ -58,19 +59,17 @@ fn item(path: &str, value: &Value) -> Result<InputItem, ApiError> {
         }
         Some("reasoning") => reasoning(&fields),
         Some(kind) => {
-            let path = fields.path("type");
-            let message = format!(
-                "{path} is {kind:?}: only \"message\", \"function_call\", \"function_call_output\", \
+            let reason = format_args!(
+                "is {kind:?}: only \"message\", \"function_call\", \"function_call_output\", \
                  \"reasoning\" and \"item_reference\" are supported"
             );
-            Err(ApiError::unsupported(&path, message))
+            Err(fields.unsupported("type", reason))
         }
     }
 }
 
 fn required(fields: &Fields<'_>, name: &str) -> Result<String, ApiError> {
-    let text = fields.text(name)?.ok_or_else(|| fields.missing(name, "a string"))?;
-    Ok(text.to_owned())
+    Ok(fields.required(name, "a string")?.to_owned())
 }
 
 fn reference(fields: &Fields<'_>) -> Result<InputItem, ApiError> {
@@ -79,13 +78,12 @@ fn reference(fields: &Fields<'_>) -> Result<InputItem, ApiError> {
 
 fn message(fields: &Fields<'_>) -> Result<InputItem, ApiError> {
     let roles = "\"user\", \"assistant\", \"system\" or \"developer\"";
-    let role = match fields.text("role")? {
-        None => return Err(fields.missing("role", roles)),
-        Some("user") => Role::User,
-        Some("assistant") => Role::Assistant,
-        Some("system") => Role::System,
-        Some("developer") => Role::Developer,
-        Some(_) => return Err(fields.invalid("role", roles)),
+    let role = match fields.required("role", roles)? {
+        "user" => Role::User,
+        "assistant" => Role::Assistant,
+        "system" => Role::System,
+        "developer" => Role::Developer,
+        _ => return Err(fields.invalid("role", roles)),
     };
     let text = text(fields, "content")?;
     Ok(match role {
@@ -100,9 +98,7 @@ fn text(fields: &Fields<'_>, name: &str) -> Result<String, ApiError> {
     match fields.get(name) {
         None => Err(fields.missing(name, ALLOWED)),
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) if !parts.is_empty() => {
-            parts_of(&fields.path(name), parts, &TEXT_PARTS)
-        }
+        Some(Value::Array(parts)) if !parts.is_empty() => parts_of(fields, name, &TEXT_PARTS),
         Some(_) => Err(fields.invalid(name, ALLOWED)),
     }
 }
@@ -112,18 +108,16 @@ const TEXT_PARTS: [(&str, &str); 3] =
     [("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")];
 
 /// The joined texts of parts. `known` has their types, each with the field of the text.
-fn parts_of(path: &str, parts: &[Value], known: &[(&str, &str)]) -> Result<String, ApiError> {
+fn parts_of(fields: &Fields<'_>, name: &str, known: &[(&str, &str)]) -> Result<String, ApiError> {
     let quoted: Vec<_> = known.iter().map(|(kind, _)| format!("{kind:?}")).collect();
     let allowed = format!("one of {}", quoted.join(", "));
     let mut all = String::new();
-    for (index, value) in parts.iter().enumerate() {
-        let part = Fields::at(&format!("{path}[{index}]"), value)?;
-        let kind = part.text("type")?.ok_or_else(|| part.missing("type", &allowed))?;
+    for (path, value) in fields.entries(name)?.into_iter().flatten() {
+        let part = Fields::at(&path, value)?;
+        let kind = part.required("type", &allowed)?;
         let Some((_, field)) = known.iter().find(|(name, _)| *name == kind) else {
-            let path = part.path("type");
-            let message =
-                format!("{path} is {kind:?}, which is not supported: it must be {allowed}");
-            return Err(ApiError::unsupported(&path, message));
+            let reason = format_args!("is {kind:?}, which is not supported: it must be {allowed}");
+            return Err(part.unsupported("type", reason));
         };
         all.push_str(&required(&part, field)?);
     }
@@ -133,93 +127,49 @@ fn parts_of(path: &str, parts: &[Value], known: &[(&str, &str)]) -> Result<Strin
 /// The text of a reasoning item. Its summary is no text of the model.
 fn reasoning(fields: &Fields<'_>) -> Result<InputItem, ApiError> {
     if fields.get("encrypted_content").is_some() {
-        let path = fields.path("encrypted_content");
-        let message = format!("{path} is not supported: send the content, or leave the item out");
-        return Err(ApiError::unsupported(&path, message));
+        let reason = "is not supported: send the content, or leave the item out";
+        return Err(fields.unsupported("encrypted_content", reason));
     }
     fields.list("summary")?;
-    let known = [("reasoning_text", "text")];
-    let text = match fields.list("content")? {
-        Some(parts) => parts_of(&fields.path("content"), parts, &known)?,
-        None => String::new(),
-    };
+    let text = parts_of(fields, "content", &[("reasoning_text", "text")])?;
     Ok(InputItem::Assistant(MessageItem::Reasoning(text)))
 }
 
 /// The JSON schema of `input`.
-pub(super) fn schema() -> Value {
+pub fn schema() -> Value {
+    let typed = |kind: Value, required: usize, members: &[(&'static str, Value)]| {
+        open(required, &[&[("type", kind)][..], members].concat())
+    };
+    let is = |kind: &str| json!({"const": kind});
     let part = json!({"anyOf": [
-        {
-            "type": "object",
-            "properties": {
-                "type": {"enum": ["input_text", "output_text"]}, "text": {"type": "string"},
-            },
-            "required": ["type", "text"],
-        },
-        {
-            "type": "object",
-            "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
-            "required": ["type", "refusal"],
-        },
+        typed(json!({"enum": ["input_text", "output_text"]}), 2, &[("text", text_schema())]),
+        typed(is("refusal"), 2, &[("refusal", text_schema())]),
     ]});
-    let text =
-        json!({"anyOf": [{"type": "string"}, {"type": "array", "items": part, "minItems": 1}]});
-    let message = json!({
-        "type": "object",
-        "properties": {
-            "type": {"enum": ["message", null]},
-            "role": {"enum": ["user", "assistant", "system", "developer"]},
-            "content": text,
-        },
-        "required": ["role", "content"],
-    });
-    let call = json!({
-        "type": "object",
-        "properties": {
-            "type": {"const": "function_call"},
-            "call_id": {"type": "string"},
-            "name": {"type": "string"},
-            "arguments": {"type": "string"},
-        },
-        "required": ["type", "call_id", "name", "arguments"],
-    });
-    let result = json!({
-        "type": "object",
-        "properties": {
-            "type": {"const": "function_call_output"},
-            "call_id": {"type": "string"},
-            "output": text,
-        },
-        "required": ["type", "call_id", "output"],
-    });
-    let thought = json!({
-        "type": "object",
-        "properties": {"type": {"const": "reasoning_text"}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-    });
-    let reasoning = json!({
-        "type": "object",
-        "properties": {
-            "type": {"const": "reasoning"},
-            "content": {"type": ["array", "null"], "items": thought},
-            "summary": {"type": ["array", "null"]},
-            "encrypted_content": {"type": "null"},
-        },
-        "required": ["type"],
-    });
-    let reference = json!({
-        "type": "object",
-        "properties": {
-            "type": {"enum": ["item_reference", null]},
-            "id": {"type": "string"},
-            "role": {"type": "null"},
-        },
-        "required": ["id"],
-    });
-    json!({"anyOf": [
-        {"type": "string"},
-        {"type": "array", "minItems": 1, "items": {
-            "anyOf": [message, call, result, reasoning, reference],
-        }},
-    ]})
+    let text = json!({"anyOf": [text_schema(), list_of(1, part)]});
+    let message = [
+        ("role", json!({"enum": ["user", "assistant", "system", "developer"]})),
+        ("content", text.clone()),
+        ("type", json!({"enum": ["message", null]})),
+    ];
+    let call_id = ("call_id", text_schema());
+    let call = [call_id.clone(), ("name", text_schema()), ("arguments", text_schema())];
+    let thought = typed(is("reasoning_text"), 2, &[("text", text_schema())]);
+    let reasoning = [
+        ("content", json!({"type": ["array", "null"], "items": thought})),
+        ("summary", json!({"type": ["array", "null"]})),
+        ("encrypted_content", json!({"type": "null"})),
+    ];
+    let reference = [
+        ("id", text_schema()),
+        ("type", json!({"enum": ["item_reference", null]})),
+        ("role", json!({"type": "null"})),
+    ];
+    let items = json!({"anyOf": [
+        open(2, &message),
+        typed(is("function_call"), 4, &call),
+        typed(is("function_call_output"), 3, &[call_id, ("output", text)]),
+        typed(is("reasoning"), 1, &reasoning),
+        open(1, &reference),
+    ]});
+    json!({"anyOf": [text_schema(), list_of(1, items)]})
 }

@@ -4,13 +4,12 @@
 
 use hone_core::types::{InteractionId, ToolCall};
 
-use super::events::{EventPlace, ResponseEvent};
-use super::items::{ContentPart, ItemStatus, OutputItem, item_id};
+use super::wire::{ContentPart, EventPlace, ItemStatus, OutputItem, ResponseEvent, item_id};
+use crate::http::chat::TokenLogprob;
 use crate::http::chat::answer::{MessageEnd, MessageItem, MessagePart};
-use crate::http::chat::wire::TokenLogprob;
 
 /// The output while it grows.
-pub(super) struct ResponseOutput {
+pub struct ResponseOutput {
     response: InteractionId,
     items: Vec<OutputItem>,
     /// Whether the last item may grow.
@@ -26,12 +25,12 @@ fn last_status(end: MessageEnd) -> ItemStatus {
 }
 
 impl ResponseOutput {
-    pub(super) fn new(response: InteractionId) -> Self {
+    pub fn new(response: InteractionId) -> Self {
         Self { response, items: Vec::new(), is_open: false }
     }
 
     /// The items of a whole message, which is not empty.
-    pub(super) fn whole(
+    pub fn whole(
         response: InteractionId,
         message: Vec<MessageItem>,
         end: MessageEnd,
@@ -47,21 +46,17 @@ impl ResponseOutput {
     }
 
     /// The items so far.
-    pub(super) fn items(&self) -> &[OutputItem] {
+    pub fn items(&self) -> &[OutputItem] {
         &self.items
     }
 
     /// Whether the last item is text that may grow.
-    pub(super) fn is_in_text(&self) -> bool {
+    pub fn is_in_text(&self) -> bool {
         self.is_open && matches!(self.items.last(), Some(OutputItem::Message { .. }))
     }
 
     /// Adds a part, with the log-probabilities of its tokens if it is text.
-    pub(super) fn add(
-        &mut self,
-        part: MessagePart,
-        logprobs: Vec<TokenLogprob>,
-    ) -> Vec<ResponseEvent> {
+    pub fn add(&mut self, part: MessagePart, logprobs: Vec<TokenLogprob>) -> Vec<ResponseEvent> {
         let mut events = Vec::new();
         if !self.continues(&part) {
             self.close(ItemStatus::Completed, &mut events);
@@ -72,7 +67,7 @@ impl ResponseOutput {
     }
 
     /// Ends the output. It has at least one item then.
-    pub(super) fn finish(&mut self, end: MessageEnd) -> Vec<ResponseEvent> {
+    pub fn finish(&mut self, end: MessageEnd) -> Vec<ResponseEvent> {
         let mut events = Vec::new();
         if self.items.is_empty() {
             self.open(&MessagePart::Text(String::new()), &mut events);
@@ -112,7 +107,7 @@ impl ResponseOutput {
         let parts = item.content_mut().map(std::mem::take).unwrap_or_default();
         events.push(ResponseEvent::item("response.output_item.added", index, item.clone()));
         for part in &parts {
-            events.push(ResponseEvent::part("response.content_part.added", &place, part.clone()));
+            events.push(place.part("response.content_part.added", part));
         }
         if let Some(content) = item.content_mut() {
             *content = parts;
@@ -131,7 +126,10 @@ impl ResponseOutput {
                 if let Some(ContentPart::ReasoningText { text }) = content.last_mut() {
                     text.push_str(&more);
                 }
-                Some(ResponseEvent::reasoning_delta(&place, more))
+                Some(ResponseEvent {
+                    delta: Some(more),
+                    ..place.content("response.reasoning_text.delta")
+                })
             }
             (OutputItem::Message { content, .. }, MessagePart::Text(more)) => {
                 if let Some(ContentPart::OutputText { text, logprobs: all, .. }) =
@@ -140,11 +138,18 @@ impl ResponseOutput {
                     text.push_str(&more);
                     all.extend(logprobs.iter().cloned());
                 }
-                Some(ResponseEvent::text_delta(&place, more, logprobs))
+                Some(ResponseEvent {
+                    delta: Some(more),
+                    logprobs: Some(logprobs),
+                    ..place.content("response.output_text.delta")
+                })
             }
             (OutputItem::FunctionCall { arguments, .. }, MessagePart::Arguments { json, .. }) => {
                 arguments.push_str(&json);
-                Some(ResponseEvent::arguments_delta(&place, json))
+                Some(ResponseEvent {
+                    delta: Some(json),
+                    ..place.event("response.function_call_arguments.delta")
+                })
             }
             _ => None,
         }
@@ -160,13 +165,25 @@ impl ResponseOutput {
         match item {
             OutputItem::Reasoning { content, .. } | OutputItem::Message { content, .. } => {
                 for part in content.iter() {
-                    events.push(ResponseEvent::text_done(&place, part));
-                    let r#type = "response.content_part.done";
-                    events.push(ResponseEvent::part(r#type, &place, part.clone()));
+                    events.push(match part.clone() {
+                        ContentPart::ReasoningText { text } => ResponseEvent {
+                            text: Some(text),
+                            ..place.content("response.reasoning_text.done")
+                        },
+                        ContentPart::OutputText { text, logprobs, .. } => ResponseEvent {
+                            text: Some(text),
+                            logprobs: Some(logprobs),
+                            ..place.content("response.output_text.done")
+                        },
+                    });
+                    events.push(place.part("response.content_part.done", part));
                 }
             }
             OutputItem::FunctionCall { arguments, .. } => {
-                events.push(ResponseEvent::arguments_done(&place, arguments.clone()));
+                events.push(ResponseEvent {
+                    arguments: Some(arguments.clone()),
+                    ..place.event("response.function_call_arguments.done")
+                });
             }
         }
         events.push(ResponseEvent::item("response.output_item.done", index, item.clone()));

@@ -1,10 +1,7 @@
 //! Recorded responses: read, erasure and the items of their input. Only the key that asked for a response
 //! sees it.
 
-use std::sync::Arc;
-
-use axum::extract::State;
-use axum::{Extension, Json};
+use axum::Json;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -12,21 +9,18 @@ use hone_core::types::{
     ClientEndpoint, Interaction, Message, ResponseOptions, Role, Sample, SampleOrigin,
 };
 
-use super::items::OutputItem;
 use super::output::ResponseOutput;
-use super::wire::{DeletedResponse, ResponseObject};
-use crate::http::AppState;
-use crate::http::auth::Caller;
+use super::wire::{DeletedResponse, OutputItem, ResponseObject};
 use crate::http::body::{Field, FieldTable, Fields, PathText, QueryObject};
 use crate::http::chat::answer::{MessageEnd, MessageItem, WholeMessage, recorded, recorded_form};
-use crate::http::chat::stored::query::{NEWEST_PAGE, PageQuery};
-use crate::http::chat::stored::{self, ListPage};
-use crate::http::error::ApiError;
+use crate::http::chat::stored::{self, ListPage, NEWEST_PAGE, PageQuery};
+use crate::http::error::{ApiError, JsonResult};
 use crate::http::generate::prompt::tool_format;
 use crate::http::generate::{CompletionTokens, Usage};
+use crate::http::state::Call;
 
 /// The parameters of a read. Streams cannot be resumed.
-pub(in crate::http) const RETRIEVE: FieldTable = &[
+pub const RETRIEVE: FieldTable = &[
     INCLUDE,
     &[
         Field::ignored("include_obfuscation"),
@@ -35,17 +29,17 @@ pub(in crate::http) const RETRIEVE: FieldTable = &[
     ],
 ];
 /// The parameters of a list of items.
-pub(in crate::http) const ITEMS: FieldTable = &[NEWEST_PAGE, INCLUDE];
+pub const ITEMS: FieldTable = &[NEWEST_PAGE, INCLUDE];
 /// What a recorded response has beside its text is not recorded.
 const INCLUDE: &[Field] = &[Field::ignored("include"), Field::ignored("include[]")];
 
 /// A response in the ledger.
-pub(super) struct RecordedResponse {
-    pub(super) interaction: Interaction,
-    pub(super) options: ResponseOptions,
+pub struct RecordedResponse {
+    pub interaction: Interaction,
+    pub options: ResponseOptions,
     sample: Sample,
     /// The parts of the answer, at least one.
-    pub(super) items: Vec<MessageItem>,
+    pub items: Vec<MessageItem>,
     reasoning_tokens: usize,
     end: MessageEnd,
 }
@@ -53,7 +47,7 @@ pub(super) struct RecordedResponse {
 /// An item of the input.
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
-pub(in crate::http) enum ListedItem {
+pub enum ListedItem {
     Input(InputMessage),
     Output(OutputItem),
 }
@@ -61,7 +55,7 @@ pub(in crate::http) enum ListedItem {
 /// What a client sent.
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(in crate::http) enum InputMessage {
+pub enum InputMessage {
     Message {
         id: String,
         #[schemars(extend("enum" = ["user", "system", "developer"]))]
@@ -81,21 +75,20 @@ pub(in crate::http) enum InputMessage {
 
 /// The text of a message.
 #[derive(Serialize, JsonSchema)]
-pub(in crate::http) struct InputText {
+pub struct InputText {
     #[schemars(extend("const" = "input_text"))]
     r#type: &'static str,
     text: String,
 }
 
 /// `GET /v1/responses/{id}`
-pub(in crate::http) async fn retrieve(
-    State(state): State<Arc<AppState>>,
-    Extension(caller): Extension<Caller>,
+pub async fn retrieve(
+    call: Call,
     PathText(id): PathText,
     QueryObject(query): QueryObject,
-) -> Result<Json<ResponseObject>, ApiError> {
+) -> JsonResult<ResponseObject> {
     Fields::of(&query, RETRIEVE)?;
-    let found = find(&state, &caller, "id", &id).await?;
+    let found = find(&call, "id", &id).await?;
     let RecordedResponse { interaction, sample, items, reasoning_tokens, end, .. } = found;
     let usage = Usage {
         completion_tokens_details: Some(CompletionTokens { reasoning_tokens }),
@@ -107,46 +100,45 @@ pub(in crate::http) async fn retrieve(
 }
 
 /// `DELETE /v1/responses/{id}`
-pub(in crate::http) async fn delete(
-    State(state): State<Arc<AppState>>,
-    Extension(caller): Extension<Caller>,
-    PathText(id): PathText,
-) -> Result<Json<DeletedResponse>, ApiError> {
-    let RecordedResponse { interaction, .. } = find(&state, &caller, "id", &id).await?;
-    stored::erase(&state, &interaction).await?;
+pub async fn delete(call: Call, PathText(id): PathText) -> JsonResult<DeletedResponse> {
+    let RecordedResponse { interaction, .. } = find(&call, "id", &id).await?;
+    stored::erase(&call.0, &interaction).await?;
     Ok(Json(DeletedResponse { id, object: "response", deleted: true }))
 }
 
 /// `GET /v1/responses/{id}/input_items`
-pub(in crate::http) async fn input_items(
-    State(state): State<Arc<AppState>>,
-    Extension(caller): Extension<Caller>,
+pub async fn input_items(
+    call: Call,
     PathText(id): PathText,
     QueryObject(query): QueryObject,
-) -> Result<Json<ListPage<ListedItem>>, ApiError> {
+) -> JsonResult<ListPage<ListedItem>> {
     let fields = Fields::of(&query, ITEMS)?;
     let newest_first = fields.text("order")? != Some("asc");
     let page = PageQuery { newest_first, ..PageQuery::read(&fields)? };
-    let RecordedResponse { interaction, options, .. } = find(&state, &caller, "id", &id).await?;
+    let RecordedResponse { interaction, options, .. } = find(&call, "id", &id).await?;
     let own = interaction.messages.into_iter().skip(usize::from(options.instructions));
     let mut all = Vec::new();
-    for item in own.flat_map(items) {
-        let index = all.len();
+    for message in own {
         // No item of an output has an id with this letter.
-        all.push(listed(item, |prefix| format!("{prefix}_{}i{index:04x}", interaction.id)));
+        let id = |prefix: &str, at: usize| format!("{prefix}_{}i{at:04x}", interaction.id);
+        if message.role != Role::Assistant {
+            let at = all.len();
+            all.push(sent(message, |prefix| id(prefix, at)));
+            continue;
+        }
+        for item in answered(message) {
+            let at = all.len();
+            let item = OutputItem::whole(item, |prefix| id(prefix, at));
+            all.push((item.id().to_owned(), ListedItem::Output(item)));
+        }
     }
     Ok(Json(ListPage::cut(all, &page, "an item of this response's input")?))
 }
 
 /// A response that this key asked for, by the id in the field `param`.
-pub(super) async fn find(
-    state: &AppState,
-    caller: &Caller,
-    param: &str,
-    text: &str,
-) -> Result<RecordedResponse, ApiError> {
-    let unknown = || ApiError::no_such_completion(param, text);
-    let interaction = stored::find(state, caller, param, text).await?;
+pub async fn find(call: &Call, param: &str, text: &str) -> Result<RecordedResponse, ApiError> {
+    let (state, unknown) = (&call.0, || ApiError::no_such_completion(param, text));
+    let interaction = stored::find(call, param, text).await?;
     let options = match &interaction.endpoint {
         ClientEndpoint::Responses(options) if interaction.completion_id() == text => {
             options.clone()
@@ -166,35 +158,17 @@ pub(super) async fn find(
     Ok(RecordedResponse { interaction, options, sample, items, reasoning_tokens, end })
 }
 
-/// What a message is in a list.
-enum MessageContent {
-    Client(Message),
-    Assistant(MessageItem),
-}
-
-/// The items of a message.
-fn items(message: Message) -> Vec<MessageContent> {
-    if message.role != Role::Assistant {
-        return vec![MessageContent::Client(message)];
-    }
+/// The items of a message of the assistant.
+fn answered(message: Message) -> impl Iterator<Item = MessageItem> {
     let Message { reasoning, content, tool_calls, .. } = message;
     let reasoning = reasoning.map(MessageItem::Reasoning);
     let text = (!content.is_empty() || tool_calls.is_empty()).then_some(MessageItem::Text(content));
-    let calls = tool_calls.into_iter().map(MessageItem::Call);
-    reasoning.into_iter().chain(text).chain(calls).map(MessageContent::Assistant).collect()
+    reasoning.into_iter().chain(text).chain(tool_calls.into_iter().map(MessageItem::Call))
 }
 
-/// An item with its id, which `id` makes of a prefix.
-fn listed(content: MessageContent, id: impl Fn(&str) -> String) -> (String, ListedItem) {
-    let status = "completed";
-    let message = match content {
-        MessageContent::Client(message) => message,
-        MessageContent::Assistant(item) => {
-            let item = OutputItem::whole(item, &id);
-            return (item.id().to_owned(), ListedItem::Output(item));
-        }
-    };
-    let (role, text) = (message.role.as_str(), message.content);
+/// A message of the client with its id, which `id` makes of a prefix.
+fn sent(message: Message, id: impl Fn(&str) -> String) -> (String, ListedItem) {
+    let (role, text, status) = (message.role.as_str(), message.content, "completed");
     let (id, item) = match message.tool_call_id {
         Some(call_id) => {
             let id = id("fco");

@@ -2,36 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use axum::Extension;
-use axum::body::Bytes;
-use axum::http::header;
-use axum::response::IntoResponse;
+use schemars::JsonSchema as _;
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value, json};
 
-use super::route::{ApiRoute, Named, RequestShape};
+use super::table::{ApiRoute, RequestShape, SchemaOf};
 use crate::http::auth::{Access, access};
 use crate::http::body::{Field, fields_of, object_schema};
+use crate::http::error::ApiError;
+use crate::http::messages::wire::MessageError;
 
 const JSON: &str = "application/json";
 
-/// The document as JSON text.
-#[derive(Clone)]
-pub(super) struct ApiDocument(Bytes);
-
-impl ApiDocument {
-    pub(super) fn new(routes: &[ApiRoute]) -> Self {
-        Self(document(routes).to_string().into())
-    }
-}
-
-/// `GET /openapi.json`
-pub(super) async fn serve(Extension(document): Extension<ApiDocument>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, JSON)], document.0)
-}
-
 /// The document of these routes.
-pub(super) fn document(routes: &[ApiRoute]) -> Value {
+pub fn document(routes: &[ApiRoute]) -> Value {
     let settings = SchemaSettings::draft2020_12().for_serialize().with(|settings| {
         settings.definitions_path = "/components/schemas".into();
         settings.meta_schema = None;
@@ -71,7 +55,7 @@ pub(super) fn document(routes: &[ApiRoute]) -> Value {
 }
 
 /// A path in OpenAPI's syntax.
-pub(super) fn template(path: &str) -> String {
+pub fn template(path: &str) -> String {
     path.replace("{*", "{")
 }
 
@@ -89,25 +73,30 @@ impl Builder {
     fn operation(&mut self, route: &ApiRoute) -> Value {
         let mut responses = Map::new();
         responses.insert("200".to_owned(), self.success(route));
+        let (kind, body): (_, SchemaOf) = match route.tag() {
+            "Messages" => (
+                MessageError::schema_name(),
+                SchemaGenerator::subschema_for::<MessageError<'static>>,
+            ),
+            _ => (ApiError::schema_name(), SchemaGenerator::subschema_for::<ApiError>),
+        };
         for status in errors_of(route) {
-            let name = format!("{}{status}", (route.error_body.name)());
+            let name = format!("{kind}{status}");
             let reference = format!("#/components/responses/{name}");
             responses.insert(status.to_string(), json!({"$ref": reference}));
-            let error = self.error(route.error_body, status);
+            let error = self.error(body, status);
             self.errors.insert(name, error);
         }
         let mut operation = json!({
             "operationId": route.id,
             "summary": route.summary,
-            "tags": [route.tag],
+            "tags": [route.tag()],
             "parameters": parameters(route),
             "security": security(route.path),
             "responses": responses,
         });
-        if let Some(operation) = operation.as_object_mut()
-            && !route.bodies.is_empty()
-        {
-            operation.insert("requestBody".to_owned(), self.body(route));
+        if !route.bodies.is_empty() {
+            operation["requestBody"] = self.body(route);
         }
         operation
     }
@@ -122,8 +111,8 @@ impl Builder {
             json!({"$ref": format!("#/components/schemas/{name}")})
         });
         let mut content = json!({"schema": any_of(shapes.collect())});
-        if let (Some(content), Some(example)) = (content.as_object_mut(), &route.example) {
-            content.insert("example".to_owned(), example.clone());
+        if let Some(example) = &route.example {
+            content["example"] = example.clone();
         }
         json!({"required": true, "content": {JSON: content}})
     }
@@ -137,46 +126,29 @@ impl Builder {
             .into_iter()
             .map(|(kind, schemas)| (kind.to_owned(), json!({"schema": any_of(schemas)})))
             .collect();
-        let mut headers = Map::new();
-        headers.insert("x-request-id".to_owned(), json!({"schema": {"type": "string"}}));
+        let mut headers = json!({"x-request-id": {"schema": {"type": "string"}}});
         if route.has_version {
-            let schema = json!({"schema": {"type": "integer", "minimum": 0}});
-            headers.insert("x-hone-policy-version".to_owned(), schema);
+            headers["x-hone-policy-version"] = json!({"schema": {"type": "integer", "minimum": 0}});
         }
         json!({"description": "Success.", "headers": headers, "content": contents})
     }
 
-    fn error(&mut self, body: Named, status: u16) -> Value {
-        let schema = (body.schema)(&mut self.generator);
-        let mut headers = Map::new();
-        headers.insert("x-request-id".to_owned(), json!({"schema": {"type": "string"}}));
-        match status {
-            401 => {
-                let schema = json!({"schema": {"const": "Bearer"}});
-                headers.insert("WWW-Authenticate".to_owned(), schema);
-            }
-            429 | 503 => {
-                let schema = json!({"schema": {"type": "integer"}, "description": "Seconds."});
-                headers.insert("Retry-After".to_owned(), schema);
-            }
-            _ => {}
+    fn error(&mut self, body: SchemaOf, status: u16) -> Value {
+        let schema = body(&mut self.generator);
+        let mut headers = json!({"x-request-id": {"schema": {"type": "string"}}});
+        if status == 401 {
+            headers["WWW-Authenticate"] = json!({"schema": {"const": "Bearer"}});
+        } else if matches!(status, 429 | 503) {
+            headers["Retry-After"] =
+                json!({"schema": {"type": "integer"}, "description": "Seconds."});
         }
-        let description = cause(status);
-        json!({
-            "description": description, "headers": headers, "content": {JSON: {"schema": schema}},
-        })
+        let content = json!({JSON: {"schema": schema}});
+        json!({"description": cause(status), "headers": headers, "content": content})
     }
 }
 
 fn any_of(mut schemas: Vec<Value>) -> Value {
-    match schemas.pop() {
-        Some(only) if schemas.is_empty() => only,
-        Some(last) => {
-            schemas.push(last);
-            json!({"anyOf": schemas})
-        }
-        None => json!({}),
-    }
+    if schemas.len() == 1 { schemas.remove(0) } else { json!({"anyOf": schemas}) }
 }
 
 /// The parameters of path and query.
@@ -189,7 +161,7 @@ fn parameters(route: &ApiRoute) -> Vec<Value> {
 
 fn query_parameter(field: &Field) -> Value {
     let schema = field.query_schema();
-    let (name, required) = (field.name, field.is_required());
+    let (name, required) = (field.name, field.is_required);
     match name.strip_suffix("[KEY]") {
         None => json!({"name": name, "in": "query", "required": required, "schema": schema}),
         Some(name) => json!({

@@ -1,8 +1,7 @@
-//! The routes and the middleware around all of them. `table` lists every route, each a `route`; `document` is
+//! The routes and the middleware around all of them. `table` lists every route; `document` is
 //! their OpenAPI document.
 
 mod document;
-mod route;
 mod table;
 
 use std::any::Any;
@@ -18,12 +17,11 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use hone_core::metrics::Metrics;
 
-use self::document::ApiDocument;
-use self::route::ApiRoute;
-use super::AppState;
+use self::table::{ApiDocument, ApiRoute};
 use super::body::check_length;
-use super::error::ApiError;
-use super::{auth, messages, observe};
+use super::error::{ApiError, ErrorCode};
+use super::state::AppState;
+use super::{auth, messages, observe, operator};
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
 pub fn router(state: AppState) -> Router {
@@ -33,7 +31,7 @@ pub fn router(state: AppState) -> Router {
     let cors = auth::CorsRule::new(&state.config.cors_origins);
     let most = state.config.max_body_bytes;
     let routes = table::routes(&state.config);
-    let document = ApiDocument::new(&routes);
+    let document = ApiDocument(document::document(&routes).to_string().into());
     let add = |router: Router<_>, route: ApiRoute| router.route(route.path, route.handler);
     routes
         .into_iter()
@@ -51,30 +49,31 @@ pub fn router(state: AppState) -> Router {
 }
 
 /// The routes while the model is loading. Nothing but probes and metrics is answered, so no key is checked.
-pub(super) fn starting(metrics: Arc<Metrics>) -> Router {
+pub fn starting(metrics: Arc<Metrics>) -> Router {
     Router::new()
-        .route("/livez", get(super::operator::live))
-        .route("/metrics", get(super::operator::early_metrics))
-        .fallback(super::operator::loading)
+        .route("/livez", get(operator::live))
+        .route("/metrics", get(operator::early_metrics))
+        .fallback(operator::loading)
         .layer(from_fn_with_state(metrics.clone(), observe::observe))
         .layer(from_fn(messages::shape_errors))
         .with_state(metrics)
 }
 
 /// The answer to every request for which there is no connection.
-pub(super) fn crowded(metrics: Arc<Metrics>) -> Router {
+pub fn crowded(metrics: Arc<Metrics>) -> Router {
     Router::new()
-        .fallback(super::operator::crowded)
+        .fallback(operator::crowded)
         .layer(from_fn_with_state(metrics, observe::observe))
         .layer(from_fn(messages::shape_errors))
 }
 
 async fn no_such_route(method: Method, uri: Uri) -> ApiError {
-    ApiError::not_found(format!("there is no {method} {}", uri.path()))
+    ApiError::new(ErrorCode::NotFound, format!("there is no {method} {}", uri.path()))
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
-    ApiError::wrong_method(&method, uri.path())
+    let message = format!("{method} is not allowed on {}", uri.path());
+    ApiError::new(ErrorCode::MethodNotAllowed, message)
 }
 
 fn panicked(panic: Box<dyn Any + Send>) -> Response {

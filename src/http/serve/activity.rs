@@ -159,8 +159,7 @@ impl Activity {
         self.lock().is_reserved
     }
 
-    /// What the connection waits for; `None` if it was asked to end, or must not be: it is answering, or its client
-    /// has had too little time.
+    /// What the connection waits for; `None` if it is answering, was asked to end, or its client had too little time.
     pub fn idleness(&self) -> Option<Idleness> {
         let state = self.lock();
         let waited = state.since.elapsed();
@@ -179,8 +178,7 @@ impl Activity {
         self.0.asked.notify_one();
     }
 
-    /// Waits until the connection is asked to end while it waits for its client. Returns whether it waits for
-    /// another request.
+    /// Waits until the connection is asked to end while it waits. Returns whether it waits for another request.
     pub async fn asked(&self) -> bool {
         loop {
             self.0.asked.notified().await;

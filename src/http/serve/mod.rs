@@ -7,17 +7,17 @@
 
 mod activity;
 mod places;
-mod startup;
 mod tls;
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
@@ -27,6 +27,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, oneshot, watch};
@@ -36,24 +37,65 @@ use tokio::time::{Instant, MissedTickBehavior, timeout};
 use hone_core::files::raise_open_limit;
 use hone_core::metrics::Metrics;
 
-use crate::config::ConnectionsConfig;
+use crate::config::{ConnectionsConfig, ServerConfig};
+use crate::http::routes::{crowded, router, starting};
+use crate::http::state::AppState;
 use activity::{ActiveBody, Activity, ArrivingBody, Overdue, Patience, WatchedStream};
 use places::{ConnectionPlace, Places};
 
-pub use startup::Startup;
 pub use tls::Tls;
 
-/// Of the files and sockets that the process may have open, connections leave a quarter to the ledger, models,
-/// judges and the sandbox, but at most this many.
+/// Connections leave a quarter of the process's open files to ledger, models and sandbox, but at most this many.
 const MOST_OTHERS: u64 = 512;
 /// Interval at which shutdown polls the number of requests in flight.
 const POLL_INTERVAL: Duration = Duration::from_millis(25);
 /// Consecutive polls without a request after which shutdown stops waiting for open connections.
 const IDLE_POLLS: u32 = 10;
 
-/// Serves requests on `listener`, probes also before the model is loaded, until `shutdown` completes. Then it
-/// accepts no new connection, lets running requests finish for up to `server.shutdown_grace_seconds`, and
-/// returns.
+/// A server from its first connection on. Until [`Self::finish`], all but `/livez` and `/metrics` are 503.
+#[derive(Clone)]
+pub struct Startup {
+    config: Arc<ServerConfig>,
+    metrics: Arc<Metrics>,
+    /// [`AppState::ready`].
+    ready: Arc<AtomicBool>,
+    tls: Arc<Tls>,
+    starting: Router,
+    crowded: Router,
+    loaded: Arc<OnceLock<Router>>,
+}
+
+impl Startup {
+    /// A server that is loading. `ready` is also that of the later [`AppState`].
+    pub fn new(config: Arc<ServerConfig>, metrics: Arc<Metrics>, ready: Arc<AtomicBool>) -> Self {
+        let (starting, crowded) = (starting(metrics.clone()), crowded(metrics.clone()));
+        let (tls, loaded) = (Arc::default(), Arc::default());
+        Self { config, metrics, ready, tls, starting, crowded, loaded }
+    }
+
+    /// The server with TLS, if `tls` has a certificate.
+    pub fn with_tls(self, tls: Arc<Tls>) -> Self {
+        Self { tls, ..self }
+    }
+
+    /// Answers every route from now on. A second call has no effect.
+    pub fn finish(&self, state: AppState) {
+        let _loaded = self.loaded.get_or_init(|| router(state));
+    }
+
+    /// The routes of a request that arrives now.
+    fn app(&self) -> TowerToHyperService<Router> {
+        TowerToHyperService::new(self.loaded.get().unwrap_or(&self.starting).clone())
+    }
+
+    /// The answer to a request without a place.
+    fn crowded(&self) -> TowerToHyperService<Router> {
+        TowerToHyperService::new(self.crowded.clone())
+    }
+}
+
+/// Serves requests on `listener`, probes also before the model is loaded, until `shutdown` completes. Then running
+/// requests may finish for up to `server.shutdown_grace_seconds`.
 ///
 /// # Errors
 /// Never: connections that cannot be accepted are logged.
@@ -81,8 +123,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// The number of connections that the system permits, up to `wanted`. A connection without a descriptor could not
-/// be accepted, not even for a probe.
+/// The number of connections that the system permits, up to `wanted`: each needs a descriptor.
 fn possible(wanted: usize) -> usize {
     let Some(open) = raise_open_limit() else { return wanted };
     let most = open.saturating_sub((open / 4).min(MOST_OTHERS) + places::RESERVED as u64).max(1);
@@ -98,15 +139,12 @@ fn possible(wanted: usize) -> usize {
 }
 
 fn patience(limits: ConnectionsConfig) -> Patience {
-    Patience {
-        head: Duration::from_secs(limits.head_seconds),
-        idle: Duration::from_secs(limits.idle_seconds),
-        write: Duration::from_secs(limits.write_seconds),
-    }
+    let ConnectionsConfig { head_seconds, idle_seconds, write_seconds, .. } = limits;
+    let [head, idle, write] = [head_seconds, idle_seconds, write_seconds].map(Duration::from_secs);
+    Patience { head, idle, write }
 }
 
-/// Serves connections until `shutdown` completes, and then those that are open until they end. Dropping the
-/// future ends them.
+/// Serves connections until `shutdown` completes, and the open ones to their end. Dropping the future ends them.
 async fn accept(
     mut listener: TcpListener,
     connections: Arc<Connections>,
@@ -125,8 +163,7 @@ async fn accept(
             () = shutdown.as_mut() => break,
             next = next => next,
         };
-        // Nagle's algorithm would delay each streamed token until the client acknowledges the previous
-        // one: up to 40 ms on Linux.
+        // Nagle's algorithm would delay each streamed token, by up to 40 ms on Linux.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
@@ -140,9 +177,8 @@ async fn accept(
     while open.join_next().await.is_some() {}
 }
 
-/// Completes when no request has run for [`IDLE_POLLS`] polls after `begins`, or when the grace
-/// period is over. The server itself waits for every open connection, even for those that never
-/// send a request.
+/// Completes when no request has run for [`IDLE_POLLS`] polls after `begins`, or after the grace period. The server
+/// itself waits for every open connection, even for those that never send a request.
 async fn drained(begins: oneshot::Receiver<()>, grace: Duration, metrics: &Metrics) {
     if begins.await.is_err() {
         return std::future::pending().await;
@@ -173,9 +209,9 @@ const CROWDED: &str = "crowded";
 
 /// What all connections share.
 struct Connections {
-    pub startup: Startup,
-    pub patience: Patience,
-    pub places: Places,
+    startup: Startup,
+    patience: Patience,
+    places: Places,
 }
 
 impl Connections {
@@ -185,8 +221,7 @@ impl Connections {
         (head.min(idle).min(write) / 4).clamp(Duration::from_millis(20), Duration::from_secs(1))
     }
 
-    /// Serves a client, with TLS if the server has a certificate. The handshake may take as long as the head of a
-    /// request.
+    /// Serves a client, with TLS if there is a certificate. The handshake may take as long as a request's head.
     pub async fn serve(
         &self,
         stream: TcpStream,
@@ -216,8 +251,7 @@ impl Connections {
         }
     }
 
-    /// Serves requests until the client ends the connection, waits too long, or `shutdown` has a value.
-    /// Then the request that runs is answered.
+    /// Serves requests until the client ends the connection or waits too long, or until `shutdown` has a value.
     async fn serve_requests<S>(
         &self,
         stream: S,
@@ -255,32 +289,26 @@ impl Connections {
                     }
                     return;
                 }
-                _ = ticks.tick() => match activity.overdue(&self.patience_at(&activity)) {
-                    None => {}
-                    Some(reason) => {
-                        self.count_closed(peer, reason.as_str());
-                        // A request that arrives at this moment is not lost with an idle connection.
-                        if reason != Overdue::Idle || is_ending {
-                            return;
-                        }
-                        is_ending = true;
-                        connection.as_mut().graceful_shutdown();
+                _ = ticks.tick() => {
+                    let Some(reason) = activity.overdue(&self.patience_at(&activity)) else {
+                        continue;
+                    };
+                    self.count_closed(peer, reason.as_str());
+                    if reason != Overdue::Idle || is_ending {
+                        return;
                     }
-                },
-                _ = shutdown.changed(), if !is_ending => {
-                    is_ending = true;
-                    connection.as_mut().graceful_shutdown();
                 }
+                _ = shutdown.changed(), if !is_ending => {}
                 is_idle = activity.asked(), if !is_ending => {
                     self.count_closed(peer, CROWDED);
-                    // A request that arrives at this moment is not lost with an idle connection.
                     if !is_idle {
                         return;
                     }
-                    is_ending = true;
-                    connection.as_mut().graceful_shutdown();
                 }
             }
+            // A request that arrives at this moment is not lost with an idle connection.
+            is_ending = true;
+            connection.as_mut().graceful_shutdown();
         }
     }
 
@@ -303,8 +331,7 @@ impl Connections {
         Ok(response)
     }
 
-    /// How long a connection may wait for its client. One on a reserved place has to send its request at
-    /// once.
+    /// How long a connection may wait for its client. On a reserved place the request must be sent at once.
     fn patience_at(&self, activity: &Activity) -> Patience {
         Patience { head: self.longest_head(activity.is_reserved()), ..self.patience }
     }

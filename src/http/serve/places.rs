@@ -87,9 +87,14 @@ impl Places {
         ListedConnection { places: self, number }
     }
 
-    /// A place for a new connection. If even the reserved ones are taken, connections are asked to end until there
-    /// is one.
+    /// A place for a new connection.
     pub async fn take(&self) -> ConnectionPlace {
+        self.wait(true).await
+    }
+
+    /// An ordinary place, or a reserved one if those are `also_reserved`. Connections are asked to end until there is
+    /// one.
+    async fn wait(&self, also_reserved: bool) -> ConnectionPlace {
         let mut asks = tokio::time::interval(ASK_INTERVAL);
         loop {
             tokio::select! {
@@ -97,23 +102,23 @@ impl Places {
                 permit = self.ordinary.clone().acquire_owned() => {
                     return ConnectionPlace { _permit: permit.ok(), is_reserved: false };
                 }
-                permit = self.reserved.clone().acquire_owned() => {
+                permit = self.reserved.clone().acquire_owned(), if also_reserved => {
                     return ConnectionPlace { _permit: permit.ok(), is_reserved: true };
                 }
-                _ = asks.tick() => self.ask_idlest(true),
+                _ = asks.tick() => self.ask_idlest(also_reserved),
             }
         }
     }
 
-    /// Exchanges a reserved place for an ordinary one, if one becomes free soon. Connections are asked to end
-    /// for it. Returns whether the place is an ordinary one now.
+    /// Exchanges a reserved place for an ordinary one, for which connections are asked to end, if one is free soon.
+    /// Returns whether the place is an ordinary one now.
     pub async fn open(&self, place: &mut ConnectionPlace) -> bool {
         if !place.is_reserved {
             return true;
         }
         let Ok(_waiting) = self.waiting.try_acquire() else { return false };
-        if let Ok(Some(permit)) = timeout(WAIT, self.freed()).await {
-            *place = ConnectionPlace { _permit: Some(permit), is_reserved: false };
+        if let Ok(ordinary) = timeout(WAIT, self.wait(false)).await {
+            *place = ordinary;
         }
         !place.is_reserved
     }
@@ -126,17 +131,6 @@ impl Places {
         let waiting = waiting.filter_map(|activity| Some((activity.idleness()?, activity)));
         if let Some((_, idlest)) = waiting.max_by_key(|(idleness, _)| *idleness) {
             idlest.ask();
-        }
-    }
-
-    /// Asks connections to end until there is a place.
-    async fn freed(&self) -> Option<OwnedSemaphorePermit> {
-        let mut asks = tokio::time::interval(ASK_INTERVAL);
-        loop {
-            tokio::select! {
-                place = self.ordinary.clone().acquire_owned() => return place.ok(),
-                _ = asks.tick() => self.ask_idlest(false),
-            }
         }
     }
 }

@@ -22,14 +22,7 @@ const KEY: &str = "server.tls.key";
 
 /// How new connections are secured.
 #[derive(Default)]
-pub struct Tls(RwLock<TlsFiles>);
-
-/// What the files of a configuration contain.
-#[derive(Clone, Default)]
-pub struct TlsFiles {
-    /// Accepts TLS; `None` for plain HTTP.
-    acceptor: Option<TlsAcceptor>,
-}
+pub struct Tls(RwLock<Option<TlsAcceptor>>);
 
 impl Tls {
     /// Reads the files of a configuration.
@@ -37,7 +30,7 @@ impl Tls {
     /// # Errors
     /// If a file cannot be read or is not in PEM, or the key does not belong to the certificate.
     pub fn load(config: &TlsConfig) -> Result<Self, ConfigError> {
-        Ok(Self(RwLock::new(TlsFiles::read(config)?)))
+        Ok(Self(RwLock::new(read(config)?)))
     }
 
     /// Whether connections are secured.
@@ -49,7 +42,7 @@ impl Tls {
     ///
     /// # Errors
     /// As [`Self::load`], and if the server would change between plain HTTP and TLS.
-    pub fn read_again(&self, config: &TlsConfig) -> Result<TlsFiles, ConfigError> {
+    pub fn read_again(&self, config: &TlsConfig) -> Result<Option<TlsAcceptor>, ConfigError> {
         let (was, becomes) = (self.is_enabled(), config.is_enabled());
         if was != becomes {
             let change = if was { "was set" } else { "was empty" };
@@ -57,58 +50,53 @@ impl Tls {
                 "{CERTIFICATE} {change} at the start: restart to change between plain HTTP and TLS"
             )));
         }
-        TlsFiles::read(config)
+        read(config)
     }
 
     /// Secures further connections with other files.
-    pub fn replace(&self, files: TlsFiles) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = files;
+    pub fn replace(&self, acceptor: Option<TlsAcceptor>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
     }
 
     /// What accepts a new connection; `None` for plain HTTP.
     pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).acceptor.clone()
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl TlsFiles {
-    fn read(config: &TlsConfig) -> Result<Self, ConfigError> {
-        if !config.is_enabled() {
-            return Ok(Self::default());
-        }
-        let TlsConfig { certificate, key } = config;
-        let chain = CertificateDer::pem_slice_iter(&bytes(CERTIFICATE, certificate)?)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(|_| refused(CERTIFICATE, certificate, "it is not a PEM file"))?;
-        if chain.is_empty() {
-            return Err(refused(CERTIFICATE, certificate, "it has no certificate in PEM"));
-        }
-        #[cfg(unix)]
-        if std::fs::metadata(key).is_ok_and(|file| file.permissions().mode() & 0o007 != 0) {
-            tracing::warn!(file = %key.display(), "every user of this machine can open {KEY}");
-        }
-        // An error of the parser could quote the key.
-        let secret = PrivateKeyDer::from_pem_slice(&bytes(KEY, key)?)
-            .map_err(|_| refused(KEY, key, "it has no private key in PEM"))?;
-        let unusable = |error: rustls::Error| {
-            let file = certificate.display();
-            refused(
-                KEY,
-                key,
-                format_args!("it cannot be used with the certificate {file}: {error}"),
-            )
-        };
-        // The process has two providers, so the default one would be undefined.
-        let provider = Arc::new(aws_lc_rs::default_provider());
-        let mut settings = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(unusable)?
-            .with_no_client_auth()
-            .with_single_cert(chain, secret)
-            .map_err(unusable)?;
-        settings.alpn_protocols = vec![HTTP.to_vec()];
-        Ok(Self { acceptor: Some(TlsAcceptor::from(Arc::new(settings))) })
+/// What accepts TLS with the files of a configuration; `None` for plain HTTP.
+fn read(config: &TlsConfig) -> Result<Option<TlsAcceptor>, ConfigError> {
+    if !config.is_enabled() {
+        return Ok(None);
     }
+    let TlsConfig { certificate, key } = config;
+    let chain = CertificateDer::pem_slice_iter(&bytes(CERTIFICATE, certificate)?)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|_| refused(CERTIFICATE, certificate, "it is not a PEM file"))?;
+    if chain.is_empty() {
+        return Err(refused(CERTIFICATE, certificate, "it has no certificate in PEM"));
+    }
+    #[cfg(unix)]
+    if std::fs::metadata(key).is_ok_and(|file| file.permissions().mode() & 0o007 != 0) {
+        tracing::warn!(file = %key.display(), "every user of this machine can open {KEY}");
+    }
+    // An error of the parser could quote the key.
+    let secret = PrivateKeyDer::from_pem_slice(&bytes(KEY, key)?)
+        .map_err(|_| refused(KEY, key, "it has no private key in PEM"))?;
+    let unusable = |error: rustls::Error| {
+        let file = certificate.display();
+        refused(KEY, key, format_args!("it cannot be used with the certificate {file}: {error}"))
+    };
+    // The process has two providers, so the default one would be undefined.
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let mut settings = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(unusable)?
+        .with_no_client_auth()
+        .with_single_cert(chain, secret)
+        .map_err(unusable)?;
+    settings.alpn_protocols = vec![HTTP.to_vec()];
+    Ok(Some(TlsAcceptor::from(Arc::new(settings))))
 }
 
 fn bytes(field: &str, file: &Path) -> Result<Vec<u8>, ConfigError> {

@@ -1,5 +1,5 @@
-//! `POST /tokenize` and `POST /detokenize`, as in vLLM: texts to token ids and back, without sampling.
-//! Nothing is recorded.
+//! The names and the tokenizer of the served model: `/v1/models`, and `/tokenize` and `/detokenize` as in vLLM.
+//! Nothing is sampled or recorded.
 
 use std::sync::Arc;
 
@@ -7,24 +7,63 @@ use axum::Json;
 use axum::extract::State;
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use hone_core::types::TokenId;
 use hone_engine::Codec;
 
-use super::models;
+use super::fields::{model_schema, token_schema};
 use super::prompt::{self, TextSize, encode, encode_apart, token_ids};
-use crate::http::AppState;
-use crate::http::body::{Field, FieldTable, Fields, JsonObject};
-use crate::http::chat::fields::{model_schema, token_schema};
-use crate::http::chat::{messages, tools};
-use crate::http::error::ApiError;
+use super::request::{check_model, model_names};
+use crate::http::body::{Field, FieldTable, Fields, JsonObject, List, PathText, list_of};
+use crate::http::chat::request::{messages_schema, read_messages};
+use crate::http::chat::tools;
+use crate::http::error::{ApiError, JsonResult};
+use crate::http::state::AppState;
+
+/// OpenAI's `model` object, with the active policy version.
+#[derive(Serialize, JsonSchema)]
+pub struct ModelObject {
+    id: String,
+    #[schemars(extend("const" = "model"))]
+    object: &'static str,
+    /// Seconds since 1970.
+    created: u64,
+    #[schemars(extend("const" = "hone"))]
+    owned_by: &'static str,
+    /// The active version.
+    policy_version: u64,
+}
+
+fn model(state: &AppState, name: &str) -> ModelObject {
+    ModelObject {
+        id: name.to_owned(),
+        object: "model",
+        created: state.started / 1000,
+        owned_by: "hone",
+        policy_version: state.engine.active_version().0,
+    }
+}
+
+/// `GET /v1/models`: the served model as `default`, under its own name and under its aliases.
+pub async fn list(State(state): State<Arc<AppState>>) -> Json<List<ModelObject>> {
+    Json(List::new(model_names(&state).into_iter().map(|name| model(&state, name))))
+}
+
+/// `GET /v1/models/{model}`; the name may contain slashes.
+pub async fn retrieve(
+    State(state): State<Arc<AppState>>,
+    PathText(name): PathText,
+) -> JsonResult<ModelObject> {
+    check_model(&state, &name)?;
+    Ok(Json(model(&state, &name)))
+}
 
 /// The fields of `/tokenize`.
-pub(in crate::http) const FIELDS: FieldTable = &[&[
+pub const FIELDS: FieldTable = &[&[
     Field::json("model", model_schema, "The name of the model."),
     Field::text("prompt", "A text; excludes `messages`."),
-    Field::json("messages", messages::schema, "A conversation; excludes `prompt`."),
+    Field::json("messages", messages_schema, "A conversation; excludes `prompt`."),
     Field::flag("add_generation_prompt", "Whether the template begins the answer; default true."),
     Field::flag("add_special_tokens", "Whether the tokenizer frames a text; default true."),
     Field::flag("return_token_strs", "Whether the response has the tokens as texts."),
@@ -33,13 +72,13 @@ pub(in crate::http) const FIELDS: FieldTable = &[&[
 ]];
 
 /// The fields of `/detokenize`.
-pub(in crate::http) const DETOKENIZE_FIELDS: FieldTable = &[&[
+pub const DETOKENIZE_FIELDS: FieldTable = &[&[
     Field::json("model", model_schema, "The name of the model."),
     Field::json("tokens", ids_schema, "Token ids.").required(),
 ]];
 
 fn ids_schema() -> Value {
-    json!({"type": "array", "items": token_schema()})
+    list_of(0, token_schema())
 }
 
 /// The response of `/tokenize`.
@@ -63,12 +102,12 @@ pub struct DetokenizedText {
 pub async fn tokenize(
     State(state): State<Arc<AppState>>,
     JsonObject(body): JsonObject,
-) -> Result<Json<TokenizedText>, ApiError> {
+) -> JsonResult<TokenizedText> {
     let fields = Fields::of(&body, FIELDS)?;
-    check_model(&state, &fields)?;
+    check_named(&state, &fields)?;
     let framed = fields.boolean("add_special_tokens")?;
     let generate = fields.boolean("add_generation_prompt")?;
-    let spells = fields.boolean("return_token_strs")?.unwrap_or(false);
+    let spells = fields.is_set("return_token_strs")?;
     let tokens = match (fields.text("prompt")?, fields.get("messages")) {
         (Some(_), Some(_)) => return Err(fields.invalid("messages", "absent beside prompt")),
         (None, None) => {
@@ -88,7 +127,7 @@ pub async fn tokenize(
             return Err(fields.invalid("add_special_tokens", allowed));
         }
         (None, Some(_)) => {
-            let (messages, options) = (messages::read(&fields)?, tools::read(&fields)?);
+            let (messages, options) = (read_messages(&fields)?, tools::read(&fields)?);
             let generate = generate.unwrap_or(true);
             prompt::tokenize(&state, "messages", &messages, &options, generate).await?
         }
@@ -114,9 +153,9 @@ async fn spelled(state: &AppState, ids: Vec<TokenId>) -> Result<Vec<String>, Api
 pub async fn detokenize(
     State(state): State<Arc<AppState>>,
     JsonObject(body): JsonObject,
-) -> Result<Json<DetokenizedText>, ApiError> {
+) -> JsonResult<DetokenizedText> {
     let fields = Fields::of(&body, DETOKENIZE_FIELDS)?;
-    check_model(&state, &fields)?;
+    check_named(&state, &fields)?;
     let list = fields.list("tokens")?.ok_or_else(|| fields.missing("tokens", "a list of ids"))?;
     let ids = token_ids("tokens", list, state.engine.info().vocab)?;
     let size = TextSize::Ids(ids.len());
@@ -125,6 +164,6 @@ pub async fn detokenize(
 }
 
 /// Checks the model's name, if one is given.
-fn check_model(state: &AppState, fields: &Fields<'_>) -> Result<(), ApiError> {
-    fields.text("model")?.map_or(Ok(()), |name| models::check(state, name))
+fn check_named(state: &AppState, fields: &Fields<'_>) -> Result<(), ApiError> {
+    fields.text("model")?.map_or(Ok(()), |name| check_model(state, name))
 }

@@ -1,36 +1,28 @@
 //! Recorded chat completions: list, read, change of metadata and erasure. Only the key that asked for a
 //! completion sees it.
 
-pub(in crate::http) mod query;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::State;
-use axum::{Extension, Json};
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use hone_core::types::{
-    Interaction, InteractionId, PromptSource, Sample, SampleOrigin, ToolCall, now_ms,
-};
-use hone_engine::{Codec, ToolFormat};
+use hone_core::types::{Interaction, InteractionId, PromptSource, SampleOrigin, ToolCall, now_ms};
 use hone_store::{Op, StoreError};
 
-use self::query::{CompletionQuery, MESSAGES};
-use super::fields::metadata_schema;
-use super::metadata;
-use crate::http::AppState;
+use super::answer::{recorded, recorded_form};
+use super::{ChatCompletion, Choice};
 use crate::http::auth::Caller;
 use crate::http::body::{Field, FieldTable, Fields, JsonObject, PathText, QueryObject, invalid};
-use crate::http::chat::answer::{recorded, recorded_form};
-use crate::http::chat::wire::{ChatCompletion, Choice};
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, JsonResult};
 use crate::http::feedback::recording::find_interaction;
 use crate::http::generate::Usage;
+use crate::http::generate::fields::{metadata, metadata_schema};
 use crate::http::generate::prompt::tool_format;
-use query::PageQuery;
+use crate::http::state::{AppState, Call};
 
 /// Completions that one request for a page reads at most, because filters may admit few.
 const MAX_READ: usize = 2000;
@@ -38,17 +30,16 @@ const MAX_READ: usize = 2000;
 const CHUNK: usize = 100;
 
 /// The fields of a change.
-pub(in crate::http) const UPDATE_FIELDS: FieldTable =
+pub const UPDATE_FIELDS: FieldTable =
     &[&[Field::json("metadata", metadata_schema, "The new metadata.").required()]];
 
 type Completions = ListPage<StoredCompletion>;
 
 /// `GET /v1/chat/completions`
 pub async fn list(
-    State(state): State<Arc<AppState>>,
-    Extension(caller): Extension<Caller>,
+    Call(state, caller): Call,
     QueryObject(query): QueryObject,
-) -> Result<Json<Completions>, ApiError> {
+) -> JsonResult<Completions> {
     let query = CompletionQuery::read(query)?;
     // The last completions may still be queued for the ledger.
     state.store.flush().await?;
@@ -58,27 +49,22 @@ pub async fn list(
 }
 
 /// `GET /v1/chat/completions/{id}`
-pub async fn retrieve(
-    State(state): State<Arc<AppState>>,
-    Extension(caller): Extension<Caller>,
-    PathText(id): PathText,
-) -> Result<Json<StoredCompletion>, ApiError> {
-    let interaction = find_chat(&state, &caller, &id).await?;
+pub async fn retrieve(call: Call, PathText(id): PathText) -> JsonResult<StoredCompletion> {
+    let interaction = find_chat(&call, &id).await?;
     // Further choices of the completion may still be queued for the ledger.
-    state.store.flush().await?;
-    read_stored(state, interaction).await
+    call.0.store.flush().await?;
+    read_stored(call.0, interaction).await
 }
 
 /// `GET /v1/chat/completions/{id}/messages`
 pub async fn messages(
-    State(state): State<Arc<AppState>>,
-    Extension(caller): Extension<Caller>,
+    call: Call,
     PathText(id): PathText,
     QueryObject(query): QueryObject,
-) -> Result<Json<ListPage<StoredMessage>>, ApiError> {
+) -> JsonResult<ListPage<StoredMessage>> {
     let fields = Fields::of(&query, MESSAGES)?;
     let page = PageQuery::read(&fields)?;
-    let interaction = find_chat(&state, &caller, &id).await?;
+    let interaction = find_chat(&call, &id).await?;
     let completion = interaction.completion_id();
     let all: Vec<_> = interaction
         .messages
@@ -102,40 +88,35 @@ pub async fn messages(
 
 /// `POST /v1/chat/completions/{id}`
 pub async fn update(
-    State(state): State<Arc<AppState>>,
-    Extension(caller): Extension<Caller>,
+    call: Call,
     PathText(id): PathText,
     JsonObject(body): JsonObject,
-) -> Result<Json<StoredCompletion>, ApiError> {
+) -> JsonResult<StoredCompletion> {
     let fields = Fields::of(&body, UPDATE_FIELDS)?;
     if fields.get("metadata").is_none() {
         return Err(fields.missing("metadata", "an object of strings"));
     }
     let metadata = metadata(&fields)?;
-    let interaction = find_chat(&state, &caller, &id).await?;
-    state.store.commit(vec![Op::Metadata(interaction.id, metadata.clone())]).await?;
-    read_stored(state, Interaction { metadata, ..interaction }).await
+    let interaction = find_chat(&call, &id).await?;
+    call.0.store.commit(vec![Op::Metadata(interaction.id, metadata.clone())]).await?;
+    read_stored(call.0, Interaction { metadata, ..interaction }).await
 }
 
 /// `DELETE /v1/chat/completions/{id}`; erases the completions of the other endpoints, too.
-pub async fn delete(
-    State(state): State<Arc<AppState>>,
-    Extension(caller): Extension<Caller>,
-    PathText(id): PathText,
-) -> Result<Json<DeletedCompletion>, ApiError> {
-    erase(&state, &find(&state, &caller, "id", &id).await?).await.map(Json)
+pub async fn delete(call: Call, PathText(id): PathText) -> JsonResult<DeletedCompletion> {
+    erase(&call.0, &find(&call, "id", &id).await?).await.map(Json)
 }
 
 /// `DELETE /admin/completions/{id}`: as [`delete`], for a completion of any key.
 pub async fn delete_any(
     State(state): State<Arc<AppState>>,
     PathText(id): PathText,
-) -> Result<Json<DeletedCompletion>, ApiError> {
+) -> JsonResult<DeletedCompletion> {
     erase(&state, &find_any(&state, "id", &id).await?).await.map(Json)
 }
 
 /// Erases a completion with everything that was recorded for it.
-pub(in crate::http) async fn erase(
+pub async fn erase(
     state: &AppState,
     interaction: &Interaction,
 ) -> Result<DeletedCompletion, ApiError> {
@@ -146,9 +127,8 @@ pub(in crate::http) async fn erase(
 }
 
 /// A completion that this key asked for, by the id in the field `param`.
-pub(in crate::http) async fn find(
-    state: &AppState,
-    caller: &Caller,
+pub async fn find(
+    Call(state, caller): &Call,
     param: &str,
     text: &str,
 ) -> Result<Interaction, ApiError> {
@@ -169,8 +149,8 @@ async fn find_any(state: &AppState, param: &str, text: &str) -> Result<Interacti
 }
 
 /// [`find`] for chat completions only.
-async fn find_chat(state: &AppState, caller: &Caller, text: &str) -> Result<Interaction, ApiError> {
-    let interaction = find(state, caller, "id", text).await?;
+async fn find_chat(call: &Call, text: &str) -> Result<Interaction, ApiError> {
+    let interaction = find(call, "id", text).await?;
     if interaction.is_text() || !interaction.endpoint.is_completions() {
         return Err(ApiError::no_such_completion("id", text));
     }
@@ -181,15 +161,37 @@ async fn find_chat(state: &AppState, caller: &Caller, text: &str) -> Result<Inte
 async fn read_stored(
     state: Arc<AppState>,
     interaction: Interaction,
-) -> Result<Json<StoredCompletion>, ApiError> {
+) -> JsonResult<StoredCompletion> {
     let reader = state.clone();
     state.read_ledger(move |_| stored(&reader, interaction)).await.map(Json)
 }
 
+/// A completion with its samples, without those that no client received.
 fn stored(state: &AppState, interaction: Interaction) -> Result<StoredCompletion, StoreError> {
-    let samples = state.store.samples_of(interaction.id)?;
-    let format = tool_format(state);
-    Ok(StoredCompletion::new(interaction, samples, state.engine.codec(), format))
+    let codec = state.engine.codec();
+    let mut samples = state.store.samples_of(interaction.id)?;
+    samples.retain(|sample| sample.origin == SampleOrigin::Served);
+    samples.sort_by_key(|sample| sample.choice);
+    let tokens = samples.iter().map(|sample| sample.ids.len()).sum();
+    let version = samples.first().map(|sample| sample.version).unwrap_or_default();
+    let form = recorded_form(codec, &interaction, tool_format(state));
+    let choices = samples.into_iter().map(|sample| {
+        let message = recorded(codec, form.as_ref(), &sample, &interaction.stop);
+        Choice::new(sample.choice, message, None, false)
+    });
+    let usage = Usage::new(interaction.prompt_ids.len(), tokens);
+    let completion = ChatCompletion::new(&interaction, version, choices.collect(), usage);
+    let Interaction { params, metadata, .. } = interaction;
+    Ok(StoredCompletion {
+        completion,
+        metadata,
+        temperature: params.temperature,
+        top_p: params.top_p,
+        presence_penalty: params.presence_penalty,
+        frequency_penalty: params.frequency_penalty,
+        seed: params.seed,
+        max_completion_tokens: params.max_tokens,
+    })
 }
 
 /// A page of the caller's completions.
@@ -241,40 +243,6 @@ pub struct StoredCompletion {
     max_completion_tokens: u32,
 }
 
-impl StoredCompletion {
-    /// The completion of a prompt with its samples. Those that no client received are left out. The message
-    /// is divided as for its client, unless another model with another template sampled it.
-    fn new(
-        interaction: Interaction,
-        mut samples: Vec<Sample>,
-        codec: &Arc<Codec>,
-        format: ToolFormat,
-    ) -> Self {
-        samples.retain(|sample| sample.origin == SampleOrigin::Served);
-        samples.sort_by_key(|sample| sample.choice);
-        let tokens = samples.iter().map(|sample| sample.ids.len()).sum();
-        let version = samples.first().map(|sample| sample.version).unwrap_or_default();
-        let form = recorded_form(codec, &interaction, format);
-        let choices = samples.into_iter().map(|sample| {
-            let message = recorded(codec, form.as_ref(), &sample, &interaction.stop);
-            Choice::new(sample.choice, message, None, false)
-        });
-        let usage = Usage::new(interaction.prompt_ids.len(), tokens);
-        let completion = ChatCompletion::new(&interaction, version, choices.collect(), usage);
-        let Interaction { params, metadata, .. } = interaction;
-        Self {
-            completion,
-            metadata,
-            temperature: params.temperature,
-            top_p: params.top_p,
-            presence_penalty: params.presence_penalty,
-            frequency_penalty: params.frequency_penalty,
-            seed: params.seed,
-            max_completion_tokens: params.max_tokens,
-        }
-    }
-}
-
 /// A message of a recorded request.
 #[derive(Serialize, JsonSchema)]
 pub struct StoredMessage {
@@ -305,7 +273,7 @@ pub struct ListPage<T> {
 
 impl<T> ListPage<T> {
     /// The page that a query wants of `all` entries, each with its id, oldest first. `entry` describes one.
-    pub(in crate::http) fn cut(
+    pub fn cut(
         mut all: Vec<(String, T)>,
         query: &PageQuery<'_>,
         entry: &str,
@@ -347,4 +315,103 @@ pub struct DeletedCompletion {
     object: &'static str,
     id: String,
     deleted: bool,
+}
+
+// The parameters of lists.
+
+/// Entries of a page unless the client wants another number.
+const DEFAULT_LIMIT: usize = 20;
+/// Largest number of entries of a page.
+const MAX_LIMIT: usize = 100;
+/// The part of a parameter's name before a key of `metadata`.
+const METADATA: &str = "metadata[";
+
+/// The parameters of a page.
+const PAGE: &[Field] = &page_fields("By time; default `asc`.");
+/// The parameters of a page that begins with the newest entry by default.
+pub const NEWEST_PAGE: &[Field] = &page_fields("By time; default `desc`.");
+
+const fn page_fields(order: &'static str) -> [Field; 3] {
+    [
+        Field::text("after", "The page begins after the entry with this id."),
+        Field::json("limit", limit_schema, "Most entries of the page; default 20."),
+        Field::one_of("order", &["asc", "desc"], order),
+    ]
+}
+
+/// The parameters of a page of completions.
+pub const COMPLETIONS: FieldTable = &[
+    PAGE,
+    &[
+        Field::text("model", "Only completions with this model name."),
+        Field::json("metadata[KEY]", || json!({"type": "object"}), "Only those with this entry."),
+    ],
+];
+
+/// The parameters of a page of messages.
+pub const MESSAGES: FieldTable = &[PAGE];
+
+fn limit_schema() -> Value {
+    json!({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT})
+}
+
+/// Which page of a list, and in which order.
+pub struct PageQuery<'a> {
+    /// The id of the entry before the page.
+    pub after: Option<&'a str>,
+    pub limit: usize,
+    pub newest_first: bool,
+}
+
+impl<'a> PageQuery<'a> {
+    pub fn read(fields: &Fields<'a>) -> Result<Self, ApiError> {
+        let limit = fields.read("limit", format_args!("from 1 to {MAX_LIMIT}"), |value| {
+            let limit: usize = value.as_str()?.parse().ok()?;
+            (1..=MAX_LIMIT).contains(&limit).then_some(limit)
+        })?;
+        Ok(Self {
+            after: fields.text("after")?,
+            limit: limit.unwrap_or(DEFAULT_LIMIT),
+            newest_first: fields.text("order")? == Some("desc"),
+        })
+    }
+}
+
+/// The query of a list of completions.
+pub struct CompletionQuery {
+    pub after: Option<InteractionId>,
+    pub limit: usize,
+    pub newest_first: bool,
+    model: Option<String>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl CompletionQuery {
+    /// Reads a query. An entry of `metadata` is the parameter `metadata[KEY]`.
+    pub fn read(mut query: Map<String, Value>) -> Result<Self, ApiError> {
+        let is_entry = |name: &str| name.starts_with(METADATA) && name.ends_with(']');
+        let names: Vec<String> = query.keys().filter(|name| is_entry(name)).cloned().collect();
+        let mut metadata = BTreeMap::new();
+        for name in names {
+            let key = name.strip_prefix(METADATA).and_then(|rest| rest.strip_suffix(']'));
+            if let (Some(key), Some(Value::String(value))) = (key, query.remove(&name)) {
+                metadata.insert(key.to_owned(), value);
+            }
+        }
+        let fields = Fields::of(&query, COMPLETIONS)?;
+        let PageQuery { after, limit, newest_first } = PageQuery::read(&fields)?;
+        let id = |text: &str| {
+            let id = InteractionId::from_completion_id(text);
+            id.ok_or_else(|| invalid("after", &Value::from(text), "a completion's id"))
+        };
+        let model = fields.owned("model")?;
+        Ok(Self { after: after.map(id).transpose()?, limit, newest_first, model, metadata })
+    }
+
+    /// Whether a completion belongs into the list.
+    pub fn admits(&self, interaction: &Interaction) -> bool {
+        let has = |(key, value): (&String, &String)| interaction.metadata.get(key) == Some(value);
+        self.model.as_ref().is_none_or(|model| *model == interaction.model)
+            && self.metadata.iter().all(has)
+    }
 }
