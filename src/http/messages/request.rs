@@ -85,12 +85,16 @@ fn messages_schema() -> Value {
     let message = |role: &str, content: Value| {
         closed(2, &[("role", json!({"const": role})), ("content", content)])
     };
-    let blocks = |blocks: Value, least: usize| json!({"anyOf": [text_schema(), list_of(least, json!({"oneOf": blocks}))]});
+    let blocks = |blocks: Value, least: usize| {
+        let list = list_of(least, json!({"oneOf": blocks}));
+        json!({"anyOf": [text_schema(), list]})
+    };
+    let said = json!([said_schema(), call_schema(), reasoning_schema()]);
     list_of(
         1,
         json!({"oneOf": [
             message("user", blocks(json!([said_schema(), result_schema()]), 1)),
-            message("assistant", blocks(json!([said_schema(), call_schema(), reasoning_schema()]), 0)),
+            message("assistant", blocks(said, 0)),
             message("system", texts_schema()),
         ]}),
     )
