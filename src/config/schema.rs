@@ -66,20 +66,14 @@ pub struct ModelConfig {
     pub quantize: Quantize,
 }
 
-/// `[data]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DataConfig {
-    /// Directory of the ledger, adapters and checkpoints.
-    pub dir: PathBuf,
-    /// Free bytes of its file system below which the server is not ready; 0 for any.
-    #[serde(skip)]
-    pub min_free_bytes: u64,
-}
-
-impl Default for DataConfig {
-    fn default() -> Self {
-        Self { dir: PathBuf::from("hone-data"), min_free_bytes: 256 << 20 }
+hone_core::parameters! {
+    /// `[data]`.
+    pub struct DataConfig {
+        /// Directory of the ledger, adapters and checkpoints.
+        pub dir: PathBuf = PathBuf::from("hone-data"),
+        /// Free bytes of its file system below which the server is not ready; 0 for any.
+        #[serde(skip)]
+        pub min_free_bytes: u64 = 256 << 20,
     }
 }
 
@@ -119,18 +113,12 @@ pub enum LogFormat {
     Json,
 }
 
-/// `[log]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LogConfig {
-    /// A tracing filter such as `info` or `hone=debug,warn`.
-    pub level: String,
-    /// Format of log lines.
-    pub format: LogFormat,
-}
-
-impl Default for LogConfig {
-    fn default() -> Self {
-        Self { level: "info".to_owned(), format: LogFormat::Text }
+hone_core::parameters! {
+    /// `[log]`.
+    pub struct LogConfig {
+        /// A tracing filter such as `info` or `hone=debug,warn`.
+        pub level: String = "info".to_owned(),
+        /// Format of log lines.
+        pub format: LogFormat = LogFormat::Text,
     }
 }

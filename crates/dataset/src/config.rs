@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::{Checked, Problem, label, quoted};
-use hone_core::config::{above, at_least, between, finite};
+use hone_core::config::section::Parameters;
+use hone_core::config::{Checked, Problem, above, between, label, quoted};
 
 /// File format of a dataset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,41 +51,29 @@ pub enum SamplingStrategy {
     Difficulty,
 }
 
-/// Parameters of [`SamplingStrategy::Difficulty`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DifficultyConfig {
-    /// A completion with at least this reward is a success.
-    pub success_reward: f64,
-    /// Length of the exponential window, in groups, over which a prompt's success rate is averaged.
-    #[serde(skip)]
-    pub window: f64,
-    /// Added to the weight `p (1 - p)` of a prompt with success rate `p`, so that no weight is 0.
-    #[serde(skip)]
-    pub epsilon: f64,
-    /// Fraction of the draws that go through all prompts in turn, so that every prompt is tried.
-    #[serde(skip)]
-    pub floor: f64,
-}
-
-impl Default for DifficultyConfig {
-    fn default() -> Self {
-        Self { success_reward: 1.0, window: 4.0, epsilon: 0.02, floor: 0.1 }
+hone_core::parameters! {
+    /// Parameters of [`SamplingStrategy::Difficulty`].
+    pub struct DifficultyConfig {
+        /// A completion with at least this reward is a success.
+        pub success_reward: f64 = 1.0 => finite(),
+        /// Length of the exponential window, in groups, over which a prompt's success rate is averaged.
+        #[serde(skip)]
+        pub window: f64 = 4.0,
+        /// Added to the weight `p (1 - p)` of a prompt with success rate `p`, so that no weight is 0.
+        #[serde(skip)]
+        pub epsilon: f64 = 0.02,
+        /// Fraction of the draws that go through all prompts in turn, so that every prompt is tried.
+        #[serde(skip)]
+        pub floor: f64 = 0.1,
     }
 }
 
-/// How live prompts and dataset prompts share the groups.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MixConfig {
-    /// Fraction of the groups for live prompts while both sources have one; at 1, live prompts
-    /// always come first.
-    pub live_share: f64,
-}
-
-impl Default for MixConfig {
-    fn default() -> Self {
-        Self { live_share: 1.0 }
+hone_core::parameters! {
+    /// How live prompts and dataset prompts share the groups.
+    pub struct MixConfig {
+        /// Fraction of the groups for live prompts while both sources have one; at 1, live prompts
+        /// always come first.
+        pub live_share: f64 = 1.0 => between(0.0, 1.0),
     }
 }
 
@@ -99,128 +87,94 @@ pub struct FewShot {
     pub assistant: String,
 }
 
-/// One stage of a curriculum.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct StageConfig {
-    /// Name in logs; by default `stage 1` and so on.
-    pub name: String,
-    /// Number of optimizer steps. 0 means no end, which only the last stage may have.
-    pub steps: u64,
-    /// Condition on the prompts: `column operator value`, joined by `and`; empty selects all.
-    pub filter: String,
-    /// Skips prompts whose difficulty, 1 minus their success rate, is above this.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_difficulty: Option<f64>,
-    /// The route whose rewards apply; by default `rollout.dataset_route`.
-    pub route: String,
-    /// Peak learning rate, in place of `train.learning_rate`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub learning_rate: Option<f64>,
-    /// Factor of `train.learning_rate`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub learning_rate_scale: Option<f64>,
+hone_core::parameters! {
+    /// One stage of a curriculum.
+    pub struct StageConfig {
+        /// Name in logs; by default `stage 1` and so on.
+        pub name: String = String::new(),
+        /// Number of optimizer steps. 0 means no end, which only the last stage may have.
+        pub steps: u64 = 0,
+        /// Condition on the prompts: `column operator value`, joined by `and`; empty selects all.
+        pub filter: String = String::new(),
+        /// Skips prompts whose difficulty, 1 minus their success rate, is above this.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub max_difficulty: Option<f64> = None,
+        /// The route whose rewards apply; by default `rollout.dataset_route`.
+        pub route: String = String::new(),
+        /// Peak learning rate, in place of `train.learning_rate`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub learning_rate: Option<f64> = None,
+        /// Factor of `train.learning_rate`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub learning_rate_scale: Option<f64> = None,
+    }
 }
 
-/// A dataset and how to use it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DatasetConfig {
-    /// The file, or `hf://OWNER/NAME` for a dataset of the hub; empty means no dataset.
-    pub path: PathBuf,
-    /// Configuration of the dataset of the hub; empty means its only one.
-    pub config: String,
-    /// Split of the dataset of the hub.
-    pub split: String,
-    /// Branch, tag or commit of the dataset of the hub; empty means its newest.
-    pub revision: String,
-    /// The files of a dataset of the hub, which the caller has fetched as Parquet and which replace
-    /// `path`. Rows are numbered through all of them.
-    #[serde(skip)]
-    pub files: Vec<PathBuf>,
-    /// Format of the file.
-    pub format: DatasetFormat,
-    /// Column of the conversation, a list of `{role, content}`.
-    pub messages_column: String,
-    /// Column of the user's message, for rows without `messages_column`.
-    pub prompt_column: String,
-    /// Column that becomes the metadata `answer`. Every row must have it, unless this is empty.
-    pub answer_column: String,
-    /// Where the answer is within that column: a marker before it, `\boxed{}`, or a regular
-    /// expression with a group. Empty takes the whole column.
-    pub extract_answer: String,
-    /// System message for conversations without one; empty adds none.
-    pub system_prompt: String,
-    /// The user's message as a minijinja template over the row's columns; empty uses the columns
-    /// above.
-    pub template: String,
-    /// Worked examples that precede every prompt.
-    pub few_shot: Vec<FewShot>,
-    /// Number of usable rows at the start of the file that become worked examples instead of
-    /// prompts.
-    pub few_shot_rows: usize,
-    /// The assistant's answer in these examples, as a template over the row's columns.
-    pub few_shot_answer: String,
-    /// The effect of an unusable row.
-    pub on_bad_row: OnBadRow,
-    /// Largest size of a row in bytes.
-    #[serde(skip)]
-    pub max_row_bytes: usize,
-    /// Largest length of a prompt in tokens; longer prompts are skipped. 0 means the model's limit.
-    pub max_prompt_tokens: usize,
-    /// Prompts that are held out for evaluation: a fraction if below 1, else a number.
-    pub held_out: f64,
-    /// A separate file of held-out prompts, or `hf://OWNER/NAME`; empty means none.
-    pub eval_path: PathBuf,
-    /// Split of `eval_path` if that is a dataset of the hub.
-    pub eval_split: String,
-    /// As `files`, for `eval_path`.
-    #[serde(skip)]
-    pub eval_files: Vec<PathBuf>,
-    /// Seed of the split and of the order.
-    pub seed: u64,
-    /// Order in which prompts are drawn.
-    pub strategy: SamplingStrategy,
-    /// Parameters of the strategy `difficulty`.
-    pub difficulty: DifficultyConfig,
-    /// How live prompts and dataset prompts share the groups.
-    pub mix: MixConfig,
-    /// The stages of the curriculum, in order. Without any, one stage without end uses all prompts.
-    #[serde(rename = "stage")]
-    pub stages: Vec<StageConfig>,
-}
-
-impl Default for DatasetConfig {
-    fn default() -> Self {
-        Self {
-            path: PathBuf::new(),
-            config: String::new(),
-            split: "train".to_owned(),
-            revision: String::new(),
-            files: Vec::new(),
-            format: DatasetFormat::default(),
-            messages_column: "messages".to_owned(),
-            prompt_column: "prompt".to_owned(),
-            answer_column: "answer".to_owned(),
-            extract_answer: String::new(),
-            system_prompt: String::new(),
-            template: String::new(),
-            few_shot: Vec::new(),
-            few_shot_rows: 0,
-            few_shot_answer: "{{ answer }}".to_owned(),
-            on_bad_row: OnBadRow::default(),
-            max_row_bytes: 4 << 20,
-            max_prompt_tokens: 0,
-            held_out: 0.0,
-            eval_path: PathBuf::new(),
-            eval_split: "test".to_owned(),
-            eval_files: Vec::new(),
-            seed: 0,
-            strategy: SamplingStrategy::default(),
-            difficulty: DifficultyConfig::default(),
-            mix: MixConfig::default(),
-            stages: Vec::new(),
-        }
+hone_core::parameters! {
+    /// A dataset and how to use it.
+    pub struct DatasetConfig {
+        /// The file, or `hf://OWNER/NAME` for a dataset of the hub; empty means no dataset.
+        pub path: PathBuf = PathBuf::new(),
+        /// Configuration of the dataset of the hub; empty means its only one.
+        pub config: String = String::new(),
+        /// Split of the dataset of the hub.
+        pub split: String = "train".to_owned(),
+        /// Branch, tag or commit of the dataset of the hub; empty means its newest.
+        pub revision: String = String::new(),
+        /// The files of a dataset of the hub, which the caller has fetched as Parquet and which replace
+        /// `path`. Rows are numbered through all of them.
+        #[serde(skip)]
+        pub files: Vec<PathBuf> = Vec::new(),
+        /// Format of the file.
+        pub format: DatasetFormat = DatasetFormat::default(),
+        /// Column of the conversation, a list of `{role, content}`.
+        pub messages_column: String = "messages".to_owned(),
+        /// Column of the user's message, for rows without `messages_column`.
+        pub prompt_column: String = "prompt".to_owned(),
+        /// Column that becomes the metadata `answer`. Every row must have it, unless this is empty.
+        pub answer_column: String = "answer".to_owned(),
+        /// Where the answer is within that column: a marker before it, `\boxed{}`, or a regular
+        /// expression with a group. Empty takes the whole column.
+        pub extract_answer: String = String::new(),
+        /// System message for conversations without one; empty adds none.
+        pub system_prompt: String = String::new(),
+        /// The user's message as a minijinja template over the row's columns; empty uses the columns
+        /// above.
+        pub template: String = String::new(),
+        /// Worked examples that precede every prompt.
+        pub few_shot: Vec<FewShot> = Vec::new(),
+        /// Number of usable rows at the start of the file that become worked examples instead of
+        /// prompts.
+        pub few_shot_rows: usize = 0 => between(0, 64),
+        /// The assistant's answer in these examples, as a template over the row's columns.
+        pub few_shot_answer: String = "{{ answer }}".to_owned(),
+        /// The effect of an unusable row.
+        pub on_bad_row: OnBadRow = OnBadRow::default(),
+        /// Largest size of a row in bytes.
+        #[serde(skip)]
+        pub max_row_bytes: usize = 4 << 20,
+        /// Largest length of a prompt in tokens; longer prompts are skipped. 0 means the model's limit.
+        pub max_prompt_tokens: usize = 0 => between(0, 1 << 24),
+        /// Prompts that are held out for evaluation: a fraction if below 1, else a number.
+        pub held_out: f64 = 0.0 => at_least(0.0),
+        /// A separate file of held-out prompts, or `hf://OWNER/NAME`; empty means none.
+        pub eval_path: PathBuf = PathBuf::new(),
+        /// Split of `eval_path` if that is a dataset of the hub.
+        pub eval_split: String = "test".to_owned(),
+        /// As `files`, for `eval_path`.
+        #[serde(skip)]
+        pub eval_files: Vec<PathBuf> = Vec::new(),
+        /// Seed of the split and of the order.
+        pub seed: u64 = 0,
+        /// Order in which prompts are drawn.
+        pub strategy: SamplingStrategy = SamplingStrategy::default(),
+        /// Parameters of the strategy `difficulty`.
+        pub difficulty: DifficultyConfig = DifficultyConfig::default(),
+        /// How live prompts and dataset prompts share the groups.
+        pub mix: MixConfig = MixConfig::default(),
+        /// The stages of the curriculum, in order. Without any, one stage without end uses all prompts.
+        #[serde(rename = "stage")]
+        pub stages: Vec<StageConfig> = Vec::new(),
     }
 }
 
@@ -235,10 +189,10 @@ impl DatasetConfig {
     /// # Errors
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
+        self.check_in("dataset.")?;
+        self.difficulty.check_in("dataset.difficulty.")?;
+        self.mix.check_in("dataset.mix.")?;
         self.check_columns()?;
-        between("dataset.few_shot_rows", self.few_shot_rows, 0, 64)?;
-        between("dataset.max_prompt_tokens", self.max_prompt_tokens, 0, 1 << 24)?;
-        at_least("dataset.held_out", self.held_out, 0.0)?;
         if self.held_out >= 1.0 && (self.held_out.fract() != 0.0 || self.held_out > 1e9) {
             let allowed = "a share less than 1 or a whole number of prompts";
             return Err(Problem::value("dataset.held_out", self.held_out, allowed));
@@ -247,8 +201,6 @@ impl DatasetConfig {
             let allowed = "0 beside dataset.eval_path, which holds the prompts that are held out";
             return Err(Problem::value("dataset.held_out", self.held_out, allowed));
         }
-        finite("dataset.difficulty.success_reward", self.difficulty.success_reward)?;
-        between("dataset.mix.live_share", self.mix.live_share, 0.0, 1.0)?;
         self.check_stages()
     }
 

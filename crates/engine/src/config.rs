@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::between;
+use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, Compute, Problem};
 
 use crate::admission::QueueLimits;
@@ -21,45 +21,30 @@ pub enum EngineBackend {
     Native,
 }
 
-/// Configuration of the serving engine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct EngineConfig {
-    /// The implementation that generates for clients.
-    pub backend: EngineBackend,
-    /// Replicas of the model per color; on CPU each runs one sequence at a time. Two colors are
-    /// loaded, so memory holds twice as many copies of the weights. 1 with [`EngineBackend::Native`].
-    pub replicas: usize,
-    /// Sequences that the native engine runs at once, those of clients and rollouts together.
-    pub slots: usize,
-    /// Live requests that may wait for a slot. A request beyond that is answered with 429, and so is one
-    /// of an API key whose requests already occupy as many places as are free.
-    pub queue: usize,
-    /// Seconds after which a live request that waits for a slot is answered with 429; 0 is never.
-    pub queue_timeout_seconds: u64,
-    /// Versions whose adapters the native engine keeps in memory, those that it serves included, if it
-    /// answers clients. A kept version is activated without reading its files.
-    pub kept_versions: usize,
-    /// Whether a request may use what the native engine computed of the same beginning for another API key. The
-    /// count of cached tokens and the time then reveal to one key what another one asked.
-    pub share_prefixes: bool,
-    /// Arithmetic of the native engine's products with weights that are stored in bf16, because rounding the
-    /// activations too makes them up to twice as fast. The trainer has a key of its own.
-    pub compute: Compute,
-}
-
-impl Default for EngineConfig {
-    fn default() -> Self {
-        Self {
-            backend: EngineBackend::default(),
-            replicas: 1,
-            slots: 64,
-            queue: 64,
-            queue_timeout_seconds: 120,
-            kept_versions: 8,
-            share_prefixes: false,
-            compute: Compute::default(),
-        }
+hone_core::parameters! {
+    /// Configuration of the serving engine.
+    pub struct EngineConfig {
+        /// The implementation that generates for clients.
+        pub backend: EngineBackend = EngineBackend::default(),
+        /// Replicas of the model per color; on CPU each runs one sequence at a time. Two colors are
+        /// loaded, so memory holds twice as many copies of the weights. 1 with [`EngineBackend::Native`].
+        pub replicas: usize = 1 => between(1, 256),
+        /// Sequences that the native engine runs at once, those of clients and rollouts together.
+        pub slots: usize = 64 => between(1, 65_536),
+        /// Live requests that may wait for a slot. A request beyond that is answered with 429, and so is one
+        /// of an API key whose requests already occupy as many places as are free.
+        pub queue: usize = 64 => between(0, 1 << 20),
+        /// Seconds after which a live request that waits for a slot is answered with 429; 0 is never.
+        pub queue_timeout_seconds: u64 = 120 => between(0, 86_400),
+        /// Versions whose adapters the native engine keeps in memory, those that it serves included, if it
+        /// answers clients. A kept version is activated without reading its files.
+        pub kept_versions: usize = 8 => between(0, 4096),
+        /// Whether a request may use what the native engine computed of the same beginning for another API key. The
+        /// count of cached tokens and the time then reveal to one key what another one asked.
+        pub share_prefixes: bool = false,
+        /// Arithmetic of the native engine's products with weights that are stored in bf16, because rounding the
+        /// activations too makes them up to twice as fast. The trainer has a key of its own.
+        pub compute: Compute = Compute::default(),
     }
 }
 
@@ -76,11 +61,7 @@ impl EngineConfig {
     /// # Errors
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
-        between("engine.replicas", self.replicas, 1, 256)?;
-        between("engine.slots", self.slots, 1, 65_536)?;
-        between("engine.queue", self.queue, 0, 1 << 20)?;
-        between("engine.queue_timeout_seconds", self.queue_timeout_seconds, 0, 86_400)?;
-        between("engine.kept_versions", self.kept_versions, 0, 4096)?;
+        self.check_in("engine.")?;
         if self.backend == EngineBackend::Native && self.replicas != 1 {
             let allowed = "1 with engine.backend = \"native\", which runs up to engine.slots \
                            sequences in one batch";

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, RANGE};
 use reqwest::{Client, Response, StatusCode, Url};
-use serde::{Deserialize, Serialize};
 use tokio::fs::{self, File};
 use tokio::io::AsyncWriteExt;
 
@@ -329,21 +328,22 @@ const PUBLIC: &str = "https://huggingface.co";
 
 const URL: &str = "an http:// or https:// URL";
 
-/// Where models and datasets named by id come from, and where they are kept.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct HubConfig {
-    /// URL of the hub or of a mirror; empty uses `HF_ENDPOINT`, else the public hub.
-    pub endpoint: String,
-    /// Environment variable of the access token. If it is not set, the token file of the hub's own
-    /// clients applies. Empty sends no token.
-    pub token_env: String,
-    /// Directory of downloads; empty uses `HF_HUB_CACHE`, else `HF_HOME/hub`, else `hub` in the data
-    /// directory.
-    pub cache: PathBuf,
-    /// What the loader found in the environment.
-    #[serde(skip)]
-    pub environment: HubEnvironment,
+hone_core::parameters! {
+    /// Where models and datasets named by id come from, and where they are kept.
+    #[derive(Eq)]
+    pub struct HubConfig {
+        /// URL of the hub or of a mirror; empty uses `HF_ENDPOINT`, else the public hub.
+        pub endpoint: String = String::new(),
+        /// Environment variable of the access token. If it is not set, the token file of the hub's own
+        /// clients applies. Empty sends no token.
+        pub token_env: String = "HF_TOKEN".to_owned(),
+        /// Directory of downloads; empty uses `HF_HUB_CACHE`, else `HF_HOME/hub`, else `hub` in the data
+        /// directory.
+        pub cache: PathBuf = PathBuf::new(),
+        /// What the loader found in the environment.
+        #[serde(skip)]
+        pub environment: HubEnvironment = HubEnvironment::default(),
+    }
 }
 
 /// Values from the environment, where the hub's own clients look for them too.
@@ -357,17 +357,6 @@ pub struct HubEnvironment {
     pub token_file: PathBuf,
     /// `HF_HUB_CACHE` or `HF_HOME/hub`.
     pub cache: PathBuf,
-}
-
-impl Default for HubConfig {
-    fn default() -> Self {
-        Self {
-            endpoint: String::new(),
-            token_env: "HF_TOKEN".to_owned(),
-            cache: PathBuf::new(),
-            environment: HubEnvironment::default(),
-        }
-    }
 }
 
 impl HubConfig {

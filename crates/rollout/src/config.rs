@@ -2,56 +2,38 @@
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::between;
+use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, Problem};
 
-/// Configuration of shadow groups.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RolloutConfig {
-    /// Whether to sample shadow completions.
-    pub enabled: bool,
-    /// Members of a group. The served completion is one of them if it may be trained on.
-    pub group_size: usize,
-    /// Sampling temperature of shadows whose prompt does not set a temperature that they can have.
-    pub temperature: f32,
-    /// Largest token limit of shadows, whatever the client's is.
-    pub max_tokens: u32,
-    /// Shadow sequences that may run at once; 0 uses every slot that no client needs.
-    pub max_concurrent: usize,
-    /// The engine that samples shadows.
-    pub sampler: SamplerKind,
-    /// Capacity of the native sampler's KV cache in tokens, prompts included.
-    pub max_batch_tokens: usize,
-    /// Prompts that may wait for a group. While the queue is full, new prompts are skipped.
-    #[serde(skip)]
-    pub queue: usize,
-    /// Milliseconds that a scored group waits for its client's feedback before it is committed.
-    #[serde(skip)]
-    pub feedback_wait_ms: u64,
-    /// Route whose rewards score the dataset.
-    pub dataset_route: String,
-    /// Groups that may wait for the trainer, with those in flight. Sampling pauses at this number, so that
-    /// samples are not many policy versions old. 0 is as many as two steps need
-    /// ([`Self::for_steps_of`]): one is trained while the next one is sampled.
-    pub max_ready_groups: usize,
-}
-
-impl Default for RolloutConfig {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            group_size: 8,
-            temperature: 1.0,
-            max_tokens: 256,
-            max_concurrent: 0,
-            sampler: SamplerKind::Auto,
-            max_batch_tokens: 32_768,
-            queue: 256,
-            feedback_wait_ms: 500,
-            dataset_route: "default".to_owned(),
-            max_ready_groups: 0,
-        }
+hone_core::parameters! {
+    /// Configuration of shadow groups.
+    pub struct RolloutConfig {
+        /// Whether to sample shadow completions.
+        pub enabled: bool = true,
+        /// Members of a group. The served completion is one of them if it may be trained on.
+        pub group_size: usize = 8 => between(2, 1024),
+        /// Sampling temperature of shadows whose prompt does not set a temperature that they can have.
+        pub temperature: f32 = 1.0 => between(0.01, 10.0),
+        /// Largest token limit of shadows, whatever the client's is.
+        pub max_tokens: u32 = 256 => between(1, 1 << 20),
+        /// Shadow sequences that may run at once; 0 uses every slot that no client needs.
+        pub max_concurrent: usize = 0 => between(0, 65_536),
+        /// The engine that samples shadows.
+        pub sampler: SamplerKind = SamplerKind::Auto,
+        /// Capacity of the native sampler's KV cache in tokens, prompts included.
+        pub max_batch_tokens: usize = 32_768 => between(32, 1 << 30),
+        /// Prompts that may wait for a group. While the queue is full, new prompts are skipped.
+        #[serde(skip)]
+        pub queue: usize = 256,
+        /// Milliseconds that a scored group waits for its client's feedback before it is committed.
+        #[serde(skip)]
+        pub feedback_wait_ms: u64 = 500,
+        /// Route whose rewards score the dataset.
+        pub dataset_route: String = "default".to_owned(),
+        /// Groups that may wait for the trainer, with those in flight. Sampling pauses at this number, so that
+        /// samples are not many policy versions old. 0 is as many as two steps need
+        /// ([`Self::for_steps_of`]): one is trained while the next one is sampled.
+        pub max_ready_groups: usize = 0 => between(0, 1 << 20),
     }
 }
 
@@ -85,11 +67,7 @@ impl RolloutConfig {
     /// # Errors
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
-        between("rollout.group_size", self.group_size, 2, 1024)?;
-        between("rollout.temperature", self.temperature, 0.01, 10.0)?;
-        between("rollout.max_tokens", self.max_tokens, 1, 1 << 20)?;
-        between("rollout.max_concurrent", self.max_concurrent, 0, 65_536)?;
-        between("rollout.max_batch_tokens", self.max_batch_tokens, 32, 1 << 30)?;
+        self.check_in("rollout.")?;
         let least = self.max_tokens as usize + 32;
         if self.sampler != SamplerKind::Engine && self.max_batch_tokens < least {
             let allowed = format!(
@@ -100,7 +78,7 @@ impl RolloutConfig {
             let key = "rollout.max_batch_tokens";
             return Err(Problem::value(key, self.max_batch_tokens, &allowed));
         }
-        between("rollout.max_ready_groups", self.max_ready_groups, 0, 1 << 20)
+        Ok(())
     }
 
     /// The configuration for steps of `samples` samples, with the limit that `max_ready_groups = 0` stands for.

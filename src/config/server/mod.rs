@@ -8,175 +8,109 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, Problem, quoted};
-use hone_core::config::{between, texts};
 use hone_engine::ToolFormatSetting;
 
 pub use expiry::KeyExpiry;
 pub use keys::{KeyConfig, KeyHash, KeyLimits, KeyScope, hash_key};
 
-/// `[server]`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ServerConfig {
-    /// Address and port; port 0 picks a free one.
-    pub bind: SocketAddr,
-    /// Whether `bind` may be an address beyond loopback although no key is required.
-    pub insecure: bool,
-    /// Names in the header `Host` of requests without a key, in addition to loopback and `bind`.
-    pub hosts: Vec<String>,
-    /// Origins whose web pages may use the server; `*` is every one.
-    pub cors_origins: Vec<String>,
-    /// Bearer keys with every scope of `/v1`.
-    pub client_keys: Vec<String>,
-    /// Bearer keys with the scope of `/admin`.
-    pub admin_keys: Vec<String>,
-    /// Keys with names, scopes, expiry and limits.
-    pub keys: Vec<KeyConfig>,
-    /// A file with further entries of `keys`; empty for none.
-    pub keys_file: PathBuf,
-    /// Largest request body in bytes.
-    pub max_body_bytes: usize,
-    /// `max_tokens` of requests that contain none.
-    pub default_max_tokens: u32,
-    /// How the model writes calls of functions.
-    pub tool_format: ToolFormatSetting,
-    /// Largest `max_tokens` of a request; 0 is the model's context.
-    pub max_tokens: u32,
-    /// Whether requests without the field `store` are recorded and learned from.
-    pub store: bool,
-    /// Further names of the served model.
-    pub model_aliases: Vec<String>,
-    /// Milliseconds in which a stream sends at most one event with new tokens; 0 sends each token at once.
-    ///
-    /// Every event costs processor time of the server and its client, which the engine lacks on a busy CPU.
-    pub stream_interval_ms: u64,
-    /// Seconds that a stream may wait for a slot before its headers are sent.
-    #[serde(skip)]
-    pub stream_headers_after_seconds: u64,
-    /// Seconds without an event of a stream after which a comment is sent.
-    #[serde(skip)]
-    pub stream_keep_alive_seconds: u64,
-    /// Seconds that shutdown waits for running requests and the trainer's step together.
-    pub shutdown_grace_seconds: u64,
-    /// The certificate.
-    pub tls: TlsConfig,
-    /// Limits of connections.
-    pub connections: ConnectionsConfig,
-    /// Limits of graders that clients send.
-    pub graders: GraderLimits,
-}
-
-/// `[server.graders]`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct GraderLimits {
-    /// Models that graders may ask: `*` is every one, and empty those that graders of routes ask.
-    ///
-    /// Their requests are sent with the operator's key (`graders.api_key_env`).
-    pub models: Vec<String>,
-    /// Largest number of tokens of a model's answer.
-    #[serde(skip)]
-    pub max_tokens: u32,
-    /// Whether Python graders may run.
-    pub python: bool,
-    /// Largest request in bytes.
-    #[serde(skip)]
-    pub max_bytes: usize,
-    /// Graders that run at once.
-    #[serde(skip)]
-    pub concurrency: usize,
-    /// Graders that may wait.
-    #[serde(skip)]
-    pub queue: usize,
-}
-
-impl Default for GraderLimits {
-    fn default() -> Self {
-        Self {
-            models: Vec::new(),
-            max_tokens: 4096,
-            python: false,
-            max_bytes: 256 << 10,
-            concurrency: 4,
-            queue: 32,
-        }
+hone_core::parameters! {
+    /// `[server]`.
+    pub struct ServerConfig {
+        /// Address and port; port 0 picks a free one.
+        pub bind: SocketAddr = SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+        /// Whether `bind` may be an address beyond loopback although no key is required.
+        pub insecure: bool = false,
+        /// Names in the header `Host` of requests without a key, in addition to loopback and `bind`.
+        pub hosts: Vec<String> = Vec::new(),
+        /// Origins whose web pages may use the server; `*` is every one.
+        pub cors_origins: Vec<String> = Vec::new(),
+        /// Bearer keys with every scope of `/v1`.
+        pub client_keys: Vec<String> = Vec::new(),
+        /// Bearer keys with the scope of `/admin`.
+        pub admin_keys: Vec<String> = Vec::new(),
+        /// Keys with names, scopes, expiry and limits.
+        pub keys: Vec<KeyConfig> = Vec::new(),
+        /// A file with further entries of `keys`; empty for none.
+        pub keys_file: PathBuf = PathBuf::new(),
+        /// Largest request body in bytes.
+        pub max_body_bytes: usize = 1 << 20 => between(1024, 1 << 30),
+        /// `max_tokens` of requests that contain none.
+        pub default_max_tokens: u32 = 256 => between(1, 1 << 20),
+        /// How the model writes calls of functions.
+        pub tool_format: ToolFormatSetting = ToolFormatSetting::Auto,
+        /// Largest `max_tokens` of a request; 0 is the model's context.
+        pub max_tokens: u32 = 0 => between(0, 1 << 20),
+        /// Whether requests without the field `store` are recorded and learned from.
+        pub store: bool = true,
+        /// Further names of the served model.
+        pub model_aliases: Vec<String> = Vec::new(),
+        /// Milliseconds in which a stream sends at most one event with new tokens; 0 sends each token at once.
+        ///
+        /// Every event costs processor time of the server and its client, which the engine lacks on a busy CPU.
+        pub stream_interval_ms: u64 = 40 => between(0, 1000),
+        /// Seconds that a stream may wait for a slot before its headers are sent.
+        #[serde(skip)]
+        pub stream_headers_after_seconds: u64 = 5,
+        /// Seconds without an event of a stream after which a comment is sent.
+        #[serde(skip)]
+        pub stream_keep_alive_seconds: u64 = 15,
+        /// Seconds that shutdown waits for running requests and the trainer's step together.
+        pub shutdown_grace_seconds: u64 = 30 => between(0, 3600),
+        /// The certificate.
+        pub tls: TlsConfig = TlsConfig::default(),
+        /// Limits of connections.
+        pub connections: ConnectionsConfig = ConnectionsConfig::default(),
+        /// Limits of graders that clients send.
+        pub graders: GraderLimits = GraderLimits::default(),
     }
 }
 
-impl GraderLimits {
-    fn check(&self) -> Checked {
-        if self.models.is_empty() {
-            Ok(())
-        } else {
-            texts("server.graders.models", &self.models, 1000)
-        }
+hone_core::parameters! {
+    /// `[server.graders]`.
+    #[derive(Eq)]
+    pub struct GraderLimits {
+        /// Models that graders may ask: `*` is every one, and empty those that graders of routes ask.
+        ///
+        /// Their requests are sent with the operator's key (`graders.api_key_env`).
+        pub models: Vec<String> = Vec::new() => no_texts_or(1000),
+        /// Largest number of tokens of a model's answer.
+        #[serde(skip)]
+        pub max_tokens: u32 = 4096,
+        /// Whether Python graders may run.
+        pub python: bool = false,
+        /// Largest request in bytes.
+        #[serde(skip)]
+        pub max_bytes: usize = 256 << 10,
+        /// Graders that run at once.
+        #[serde(skip)]
+        pub concurrency: usize = 4,
+        /// Graders that may wait.
+        #[serde(skip)]
+        pub queue: usize = 32,
     }
 }
 
-/// `[server.connections]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ConnectionsConfig {
-    /// Connections at once, beside those that are reserved for probes.
-    pub max: usize,
-    /// Seconds that a client may take to send the head of a request.
-    pub head_seconds: u64,
-    /// Seconds that a connection may stay open without a request.
-    #[serde(skip)]
-    pub idle_seconds: u64,
-    /// Seconds that a client may read nothing of a response that is ready.
-    pub write_seconds: u64,
-}
-
-impl Default for ConnectionsConfig {
-    fn default() -> Self {
-        Self { max: 1024, head_seconds: 10, idle_seconds: 75, write_seconds: 30 }
-    }
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
-            insecure: false,
-            hosts: Vec::new(),
-            cors_origins: Vec::new(),
-            client_keys: Vec::new(),
-            admin_keys: Vec::new(),
-            keys: Vec::new(),
-            keys_file: PathBuf::new(),
-            max_body_bytes: 1 << 20,
-            default_max_tokens: 256,
-            tool_format: ToolFormatSetting::Auto,
-            max_tokens: 0,
-            store: true,
-            model_aliases: Vec::new(),
-            stream_interval_ms: 40,
-            stream_headers_after_seconds: 5,
-            stream_keep_alive_seconds: 15,
-            shutdown_grace_seconds: 30,
-            tls: TlsConfig::default(),
-            connections: ConnectionsConfig::default(),
-            graders: GraderLimits::default(),
-        }
-    }
-}
-
-impl ConnectionsConfig {
-    fn check(&self) -> Checked {
-        between("server.connections.max", self.max, 1, 1 << 20)?;
-        for (name, seconds) in
-            [("head_seconds", self.head_seconds), ("write_seconds", self.write_seconds)]
-        {
-            between(&format!("server.connections.{name}"), seconds, 1, 86_400)?;
-        }
-        Ok(())
+hone_core::parameters! {
+    /// `[server.connections]`.
+    #[derive(Copy, Eq)]
+    pub struct ConnectionsConfig {
+        /// Connections at once, beside those that are reserved for probes.
+        pub max: usize = 1024 => between(1, 1 << 20),
+        /// Seconds that a client may take to send the head of a request.
+        pub head_seconds: u64 = 10 => between(1, 86_400),
+        /// Seconds that a connection may stay open without a request.
+        #[serde(skip)]
+        pub idle_seconds: u64 = 75,
+        /// Seconds that a client may read nothing of a response that is ready.
+        pub write_seconds: u64 = 30 => between(1, 86_400),
     }
 }
 
 impl ServerConfig {
     pub(super) fn check(&self) -> Checked {
+        self.check_in("server.")?;
         for (name, keys) in [("client_keys", &self.client_keys), ("admin_keys", &self.admin_keys)] {
             for (i, key) in keys.iter().enumerate() {
                 keys::check_bearer(&format!("server.{name}[{i}]"), key)?;
@@ -217,19 +151,14 @@ impl ServerConfig {
                 return Err(Problem::value(&key, quoted(alias), "a name that occurs once"));
             }
         }
-        between("server.max_body_bytes", self.max_body_bytes, 1024, 1 << 30)?;
-        between("server.default_max_tokens", self.default_max_tokens, 1, 1 << 20)?;
-        between("server.max_tokens", self.max_tokens, 0, 1 << 20)?;
         if (1..self.default_max_tokens).contains(&self.max_tokens) {
             let allowed =
                 format!("0, or at least server.default_max_tokens ({})", self.default_max_tokens);
             return Err(Problem::value("server.max_tokens", self.max_tokens, &allowed));
         }
-        between("server.stream_interval_ms", self.stream_interval_ms, 0, 1000)?;
-        between("server.shutdown_grace_seconds", self.shutdown_grace_seconds, 0, 3600)?;
         self.tls.check()?;
-        self.connections.check()?;
-        self.graders.check()
+        self.connections.check_in("server.connections.")?;
+        self.graders.check_in("server.graders.")
     }
 
     /// The entries of `keys` and of `keys_file`, without those of `client_keys` and `admin_keys`.

@@ -4,6 +4,7 @@
 //! package joins the sections, and is the only place that reads the environment.
 
 pub mod describe;
+pub mod section;
 
 use std::fmt::{self, Display};
 

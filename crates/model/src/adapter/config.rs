@@ -28,49 +28,31 @@ pub enum LoraInit {
     Gaussian,
 }
 
-/// The adapter. Keys that PEFT also has mean the same as in PEFT.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LoraConfig {
-    /// Rank.
-    pub r: usize,
-    /// The low-rank product is scaled by `alpha / r`.
-    pub alpha: f64,
-    /// Scale by `alpha / sqrt(r)` instead (Kalajdzievski 2023).
-    pub use_rslora: bool,
-    /// Dropout on the adapter's input while training.
-    pub dropout: f32,
-    /// Linear layers that have an adapter.
-    pub target_modules: Modules,
-    /// Exceptions from `target_modules`.
-    pub exclude_modules: Modules,
-    /// Indices of the decoder layers whose linear layers have an adapter; empty means all.
-    pub layers_to_transform: Vec<usize>,
-    /// Ranks other than `r`, by pattern.
-    pub rank_pattern: Patterns<usize>,
-    /// Alphas other than `alpha`, by pattern.
-    pub alpha_pattern: Patterns<f64>,
-    /// Initial values of A.
-    pub init_weights: LoraInit,
-    /// A PEFT directory to start from instead of fresh weights; empty means fresh weights.
-    pub init_adapter: PathBuf,
-}
-
-impl Default for LoraConfig {
-    fn default() -> Self {
-        Self {
-            r: 16,
-            alpha: 32.0,
-            use_rslora: false,
-            dropout: 0.0,
-            target_modules: Modules::AllLinear,
-            exclude_modules: Modules::Names(Vec::new()),
-            layers_to_transform: Vec::new(),
-            rank_pattern: Patterns::default(),
-            alpha_pattern: Patterns::default(),
-            init_weights: LoraInit::default(),
-            init_adapter: PathBuf::new(),
-        }
+hone_core::parameters! {
+    /// The adapter. Keys that PEFT also has mean the same as in PEFT.
+    pub struct LoraConfig {
+        /// Rank.
+        pub r: usize = 16,
+        /// The low-rank product is scaled by `alpha / r`.
+        pub alpha: f64 = 32.0,
+        /// Scale by `alpha / sqrt(r)` instead (Kalajdzievski 2023).
+        pub use_rslora: bool = false,
+        /// Dropout on the adapter's input while training.
+        pub dropout: f32 = 0.0,
+        /// Linear layers that have an adapter.
+        pub target_modules: Modules = Modules::AllLinear,
+        /// Exceptions from `target_modules`.
+        pub exclude_modules: Modules = Modules::Names(Vec::new()),
+        /// Indices of the decoder layers whose linear layers have an adapter; empty means all.
+        pub layers_to_transform: Vec<usize> = Vec::new(),
+        /// Ranks other than `r`, by pattern.
+        pub rank_pattern: Patterns<usize> = Patterns::default(),
+        /// Alphas other than `alpha`, by pattern.
+        pub alpha_pattern: Patterns<f64> = Patterns::default(),
+        /// Initial values of A.
+        pub init_weights: LoraInit = LoraInit::default(),
+        /// A PEFT directory to start from instead of fresh weights; empty means fresh weights.
+        pub init_adapter: PathBuf = PathBuf::new(),
     }
 }
 

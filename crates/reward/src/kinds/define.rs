@@ -1,20 +1,11 @@
-//! The macros that define parameters and kinds: one declaration gives the struct, its reading, the checks of its
-//! ranges and its documentation.
+//! The macro that defines kinds: one declaration gives the parameters, as in [`hone_core::parameters!`], and their
+//! documentation.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use hone_core::config::Checked;
-
-/// What `parameters!` generates in addition to the struct.
-pub trait KindParameters {
-    /// Checks each parameter that has a range. The error's key is relative to the part.
-    fn check_ranges(&self) -> Checked;
-
-    /// The parameters as JSON.
-    fn to_json(&self) -> serde_json::Result<Value>;
-}
+pub use hone_core::config::section::Parameters as KindParameters;
 
 /// The documentation of a kind, which `define_kind!` implements.
 pub trait Documented: KindParameters {
@@ -68,132 +59,7 @@ pub fn listed(parameters: &[String]) -> String {
     if parameters.is_empty() { "none".to_owned() } else { parameters.join(", ") }
 }
 
-/// The checks that a declaration of parameters names, by reference.
-pub mod ranges {
-    use std::fmt::Display;
-
-    use hone_core::config::{self, Checked, Problem, quoted};
-
-    /// As [`config::between`].
-    pub fn between<T>(key: &str, value: &T, low: T, high: T) -> Checked
-    where
-        T: PartialOrd + Display + Copy,
-    {
-        config::between(key, *value, low, high)
-    }
-
-    /// As [`config::at_least`].
-    pub fn at_least(key: &str, value: &f64, low: f64) -> Checked {
-        config::at_least(key, *value, low)
-    }
-
-    /// Finite and at most 0.
-    pub fn at_most_zero(key: &str, value: &f64) -> Checked {
-        if value.is_finite() && *value <= 0.0 {
-            return Ok(());
-        }
-        Err(Problem::value(key, value, "a finite number, 0 or less"))
-    }
-
-    /// As [`config::texts`].
-    pub fn texts(key: &str, list: &[String], most: usize) -> Checked {
-        config::texts(key, list, most)
-    }
-
-    /// 1 to 16 different names of tags, of letters, digits, `_` and `-`.
-    pub fn tags(key: &str, tags: &[String]) -> Checked {
-        if !(1..=16).contains(&tags.len()) {
-            let shown = format!("a list of {}", tags.len());
-            return Err(Problem::value(key, shown, "a list of 1 to 16 names of tags"));
-        }
-        for (i, tag) in tags.iter().enumerate() {
-            let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
-            let fits = (1..=64).contains(&tag.len()) && tag.bytes().all(plain);
-            if !fits || tags[..i].contains(tag) {
-                let allowed = "1 to 64 letters, digits, '_' or '-', each tag once";
-                return Err(Problem::value(&format!("{key}[{i}]"), quoted(tag), allowed));
-            }
-        }
-        Ok(())
-    }
-
-    /// As [`texts`], or no text.
-    pub fn no_texts_or(key: &str, list: &[String], most: usize) -> Checked {
-        if list.is_empty() { Ok(()) } else { texts(key, list, most) }
-    }
-}
-
-/// Defines a struct of parameters. A field is written `pub field: Type = default => check(bounds)`, the check being
-/// one of [`ranges`]; one without a default is required. A secret, which is neither read nor written, comes last,
-/// after a semicolon. Serde refuses unknown keys. If every field has a default, so has the struct.
-macro_rules! parameters {
-    (
-        $(#[$meta:meta])*
-        pub struct $name:ident {
-            $($(#[$field_meta:meta])* pub $field:ident: $type:ty $(= $default:expr)?
-                $(=> $check:ident($($bound:expr),*))?,)*
-            $(; $(#[$secret_meta:meta])* pub $secret:ident: $secret_type:ty,)?
-        }
-    ) => {
-        $(#[$meta])*
-        #[derive(Clone, Debug, PartialEq, serde::Serialize)]
-        pub struct $name {
-            $($(#[$field_meta])* pub $field: $type,)*
-            $($(#[$secret_meta])* #[serde(skip)] pub $secret: $secret_type,)?
-        }
-
-        impl<'de> serde::Deserialize<'de> for $name {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                /// The same keys, each of which may be absent.
-                #[derive(serde::Deserialize)]
-                #[serde(deny_unknown_fields)]
-                struct Keys {
-                    $($(#[$field_meta])* $field: Option<$type>,)*
-                }
-                let Keys { $($field),* } = serde::Deserialize::deserialize(deserializer)?;
-                Ok(Self {
-                    $($field: match $field {
-                        Some(value) => value,
-                        None => $crate::kinds::define::parameters!(@absent $field $($default)?),
-                    },)*
-                    $($secret: Default::default(),)?
-                })
-            }
-        }
-
-        impl $crate::kinds::define::KindParameters for $name {
-            fn check_ranges(&self) -> hone_core::config::Checked {
-                $($($crate::kinds::define::ranges::$check(
-                    stringify!($field), &self.$field, $($bound),*
-                )?;)?)*
-                Ok(())
-            }
-
-            fn to_json(&self) -> serde_json::Result<serde_json::Value> {
-                serde_json::to_value(self)
-            }
-        }
-
-        $crate::kinds::define::parameters!(
-            @all $name [$($secret)?] { $($field $(= $default)?,)* }
-        );
-    };
-    (@absent $field:ident $default:expr) => { $default };
-    (@absent $field:ident) => {
-        return Err(serde::de::Error::missing_field(stringify!($field)))
-    };
-    (@all $name:ident [$($secret:ident)?] { $($field:ident = $default:expr,)* }) => {
-        impl Default for $name {
-            fn default() -> Self {
-                Self { $($field: $default,)* $($secret: Default::default(),)? }
-            }
-        }
-    };
-    (@all $name:ident [$($secret:ident)?] { $($field:ident $(= $default:expr)?,)* }) => {};
-}
-pub(crate) use parameters;
-
-/// Defines a kind: the struct of its parameters as in [`parameters!`], then the fields of its
+/// Defines a kind: the struct of its parameters as in [`hone_core::parameters!`], then the fields of its
 /// [`KindEntry`], beginning with `kind`; those left out suit a kind with values from 0 to 1 and without required
 /// parameters. The field `parameters` is generated.
 macro_rules! define_kind {
@@ -207,7 +73,7 @@ macro_rules! define_kind {
         kind: $kind:literal,
         $($key:ident: $value:expr,)+
     ) => {
-        $crate::kinds::define::parameters! {
+        hone_core::parameters! {
             #[doc = concat!("Parameters of `kind = \"", $kind, "\"`.\n")]
             $(#[$meta])*
             pub struct $name {

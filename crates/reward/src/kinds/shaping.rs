@@ -6,10 +6,9 @@ use async_trait::async_trait;
 
 use hone_core::config::{Checked, Problem, finite};
 
-use super::define::parameters;
 use crate::{RewardFn, ScoreInput};
 
-parameters! {
+hone_core::parameters! {
     /// `clip(scale * value + offset)`; in TOML the keys are beside `name`, `kind` and `weight`.
     #[derive(Copy)]
     pub struct Shaping {

@@ -5,9 +5,8 @@ use serde::{Deserialize, Serialize};
 use hone_core::config::{Checked, above, between, finite};
 
 use crate::kinds::KindParameters;
-use crate::kinds::define::parameters;
 
-parameters! {
+hone_core::parameters! {
     /// The rule of a weight that follows the part's success rate: it grows while successes are rare and
     /// shrinks when nearly every value is one.
     #[derive(Copy)]

@@ -47,7 +47,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::config::Checked;
 
-use crate::kinds::define::{KindParameters, parameters};
+use crate::kinds::define::KindParameters;
 
 #[cfg(target_os = "linux")]
 pub use child::child_main;
@@ -63,7 +63,7 @@ pub fn child_main() -> std::process::ExitCode {
 
 // The keys of `[sandbox]`.
 
-parameters! {
+hone_core::parameters! {
     /// The sandbox for code from completions and graders.
     pub struct SandboxConfig {
         /// The Python interpreter: a path, or a name to look up on `PATH`.
@@ -123,7 +123,7 @@ pub enum SandboxError {
 
 // The resource limits of one run.
 
-parameters! {
+hone_core::parameters! {
     /// The resources that one run may use.
     #[derive(Copy)]
     pub struct Limits {

@@ -10,7 +10,7 @@ use hone_core::config::{Checked, Secret, from_environment};
 use hone_core::metrics::Metrics;
 
 use crate::grader::{ModelClient, ModelFailure, ModelReply, ModelRequest};
-use crate::kinds::define::{KindParameters, parameters};
+use crate::kinds::define::KindParameters;
 use crate::remote::{CallError, CallEvents, CallLimits, ChatEndpoint, call_limits, check_url};
 
 /// Sends the questions of model graders to an OpenAI-compatible endpoint.
@@ -77,7 +77,7 @@ impl ModelClient for GraderEndpoint {
 
 // The keys of `[graders]`: the endpoint of the models that OpenAI's graders name.
 
-parameters! {
+hone_core::parameters! {
     /// The models of `score_model` and `label_model` graders. The name `self` is this server's own base
     /// model; the endpoint serves every other name.
     pub struct GradersConfig {

@@ -4,8 +4,8 @@ use std::fmt::Display;
 
 use serde::Serialize;
 
-use hone_core::config::{Checked, Problem};
-use hone_core::config::{above, at_least, below, between, finite};
+use hone_core::config::section::Parameters;
+use hone_core::config::{Checked, Problem, above};
 
 use super::ScheduleKind;
 use super::objective::{AdvantageScale, CorrectionMode, LossKind, RatioLevel, RewardAggregation};
@@ -17,32 +17,22 @@ impl TrainConfig {
     /// # Errors
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
-        between("train.samples_per_step", self.samples_per_step, 1, 1 << 20)?;
-        between("train.epochs", self.epochs, 0.0, 1e6)?;
+        self.check_in("train.")?;
+        self.vespo.check_in("train.vespo.")?;
+        self.kl.check_in("train.kl.")?;
+        self.entropy.check_in("train.entropy.")?;
+        self.sampler_correction.check_in("train.sampler_correction.")?;
+        self.replay.check_in("train.replay.")?;
         ensure(
             self.epochs <= 0.0 || self.max_steps == 0,
             "train.epochs",
             self.epochs,
             format!("0 where train.max_steps ({}) is set", self.max_steps),
         )?;
-        between("train.micro_batch", self.micro_batch, 1, 1 << 16)?;
-        between("train.num_iterations", self.num_iterations, 1, 64)?;
         let rate = self.learning_rate.fixed();
         rate.map_or(Ok(()), |rate| above("train.learning_rate", rate, 0.0))?;
         optimizer(self)?;
-        below("train.adam_beta1", self.adam_beta1, 0.0, 1.0)?;
-        below("train.adam_beta2", self.adam_beta2, 0.0, 1.0)?;
-        above("train.adam_eps", self.adam_eps, 0.0)?;
-        at_least("train.weight_decay", self.weight_decay, 0.0)?;
-        at_least("train.max_grad_norm", self.max_grad_norm, 0.0)?;
         objective(self)?;
-        between("train.correction_weight", self.correction_weight, 0.0, 100.0)?;
-        between("train.replay.share", self.replay.share, 0.0, 0.5)?;
-        at_least("train.max_sampler_difference", self.max_sampler_difference, 0.0)?;
-        between("train.max_tokens", self.max_tokens, 0, 1 << 24)?;
-        between("train.threads", self.threads, 0, 4096)?;
-        between("train.serving_share", self.serving_share, 0.0, 1.0)?;
-        between("train.keep_checkpoints", self.keep_checkpoints, 1, 10_000)?;
         self.lora.check()
     }
 }
@@ -59,19 +49,6 @@ fn toml_text(value: &impl Serialize) -> String {
 
 /// Keys of the loss and of the advantages.
 fn objective(c: &TrainConfig) -> Checked {
-    at_least("train.beta", c.beta, 0.0)?;
-    between("train.clip_low", c.clip_low, 0.0, 1.0)?;
-    at_least("train.clip_high", c.clip_high, 0.0)?;
-    at_least("train.delta", c.delta, 0.0)?;
-    at_least("train.dual_clip", c.dual_clip, 0.0)?;
-    above("train.sapo_tau_pos", c.sapo_tau_pos, 0.0)?;
-    above("train.sapo_tau_neg", c.sapo_tau_neg, 0.0)?;
-    at_least("train.vespo.k_pos", c.vespo.k_pos, 0.0)?;
-    at_least("train.vespo.lambda_pos", c.vespo.lambda_pos, 1e-4)?;
-    at_least("train.vespo.k_neg", c.vespo.k_neg, 0.0)?;
-    at_least("train.vespo.lambda_neg", c.vespo.lambda_neg, 1e-4)?;
-    at_least("train.off_policy_mask_threshold", c.off_policy_mask_threshold, 0.0)?;
-    share("train.top_entropy_quantile", c.top_entropy_quantile)?;
     clips(c)?;
     ratios(c)?;
     kl(c)?;
@@ -84,10 +61,6 @@ fn objective(c: &TrainConfig) -> Checked {
         toml_text(&c.advantage_scale),
         "\"group\" with train.reward_aggregation \"gdpo\", which divides by the group's deviation",
     )
-}
-
-fn share(key: &str, value: f64) -> Checked {
-    ensure(value > 0.0 && value <= 1.0, key, value, "greater than 0 and at most 1")
 }
 
 fn clips(c: &TrainConfig) -> Checked {
@@ -130,8 +103,6 @@ fn ratios(c: &TrainConfig) -> Checked {
 
 fn kl(c: &TrainConfig) -> Checked {
     let (steps, target, horizon) = (c.kl.sync_steps, c.kl.target, c.kl.horizon);
-    at_least("train.kl.target", target, 0.0)?;
-    share("train.kl.sync_mixup", c.kl.sync_mixup)?;
     let has_kl = c.beta != 0.0;
     let allowed = "0 with train.beta 0, which uses no reference";
     ensure(steps == 0 || has_kl, "train.kl.sync_steps", steps, allowed)?;
@@ -148,11 +119,6 @@ fn kl(c: &TrainConfig) -> Checked {
 
 fn entropy(c: &TrainConfig) -> Checked {
     let e = &c.entropy;
-    at_least("train.entropy.coef", e.coef, 0.0)?;
-    at_least("train.entropy.coef_min", e.coef_min, 0.0)?;
-    finite("train.entropy.coef_max", e.coef_max)?;
-    at_least("train.entropy.coef_delta", e.coef_delta, 0.0)?;
-    at_least("train.entropy.target", e.target, 0.0)?;
     let (low, high) = (e.coef_min, e.coef_max);
     let allowed = format!("at least train.entropy.coef_min ({low})");
     ensure(high >= low, "train.entropy.coef_max", high, allowed)?;
@@ -168,8 +134,6 @@ fn correction(c: &TrainConfig) -> Checked {
     const CLIP_MAX: &str = "train.sampler_correction.clip_max";
     let (mode, low, high) =
         (c.sampler_correction.mode, c.sampler_correction.clip_min, c.sampler_correction.clip_max);
-    at_least("train.sampler_correction.clip_min", low, 0.0)?;
-    at_least(CLIP_MAX, high, 0.0)?;
     let allowed = format!("0 or greater than train.sampler_correction.clip_min ({low})");
     ensure(high == 0.0 || high > low, CLIP_MAX, high, allowed)?;
     let truncates =
@@ -183,17 +147,13 @@ fn optimizer(c: &TrainConfig) -> Checked {
     // The lowest automatic rate is not known before the model; the schedule never ends above its peak.
     let peak = c.learning_rate.fixed().unwrap_or(f64::INFINITY);
     let (low, warmup) = (c.min_learning_rate, c.warmup_steps.unwrap_or(0));
-    below("train.warmup_ratio", c.warmup_ratio, 0.0, 1.0)?;
     let allowed = format!("0 where train.warmup_ratio ({}) is set", c.warmup_ratio);
     ensure(c.warmup_ratio <= 0.0 || warmup == 0, "train.warmup_steps", warmup, allowed)?;
-    at_least("train.min_learning_rate", low, 0.0)?;
     let allowed = format!("at most train.learning_rate ({peak})");
     ensure(low <= peak, "train.min_learning_rate", low, allowed)?;
     let has_minimum = matches!(c.schedule, ScheduleKind::Cosine | ScheduleKind::Polynomial);
     let allowed = "0 unless train.schedule is \"cosine\" or \"polynomial\"";
     ensure(low <= 0.0 || has_minimum, "train.min_learning_rate", low, allowed)?;
-    above("train.schedule_power", c.schedule_power, 0.0)?;
-    below("train.ema_decay", c.ema_decay, 0.0, 1.0)?;
     let allowed = format!("0 where train.ema_decay ({}) is set", c.ema_decay);
     ensure(c.ema_decay <= 0.0 || c.swa_start == 0, "train.swa_start", c.swa_start, allowed)?;
     // A schedule that ends, or a share of its steps, needs their number.

@@ -29,23 +29,18 @@ pub enum LossKind {
     Vespo,
 }
 
-/// The weight of a sequence with ratio w in `vespo`: `w^k exp(lambda (1 - w))`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct VespoConfig {
-    /// k for advantages of 0 or more: how fast the weight falls for small ratios.
-    pub k_pos: f64,
-    /// lambda for advantages of 0 or more: how fast the weight falls for large ratios.
-    pub lambda_pos: f64,
-    /// k for negative advantages.
-    pub k_neg: f64,
-    /// lambda for negative advantages.
-    pub lambda_neg: f64,
-}
-
-impl Default for VespoConfig {
-    fn default() -> Self {
-        Self { k_pos: 2.0, lambda_pos: 3.0, k_neg: 3.0, lambda_neg: 2.0 }
+hone_core::parameters! {
+    /// The weight of a sequence with ratio w in `vespo`: `w^k exp(lambda (1 - w))`.
+    #[derive(Copy)]
+    pub struct VespoConfig {
+        /// k for advantages of 0 or more: how fast the weight falls for small ratios.
+        pub k_pos: f64 = 2.0 => at_least(0.0),
+        /// lambda for advantages of 0 or more: how fast the weight falls for large ratios.
+        pub lambda_pos: f64 = 3.0 => at_least(1e-4),
+        /// k for negative advantages.
+        pub k_neg: f64 = 3.0 => at_least(0.0),
+        /// lambda for negative advantages.
+        pub lambda_neg: f64 = 2.0 => at_least(1e-4),
     }
 }
 
@@ -75,63 +70,38 @@ pub enum KlEstimator {
     Corrected,
 }
 
-/// The KL term and the reference policy.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct KlConfig {
-    /// The estimator in the loss.
-    pub estimator: KlEstimator,
-    /// Adapt `train.beta` so that the KL approaches this, in nats per token; 0 keeps beta fixed.
-    pub target: f64,
-    /// Number of samples over which beta adapts; smaller is faster.
-    pub horizon: f64,
-    /// Steps between updates of the reference toward the policy; 0 keeps the reference.
-    pub sync_steps: u64,
-    /// The policy's share in such an update.
-    pub sync_mixup: f64,
-}
-
-impl Default for KlConfig {
-    fn default() -> Self {
-        Self {
-            estimator: KlEstimator::default(),
-            target: 0.0,
-            horizon: 10_000.0,
-            sync_steps: 0,
-            sync_mixup: 0.6,
-        }
+hone_core::parameters! {
+    /// The KL term and the reference policy.
+    pub struct KlConfig {
+        /// The estimator in the loss.
+        pub estimator: KlEstimator = KlEstimator::default(),
+        /// Adapt `train.beta` so that the KL approaches this, in nats per token; 0 keeps beta fixed.
+        pub target: f64 = 0.0 => at_least(0.0),
+        /// Number of samples over which beta adapts; smaller is faster.
+        pub horizon: f64 = 10_000.0,
+        /// Steps between updates of the reference toward the policy; 0 keeps the reference.
+        pub sync_steps: u64 = 0,
+        /// The policy's share in such an update.
+        pub sync_mixup: f64 = 0.6 => share(),
     }
 }
 
-/// The entropy bonus.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct EntropyConfig {
-    /// Coefficient of the mean entropy, which is subtracted from the loss; the initial one if
-    /// `adaptive`.
-    pub coef: f64,
-    /// Raise the coefficient while the entropy is at or below `target`, lower it otherwise.
-    pub adaptive: bool,
-    /// Minimum of the adaptive coefficient.
-    pub coef_min: f64,
-    /// Maximum of the adaptive coefficient.
-    pub coef_max: f64,
-    /// Change of the adaptive coefficient per update.
-    pub coef_delta: f64,
-    /// The entropy below which the adaptive bonus acts, in nats per token.
-    pub target: f64,
-}
-
-impl Default for EntropyConfig {
-    fn default() -> Self {
-        Self {
-            coef: 0.0,
-            adaptive: false,
-            coef_min: 0.0,
-            coef_max: 1.0,
-            coef_delta: 0.005,
-            target: 0.2,
-        }
+hone_core::parameters! {
+    /// The entropy bonus.
+    pub struct EntropyConfig {
+        /// Coefficient of the mean entropy, which is subtracted from the loss; the initial one if
+        /// `adaptive`.
+        pub coef: f64 = 0.0 => at_least(0.0),
+        /// Raise the coefficient while the entropy is at or below `target`, lower it otherwise.
+        pub adaptive: bool = false,
+        /// Minimum of the adaptive coefficient.
+        pub coef_min: f64 = 0.0 => at_least(0.0),
+        /// Maximum of the adaptive coefficient.
+        pub coef_max: f64 = 1.0 => finite(),
+        /// Change of the adaptive coefficient per update.
+        pub coef_delta: f64 = 0.005 => at_least(0.0),
+        /// The entropy below which the adaptive bonus acts, in nats per token.
+        pub target: f64 = 0.2 => at_least(0.0),
     }
 }
 
@@ -152,21 +122,15 @@ pub enum CorrectionMode {
     SequenceMask,
 }
 
-/// Importance weights of the trainer's policy over the sampler's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct CorrectionConfig {
-    /// The granularity of the weights, and what happens outside the bounds.
-    pub mode: CorrectionMode,
-    /// Lower bound of a weight.
-    pub clip_min: f64,
-    /// Upper bound of a weight; 0 is no bound.
-    pub clip_max: f64,
-}
-
-impl Default for CorrectionConfig {
-    fn default() -> Self {
-        Self { mode: CorrectionMode::default(), clip_min: 0.0, clip_max: 3.0 }
+hone_core::parameters! {
+    /// Importance weights of the trainer's policy over the sampler's.
+    pub struct CorrectionConfig {
+        /// The granularity of the weights, and what happens outside the bounds.
+        pub mode: CorrectionMode = CorrectionMode::default(),
+        /// Lower bound of a weight.
+        pub clip_min: f64 = 0.0 => at_least(0.0),
+        /// Upper bound of a weight; 0 is no bound.
+        pub clip_max: f64 = 3.0 => at_least(0.0),
     }
 }
 

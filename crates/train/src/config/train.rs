@@ -1,7 +1,5 @@
 //! The keys of `[train]`.
 
-use serde::{Deserialize, Serialize};
-
 use hone_core::threads::BackgroundPriority;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::kernels::compute::Compute;
@@ -17,141 +15,141 @@ use super::{OptimizerKind, Recompute, ScheduleKind};
 /// Warm-up steps where no key sets them: about as many as Adam's second moments need at first.
 const DEFAULT_WARMUP: u64 = 10;
 
-/// Settings of the trainer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TrainConfig {
-    /// Whether to train at all.
-    pub enabled: bool,
-    /// Seed of initialization, dropout and batch order.
-    pub seed: u64,
-    /// Stop after this many optimizer steps; 0 never stops.
-    pub max_steps: u64,
-    /// Passes over the prompts to train on, instead of `max_steps`; 0 is off. `hone train`, which knows
-    /// the number of prompts, replaces it by `max_steps`.
-    pub epochs: f64,
-    /// Trainable samples per optimizer step.
-    pub samples_per_step: usize,
-    /// Samples per forward and backward pass; gradients accumulate over the passes of a step.
-    pub micro_batch: usize,
-    /// Which layers the backward pass recomputes.
-    pub recompute: Recompute,
-    /// Data type of the frozen base in memory.
-    pub base_dtype: BaseDtype,
-    /// Arithmetic of the trainer's products with the frozen base. It exists because products take most of
-    /// a step, and some processors are several times as fast in bf16.
-    pub compute: Compute,
-    /// Optimizer updates per step, all on the same samples.
-    pub num_iterations: usize,
-    /// Peak learning rate: a number, or `"auto"` for one that follows the model's size.
-    pub learning_rate: PeakRate,
-    /// How the learning rate changes after warm-up.
-    pub schedule: ScheduleKind,
-    /// Steps over which the learning rate rises linearly to its peak; `None` is the default of
-    /// [`Self::warmup`], so that a key that contradicts only the default is no error.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub warmup_steps: Option<u64>,
-    /// Warm-up as a share of [`Self::schedule_steps`], instead of `warmup_steps`; 0 is off.
-    pub warmup_ratio: f64,
-    /// Last step of the linear, cosine and polynomial schedules; 0 is `max_steps`.
-    pub total_steps: u64,
-    /// Learning rate at the end of the cosine and polynomial schedules.
-    pub min_learning_rate: f64,
-    /// Exponent of the polynomial schedule.
-    pub schedule_power: f64,
-    /// The optimizer.
-    pub optimizer: OptimizerKind,
-    /// AdamW's decay of the first moment.
-    pub adam_beta1: f64,
-    /// AdamW's decay of the second moment.
-    pub adam_beta2: f64,
-    /// AdamW's epsilon.
-    pub adam_eps: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Maximum of the global gradient norm; 0 is no maximum.
-    pub max_grad_norm: f64,
-    /// Serve an exponential average of the adapter with this decay per step; 0 serves the adapter.
-    pub ema_decay: f64,
-    /// Serve the mean of the adapter over all steps from this one on; 0 serves the adapter.
-    pub swa_start: u64,
-    /// Coefficient of the KL to the reference policy.
-    pub beta: f64,
-    /// The lower clip bound of the importance ratio is 1 minus this.
-    pub clip_low: f64,
-    /// The upper clip bound of the importance ratio is 1 plus this.
-    pub clip_high: f64,
-    /// The surrogate, and how token losses are combined.
-    pub loss: LossKind,
-    /// Whether a sequence has one importance ratio or one per token.
-    pub importance_sampling_level: RatioLevel,
-    /// Upper bound of the unclipped ratio in the clipped surrogate's minimum; 0 is no bound.
-    pub delta: f64,
-    /// For a negative advantage A, the loss is at most -A times this; 0 is no bound. Without effect where
-    /// `loss` does not clip, and where `delta` sets the bound.
-    pub dual_clip: f64,
-    /// Sharpness of the `sapo` gate for positive advantages.
-    pub sapo_tau_pos: f64,
-    /// Sharpness of the `sapo` gate for other advantages.
-    pub sapo_tau_neg: f64,
-    /// Only this share of the step's tokens, those of the highest entropy, has a surrogate.
-    pub top_entropy_quantile: f64,
-    /// A sequence of negative advantage has no surrogate if its recorded log-probabilities exceed
-    /// the policy's by more than this in the mean; 0 keeps all.
-    pub off_policy_mask_threshold: f64,
-    /// Leave out completions that ended at their token limit.
-    pub mask_truncated_completions: bool,
-    /// The divisor of group advantages.
-    pub advantage_scale: AdvantageScale,
-    /// The baseline that is subtracted from a group's rewards.
-    pub advantage_baseline: AdvantageBaseline,
-    /// How several reward parts become one advantage.
-    pub reward_aggregation: RewardAggregation,
-    /// The treatment of groups whose rewards are all equal.
-    pub zero_variance_groups: ZeroVariance,
-    /// Effective number of samples in a running baseline (an exponential window).
-    #[serde(skip)]
-    pub baseline_window: f64,
-    /// Drop groups with a member that is more versions old than this; 0 allows only the current one.
-    pub max_staleness: u64,
-    /// Longest sample, prompt and completion together in tokens; 0 is what the memory plan permits.
-    /// Groups with a longer one are dropped.
-    pub max_tokens: usize,
-    /// When steps may be taken.
-    pub when: TrainWhen,
-    /// Largest number of steps in a day (UTC); 0 is no limit.
-    pub max_steps_per_day: u64,
-    /// The same for groups of which users' feedback alone decides: ratings may come late.
-    pub feedback_max_staleness: u64,
-    /// Largest importance weight of such a sample that is older than `max_staleness`.
-    #[serde(skip)]
-    pub feedback_clip_max: f64,
-    /// Weight of the negative log-likelihood of clients' corrections in the loss; 0 trains on none.
-    pub correction_weight: f64,
-    /// Refuse a sample whose recorded and recomputed log-probabilities of the same version differ by
-    /// more than this in the mean, in nats; 0 never refuses.
-    pub max_sampler_difference: f64,
-    /// Threads of the trainer's pool; 0 is one per core.
-    pub threads: usize,
-    /// Processor priority of background threads: the trainer's, the native sampler's, rollouts'.
-    pub priority: BackgroundPriority,
-    /// Pauses between steps of the native engine for clients, as a fraction of their duration, while background
-    /// threads of lower priority have something to compute.
-    pub serving_share: f64,
-    /// Number of checkpoints to keep.
-    pub keep_checkpoints: usize,
-    /// `[train.vespo]`
-    pub vespo: VespoConfig,
-    /// `[train.kl]`
-    pub kl: KlConfig,
-    /// `[train.entropy]`
-    pub entropy: EntropyConfig,
-    /// `[train.sampler_correction]`
-    pub sampler_correction: CorrectionConfig,
-    /// `[train.replay]`
-    pub replay: ReplayConfig,
-    /// `[train.lora]`
-    pub lora: LoraConfig,
+hone_core::parameters! {
+    /// Settings of the trainer.
+    pub struct TrainConfig {
+        /// Whether to train at all.
+        pub enabled: bool = true,
+        /// Seed of initialization, dropout and batch order.
+        pub seed: u64 = 0,
+        /// Stop after this many optimizer steps; 0 never stops.
+        pub max_steps: u64 = 0,
+        /// Passes over the prompts to train on, instead of `max_steps`; 0 is off. `hone train`, which knows
+        /// the number of prompts, replaces it by `max_steps`.
+        pub epochs: f64 = 0.0 => between(0.0, 1e6),
+        /// Trainable samples per optimizer step.
+        pub samples_per_step: usize = 64 => between(1, 1 << 20),
+        /// Samples per forward and backward pass; gradients accumulate over the passes of a step.
+        pub micro_batch: usize = 64 => between(1, 1 << 16),
+        /// Which layers the backward pass recomputes.
+        pub recompute: Recompute = Recompute::default(),
+        /// Data type of the frozen base in memory.
+        pub base_dtype: BaseDtype = BaseDtype::default(),
+        /// Arithmetic of the trainer's products with the frozen base. It exists because products take most of
+        /// a step, and some processors are several times as fast in bf16.
+        pub compute: Compute = Compute::default(),
+        /// Optimizer updates per step, all on the same samples.
+        pub num_iterations: usize = 1 => between(1, 64),
+        /// Peak learning rate: a number, or `"auto"` for one that follows the model's size.
+        pub learning_rate: PeakRate = PeakRate::Auto,
+        /// How the learning rate changes after warm-up.
+        pub schedule: ScheduleKind = ScheduleKind::Constant,
+        /// Steps over which the learning rate rises linearly to its peak; `None` is the default of
+        /// [`Self::warmup`], so that a key that contradicts only the default is no error.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub warmup_steps: Option<u64> = None,
+        /// Warm-up as a share of [`Self::schedule_steps`], instead of `warmup_steps`; 0 is off.
+        pub warmup_ratio: f64 = 0.0 => below(0.0, 1.0),
+        /// Last step of the linear, cosine and polynomial schedules; 0 is `max_steps`.
+        pub total_steps: u64 = 0,
+        /// Learning rate at the end of the cosine and polynomial schedules.
+        pub min_learning_rate: f64 = 0.0 => at_least(0.0),
+        /// Exponent of the polynomial schedule.
+        pub schedule_power: f64 = 1.0 => above(0.0),
+        /// The optimizer.
+        pub optimizer: OptimizerKind = OptimizerKind::default(),
+        /// AdamW's decay of the first moment.
+        pub adam_beta1: f64 = 0.9 => below(0.0, 1.0),
+        /// AdamW's decay of the second moment.
+        pub adam_beta2: f64 = 0.999 => below(0.0, 1.0),
+        /// AdamW's epsilon.
+        pub adam_eps: f64 = 1e-8 => above(0.0),
+        /// Decoupled weight decay.
+        pub weight_decay: f64 = 0.0 => at_least(0.0),
+        /// Maximum of the global gradient norm; 0 is no maximum.
+        pub max_grad_norm: f64 = 1.0 => at_least(0.0),
+        /// Serve an exponential average of the adapter with this decay per step; 0 serves the adapter.
+        pub ema_decay: f64 = 0.0 => below(0.0, 1.0),
+        /// Serve the mean of the adapter over all steps from this one on; 0 serves the adapter.
+        pub swa_start: u64 = 0,
+        /// Coefficient of the KL to the reference policy.
+        pub beta: f64 = 0.01 => at_least(0.0),
+        /// The lower clip bound of the importance ratio is 1 minus this.
+        pub clip_low: f64 = 0.2 => between(0.0, 1.0),
+        /// The upper clip bound of the importance ratio is 1 plus this.
+        pub clip_high: f64 = 0.2 => at_least(0.0),
+        /// The surrogate, and how token losses are combined.
+        pub loss: LossKind = LossKind::default(),
+        /// Whether a sequence has one importance ratio or one per token.
+        pub importance_sampling_level: RatioLevel = RatioLevel::default(),
+        /// Upper bound of the unclipped ratio in the clipped surrogate's minimum; 0 is no bound.
+        pub delta: f64 = 0.0 => at_least(0.0),
+        /// For a negative advantage A, the loss is at most -A times this; 0 is no bound. Without effect where
+        /// `loss` does not clip, and where `delta` sets the bound.
+        pub dual_clip: f64 = 3.0 => at_least(0.0),
+        /// Sharpness of the `sapo` gate for positive advantages.
+        pub sapo_tau_pos: f64 = 1.0 => above(0.0),
+        /// Sharpness of the `sapo` gate for other advantages.
+        pub sapo_tau_neg: f64 = 1.05 => above(0.0),
+        /// Only this share of the step's tokens, those of the highest entropy, has a surrogate.
+        pub top_entropy_quantile: f64 = 1.0 => share(),
+        /// A sequence of negative advantage has no surrogate if its recorded log-probabilities exceed
+        /// the policy's by more than this in the mean; 0 keeps all.
+        pub off_policy_mask_threshold: f64 = 0.0 => at_least(0.0),
+        /// Leave out completions that ended at their token limit.
+        pub mask_truncated_completions: bool = false,
+        /// The divisor of group advantages.
+        pub advantage_scale: AdvantageScale = AdvantageScale::default(),
+        /// The baseline that is subtracted from a group's rewards.
+        pub advantage_baseline: AdvantageBaseline = AdvantageBaseline::default(),
+        /// How several reward parts become one advantage.
+        pub reward_aggregation: RewardAggregation = RewardAggregation::default(),
+        /// The treatment of groups whose rewards are all equal.
+        pub zero_variance_groups: ZeroVariance = ZeroVariance::default(),
+        /// Effective number of samples in a running baseline (an exponential window).
+        #[serde(skip)]
+        pub baseline_window: f64 = 256.0,
+        /// Drop groups with a member that is more versions old than this; 0 allows only the current one.
+        pub max_staleness: u64 = 8,
+        /// Longest sample, prompt and completion together in tokens; 0 is what the memory plan permits.
+        /// Groups with a longer one are dropped.
+        pub max_tokens: usize = 0 => between(0, 1 << 24),
+        /// When steps may be taken.
+        pub when: TrainWhen = TrainWhen::default(),
+        /// Largest number of steps in a day (UTC); 0 is no limit.
+        pub max_steps_per_day: u64 = 0,
+        /// The same for groups of which users' feedback alone decides: ratings may come late.
+        pub feedback_max_staleness: u64 = 512,
+        /// Largest importance weight of such a sample that is older than `max_staleness`.
+        #[serde(skip)]
+        pub feedback_clip_max: f64 = 1.0,
+        /// Weight of the negative log-likelihood of clients' corrections in the loss; 0 trains on none.
+        pub correction_weight: f64 = 0.0 => between(0.0, 100.0),
+        /// Refuse a sample whose recorded and recomputed log-probabilities of the same version differ by
+        /// more than this in the mean, in nats; 0 never refuses.
+        pub max_sampler_difference: f64 = 0.05 => at_least(0.0),
+        /// Threads of the trainer's pool; 0 is one per core.
+        pub threads: usize = 0 => between(0, 4096),
+        /// Processor priority of background threads: the trainer's, the native sampler's, rollouts'.
+        pub priority: BackgroundPriority = BackgroundPriority::default(),
+        /// Pauses between steps of the native engine for clients, as a fraction of their duration, while background
+        /// threads of lower priority have something to compute.
+        pub serving_share: f64 = 0.2 => between(0.0, 1.0),
+        /// Number of checkpoints to keep.
+        pub keep_checkpoints: usize = 2 => between(1, 10_000),
+        /// `[train.vespo]`
+        pub vespo: VespoConfig = VespoConfig::default(),
+        /// `[train.kl]`
+        pub kl: KlConfig = KlConfig::default(),
+        /// `[train.entropy]`
+        pub entropy: EntropyConfig = EntropyConfig::default(),
+        /// `[train.sampler_correction]`
+        pub sampler_correction: CorrectionConfig = CorrectionConfig::default(),
+        /// `[train.replay]`
+        pub replay: ReplayConfig = ReplayConfig::default(),
+        /// `[train.lora]`
+        pub lora: LoraConfig = LoraConfig::default(),
+    }
 }
 
 impl TrainConfig {
@@ -178,89 +176,16 @@ impl TrainConfig {
     }
 }
 
-impl Default for TrainConfig {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            seed: 0,
-            max_steps: 0,
-            epochs: 0.0,
-            samples_per_step: 64,
-            micro_batch: 64,
-            recompute: Recompute::default(),
-            base_dtype: BaseDtype::default(),
-            compute: Compute::default(),
-            num_iterations: 1,
-            learning_rate: PeakRate::Auto,
-            schedule: ScheduleKind::Constant,
-            warmup_steps: None,
-            warmup_ratio: 0.0,
-            total_steps: 0,
-            min_learning_rate: 0.0,
-            schedule_power: 1.0,
-            optimizer: OptimizerKind::default(),
-            adam_beta1: 0.9,
-            adam_beta2: 0.999,
-            adam_eps: 1e-8,
-            weight_decay: 0.0,
-            max_grad_norm: 1.0,
-            ema_decay: 0.0,
-            swa_start: 0,
-            beta: 0.01,
-            clip_low: 0.2,
-            clip_high: 0.2,
-            loss: LossKind::default(),
-            importance_sampling_level: RatioLevel::default(),
-            delta: 0.0,
-            dual_clip: 3.0,
-            sapo_tau_pos: 1.0,
-            sapo_tau_neg: 1.05,
-            top_entropy_quantile: 1.0,
-            off_policy_mask_threshold: 0.0,
-            mask_truncated_completions: false,
-            advantage_scale: AdvantageScale::default(),
-            advantage_baseline: AdvantageBaseline::default(),
-            reward_aggregation: RewardAggregation::default(),
-            zero_variance_groups: ZeroVariance::default(),
-            baseline_window: 256.0,
-            max_staleness: 8,
-            max_tokens: 0,
-            when: TrainWhen::default(),
-            max_steps_per_day: 0,
-            feedback_max_staleness: 512,
-            feedback_clip_max: 1.0,
-            correction_weight: 0.0,
-            max_sampler_difference: 0.05,
-            threads: 0,
-            priority: BackgroundPriority::default(),
-            serving_share: 0.2,
-            keep_checkpoints: 2,
-            vespo: VespoConfig::default(),
-            kl: KlConfig::default(),
-            entropy: EntropyConfig::default(),
-            sampler_correction: CorrectionConfig::default(),
-            replay: ReplayConfig::default(),
-            lora: LoraConfig::default(),
-        }
-    }
-}
-
 // How much of a step is drawn from earlier steps.
 
-/// Groups of earlier steps that a step trains on again.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ReplayConfig {
-    /// Largest share of replayed samples in a step, at most 0.5; 0 replays none.
-    pub share: f64,
-    /// Number of the newest steps whose groups may be drawn.
-    #[serde(skip)]
-    pub window_steps: u64,
-}
-
-impl Default for ReplayConfig {
-    fn default() -> Self {
-        Self { share: 0.0, window_steps: 50 }
+hone_core::parameters! {
+    /// Groups of earlier steps that a step trains on again.
+    pub struct ReplayConfig {
+        /// Largest share of replayed samples in a step, at most 0.5; 0 replays none.
+        pub share: f64 = 0.0 => between(0.0, 0.5),
+        /// Number of the newest steps whose groups may be drawn.
+        #[serde(skip)]
+        pub window_steps: u64 = 50,
     }
 }
 

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, Problem};
-use hone_core::config::{at_least, between};
 use hone_model::kernels::compute::Compute;
 
 /// What a version must pass before all traffic gets it.
@@ -19,115 +19,77 @@ pub enum Promotion {
     Canary,
 }
 
-/// When versions are published, what they must pass, and how many keep their files.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PolicyConfig {
-    /// What a version must pass before all traffic gets it.
-    pub promotion: Promotion,
-    /// Optimizer steps between published versions.
-    pub publish_every: u64,
-    /// Seconds after which trained weights are published with fewer steps; 0 waits for
-    /// `publish_every`.
-    pub publish_seconds: u64,
-    /// Newest adapter directories to keep. The active, the previous and the pinned versions always keep
-    /// theirs, and so do ancestors of the active version at exponentially growing distances.
-    pub keep_versions: usize,
-    /// Seconds for which training pauses after an operator activated a version; 0 until it is
-    /// resumed. Otherwise the next step would undo the activation.
-    pub hold_seconds: u64,
-    /// Versions in a row that may be rejected or rolled back before training pauses until it is
-    /// resumed; 0 never pauses. Without it, a trainer whose every version is rejected would not stop.
-    pub max_rejections: u64,
-    /// Mean absolute difference, in nats, of sampled and trained log-probabilities above which a
-    /// version is rejected.
-    #[serde(skip)]
-    pub parity_tolerance: f64,
-    /// The same if the engine, or the trainer's products (`train.compute`), are in 16 bits.
-    #[serde(skip)]
-    pub parity_tolerance_half: f64,
-    /// Tokens that the parity probe samples.
-    #[serde(skip)]
-    pub probe_tokens: u32,
-    /// `[policy.gate]`
-    pub gate: GateConfig,
-    /// `[policy.canary]`
-    pub canary: CanaryConfig,
-    /// `[policy.rollback]`
-    pub rollback: RollbackConfig,
-}
-
-impl Default for PolicyConfig {
-    fn default() -> Self {
-        Self {
-            promotion: Promotion::default(),
-            publish_every: 4,
-            publish_seconds: 0,
-            keep_versions: 20,
-            hold_seconds: 0,
-            max_rejections: 3,
-            parity_tolerance: 1e-3,
-            parity_tolerance_half: 5e-2,
-            probe_tokens: 16,
-            gate: GateConfig::default(),
-            canary: CanaryConfig::default(),
-            rollback: RollbackConfig::default(),
-        }
+hone_core::parameters! {
+    /// When versions are published, what they must pass, and how many keep their files.
+    pub struct PolicyConfig {
+        /// What a version must pass before all traffic gets it.
+        pub promotion: Promotion = Promotion::default(),
+        /// Optimizer steps between published versions.
+        pub publish_every: u64 = 4 => between(1, u64::MAX),
+        /// Seconds after which trained weights are published with fewer steps; 0 waits for
+        /// `publish_every`.
+        pub publish_seconds: u64 = 0 => between(0, 1 << 32),
+        /// Newest adapter directories to keep. The active, the previous and the pinned versions always keep
+        /// theirs, and so do ancestors of the active version at exponentially growing distances.
+        pub keep_versions: usize = 20 => between(2, 1 << 20),
+        /// Seconds for which training pauses after an operator activated a version; 0 until it is
+        /// resumed. Otherwise the next step would undo the activation.
+        pub hold_seconds: u64 = 0 => between(0, 1 << 32),
+        /// Versions in a row that may be rejected or rolled back before training pauses until it is
+        /// resumed; 0 never pauses. Without it, a trainer whose every version is rejected would not stop.
+        pub max_rejections: u64 = 3 => between(0, 1 << 20),
+        /// Mean absolute difference, in nats, of sampled and trained log-probabilities above which a
+        /// version is rejected.
+        #[serde(skip)]
+        pub parity_tolerance: f64 = 1e-3,
+        /// The same if the engine, or the trainer's products (`train.compute`), are in 16 bits.
+        #[serde(skip)]
+        pub parity_tolerance_half: f64 = 5e-2,
+        /// Tokens that the parity probe samples.
+        #[serde(skip)]
+        pub probe_tokens: u32 = 16,
+        /// `[policy.gate]`
+        pub gate: GateConfig = GateConfig::default(),
+        /// `[policy.canary]`
+        pub canary: CanaryConfig = CanaryConfig::default(),
+        /// `[policy.rollback]`
+        pub rollback: RollbackConfig = RollbackConfig::default(),
     }
 }
 
-/// Bounds of the gate. Every comparison is on the same prompts and seeds as the active version's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct GateConfig {
-    /// Prompts that candidate and active version complete; 0 leaves out drift and exam.
-    pub prompts: usize,
-    /// JSON Lines file with prompts of the exam; empty takes the reservoir of live prompts.
-    pub exam_file: String,
-    /// Share of the live prompts of a graded route that only exams use.
-    pub holdout_share: f64,
-    /// Token limit of the completions; 0 is `rollout.max_tokens`.
-    #[serde(skip)]
-    pub max_tokens: u32,
-    /// Confidence at which a difference counts, one-sided.
-    #[serde(skip)]
-    pub confidence: f64,
-    /// Difference of the mean exam reward, in units of the reward, by which a candidate may be worse.
-    pub exam_margin: f64,
-    /// Largest KL to the base, in nats per token; 0 is no bound.
-    pub max_kl: f64,
-    /// Largest KL to the active version, in nats per token; 0 is no bound.
-    pub max_kl_active: f64,
-    /// Smallest entropy, as a share of the active version's.
-    #[serde(skip)]
-    pub min_entropy_share: f64,
-    /// Largest mean length of completions, as a multiple of the active version's.
-    #[serde(skip)]
-    pub max_length_ratio: f64,
-    /// Largest rise of the share of completions that end at the token limit.
-    #[serde(skip)]
-    pub max_truncated_rise: f64,
-    /// Largest fall of the mean of a part that rewards a format.
-    #[serde(skip)]
-    pub max_format_drop: f64,
-}
-
-impl Default for GateConfig {
-    fn default() -> Self {
-        Self {
-            prompts: 16,
-            exam_file: String::new(),
-            holdout_share: 0.02,
-            max_tokens: 0,
-            confidence: 0.95,
-            exam_margin: 0.0,
-            max_kl: 1.0,
-            max_kl_active: 0.5,
-            min_entropy_share: 0.3,
-            max_length_ratio: 2.0,
-            max_truncated_rise: 0.2,
-            max_format_drop: 0.1,
-        }
+hone_core::parameters! {
+    /// Bounds of the gate. Every comparison is on the same prompts and seeds as the active version's.
+    pub struct GateConfig {
+        /// Prompts that candidate and active version complete; 0 leaves out drift and exam.
+        pub prompts: usize = 16 => between(0, 4096),
+        /// JSON Lines file with prompts of the exam; empty takes the reservoir of live prompts.
+        pub exam_file: String = String::new(),
+        /// Share of the live prompts of a graded route that only exams use.
+        pub holdout_share: f64 = 0.02 => between(0.0, 0.5),
+        /// Token limit of the completions; 0 is `rollout.max_tokens`.
+        #[serde(skip)]
+        pub max_tokens: u32 = 0,
+        /// Confidence at which a difference counts, one-sided.
+        #[serde(skip)]
+        pub confidence: f64 = 0.95,
+        /// Difference of the mean exam reward, in units of the reward, by which a candidate may be worse.
+        pub exam_margin: f64 = 0.0 => at_least(0.0),
+        /// Largest KL to the base, in nats per token; 0 is no bound.
+        pub max_kl: f64 = 1.0 => at_least(0.0),
+        /// Largest KL to the active version, in nats per token; 0 is no bound.
+        pub max_kl_active: f64 = 0.5 => at_least(0.0),
+        /// Smallest entropy, as a share of the active version's.
+        #[serde(skip)]
+        pub min_entropy_share: f64 = 0.3,
+        /// Largest mean length of completions, as a multiple of the active version's.
+        #[serde(skip)]
+        pub max_length_ratio: f64 = 2.0,
+        /// Largest rise of the share of completions that end at the token limit.
+        #[serde(skip)]
+        pub max_truncated_rise: f64 = 0.2,
+        /// Largest fall of the mean of a part that rewards a format.
+        #[serde(skip)]
+        pub max_format_drop: f64 = 0.1 => at_least(0.0),
     }
 }
 
@@ -145,66 +107,45 @@ pub enum CanaryLimit {
     RollBack,
 }
 
-/// The canary.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct CanaryConfig {
-    /// Shares of the live traffic, one after the other.
-    pub shares: Vec<f64>,
-    /// Ratings of the canary before the next share.
-    pub stage_ratings: u64,
-    /// Difference of the mean rating, as a share of the rating's range, by which the canary may be
-    /// worse.
-    pub margin: f64,
-    /// Probability of each wrong decision: to promote a version that is worse by more than the margin,
-    /// and to roll back one that is not worse.
-    pub alpha: f64,
-    /// Seconds after which the canary ends without a decision.
-    pub max_seconds: u64,
-    /// Ratings of both versions after which the canary ends without a decision; 0 is no limit.
-    pub max_ratings: u64,
-    /// The end of a canary whose ratings did not decide in time.
-    pub on_limit: CanaryLimit,
-    /// Largest share of failed requests of the canary beyond that of the active version.
-    #[serde(skip)]
-    pub max_error_rise: f64,
-}
-
-impl Default for CanaryConfig {
-    fn default() -> Self {
-        Self {
-            shares: vec![0.05, 0.25, 0.5],
-            stage_ratings: 20,
-            margin: 0.05,
-            alpha: 0.05,
-            max_seconds: 86_400,
-            max_ratings: 0,
-            on_limit: CanaryLimit::default(),
-            max_error_rise: 0.05,
-        }
+hone_core::parameters! {
+    /// The canary.
+    pub struct CanaryConfig {
+        /// Shares of the live traffic, one after the other.
+        pub shares: Vec<f64> = vec![0.05, 0.25, 0.5],
+        /// Ratings of the canary before the next share.
+        pub stage_ratings: u64 = 20 => between(1, 1 << 40),
+        /// Difference of the mean rating, as a share of the rating's range, by which the canary may be
+        /// worse.
+        pub margin: f64 = 0.05 => between(0.001, 0.5),
+        /// Probability of each wrong decision: to promote a version that is worse by more than the margin,
+        /// and to roll back one that is not worse.
+        pub alpha: f64 = 0.05 => between(1e-6, 0.5),
+        /// Seconds after which the canary ends without a decision.
+        pub max_seconds: u64 = 86_400 => between(1, 1 << 32),
+        /// Ratings of both versions after which the canary ends without a decision; 0 is no limit.
+        pub max_ratings: u64 = 0 => between(0, 1 << 40),
+        /// The end of a canary whose ratings did not decide in time.
+        pub on_limit: CanaryLimit = CanaryLimit::default(),
+        /// Largest share of failed requests of the canary beyond that of the active version.
+        #[serde(skip)]
+        pub max_error_rise: f64 = 0.05 => between(0.0, 1.0),
     }
 }
 
-/// Rules that roll the active version back to its parent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RollbackConfig {
-    /// Fall of the mean rating, as a share of the rating's range, against the version before; 0 is no
-    /// rule.
-    pub rating_drop: f64,
-    /// Rise of the share of failed requests against the version before; 0 is no rule.
-    pub error_rise: f64,
-    /// Ratings, or requests, that the version before needs to be compared with.
-    #[serde(skip)]
-    pub min_ratings: u64,
-    /// Probability that equal ratings roll a version back.
-    #[serde(skip)]
-    pub alpha: f64,
-}
-
-impl Default for RollbackConfig {
-    fn default() -> Self {
-        Self { rating_drop: 0.0, error_rise: 0.0, min_ratings: 30, alpha: 0.01 }
+hone_core::parameters! {
+    /// Rules that roll the active version back to its parent.
+    pub struct RollbackConfig {
+        /// Fall of the mean rating, as a share of the rating's range, against the version before; 0 is no
+        /// rule.
+        pub rating_drop: f64 = 0.0 => between(0.0, 1.0),
+        /// Rise of the share of failed requests against the version before; 0 is no rule.
+        pub error_rise: f64 = 0.0 => between(0.0, 1.0),
+        /// Ratings, or requests, that the version before needs to be compared with.
+        #[serde(skip)]
+        pub min_ratings: u64 = 30,
+        /// Probability that equal ratings roll a version back.
+        #[serde(skip)]
+        pub alpha: f64 = 0.01 => between(1e-6, 0.5),
     }
 }
 
@@ -221,33 +162,10 @@ impl PolicyConfig {
     /// # Errors
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
-        between("policy.publish_every", self.publish_every, 1, u64::MAX)?;
-        between("policy.publish_seconds", self.publish_seconds, 0, 1 << 32)?;
-        between("policy.keep_versions", self.keep_versions, 2, 1 << 20)?;
-        between("policy.hold_seconds", self.hold_seconds, 0, 1 << 32)?;
-        between("policy.max_rejections", self.max_rejections, 0, 1 << 20)?;
-        self.gate.check()?;
+        self.check_in("policy.")?;
+        self.gate.check_in("policy.gate.")?;
         self.canary.check()?;
-        self.rollback.check()
-    }
-}
-
-impl RollbackConfig {
-    fn check(&self) -> Checked {
-        between("policy.rollback.rating_drop", self.rating_drop, 0.0, 1.0)?;
-        between("policy.rollback.error_rise", self.error_rise, 0.0, 1.0)?;
-        between("policy.rollback.alpha", self.alpha, 1e-6, 0.5)
-    }
-}
-
-impl GateConfig {
-    fn check(&self) -> Checked {
-        between("policy.gate.prompts", self.prompts, 0, 4096)?;
-        between("policy.gate.holdout_share", self.holdout_share, 0.0, 0.5)?;
-        at_least("policy.gate.exam_margin", self.exam_margin, 0.0)?;
-        at_least("policy.gate.max_kl", self.max_kl, 0.0)?;
-        at_least("policy.gate.max_kl_active", self.max_kl_active, 0.0)?;
-        at_least("policy.gate.max_format_drop", self.max_format_drop, 0.0)
+        self.rollback.check_in("policy.rollback.")
     }
 }
 
@@ -261,11 +179,6 @@ impl CanaryConfig {
             let allowed = "one or more rising shares above 0 and at most 0.5";
             return Err(Problem::value("policy.canary.shares", shown, allowed));
         }
-        between("policy.canary.stage_ratings", self.stage_ratings, 1, 1 << 40)?;
-        between("policy.canary.margin", self.margin, 0.001, 0.5)?;
-        between("policy.canary.alpha", self.alpha, 1e-6, 0.5)?;
-        between("policy.canary.max_seconds", self.max_seconds, 1, 1 << 32)?;
-        between("policy.canary.max_ratings", self.max_ratings, 0, 1 << 40)?;
-        between("policy.canary.max_error_rise", self.max_error_rise, 0.0, 1.0)
+        self.check_in("policy.canary.")
     }
 }

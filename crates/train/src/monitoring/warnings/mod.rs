@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr, VariantArray};
 
-use hone_core::config::{Checked, at_least, finite};
+use hone_core::config::Checked;
+use hone_core::config::section::Parameters;
 use hone_core::metrics::Metrics;
 use hone_core::types::StepRecord;
 use hone_reward::routes::{RouteConfig, RouteList};
@@ -129,23 +130,17 @@ pub enum WarningAction {
     RollBack,
 }
 
-/// What is normal for a run, and what the daemon does otherwise.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct WarningConfig {
-    /// Collapse: minimum of the reward's standard deviation within groups, or over the completions of a
-    /// step that has single ones only. A key, because it is in units of the weighted reward.
-    pub min_reward_std: f64,
-    /// The reward of a perfect completion. A reward within a tenth of it is neither flat nor collapsed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reward_max: Option<f64>,
-    /// The actions of warnings in the daemon, other than `log`. A run on a dataset only logs.
-    pub actions: BTreeMap<WarningKind, WarningAction>,
-}
-
-impl Default for WarningConfig {
-    fn default() -> Self {
-        Self { min_reward_std: 0.1, reward_max: None, actions: BTreeMap::new() }
+hone_core::parameters! {
+    /// What is normal for a run, and what the daemon does otherwise.
+    pub struct WarningConfig {
+        /// Collapse: minimum of the reward's standard deviation within groups, or over the completions of a
+        /// step that has single ones only. A key, because it is in units of the weighted reward.
+        pub min_reward_std: f64 = 0.1 => at_least(0.0),
+        /// The reward of a perfect completion. A reward within a tenth of it is neither flat nor collapsed.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub reward_max: Option<f64> = None => finite_if_any(),
+        /// The actions of warnings in the daemon, other than `log`. A run on a dataset only logs.
+        pub actions: BTreeMap<WarningKind, WarningAction> = BTreeMap::new(),
     }
 }
 
@@ -155,8 +150,7 @@ impl WarningConfig {
     /// # Errors
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
-        at_least("run.warnings.min_reward_std", self.min_reward_std, 0.0)?;
-        self.reward_max.map_or(Ok(()), |most| finite("run.warnings.reward_max", most))
+        self.check_in("run.warnings.")
     }
 }
 
