@@ -64,7 +64,6 @@ enabled = {rollouts}
 group_size = 2
 max_tokens = {completion}
 max_batch_tokens = {cache}
-feedback_wait_ms = 600000
 
 [train]
 max_tokens = {longest}
@@ -75,7 +74,6 @@ priority = "normal"
 [policy]
 promotion = "direct"
 publish_every = 1
-parity_tolerance = 1000.0
 
 [[route]]
 name = "default"

@@ -59,7 +59,7 @@ fn the_default_file_contains_every_key_with_a_comment() {
     leaves("", &Value::try_from(Config::default()).unwrap(), &mut known);
     assert_eq!(written, known);
     // Keys without a default value are commented out.
-    for optional in ["# dataset = ", "# model = ", "# reward_max = ", "# warmup_steps = "] {
+    for optional in ["# model = ", "# reward_max = ", "# warmup_steps = "] {
         assert!(text.contains(&format!("\n{optional}")), "{optional} is missing");
     }
     let mut above = "";
@@ -159,6 +159,8 @@ fn values_of_the_wrong_type_are_refused() {
     assert_snapshot!(error("[train]\nlearning_rate = true"), @r#"train.learning_rate is true: it must be a number or "auto""#);
     assert_snapshot!(error("train = 3"), @"train is 3: it must be a table");
     assert_snapshot!(error("[rollout]\nmax_tokens = 5000000000"), @"rollout.max_tokens is 5000000000: it must be a whole number from 0 to 4294967295");
+    assert_snapshot!(error("[run.warnings]\nactions = { kl_explosion = 'stop' }"), @r#"run.warnings.actions.kl_explosion is "stop": it must be "log", "lower_rate", "pause" or "roll_back""#);
+    assert_snapshot!(error("[run.warnings]\nactions = { colapse = 'pause' }"), @"run.warnings.actions.colapse is not a key: the keys there are collapse, kl_explosion, flat_reward, format_ignored, length_hacking, entropy_collapse, clip_ratio_high");
     assert_snapshot!(error("[dataset]\npath = 3"), @"dataset.path is 3: it must be a path in quotes");
     assert_snapshot!(error("[server]\nbind = 'localhost'"), @r#"server.bind is "localhost": it must be an address and a port, such as "127.0.0.1:8080""#);
     assert_snapshot!(error("[server]\nbind = 8080"), @r#"server.bind is 8080: it must be an address and a port, such as "127.0.0.1:8080""#);
@@ -361,4 +363,36 @@ fn every_configuration_in_the_documents_is_valid() {
         }
     }
     assert!(seen > 15, "only {seen} blocks");
+}
+
+#[test]
+fn every_configuration_outside_configs_is_valid() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+    let mut texts: Vec<(String, String)> = ["examples/agent.toml", "tests/clients/serve.toml"]
+        .map(|file| (file.to_owned(), read(&root.join(file))))
+        .into();
+    for entry in std::fs::read_dir(root.join("docs")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "md") {
+            for (i, block) in read(&path).split("```toml\n").skip(1).enumerate() {
+                let block = block.split("```").next().unwrap();
+                // A part of a reward belongs to a route that the text around it names.
+                let block = match block.contains("[[route]]") {
+                    true => block.to_owned(),
+                    false => block.replacen(
+                        "[[route.reward]]",
+                        "[[route]]\nname = 'default'\n[[route.reward]]",
+                        1,
+                    ),
+                };
+                texts.push((format!("{} block {i}", path.display()), block));
+            }
+        }
+    }
+    assert!(texts.len() > 50, "{}", texts.len());
+    let refused = texts
+        .iter()
+        .filter_map(|(name, text)| parse(text).err().map(|error| format!("{name}: {error}")));
+    assert_eq!(refused.collect::<Vec<_>>(), [""; 0]);
 }

@@ -20,9 +20,7 @@ use hone_reward::kinds::RewardKind;
 use hone_reward::routes::{RewardConfig, RouteConfig};
 use hone_store::Store;
 use hone_train::TrainHandle;
-use hone_train::monitoring::warnings::{
-    HealthMonitor, MonitorState, Warning, WarningAction, WarningKind,
-};
+use hone_train::monitoring::warnings::{HealthMonitor, MonitorState, Warning, WarningAction};
 use hone_train::policy::{Policies, Promotion};
 
 use super::core::Core;
@@ -243,7 +241,7 @@ pub(super) struct StepWatch {
     pub policies: Arc<Policies>,
     pub trainer: TrainHandle,
     /// What to do when a warning begins.
-    pub actions: BTreeMap<WarningKind, WarningAction>,
+    pub actions: BTreeMap<String, WarningAction>,
     /// File with the monitor's state, so that a restart neither forgets the first steps, which later
     /// ones are compared with, nor repeats a warning.
     pub state: PathBuf,
@@ -275,7 +273,7 @@ impl StepWatch {
 
     async fn act(&self, warning: &Warning) {
         let kind = warning.kind.as_str();
-        let done = match self.actions.get(&warning.kind).copied().unwrap_or_default() {
+        let done = match self.actions.get(kind).copied().unwrap_or_default() {
             WarningAction::Log => return,
             WarningAction::LowerRate => self.trainer.lower_rate().map_err(|e| e.to_string()),
             WarningAction::Pause => self.trainer.pause().map_err(|e| e.to_string()),

@@ -104,7 +104,7 @@ pub fn load(file: Option<&Path>) -> Result<Config, ConfigError> {
 ///
 /// The name of a variable is the path of its key in capitals, joined by `_`, such as
 /// `HONE_TRAIN_LORA_R`; `HONE_TRAIN__LORA__R` is the same. List items are separated by commas. Lists of
-/// tables (routes, few-shot examples, stages, API keys) can be set only in the file. A `HONE_<SECTION>_*`
+/// tables (routes, few-shot examples, stages, API keys) and actions of warnings can be set only in the file. A `HONE_<SECTION>_*`
 /// variable that matches no key is refused; other `HONE_*` variables are ignored, because Kubernetes
 /// sets some, such as `HONE_PORT`, for a service with the name hone.
 ///

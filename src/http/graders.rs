@@ -1,7 +1,7 @@
 //! `POST /v1/fine_tuning/alpha/graders/run` and `.../validate`, compatible with OpenAI's.
 //!
-//! `server.graders` limits what a grader may use: the models that it asks and their answers, Python, its bytes, and
-//! how many run at once and wait, of which each key has a share. Its computations do not delay the tasks of the
+//! `server.graders` decides which models a grader may ask and whether it may run Python; constants limit answers, its
+//! bytes, and how many run at once and wait, of which each key has a share. Its computations do not delay the tasks of the
 //! thread that polls it.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -92,7 +92,10 @@ fn check(spec: &ModelSpec, longest: usize) -> Result<(), EngineError> {
             let (longest_f, original) = (longest as f64, *original as f64);
             let factor = (1.0 + (longest_f / original).ln() / original.ln()).sqrt().max(1.0);
             if (factor - attention_factor).abs() > 1e-9 {
-                return refused("a factor of longrope other than that of the two lengths");
+                return refused(&format!(
+                    "the attention factor of `rope_scaling` is {attention_factor}, not {factor}, which \
+                     follows from the two lengths, and"
+                ));
             }
             if !longest.is_multiple_of(CACHE_STEP) {
                 return refused(&format!(
@@ -101,8 +104,15 @@ fn check(spec: &ModelSpec, longest: usize) -> Result<(), EngineError> {
                 ));
             }
         }
-        (Linear { .. } | Llama3 { .. } | Long { .. }, _) => {
-            return refused("the rotary scaling of this architecture");
+        (scaling @ (Linear { .. } | Llama3 { .. } | Long { .. }), _) => {
+            let kind = match scaling {
+                Linear { .. } => "linear",
+                Llama3 { .. } => "llama3",
+                _ => "longrope",
+            };
+            return refused(&format!(
+                "`rope_scaling` has rope_type \"{kind}\", which for this architecture"
+            ));
         }
     }
     let free_head_dim = matches!(family, "qwen3" | "mistral" | "gemma2");
@@ -366,7 +376,12 @@ mod tests {
         let linear = || json!({"rope_type": "linear", "factor": 2.0});
         for (name, key, value, expected) in [
             ("llama-biases", "x", json!(1), "`attention_bias` is true"),
-            ("mistral", "rope_scaling", linear(), "the rotary scaling of this architecture"),
+            (
+                "mistral",
+                "rope_scaling",
+                linear(),
+                "rope_type \"linear\", which for this architecture",
+            ),
             ("llama3", "head_dim", json!(16), "`head_dim` is 16"),
             ("gemma2", "tie_word_embeddings", json!(false), "`tie_word_embeddings` is false"),
             ("phi3-longrope", "max_position_embeddings", json!(500), "is 500"),
@@ -379,9 +394,9 @@ mod tests {
         assert!(error(&gguf).ends_with("set engine.backend = \"native\""));
     }
 
-    /// Directories of earlier versions are reused, so the digest must not change.
+    /// The digest of equal contents must not change, so that a directory is written once.
     #[test]
-    fn the_directory_name_is_that_of_earlier_versions() {
+    fn the_directory_name_is_a_digest_of_its_texts() {
         let model = ModelDir {
             path: PathBuf::from("/models/tiny"),
             name: String::new(),

@@ -76,10 +76,16 @@ pub fn check(path: &Path) -> Result<CheckReport, StoreError> {
     file::guarded(path, || {
         let mut database = open(path)?;
         let intact = database.check_integrity()?;
-        // A transaction opens every table. It changes nothing.
+        let tables = database.begin_read()?.list_tables()?.count();
+        // A transaction opens every table, and makes those that are missing. It changes nothing.
         let tx = database.begin_write()?;
         let problems = references(&tx);
+        let missing = tx.list_tables()?.count() - tables;
         tx.abort()?;
+        if missing > 0 {
+            let reason = format!("{missing} of its tables are missing");
+            return Err(StoreError::Corrupt { table: "the file", reason });
+        }
         let Problems { count, first } = problems?;
         let rows = reader::stats(&database.begin_read()?)?;
         Ok(CheckReport { intact, rows, problem_count: count, problems: first })

@@ -132,8 +132,9 @@ impl Run {
         (eval_set, epochs, saved_config): (EvalSet, Epochs, SavedConfig),
     ) -> anyhow::Result<Self> {
         let first = core.store.last_step()?.map_or(0, |last| last.step);
+        // Before the folder is opened, which drops logged records of later steps.
+        let state = RunState::load(&config.data.dir.join("run").join("state.json"), first)?;
         let folder = RunFolder::open(&config, saved_config, first, options.terminal)?;
-        let state = RunState::load(&folder.path.join("state.json"), first)?;
         let monitor = config.health_monitor(state.watch.clone());
         Ok(Self { config, options, core, eval_set, epochs, folder, state, monitor })
     }

@@ -56,8 +56,8 @@ impl Codec {
     /// Reads the tokenizer and the template of a model directory.
     ///
     /// # Errors
-    /// [`EngineError::Component`] if one of them cannot be read, or [`EngineError::Model`] if the
-    /// tokenizer is neither byte-level nor of SentencePiece's kind.
+    /// [`EngineError::Model`] if one of them cannot be read, or the tokenizer is neither byte-level nor of
+    /// SentencePiece's kind; [`EngineError::Component`] if one does not parse.
     pub fn load(dir: &ModelDir) -> Result<Self, EngineError> {
         let path = dir.tokenizer_file();
         let fail = |error| EngineError::component(path.display(), error);

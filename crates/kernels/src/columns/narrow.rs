@@ -1,6 +1,6 @@
 //! The matmul kernel for a few tokens, with AVX-512: vectors of 16 outputs instead of 16 columns.
 //!
-//! With one token, [`super::avx512`] wastes 15 of 16 columns, and the time is that of its arithmetic
+//! With one token, [`super::tiles`] wastes 15 of 16 columns, and the time is that of its arithmetic
 //! instead of that of reading the weights. Here a vector has one weight of each of 16 rows, which are
 //! transposed in registers. A sum still adds one term after another with k ascending, so its bits are
 //! those of the other kernels.

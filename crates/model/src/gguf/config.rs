@@ -25,9 +25,14 @@ pub(crate) fn config_json(file: &GgufFile) -> Result<Value> {
         let reason = format!("general.architecture is {arch:?}; supported is one of {known}");
         return Err(file.refuse(&reason));
     }
+    let has_tensor = |name: &str| file.tensors().contains_key(name);
+    let mlp_bias = has_tensor("blk.0.ffn_down.bias");
+    if mlp_bias && !matches!(arch, "llama" | "smollm3") {
+        let reason = format!("blk.0.ffn_down.bias is a bias that {arch:?} does not have");
+        return Err(file.refuse(&reason));
+    }
     let key = |name: &str| format!("{arch}.{name}");
     let whole = |name: &str| file.required(&key(name), GgufFile::whole);
-    let has_tensor = |name: &str| file.tensors().contains_key(name);
     let (hidden, heads) = (whole("embedding_length")?, whole("attention.head_count")?.max(1));
     let head_dim = file.whole(&key("attention.key_length"))?.unwrap_or(hidden / heads);
     let embedding = file.tensors().get("token_embd.weight");
@@ -56,7 +61,7 @@ pub(crate) fn config_json(file: &GgufFile) -> Result<Value> {
         "sliding_window": null,
         "head_dim": head_dim,
         "attention_bias": biased && arch != "qwen2",
-        "mlp_bias": has_tensor("blk.0.ffn_down.bias"),
+        "mlp_bias": mlp_bias,
         "partial_rotary_factor": rotary as f64 / head_dim as f64,
         "rope_scaling": scaling,
     });

@@ -29,14 +29,24 @@ pub(crate) fn invalid(
     ModelError::Spec { field, value: value.to_string(), expected }
 }
 
-/// A whole number above 0.
+/// Largest size in a model's configuration: more would overflow products of sizes, or fill the memory.
+const LARGEST: usize = u32::MAX as usize;
+
+/// A whole number above 0, and at most [`LARGEST`].
 pub(crate) fn size(config: &Value, field: &'static str) -> Result<usize> {
     let value = config.get(field);
     value
         .and_then(Value::as_u64)
         .and_then(|n| usize::try_from(n).ok())
-        .filter(|n| *n > 0)
-        .ok_or_else(|| wrong(field, value, "a whole number above 0"))
+        .filter(|n| (1..=LARGEST).contains(n))
+        .ok_or_else(|| {
+            let is_large = value.and_then(Value::as_u64).is_some_and(|n| n > 0);
+            wrong(
+                field,
+                value,
+                if is_large { "at most 4294967295" } else { "a whole number above 0" },
+            )
+        })
 }
 
 /// A whole number above 0, or a default if the field is absent.

@@ -89,6 +89,9 @@ pub enum Activation {
     GeluTanh,
 }
 
+/// Most layers of a model, so that a wrong number does not fill the memory.
+const MOST_LAYERS: usize = 65_536;
+
 impl ModelSpec {
     /// Reads a parsed `config.json` as written by transformers 4 or 5. Absent fields have the defaults
     /// of transformers' configuration class.
@@ -101,6 +104,13 @@ impl ModelSpec {
         let hidden_size = size(config, "hidden_size")?;
         let num_heads = size(config, "num_attention_heads")?;
         let num_layers = size(config, "num_hidden_layers")?;
+        if num_layers > MOST_LAYERS {
+            return Err(invalid("num_hidden_layers", num_layers, "at most 65536"));
+        }
+        let has_head_dim = config.get("head_dim").is_some_and(|dim| !dim.is_null());
+        if !has_head_dim && family.head_dim.is_none() && !hidden_size.is_multiple_of(num_heads) {
+            return Err(invalid("num_attention_heads", num_heads, "a divisor of `hidden_size`"));
+        }
         let head_dim =
             size_or(config, "head_dim", family.head_dim.unwrap_or(hidden_size / num_heads))?;
         check_heads(config, num_heads, head_dim)?;

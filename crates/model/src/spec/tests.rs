@@ -97,6 +97,9 @@ fn errors_name_the_field_and_the_reason() {
     insta::assert_snapshot!(message("llama", json!({"quantization_config": {"bits": 4}})), @r#"config.json: `quantization_config` is {"bits":4}, but must be absent: quantized weights are read from GGUF files only"#);
     insta::assert_snapshot!(message("llama", json!({"hidden_act": "gelu"})), @r#"config.json: `hidden_act` is "gelu", but must be `silu`"#);
     insta::assert_snapshot!(message("gemma2", json!({"hidden_activation": "gelu"})), @r#"config.json: `hidden_activation` is "gelu", but must be `gelu_pytorch_tanh`"#);
+    insta::assert_snapshot!(message("llama", json!({"hidden_size": 33, "num_attention_heads": 4})), @"config.json: `num_attention_heads` is 4, but must be a divisor of `hidden_size`");
+    insta::assert_snapshot!(message("llama", json!({"num_hidden_layers": 1_u64 << 60})), @"config.json: `num_hidden_layers` is 1152921504606846976, but must be at most 4294967295");
+    insta::assert_snapshot!(message("llama", json!({"num_hidden_layers": 1 << 20})), @"config.json: `num_hidden_layers` is 1048576, but must be at most 65536");
     insta::assert_snapshot!(message("gemma2", json!({"use_bidirectional_attention": true})), @"config.json: `use_bidirectional_attention` is true, but must be false: only causal attention is supported");
     insta::assert_snapshot!(message("gemma2", json!({"sliding_window": null})), @"config.json: `sliding_window` is null, but must be a whole number above 0 (and in use), because some layers have sliding attention");
     insta::assert_snapshot!(message("gemma2", json!({"layer_types": ["chunked_attention"]})), @r#"config.json: `layer_types` is ["chunked_attention"], but must be a list of `full_attention` or `sliding_attention`, one per layer"#);

@@ -81,7 +81,7 @@ impl AdaptiveWeights {
 // Groups of earlier steps that a step trains on again. The draw depends on the ledger, `train.seed` and the
 // number of steps alone, so it is the same when a step is repeated after a restart.
 
-/// Draws groups of the last `train.replay.window_steps` of `steps` steps, without replacement, with at most
+/// Draws groups of the last [`ReplayConfig::window_steps`](crate::config::ReplayConfig::window_steps) of `steps` steps, without replacement, with at most
 /// `most` members together, which are weighted like late feedback. Groups that `fits` refuses are left out, and
 /// those with a member of a version that the weights do not descend from or without all log-probabilities.
 pub(crate) fn draw_replayed(

@@ -256,7 +256,9 @@ impl Trainer<'_> {
         // The activation that the resume is for comes first.
         let phase = self.follow(phase)?;
         let lowered = std::mem::take(&mut self.progress.rate_halvings) > 0;
-        if self.progress.hold.take().is_some() || lowered {
+        let changed = self.progress.hold.take().is_some() || lowered;
+        // Nothing of a computed step may be durable before its record, which writes the checkpoint then.
+        if changed && !matches!(phase, TrainPhase::Ahead(..)) {
             self.checkpoint()?;
         }
         Ok(phase)

@@ -208,8 +208,8 @@ fn adopt(own: &LoraConfig, found: LoraConfig, path: &Path) -> Result<LoraConfig>
 
 /// Checks the settings that a step relies on.
 fn validate(config: &TrainConfig) -> Result<()> {
-    between("train.micro_batch", config.micro_batch, 1, 1 << 16)
-        .and_then(|()| between("train.num_iterations", config.num_iterations, 1, 64))
+    between("train.micro_batch", config.micro_batch, 1, usize::MAX)
+        .and_then(|()| between("train.num_iterations", config.num_iterations, 1, usize::MAX))
         .and_then(|()| below("train.lora.dropout", config.lora.dropout, 0.0, 1.0))
         .map_err(LearnError::Setting)
 }

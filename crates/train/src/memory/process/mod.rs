@@ -279,11 +279,11 @@ impl MemoryPlanner<'_> {
         if is_small { self.setup.replicas } else { self.setup.replicas.min(1) }
     }
 
-    /// Bytes that a serving engine takes for a conversation. mistral.rs computes the whole prompt with a mask
-    /// of
-    /// `tokens` x `tokens`, copies keys and values, and the allocator keeps what it freed of the activations.
+    /// Bytes that a serving engine takes for a conversation. mistral.rs computes the whole prompt with a mask of
+    /// `tokens` x `tokens`, up to its sliding window, copies keys and values, and the allocator keeps what it freed of the activations.
     fn conversation(&self, tokens: usize) -> usize {
-        let tokens = tokens.min(self.context);
+        let window = self.spec.layers.iter().filter_map(|layer| layer.window).min();
+        let tokens = tokens.min(self.context).min(window.unwrap_or(usize::MAX));
         let (hidden, inner, q, kv) = widths(self.spec);
         let mask = tokens * tokens * F32;
         let cache = tokens.next_multiple_of(CACHE_BLOCK) * self.spec.cache_position_bytes(false);

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr, VariantArray};
 
-use hone_core::config::Checked;
 use hone_core::config::section::Parameters;
+use hone_core::config::{Checked, Problem};
 use hone_core::metrics::Metrics;
 use hone_core::types::StepRecord;
 use hone_reward::routes::{RouteConfig, RouteList};
@@ -59,7 +59,7 @@ impl WarningKind {
     /// All kinds.
     pub const ALL: &'static [Self] = Self::VARIANTS;
 
-    /// The value of the label `kind` in metrics.
+    /// The value of the label `kind` in metrics, and the key in `run.warnings.actions`.
     pub fn as_str(self) -> &'static str {
         self.into()
     }
@@ -140,7 +140,7 @@ hone_core::parameters! {
         #[serde(skip_serializing_if = "Option::is_none")]
         pub reward_max: Option<f64> = None => finite_if_any(),
         /// The actions of warnings in the daemon, other than `log`. A run on a dataset only logs.
-        pub actions: BTreeMap<WarningKind, WarningAction> = BTreeMap::new(),
+        pub actions: BTreeMap<String, WarningAction> = BTreeMap::new(),
     }
 }
 
@@ -150,7 +150,16 @@ impl WarningConfig {
     /// # Errors
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
-        self.check_in("run.warnings.")
+        self.check_in("run.warnings.")?;
+        let kinds = WarningKind::ALL.iter().map(|kind| kind.as_str());
+        let kinds: Vec<&str> = kinds.collect();
+        match self.actions.keys().find(|name| !kinds.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(name) => Err(Problem::new(
+                format!("run.warnings.actions.{name}"),
+                format!(" is not a key: the keys there are {}", kinds.join(", ")),
+            )),
+        }
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! Candidate and active version complete the same prompts with the same seeds ([`comparison`]), so that
 //! differences between prompts cancel. A difference counts once its confidence interval excludes the
-//! bound, so that a small sample rejects only what is clearly worse. NaN fails every check.
+//! bound, so that a small sample rejects only what is clearly worse. NaN fails the checks of parity, KL and rewards.
 
 mod comparison;
 mod paired;
