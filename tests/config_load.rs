@@ -366,33 +366,10 @@ fn every_configuration_in_the_documents_is_valid() {
 }
 
 #[test]
-fn every_configuration_outside_configs_is_valid() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let read = |path: &Path| std::fs::read_to_string(path).unwrap();
-    let mut texts: Vec<(String, String)> = ["examples/agent.toml", "tests/clients/serve.toml"]
-        .map(|file| (file.to_owned(), read(&root.join(file))))
-        .into();
-    for entry in std::fs::read_dir(root.join("docs")).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "md") {
-            for (i, block) in read(&path).split("```toml\n").skip(1).enumerate() {
-                let block = block.split("```").next().unwrap();
-                // A part of a reward belongs to a route that the text around it names.
-                let block = match block.contains("[[route]]") {
-                    true => block.to_owned(),
-                    false => block.replacen(
-                        "[[route.reward]]",
-                        "[[route]]\nname = 'default'\n[[route.reward]]",
-                        1,
-                    ),
-                };
-                texts.push((format!("{} block {i}", path.display()), block));
-            }
-        }
+fn configurations_of_examples_are_valid() {
+    for file in ["examples/agent.toml", "tests/clients/serve.toml"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let error = parse(&std::fs::read_to_string(path).unwrap()).err();
+        assert!(error.is_none(), "{file}: {error:?}");
     }
-    assert!(texts.len() > 50, "{}", texts.len());
-    let refused = texts
-        .iter()
-        .filter_map(|(name, text)| parse(text).err().map(|error| format!("{name}: {error}")));
-    assert_eq!(refused.collect::<Vec<_>>(), [""; 0]);
 }

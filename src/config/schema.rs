@@ -72,8 +72,7 @@ hone_core::parameters! {
         /// Directory of the ledger, adapters and checkpoints.
         pub dir: PathBuf = PathBuf::from("hone-data"),
         /// Free bytes of its file system below which the server is not ready; 0 for any.
-        #[serde(skip)]
-        pub min_free_bytes: u64 = 256 << 20,
+        pub min_free_bytes: u64 = 256 << 20 => between(0, 1 << 50),
     }
 }
 

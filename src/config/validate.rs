@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
+use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, Problem, label, quoted};
 use hone_engine::EngineBackend;
 use hone_hub::{check_revision, dataset_id};
@@ -44,6 +45,7 @@ pub(super) fn check(config: &Config) -> Checked {
     if config.data.dir.as_os_str().is_empty() {
         return Err(Problem::value("data.dir", "\"\"", "the path of a directory"));
     }
+    config.data.check_in("data.")?;
     config.hub.check()?;
     engine(config)?;
     config.rollout.check()?;

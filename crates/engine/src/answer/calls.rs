@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::call::{CallReader, Read};
-use crate::codec::{first, longest_overlap};
+use crate::codec::{earliest, longest_overlap};
 use crate::tools::CallSyntax;
 
 /// Arguments in bytes up to which a call is checked before it is reported.
@@ -152,7 +152,7 @@ impl CallParser {
                 });
             }
         }
-        if let Some((at, tag)) = first(&self.buffer, &self.begin) {
+        if let Some((at, tag)) = earliest(&self.buffer, &self.begin) {
             let length = tag.len();
             let before = self.take(at);
             self.say(&before, parts);
@@ -311,7 +311,7 @@ impl CallParser {
     }
 
     fn in_broken(&mut self, last: bool, parts: &mut Vec<AnswerPart>) -> bool {
-        let end = first(&self.buffer, &self.end).map(|(at, tag)| (at, tag.len()));
+        let end = earliest(&self.buffer, &self.end).map(|(at, tag)| (at, tag.len()));
         let json = match end {
             Some((at, _)) => self.take(at),
             None => {

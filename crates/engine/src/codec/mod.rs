@@ -25,7 +25,7 @@ use crate::tools::ToolFormat;
 
 pub use continuation::{ContinuedPrompt, EncodedAgain};
 pub use stream::{TextPiece, TextStream};
-pub(crate) use stream::{first, longest_overlap, overlap};
+pub(crate) use stream::{earliest, longest_overlap, overlap};
 
 /// A rendered conversation, whose stand-ins hide the special tokens in the texts of its messages.
 struct RenderedChat<'c> {

@@ -115,7 +115,7 @@ impl TextStream {
 // Searches text that arrives in pieces.
 
 /// The first of `tags` in `text`, with its place in bytes; of two at one place the longer one.
-pub(crate) fn first<'t>(text: &str, tags: &'t [String]) -> Option<(usize, &'t str)> {
+pub(crate) fn earliest<'t>(text: &str, tags: &'t [String]) -> Option<(usize, &'t str)> {
     let found = tags.iter().filter_map(|tag| Some((text.find(tag.as_str())?, tag.as_str())));
     found.min_by_key(|(at, tag)| (*at, std::cmp::Reverse(tag.len())))
 }
