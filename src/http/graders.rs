@@ -7,10 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{Extension, Json};
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -76,7 +77,7 @@ struct KeyPlace {
 
 impl Drop for KeyPlace {
     fn drop(&mut self) {
-        let mut keys = self.queue.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.queue.keys.lock();
         if let Some(own) = keys.get_mut(&self.key) {
             own.places -= 1;
             if own.places == 0 {
@@ -118,7 +119,7 @@ impl GraderQueue {
 
     /// Counts a place of a key, which may have as many as it leaves free.
     fn enter(self: &Arc<Self>, key: &str) -> Result<(KeyPlace, Arc<Semaphore>), ApiError> {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.keys.lock();
         let own = keys.entry(key.to_owned()).or_insert_with(|| KeyPlaces {
             places: 0,
             running: Arc::new(Semaphore::new(self.limits.concurrency.saturating_sub(1).max(1))),

@@ -5,11 +5,12 @@
 //! fall below zero, so that the rate is exact in the long run whatever the estimate was. A request for completions
 //! counts from its head on, so that a key cannot have more of them than it may by sending their bodies slowly.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::KeyLimits;
 use crate::http::error::ApiError;
@@ -116,7 +117,7 @@ impl KeyLimiter {
     }
 
     fn lock(&self) -> MutexGuard<'_, LimiterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Counts one request.

@@ -1,8 +1,9 @@
 //! The keys in use. A reload replaces them as a whole while requests run.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use super::limits::KeyLimiter;
@@ -60,7 +61,7 @@ impl KeyRing {
         keys.check_exposure(self.bind, self.insecure)?;
         keys.check_protection(&before)?;
         let count = keys.0.len();
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+        *self.keys.write() = Arc::new(keys);
         Ok(count)
     }
 
@@ -74,7 +75,7 @@ impl KeyRing {
     }
 
     pub(super) fn current(&self) -> Arc<KeySet> {
-        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.keys.read())
     }
 }
 

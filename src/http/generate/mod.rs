@@ -20,8 +20,9 @@ pub mod run;
 pub mod sse;
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::Semaphore;
@@ -48,7 +49,7 @@ pub struct RecentTurns(Mutex<(VecDeque<TurnDigest>, HashSet<TurnDigest>)>);
 
 impl RecentTurns {
     pub fn add(&self, digest: TurnDigest) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.lock();
         let (order, known) = &mut *state;
         if !known.insert(digest) {
             return;
@@ -62,7 +63,7 @@ impl RecentTurns {
     }
 
     pub fn contains(&self, digest: &TurnDigest) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).1.contains(digest)
+        self.0.lock().1.contains(digest)
     }
 }
 

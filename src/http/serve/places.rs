@@ -8,9 +8,10 @@
 //! else one without a whole head, else one without a whole body.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
@@ -48,7 +49,7 @@ pub(super) struct ListedConnection<'a> {
 
 impl Drop for ListedConnection<'_> {
     fn drop(&mut self) {
-        let mut open = self.places.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.places.open.lock();
         open.activities.remove(&self.number);
     }
 }
@@ -80,7 +81,7 @@ impl Places {
 
     /// Lists a connection among those that may be asked to end, until what is returned is dropped.
     pub fn list(&self, activity: &Activity) -> ListedConnection<'_> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
         open.last += 1;
         let number = open.last;
         open.activities.insert(number, activity.clone());
@@ -125,7 +126,7 @@ impl Places {
 
     /// Asks the connection to end that waits longest for its client, on an ordinary place or also on a reserved one.
     fn ask_idlest(&self, also_reserved: bool) {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = self.open.lock();
         let may_end = |activity: &&Activity| also_reserved || !activity.is_reserved();
         let waiting = open.activities.values().filter(may_end);
         let waiting = waiting.filter_map(|activity| Some((activity.idleness()?, activity)));

@@ -4,8 +4,9 @@ use std::fmt::Display;
 #[cfg(unix)]
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
@@ -55,12 +56,12 @@ impl Tls {
 
     /// Secures further connections with other files.
     pub fn replace(&self, acceptor: Option<TlsAcceptor>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = acceptor;
+        *self.0.write() = acceptor;
     }
 
     /// What accepts a new connection; `None` for plain HTTP.
     pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().clone()
     }
 }
 

@@ -128,6 +128,18 @@ fn without_clients_nothing_is_served_or_staged() {
 }
 
 #[test]
+fn a_conversation_of_mistral_rs_ends_at_the_sliding_window() {
+    let (mut spec, config) = (smollm2(), TrainConfig::default());
+    let conversations =
+        |spec: &ModelSpec| bytes(&planner(spec, &config, serve()).plan(6000), "conversations");
+    let whole = conversations(&spec);
+    spec.layers.iter_mut().for_each(|layer| layer.window = Some(8000));
+    assert_eq!(conversations(&spec), whole);
+    spec.layers.iter_mut().for_each(|layer| layer.window = Some(1000));
+    assert!(conversations(&spec) < whole / 6);
+}
+
+#[test]
 fn with_the_native_engine_alone_there_is_one_copy_of_the_weights() {
     let (spec, config) = (smollm2(), TrainConfig::default());
     let setup = ProcessSetup { replicas: 0, versions: 2, ..serve() };

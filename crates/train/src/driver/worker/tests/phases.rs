@@ -16,6 +16,7 @@ use crate::config::{TrainConfig, ZeroVariance};
 use crate::driver::report::StatusCell;
 use crate::driver::trainer::{SETTLE_TIME, TrainPhase, TrainTurn, Trainer};
 use crate::driver::{StepGate, ThreadPools, TrainState};
+use crate::learning::checkpoint::step_dir;
 use crate::policy::PolicyConfig;
 
 /// A trainer without its thread. Every staging waits for a permit.
@@ -201,6 +202,32 @@ fn a_rejected_version_undoes_the_step_after_it() {
             trainer.publication_ends();
             trainer.moves_to("idle");
             assert_eq!(trainer.parts.policies.active(), PolicyVersion(2));
+        },
+    );
+}
+
+#[test]
+fn a_resume_makes_nothing_durable_of_a_step_that_is_not_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    stepped(
+        dir.path(),
+        every_step(),
+        |_| {},
+        |trainer| {
+            let _groups = [trainer.batch(0, [0.0, 1.0]), trainer.batch(0, [0.0, 1.0])];
+            trainer.moves_to("publishing");
+            trainer.moves_to("ahead");
+            trainer.trainer.progress.rate_halvings = 1;
+            let phase = trainer.trainer.resume(trainer.phase.take().unwrap()).unwrap();
+            assert_eq!((name(&phase), trainer.trainer.progress.rate_halvings), ("ahead", 0));
+            trainer.phase = Some(phase);
+            let saved = |step| step_dir(&trainer.parts.setup.checkpoints, step).exists();
+            assert!(saved(1) && !saved(2));
+            trainer.publication_ends();
+            trainer.moves_to("publishing");
+            assert!(saved(2));
+            trainer.publication_ends();
+            trainer.moves_to("idle");
         },
     );
 }
