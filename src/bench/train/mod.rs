@@ -124,7 +124,7 @@ pub struct TrainBenchReport {
     pub split: StepTiming,
     /// Writing the adapter's PEFT files to disk, in seconds.
     pub publish_seconds: f64,
-    /// [`Work`] of the forward, reference and backward passes in GFLOP.
+    /// Work of the forward, reference and backward passes in GFLOP.
     pub gflop: f64,
     /// Speed of large products, measured between the steps.
     pub peak: Peak,

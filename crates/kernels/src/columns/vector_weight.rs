@@ -24,7 +24,7 @@ pub trait VectorWeight: StoredWeight {
     /// Weights of a 32-bit word.
     const PER_WORD: usize;
 
-    /// Reads [`LINE`] weights.
+    /// Reads `LINE` weights.
     ///
     /// # Safety
     /// The processor has AVX-512, and `LINE` weights can be read from `from`.

@@ -16,7 +16,7 @@ use crate::processor::IntegerInstructions;
 /// Parts of a rounding that threads share at a time.
 const PARTS: usize = 16;
 
-/// Activations `[inner, width]` rounded to integers, times a scale. [`BLOCK`] activations of a token share a
+/// Activations `[inner, width]` rounded to integers, times a scale. `BLOCK` activations of a token share a
 /// scale, with which the greatest of them is 32512. So rounding changes an activation by at most about
 /// 1 / 65024 of the greatest one in its block. The integers of a token do not depend on the other tokens.
 ///
@@ -54,7 +54,7 @@ impl IntegerColumns {
     }
 
     /// Rounds the columns of the tokens of `x`, on up to `threads` threads of the current pool, each with at
-    /// least `least` activations. `inner` is a multiple of [`BLOCK`].
+    /// least `least` activations. `inner` is a multiple of `BLOCK`.
     pub fn round(
         &mut self,
         x: TokenColumns<'_>,

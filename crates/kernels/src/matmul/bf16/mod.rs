@@ -9,7 +9,7 @@
 //! kernel for AVX-512 reads the same packed factors.
 //!
 //! A sum starts from 0, or from the output that it is added to. It runs over the inner dimension in
-//! parts of at most [`DEPTH`] tiles, whose number depends on the inner dimension alone, so the bits do
+//! parts of at most `DEPTH` tiles, whose number depends on the inner dimension alone, so the bits do
 //! not depend on the number of threads. Subnormal numbers count as 0.
 
 mod amx;

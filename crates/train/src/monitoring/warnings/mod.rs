@@ -176,7 +176,7 @@ const HYSTERESIS: f64 = 0.2;
 const MAX_ZERO_STD_GROUPS: f64 = 0.8;
 /// Exploding KL: maximum in nats per token. One token that became unlikely can raise a step's estimate
 /// far, so it takes [`PATIENCE`] steps; a value that is not finite takes one.
-pub const MAX_KL: f64 = 0.5;
+const MAX_KL: f64 = 0.5;
 /// Flat reward: minimum rise over the window, in standard deviations of the reward.
 const MIN_RISE: f64 = 0.1;
 /// Format ignored: minimum of the part's mean.
