@@ -436,3 +436,17 @@ pub(crate) fn print_note(text: &str) {
     // The result contains the remark too.
     let _failed = writeln!(io::stderr(), "note: {text}");
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_clock_before_1970_is_refused() {
+        assert!(check_clock(UNIX_EPOCH).is_ok());
+        let error = check_clock(UNIX_EPOCH - Duration::from_secs(1)).unwrap_err();
+        assert!(error.to_string().contains("is before 1970"), "{error}");
+    }
+}

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hone_core::types::{
-    GrammarSpec, Interaction, InteractionId, Message, PromptSource, TokenId, now_ms, rater_id,
-    session_of,
+    ChatOptions, GrammarSpec, Interaction, InteractionId, Message, PromptSource, TokenId, now_ms,
+    rater_id, session_of,
 };
 use hone_engine::EngineError;
 use hone_engine::answer::AnswerForm;
@@ -103,6 +103,8 @@ pub async fn begin(
     let answers = Answers::new(&form, interaction.id, request.choices);
     let prompts = vec![interaction.clone()];
     let stored = request.is_kept(&state, &caller);
+    // The interaction has the functions now, whose schemas can be as long as the body.
+    request.chat = ChatOptions::default();
     let sampling = SamplingRequest { request, prompts, grammar, stored, permit, arrived };
     Ok(AnswerRun { run: RequestRun::new(state, sampling), interaction, answers })
 }
