@@ -160,7 +160,7 @@ fn values_of_the_wrong_type_are_refused() {
     assert_snapshot!(error("train = 3"), @"train is 3: it must be a table");
     assert_snapshot!(error("[rollout]\nmax_tokens = 5000000000"), @"rollout.max_tokens is 5000000000: it must be a whole number from 0 to 4294967295");
     assert_snapshot!(error("[run.warnings]\nactions = { kl_explosion = 'stop' }"), @r#"run.warnings.actions.kl_explosion is "stop": it must be "log", "lower_rate", "pause" or "roll_back""#);
-    assert_snapshot!(error("[run.warnings]\nactions = { colapse = 'pause' }"), @"run.warnings.actions.colapse is not a key: the keys there are collapse, kl_explosion, flat_reward, format_ignored, length_hacking, entropy_collapse, clip_ratio_high");
+    assert_snapshot!(error("[run.warnings]\nactions = { colapse = 'pause' }"), @"run.warnings.actions.colapse is not a key: did you mean run.warnings.actions.collapse?");
     assert_snapshot!(error("[dataset]\npath = 3"), @"dataset.path is 3: it must be a path in quotes");
     assert_snapshot!(error("[server]\nbind = 'localhost'"), @r#"server.bind is "localhost": it must be an address and a port, such as "127.0.0.1:8080""#);
     assert_snapshot!(error("[server]\nbind = 8080"), @r#"server.bind is 8080: it must be an address and a port, such as "127.0.0.1:8080""#);

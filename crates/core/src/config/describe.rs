@@ -122,7 +122,11 @@ fn explain(key: String, shown: &str, message: &str) -> Problem {
 fn unknown_key(parent: &str, rest: &str) -> Problem {
     let names = backticked(rest);
     let (found, known) = names.split_first().map_or(("", &[] as &[&str]), |(f, k)| (*f, k));
-    let parent = parent.strip_suffix(found).unwrap_or(parent).trim_end_matches('.');
+    not_a_key(parent.strip_suffix(found).unwrap_or(parent).trim_end_matches('.'), found, known)
+}
+
+/// The problem that the section `parent` has no key `found`, with the most similar of its keys, or all of them.
+pub fn not_a_key(parent: &str, found: &str, known: &[&str]) -> Problem {
     let dot = if parent.is_empty() { "" } else { "." };
     let hint = match (nearest(found, known), known) {
         (Some(name), _) => format!(": did you mean {parent}{dot}{name}?"),

@@ -89,7 +89,7 @@ hone_core::parameters! {
         pub max_truncated_rise: f64 = 0.2,
         /// Largest fall of the mean of a part that rewards a format.
         #[serde(skip)]
-        pub max_format_drop: f64 = 0.1 => at_least(0.0),
+        pub max_format_drop: f64 = 0.1,
     }
 }
 
@@ -128,7 +128,7 @@ hone_core::parameters! {
         pub on_limit: CanaryLimit = CanaryLimit::default(),
         /// Largest share of failed requests of the canary beyond that of the active version.
         #[serde(skip)]
-        pub max_error_rise: f64 = 0.05 => between(0.0, 1.0),
+        pub max_error_rise: f64 = 0.05,
     }
 }
 
@@ -145,7 +145,7 @@ hone_core::parameters! {
         pub min_ratings: u64 = 30,
         /// Probability that equal ratings roll a version back.
         #[serde(skip)]
-        pub alpha: f64 = 0.01 => between(1e-6, 0.5),
+        pub alpha: f64 = 0.01,
     }
 }
 

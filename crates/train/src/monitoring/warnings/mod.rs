@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use strum::{Display, IntoStaticStr, VariantArray};
 
+use hone_core::config::Checked;
+use hone_core::config::describe::not_a_key;
 use hone_core::config::section::Parameters;
-use hone_core::config::{Checked, Problem};
 use hone_core::metrics::Metrics;
 use hone_core::types::StepRecord;
 use hone_reward::routes::{RouteConfig, RouteList};
@@ -151,14 +152,10 @@ impl WarningConfig {
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
         self.check_in("run.warnings.")?;
-        let kinds = WarningKind::ALL.iter().map(|kind| kind.as_str());
-        let kinds: Vec<&str> = kinds.collect();
+        let kinds: Vec<&str> = WarningKind::ALL.iter().map(|kind| kind.as_str()).collect();
         match self.actions.keys().find(|name| !kinds.contains(&name.as_str())) {
             None => Ok(()),
-            Some(name) => Err(Problem::new(
-                format!("run.warnings.actions.{name}"),
-                format!(" is not a key: the keys there are {}", kinds.join(", ")),
-            )),
+            Some(name) => Err(not_a_key("run.warnings.actions", name, &kinds)),
         }
     }
 }
