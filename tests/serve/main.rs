@@ -23,6 +23,7 @@ mod live_and_offline;
 mod ratings;
 mod recorded;
 mod rollback;
+mod snippets;
 mod storing;
 mod tls;
 mod trajectories;
