@@ -61,6 +61,9 @@ impl Engines {
             (_, None) => Self::mistral(config, dir, data, metrics).await?,
         };
         tracing::info!(engines = ?needed, slots = engines.live.info().slots, "engines started");
+        if has_clients && let Some(hint) = needed.faster(config) {
+            tracing::info!("{hint}");
+        }
         Ok(engines)
     }
 
@@ -411,6 +414,18 @@ impl EnginesNeeded {
         Ok(())
     }
 
+    /// Why the native engine would serve faster than the engines in use, if it would.
+    fn faster(self, config: &Config) -> Option<String> {
+        self.has_mistralrs().then(|| {
+            format!(
+                "`--backend native` would serve this model faster: on a CPU mistral.rs decodes one \
+                 request at a time in each of engine.replicas = {} engines, and the native engine \
+                 up to engine.slots = {} in one batch",
+                config.engine.replicas, config.engine.slots
+            )
+        })
+    }
+
     /// Whether mistral.rs loads the model.
     pub fn has_mistralrs(self) -> bool {
         self != Self::Native
@@ -438,6 +453,9 @@ mod tests {
             [true, false].map(|has_clients| EnginesNeeded::of(&config, has_clients))
         };
         assert_eq!(needed(""), [Both, Native]);
+        let faster = Both.faster(&Config::default()).unwrap();
+        assert!(faster.contains("`--backend native`"), "{faster}");
+        assert_eq!(Native.faster(&Config::default()), None);
         assert_eq!(needed("rollout.enabled = false"), [Mistralrs, Native]);
         assert_eq!(needed("rollout.sampler = 'engine'"), [Mistralrs, Mistralrs]);
         for sampler in ["auto", "engine", "native"] {
