@@ -55,10 +55,6 @@ default_max_tokens = {completion}
 [data]
 dir = "{data}"
 
-[engine]
-# The native engine has no more than these two in this run.
-kept_versions = 2
-
 [rollout]
 enabled = {rollouts}
 group_size = 2
@@ -68,7 +64,6 @@ max_batch_tokens = {cache}
 [train]
 max_tokens = {longest}
 samples_per_step = 64
-max_sampler_difference = 0.0
 priority = "normal"
 
 [policy]

@@ -254,11 +254,7 @@ pub(in crate::app) enum NativePurpose {
 impl NativePurpose {
     /// Sequences that the engine runs at once.
     pub fn slots(self, config: &Config) -> usize {
-        match (self, config.rollout.max_concurrent) {
-            (Self::Judging, _) => JUDGE_SLOTS,
-            (Self::Sampling, slots @ 1..) => slots,
-            (Self::Sampling, 0) | (Self::Serving, _) => config.engine.slots,
-        }
+        if self == Self::Judging { JUDGE_SLOTS } else { config.engine.slots }
     }
 
     /// Positions of the engine's cache of keys and values.
@@ -465,25 +461,15 @@ mod tests {
     }
 
     #[test]
-    fn the_key_limits_the_adapters_of_an_engine_with_clients() {
-        let kept = |lines: &str| {
-            let config = crate::config::parse(lines).unwrap();
-            let all = [NativePurpose::Serving, NativePurpose::Sampling, NativePurpose::Judging];
-            all.map(|purpose| purpose.kept_versions(&config))
-        };
-        assert_eq!(kept(""), [8, 1, 0]);
-        assert_eq!(kept("engine.kept_versions = 0"), [0, 1, 0]);
-    }
-
-    #[test]
-    fn slots_are_shared_with_clients_or_limited_for_rollouts() {
-        let slots = |lines: &str, purpose: NativePurpose| {
-            purpose.slots(&crate::config::parse(lines).unwrap())
-        };
+    fn a_native_engine_has_the_adapters_and_slots_of_its_purpose() {
+        let all = [NativePurpose::Serving, NativePurpose::Sampling, NativePurpose::Judging];
+        let kept = |config: &Config| all.map(|purpose| purpose.kept_versions(config));
+        let mut config = Config::default();
+        assert_eq!(kept(&config), [8, 1, 0]);
+        (config.engine.kept_versions, config.engine.slots) = (0, 9);
+        assert_eq!(kept(&config), [0, 1, 0]);
+        assert_eq!(all.map(|purpose| purpose.slots(&config)), [9, 9, JUDGE_SLOTS]);
         let (serving, sampling) = (NativePurpose::Serving, NativePurpose::Sampling);
-        assert_eq!([serving, sampling].map(|purpose| slots("", purpose)), [64, 64]);
-        let both = "engine.slots = 9\nrollout.max_concurrent = 3";
-        assert_eq!([serving, sampling].map(|purpose| slots(both, purpose)), [9, 3]);
         assert_eq!(EnginesNeeded::Native.native_purpose(true), Some(serving));
         assert_eq!(EnginesNeeded::Native.native_purpose(false), Some(sampling));
         assert_eq!(EnginesNeeded::Both.native_purpose(true), Some(sampling));

@@ -154,8 +154,6 @@ pub async fn reward_tools(config: &Config, metrics: Arc<Metrics>) -> anyhow::Res
     let self_judge = Arc::new(SelfJudge::default());
     let python = Arc::new(LazySandbox::new(Setup {
         python: config.sandbox.python.clone(),
-        concurrency: config.sandbox.concurrency,
-        uid: config.sandbox.uid,
         ..Setup::default()
     }));
     let mut kinds = config.routes.0.iter().flat_map(RouteConfig::parts).map(|part| part.kind);
@@ -206,8 +204,8 @@ async fn open_model(config: &Config, data: &Path) -> anyhow::Result<ModelDir> {
         )
     };
     let mut dir = ModelDir::open(&path)?;
-    if !config.model.name.is_empty() {
-        dir.name.clone_from(&config.model.name);
+    if let Some(name) = config.model.names.first() {
+        dir.name.clone_from(name);
     } else if model.is_empty() {
         hone_model::embedded::NAME.clone_into(&mut dir.name);
     } else if !Path::new(model).exists() {

@@ -15,6 +15,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use hone_core::config::describe::{Problem, describe, nearest};
+use hone_hub::HubConfig;
 
 use trl::{answer, translated};
 use validate::check;
@@ -135,7 +136,8 @@ pub fn load_from(
     }
     let resolved = config.graders.resolve(|name| env.get(name).cloned());
     resolved.map_err(|error| ConfigError::Invalid(format!("graders.api_key_env{error}")))?;
-    config.hub.resolve(|name| env.get(name).cloned()).map_err(ConfigError::Invalid)?;
+    let hub = HubConfig::from_environment(|name| env.get(name).cloned());
+    config.hub = hub.map_err(ConfigError::Invalid)?;
     Ok(config)
 }
 
@@ -263,7 +265,10 @@ fn read(root: Table, set_by: &BTreeMap<String, String>) -> Result<Config, Config
     let root = Value::Table(root);
     let typed: Result<Config, Problem> = serde_path_to_error::deserialize(root.clone())
         .map_err(|e| translated(describe(e.path(), e.inner().message(), &root)));
-    let checked = typed.and_then(|config| check(&config).map(|()| config));
+    let checked = typed.and_then(|mut config| {
+        config.server.model_aliases = config.model.names.iter().skip(1).cloned().collect();
+        check(&config).map(|()| config)
+    });
     checked.map_err(|mut problem| {
         if let Some(variable) = set_by.get(&problem.key) {
             problem.key = format!("{} ({variable})", problem.key);

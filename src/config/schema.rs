@@ -29,7 +29,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// Data directory.
     pub data: DataConfig,
-    /// Hugging Face hub.
+    /// Hugging Face hub, which the loader reads from the environment.
+    #[serde(skip)]
     pub hub: HubConfig,
     /// Serving engine.
     pub engine: EngineConfig,
@@ -60,8 +61,8 @@ pub struct Config {
 pub struct ModelConfig {
     /// A Hugging Face directory or hub id; empty for the embedded model.
     pub path: String,
-    /// Name in `/v1/models`; empty for the name of the directory or the hub id.
-    pub name: String,
+    /// Names in `/v1/models`, the model's own first; empty for the name of the directory or the hub id.
+    pub names: Vec<String>,
     /// Whether the frozen matrices are quantized while they are loaded. mistral.rs cannot serve these.
     pub quantize: Quantize,
 }
@@ -72,7 +73,8 @@ hone_core::parameters! {
         /// Directory of the ledger, adapters and checkpoints.
         pub dir: PathBuf = PathBuf::from("hone-data"),
         /// Free bytes of its file system below which the server is not ready; 0 for any.
-        pub min_free_bytes: u64 = 256 << 20 => between(0, 1 << 50),
+        #[serde(skip)]
+        pub min_free_bytes: u64 = 256 << 20,
     }
 }
 

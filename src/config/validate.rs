@@ -41,12 +41,17 @@ pub fn validate(config: &Config) -> Result<(), ConfigError> {
 }
 
 pub(super) fn check(config: &Config) -> Checked {
+    for (i, name) in config.model.names.iter().enumerate() {
+        if name.is_empty() || config.model.names[..i].contains(name) {
+            let key = format!("model.names[{i}]");
+            return Err(Problem::value(&key, quoted(name), "a name that occurs once"));
+        }
+    }
     config.server.check()?;
     if config.data.dir.as_os_str().is_empty() {
         return Err(Problem::value("data.dir", "\"\"", "the path of a directory"));
     }
     config.data.check_in("data.")?;
-    config.hub.check()?;
     engine(config)?;
     config.rollout.check()?;
     dataset(config)?;
@@ -54,7 +59,6 @@ pub(super) fn check(config: &Config) -> Checked {
     config.policy.check()?;
     backlog(config)?;
     config.run.check()?;
-    config.sandbox.check()?;
     config.graders.check()?;
     if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
         let allowed = "a tracing filter such as \"info\" or \"hone=debug,warn\"";

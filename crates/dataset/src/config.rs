@@ -126,6 +126,7 @@ hone_core::parameters! {
         #[serde(skip)]
         pub files: Vec<PathBuf> = Vec::new(),
         /// Format of the file.
+        #[serde(skip)]
         pub format: DatasetFormat = DatasetFormat::default(),
         /// Column of the conversation, a list of `{role, content}`.
         pub messages_column: String = "messages".to_owned(),

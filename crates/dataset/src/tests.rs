@@ -144,7 +144,7 @@ fn files_that_are_not_datasets_are_errors() {
     assert_snapshot!(error("a.csv", "prompt,answer\n", |_| {}), @"`a.csv` holds no prompt");
     assert_snapshot!(error("a.csv", "prompt,prompt\n", |_| {}), @"`a.csv`: two columns are named `prompt`");
     assert_snapshot!(error("a.jsonl", "\u{feff}\n \n", |_| {}), @"`a.jsonl` holds no prompt");
-    assert_snapshot!(error("a.jsonl", "PAR1", |_| {}), @r#"`a.jsonl`: it is not JSONL but Parquet (dataset.format = "parquet")"#);
+    assert_snapshot!(error("a.jsonl", "PAR1", |_| {}), @"`a.jsonl`: it is not JSONL but Parquet; name the file *.parquet");
     assert_snapshot!(error("a.csv", "PK\u{3}\u{4}", |_| {}), @"`a.csv`: it is not CSV but a zip archive or a spreadsheet; export it first");
     assert_snapshot!(error("a.parquet", "prompt", |_| {}), @"`a.parquet`: it is not Parquet that can be read: EOF: Parquet file too small. Size is 6 but need 8");
     let files = Files::new();

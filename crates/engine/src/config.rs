@@ -38,7 +38,8 @@ hone_core::parameters! {
         pub queue_timeout_seconds: u64 = 120 => between(0, 86_400),
         /// Versions whose adapters the native engine keeps in memory, those that it serves included, if it
         /// answers clients. A kept version is activated without reading its files.
-        pub kept_versions: usize = 8 => between(0, 4096),
+        #[serde(skip)]
+        pub kept_versions: usize = 8,
         /// Whether a request may use what the native engine computed of the same beginning for another API key. The
         /// count of cached tokens and the time then reveal to one key what another one asked.
         pub share_prefixes: bool = false,

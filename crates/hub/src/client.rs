@@ -8,7 +8,7 @@ use reqwest::{Client, Response, StatusCode, Url};
 use tokio::fs::{self, File};
 use tokio::io::AsyncWriteExt;
 
-use hone_core::config::{Checked, Problem, Secret, quoted};
+use hone_core::config::{Problem, Secret, quoted};
 use hone_core::files::{FileError, at, sync_parent};
 
 use crate::cache::{ListedFile, Listing, Repo, RepoCache, RepoKind, is_commit, is_inside};
@@ -34,11 +34,13 @@ impl Hub {
     /// The configured hub. `data` is the data directory, which has the cache unless another one is
     /// configured.
     pub fn new(config: &HubConfig, data: &Path) -> Self {
-        Self { config: config.clone(), cache: config.cache_in_use(data) }
+        let cache = Some(&config.cache).filter(|path| !path.as_os_str().is_empty());
+        Self { config: config.clone(), cache: cache.cloned().unwrap_or_else(|| data.join("hub")) }
     }
 
     fn endpoint(&self) -> &str {
-        self.config.endpoint_in_use()
+        let endpoint = self.config.endpoint.as_str();
+        if endpoint.is_empty() { PUBLIC } else { endpoint.trim_end_matches('/') }
     }
 
     /// The HTTP client and the headers of requests to the endpoint. Proxies are those of the
@@ -47,11 +49,8 @@ impl Hub {
         let mut headers = HeaderMap::new();
         if let Some(token) = self.config.token() {
             let value = HeaderValue::from_str(&format!("Bearer {}", token.expose()));
-            let variable = &self.config.token_env;
-            let mut value = value.map_err(|_| {
-                let reason = "or in the token file must be printable ASCII";
-                HubError::other(format!("the token in {variable} {reason}"))
-            })?;
+            let reason = "the token in HF_TOKEN or in the token file must be printable ASCII";
+            let mut value = value.map_err(|_| HubError::other(reason.to_owned()))?;
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -250,12 +249,9 @@ impl Hub {
                 format!("{repo}: the hub at {endpoint} answered with status {status} for {file}");
             return Err(HubError::new(HubErrorKind::Status(status), sentence));
         }
-        let reason = match self.config.token_env.as_str() {
-            _ if self.config.token().is_some() => {
-                "the token gives no access to it, or it does not exist".to_owned()
-            }
-            "" => "it is private, gated or does not exist; hub.token_env is not set".to_owned(),
-            name => format!("it is private, gated or does not exist; {name} is not set"),
+        let reason = match self.config.token() {
+            Some(_) => "the token gives no access to it, or it does not exist",
+            None => "it is private, gated or does not exist; HF_TOKEN is not set",
         };
         Err(HubError::other(format!(
             "{repo}: the hub at {endpoint} refuses access (status {status}): {reason}"
@@ -321,104 +317,57 @@ async fn copy(
     Ok(ended)
 }
 
-// Configuration section `[hub]`.
-
-/// The hub that `endpoint` and `HF_ENDPOINT` replace.
+/// The hub that `HF_ENDPOINT` replaces.
 const PUBLIC: &str = "https://huggingface.co";
 
-const URL: &str = "an http:// or https:// URL";
-
-hone_core::parameters! {
-    /// Where models and datasets named by id come from, and where they are kept.
-    #[derive(Eq)]
-    pub struct HubConfig {
-        /// URL of the hub or of a mirror; empty uses `HF_ENDPOINT`, else the public hub.
-        pub endpoint: String = String::new(),
-        /// Environment variable of the access token. If it is not set, the token file of the hub's own
-        /// clients applies. Empty sends no token.
-        pub token_env: String = "HF_TOKEN".to_owned(),
-        /// Directory of downloads; empty uses `HF_HUB_CACHE`, else `HF_HOME/hub`, else `hub` in the data
-        /// directory.
-        pub cache: PathBuf = PathBuf::new(),
-        /// What the loader found in the environment.
-        #[serde(skip)]
-        pub environment: HubEnvironment = HubEnvironment::default(),
-    }
-}
-
-/// Values from the environment, where the hub's own clients look for them too.
+/// Where models and datasets named by id come from, and where they are kept: the variables of the hub's own
+/// clients, so that those and Hone share one setting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HubEnvironment {
-    /// `HF_ENDPOINT`.
+pub struct HubConfig {
+    /// `HF_ENDPOINT`, the URL of the hub or of a mirror; empty is the public hub.
     pub endpoint: String,
-    /// The token in the variable that `token_env` names.
+    /// `HF_TOKEN`.
     pub token: Option<Secret>,
     /// File of the token, which may not exist.
     pub token_file: PathBuf,
-    /// `HF_HUB_CACHE` or `HF_HOME/hub`.
+    /// `HF_HUB_CACHE` or `HF_HOME/hub`, the directory of downloads; empty is `hub` in the data directory.
     pub cache: PathBuf,
 }
 
 impl HubConfig {
-    /// Checks the endpoint.
-    ///
-    /// # Errors
-    /// If it is no URL.
-    pub fn check(&self) -> Checked {
-        if self.endpoint.is_empty() || is_url(&self.endpoint) {
-            return Ok(());
-        }
-        Err(Problem::value("hub.endpoint", quoted(&self.endpoint), URL))
-    }
-
     /// Reads the environment with `lookup`. An empty variable counts as unset.
     ///
     /// # Errors
     /// A sentence, if `HF_ENDPOINT` is no URL.
-    pub fn resolve(&mut self, lookup: impl Fn(&str) -> Option<String>) -> Result<(), String> {
+    pub fn from_environment(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let set = |name: &str| lookup(name).filter(|value| !value.is_empty());
         let path = |name: &str| set(name).map(PathBuf::from);
         let home = path("HF_HOME");
         let endpoint = set("HF_ENDPOINT").unwrap_or_default();
         if !endpoint.is_empty() && !is_url(&endpoint) {
-            return Err(Problem::value("HF_ENDPOINT", quoted(&endpoint), URL).sentence());
+            let allowed = "an http:// or https:// URL";
+            return Err(Problem::value("HF_ENDPOINT", quoted(&endpoint), allowed).sentence());
         }
         let cached = || {
             let cache = path("XDG_CACHE_HOME").or_else(|| Some(path("HOME")?.join(".cache")))?;
             Some(cache.join("huggingface"))
         };
-        self.environment = HubEnvironment {
+        Ok(Self {
             endpoint,
-            token: set(&self.token_env).map(Secret::new),
+            token: set("HF_TOKEN").map(Secret::new),
             token_file: path("HF_TOKEN_PATH")
                 .or_else(|| Some(home.clone().or_else(cached)?.join("token")))
                 .unwrap_or_default(),
             cache: path("HF_HUB_CACHE")
                 .or_else(|| Some(home.as_ref()?.join("hub")))
                 .unwrap_or_default(),
-        };
-        Ok(())
-    }
-
-    pub(crate) fn endpoint_in_use(&self) -> &str {
-        let candidates = [self.endpoint.as_str(), &self.environment.endpoint, PUBLIC];
-        let used = candidates.into_iter().find(|url| !url.is_empty()).unwrap_or(PUBLIC);
-        used.trim_end_matches('/')
-    }
-
-    pub(crate) fn cache_in_use(&self, data: &Path) -> PathBuf {
-        let candidates = [&self.cache, &self.environment.cache];
-        let used = candidates.into_iter().find(|path| !path.as_os_str().is_empty());
-        used.cloned().unwrap_or_else(|| data.join("hub"))
+        })
     }
 
     /// The token of the environment or of the token file.
     pub(crate) fn token(&self) -> Option<Secret> {
-        if self.token_env.is_empty() {
-            return None;
-        }
-        self.environment.token.clone().or_else(|| {
-            let text = std::fs::read_to_string(&self.environment.token_file).ok()?;
+        self.token.clone().or_else(|| {
+            let text = std::fs::read_to_string(&self.token_file).ok()?;
             Some(text.trim()).filter(|text| !text.is_empty()).map(Secret::new)
         })
     }
@@ -432,65 +381,40 @@ fn is_url(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn resolved(config: HubConfig, env: &[(&str, &str)]) -> HubConfig {
-        let mut config = config;
+    fn read(env: &[(&str, &str)]) -> HubConfig {
         let lookup =
             |name: &str| env.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-        config.resolve(lookup).unwrap();
-        config
+        HubConfig::from_environment(lookup).unwrap()
     }
 
     #[test]
-    fn keys_precede_variables_and_variables_precede_defaults() {
-        let data = Path::new("data");
-        let plain = resolved(HubConfig::default(), &[("HF_ENDPOINT", ""), ("HF_TOKEN", "")]);
-        assert_eq!(plain.endpoint_in_use(), "https://huggingface.co");
-        assert_eq!(plain.cache_in_use(data), Path::new("data/hub"));
-        assert_eq!(plain.token(), None);
-
-        let env = [
-            ("HF_ENDPOINT", "http://mirror/"),
-            ("HF_HOME", "/home/hf"),
-            ("HF_TOKEN", "t1"),
-            ("OTHER", "t2"),
-        ];
-        let from_env = resolved(HubConfig::default(), &env);
-        assert_eq!(from_env.endpoint_in_use(), "http://mirror");
-        assert_eq!(from_env.cache_in_use(data), Path::new("/home/hf/hub"));
-        assert_eq!(from_env.token(), Some(Secret::new("t1")));
-        assert_eq!(from_env.environment.token_file, Path::new("/home/hf/token"));
-
-        let keys = HubConfig {
-            endpoint: "https://other".to_owned(),
-            token_env: "OTHER".to_owned(),
-            cache: PathBuf::from("/cache"),
-            ..HubConfig::default()
-        };
-        let from_keys = resolved(keys, &env);
-        assert_eq!(from_keys.endpoint_in_use(), "https://other");
-        assert_eq!(from_keys.cache_in_use(data), Path::new("/cache"));
-        assert_eq!(from_keys.token(), Some(Secret::new("t2")));
-        let cache = resolved(HubConfig::default(), &[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/h")]);
-        assert_eq!(cache.cache_in_use(data), Path::new("/c"));
+    fn the_variables_of_the_hubs_clients_apply() {
+        let hub = |env: &[(&str, &str)]| Hub::new(&read(env), Path::new("data"));
+        let plain = hub(&[("HF_ENDPOINT", ""), ("HF_TOKEN", "")]);
+        assert_eq!(plain.endpoint(), "https://huggingface.co");
+        assert_eq!((plain.cache, plain.config.token()), (PathBuf::from("data/hub"), None));
+        let env = [("HF_ENDPOINT", "http://mirror/"), ("HF_HOME", "/h"), ("HF_TOKEN", "t1")];
+        let set = hub(&env);
+        assert_eq!(set.endpoint(), "http://mirror");
+        assert_eq!(set.cache, Path::new("/h/hub"));
+        assert_eq!(set.config.token(), Some(Secret::new("t1")));
+        assert_eq!(hub(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/h")]).cache, Path::new("/c"));
     }
 
     #[test]
     fn the_token_file_is_that_of_the_hubs_clients() {
-        let file = |env: &[(&str, &str)]| {
-            resolved(HubConfig::default(), env).environment.token_file.display().to_string()
-        };
+        let file = |env: &[(&str, &str)]| read(env).token_file.display().to_string();
         assert_eq!(file(&[("HOME", "/u")]), "/u/.cache/huggingface/token");
         assert_eq!(file(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/x")]), "/x/huggingface/token");
         assert_eq!(file(&[("HF_TOKEN_PATH", "/t"), ("HF_HOME", "/h")]), "/t");
+        assert_eq!(file(&[("HF_HOME", "/h")]), "/h/token");
         assert_eq!(file(&[]), "");
     }
 
     #[test]
     fn an_endpoint_that_is_no_url_is_refused() {
-        let config = HubConfig { endpoint: "huggingface.co".to_owned(), ..HubConfig::default() };
-        insta::assert_snapshot!(config.check().unwrap_err().sentence(), @r#"hub.endpoint is "huggingface.co": it must be an http:// or https:// URL"#);
-        let found =
-            HubConfig::default().resolve(|name| (name == "HF_ENDPOINT").then(|| "x".to_owned()));
+        let lookup = |name: &str| (name == "HF_ENDPOINT").then(|| "x".to_owned());
+        let found = HubConfig::from_environment(lookup);
         insta::assert_snapshot!(found.unwrap_err(), @r#"HF_ENDPOINT is "x": it must be an http:// or https:// URL"#);
     }
 }

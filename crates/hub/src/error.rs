@@ -63,7 +63,7 @@ impl HubError {
 
 impl From<FileError> for HubError {
     fn from(error: FileError) -> Self {
-        Self::other(format!("hub.cache: {error}"))
+        Self::other(format!("the cache of the hub: {error}"))
     }
 }
 

@@ -13,7 +13,6 @@ mod dataset;
 mod error;
 mod model;
 
-pub use client::Hub;
-pub use client::{HubConfig, HubEnvironment};
+pub use client::{Hub, HubConfig};
 pub use dataset::{DatasetQuery, HubDataset, SCHEME, check_revision, dataset_id};
 pub use error::HubError;

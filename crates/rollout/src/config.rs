@@ -17,7 +17,8 @@ hone_core::parameters! {
         /// Largest token limit of shadows, whatever the client's is.
         pub max_tokens: u32 = 256 => between(1, 1 << 20),
         /// Shadow sequences that may run at once; 0 uses every slot that no client needs.
-        pub max_concurrent: usize = 0 => between(0, 65_536),
+        #[serde(skip)]
+        pub max_concurrent: usize = 0,
         /// The engine that samples shadows.
         pub sampler: SamplerKind = SamplerKind::Auto,
         /// Capacity of the native sampler's KV cache in tokens, prompts included.

@@ -44,12 +44,14 @@ hone_core::parameters! {
         pub max_tokens: u32 = 0 => between(0, 1 << 20),
         /// Whether requests without the field `store` are recorded and learned from.
         pub store: bool = true,
-        /// Further names of the served model.
+        /// Further names of the served model: those of `model.names` from the second on.
+        #[serde(skip)]
         pub model_aliases: Vec<String> = Vec::new(),
         /// Milliseconds in which a stream sends at most one event with new tokens; 0 sends each token at once.
         ///
         /// Every event costs processor time of the server and its client, which the engine lacks on a busy CPU.
-        pub stream_interval_ms: u64 = 40 => between(0, 1000),
+        #[serde(skip)]
+        pub stream_interval_ms: u64 = 40,
         /// Seconds that a stream may wait for a slot before its headers are sent.
         #[serde(skip)]
         pub stream_headers_after_seconds: u64 = 5,
@@ -142,13 +144,6 @@ impl ServerConfig {
                 let allowed = "\"*\" or an origin such as \"https://app.example\", without a path";
                 let key = format!("server.cors_origins[{i}]");
                 return Err(Problem::value(&key, quoted(origin), allowed));
-            }
-        }
-        for (i, alias) in self.model_aliases.iter().enumerate() {
-            let known = self.model_aliases.iter().take(i).any(|earlier| earlier == alias);
-            if alias.is_empty() || known {
-                let key = format!("server.model_aliases[{i}]");
-                return Err(Problem::value(&key, quoted(alias), "a name that occurs once"));
             }
         }
         if (1..self.default_max_tokens).contains(&self.max_tokens) {

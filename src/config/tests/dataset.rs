@@ -34,7 +34,6 @@ fn a_full_table_round_trips() {
 fn errors_name_the_key() {
     let dataset = |line: &str| error(&format!("[dataset]\n{line}"));
     assert_snapshot!(dataset("paht = 'a'"), @"dataset.paht is not a key: did you mean dataset.path?");
-    assert_snapshot!(dataset("format = 'xml'"), @r#"dataset.format is "xml": it must be "auto", "jsonl", "json", "csv", "tsv" or "parquet""#);
     assert_snapshot!(dataset("held_out = 2.5"), @"dataset.held_out is 2.5: it must be a share less than 1 or a whole number of prompts");
     assert_snapshot!(dataset("held_out = -0.1"), @"dataset.held_out is -0.1: it must be a finite number, 0 or more");
     assert_snapshot!(dataset("held_out = 0.1\neval_path = 'b'"), @"dataset.held_out is 0.1: it must be 0 beside dataset.eval_path, which holds the prompts that are held out");

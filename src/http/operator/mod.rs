@@ -76,7 +76,7 @@ fn too_full(limit: &DiskLimit) -> Option<String> {
     let DiskLimit { dir, min_free } = limit;
     // A system that does not say is no reason.
     let free = free_bytes(dir).ok().filter(|free| free < min_free)?;
-    Some(format!("data.dir has {free} free bytes; data.min_free_bytes is {min_free}"))
+    Some(format!("data.dir has {free} free bytes, fewer than {min_free}"))
 }
 
 /// `GET /metrics`, in Prometheus' text format.

@@ -29,10 +29,10 @@ async fn an_alias_is_a_name_of_the_served_model() {
 #[test]
 fn aliases_are_distinct_and_not_empty() {
     let error = |aliases: &str| {
-        let text = format!("[server]\nmodel_aliases = {aliases}\n");
+        let text = format!("[model]\nnames = {aliases}\n");
         hone::config::parse(&text).unwrap_err().to_string()
     };
-    let expected = "server.model_aliases[1] is \"a\": it must be a name that occurs once";
+    let expected = "model.names[1] is \"a\": it must be a name that occurs once";
     assert_eq!(error("[\"a\", \"a\"]"), expected);
-    assert!(error("[\"\"]").starts_with("server.model_aliases[0] is \"\""));
+    assert!(error("[\"\"]").starts_with("model.names[0] is \"\""));
 }

@@ -287,8 +287,8 @@ fn a_model_uses_the_same_endpoint_token_and_cache() {
     assert_snapshot!(shown(&refused).replace(&hub.url, "HUB").trim_end(), @"error: acme/tiny: the hub at HUB refuses access (status 401): it is private, gated or does not exist; HF_TOKEN is not set");
 
     let cache = tempfile::tempdir().unwrap();
-    let client = Client::new(&hub.url).with("SECRET", "t").with("HONE_HUB_TOKEN_ENV", "SECRET");
-    let client = client.with("HONE_HUB_CACHE", cache.path().to_str().unwrap());
+    let client = Client::new(&hub.url).with("HF_TOKEN", "t");
+    let client = client.with("HF_HUB_CACHE", cache.path().to_str().unwrap());
     let output = client.run(&args);
     assert!(output.status.success(), "{}", shown(&output));
     let requests = hub.take_requests();

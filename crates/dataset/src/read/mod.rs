@@ -103,7 +103,7 @@ fn other_format(start: &[u8]) -> Option<&'static str> {
         [0x1f, 0x8b, ..] => Some("compressed with gzip; unpack it first"),
         [0x28, 0xb5, 0x2f, 0xfd] => Some("compressed with zstd; unpack it first"),
         b"PK\x03\x04" => Some("a zip archive or a spreadsheet; export it first"),
-        b"PAR1" => Some("Parquet (dataset.format = \"parquet\")"),
+        b"PAR1" => Some("Parquet; name the file *.parquet"),
         _ => None,
     }
 }

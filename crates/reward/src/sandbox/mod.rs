@@ -45,8 +45,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::Checked;
-
 use crate::kinds::define::KindParameters;
 
 #[cfg(target_os = "linux")]
@@ -68,20 +66,6 @@ hone_core::parameters! {
     pub struct SandboxConfig {
         /// The Python interpreter: a path, or a name to look up on `PATH`.
         pub python: PathBuf = PathBuf::from("python3"),
-        /// Programs that may run at the same time.
-        pub concurrency: usize = 2 => between(1, 256),
-        /// The user id of programs if the daemon is root; no other process should use it.
-        pub uid: u32 = 65_534 => between(1, u32::MAX - 1),
-    }
-}
-
-impl SandboxConfig {
-    /// Checks every range.
-    ///
-    /// # Errors
-    /// The first value out of range, with its full key.
-    pub fn check(&self) -> Checked {
-        self.check_ranges().map_err(|problem| problem.prefixed("sandbox."))
     }
 }
 
@@ -178,7 +162,7 @@ pub struct Setup {
     pub launcher: PathBuf,
     /// The Python interpreter: a path, or a name to look up on `PATH`.
     pub python: PathBuf,
-    /// Runs at a time; at least 1.
+    /// Runs at a time; at least 1. By default one per processor.
     pub concurrency: usize,
     /// The user and group id of programs if the daemon is root; not 0. No other process should
     /// use it.
@@ -192,7 +176,7 @@ impl Default for Setup {
         Self {
             launcher: PathBuf::from("/proc/self/exe"),
             python: PathBuf::from("python3"),
-            concurrency: 2,
+            concurrency: std::thread::available_parallelism().map_or(2, usize::from),
             uid: 65_534,
             without: Vec::new(),
         }

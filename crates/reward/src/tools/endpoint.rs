@@ -86,8 +86,10 @@ hone_core::parameters! {
         /// Environment variable that contains the API key; empty sends no key.
         pub api_key_env: String = String::new(),
         /// Requests at the same time.
-        pub max_concurrency: usize = 4 => between(1, 1024),
+        #[serde(skip)]
+        pub max_concurrency: usize = 4,
         /// Milliseconds for one attempt, from connecting to the last byte.
+        #[serde(skip)]
         pub timeout_ms: u64 = 60_000,
         /// Retries, only after a failed connection, 408, 429 or 5xx.
         #[serde(skip)]

@@ -127,14 +127,17 @@ hone_core::parameters! {
         pub correction_weight: f64 = 0.0 => between(0.0, 100.0),
         /// Refuse a sample whose recorded and recomputed log-probabilities of the same version differ by
         /// more than this in the mean, in nats; 0 never refuses.
-        pub max_sampler_difference: f64 = 0.05 => at_least(0.0),
+        #[serde(skip)]
+        pub max_sampler_difference: f64 = 0.05,
         /// Threads of the trainer's pool; 0 is one per core.
-        pub threads: usize = 0 => between(0, 4096),
+        #[serde(skip)]
+        pub threads: usize = 0,
         /// Processor priority of background threads: the trainer's, the native sampler's, rollouts'.
         pub priority: BackgroundPriority = BackgroundPriority::default(),
         /// Pauses between steps of the native engine for clients, as a fraction of their duration, while background
         /// threads of lower priority have something to compute.
-        pub serving_share: f64 = 0.2 => between(0.0, 1.0),
+        #[serde(skip)]
+        pub serving_share: f64 = 0.2,
         /// Number of checkpoints to keep.
         pub keep_checkpoints: usize = 2 => between(1, 10_000),
         /// `[train.vespo]`
