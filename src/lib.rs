@@ -1,7 +1,7 @@
 //! Hone serves a language model and trains it with the rewards of its users.
 //!
 //! This package combines the crates in `crates/` into one binary: the command line ([`cli`]), the
-//! composition of the daemon ([`app`]), its HTTP surface ([`http`]), runs on a dataset ([`runs`]),
+//! composition of the daemon ([`app`]), runs on a dataset ([`runs`]),
 //! the conversion of TRL's configurations ([`import_trl`]), the demonstration ([`demo`]) and benchmarks
 //! ([`mod@bench`]).
 
@@ -11,7 +11,6 @@ pub mod cli;
 pub mod config;
 pub mod demo;
 mod flags;
-pub mod http;
 pub mod import_trl;
 pub mod logging;
 pub mod runs;

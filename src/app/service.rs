@@ -16,6 +16,7 @@ use hone_core::files::replace_file;
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 use hone_engine::Engine;
+use hone_http::{AppState, DiskLimit, KeyRing, LearningLimits, Startup, Tls};
 use hone_reward::kinds::RewardKind;
 use hone_reward::routes::{RewardConfig, RouteConfig};
 use hone_store::Store;
@@ -25,8 +26,7 @@ use hone_train::policy::{Policies, Promotion};
 
 use super::core::Core;
 use crate::config::{Config, ConfigError, ServerConfig};
-use crate::http::{AppState, DiskLimit, KeyRing, LearningLimits, Startup, Tls};
-use crate::{http, usage};
+use crate::usage;
 
 /// A running daemon.
 pub struct Service {
@@ -66,7 +66,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         // too.
         let _dropped = stopped.await;
     };
-    let server = tokio::spawn(http::serve(listener, startup.clone(), stopped));
+    let server = tokio::spawn(hone_http::serve(listener, startup.clone(), stopped));
     tracing::info!(%addr, "listening while the model is loading");
     super::fetch_dataset(&mut config).await?;
     let core = Core::start(&config, metrics).await?;

@@ -5,7 +5,6 @@
 
 mod run;
 mod schema;
-mod server;
 mod trl;
 mod validate;
 
@@ -20,14 +19,16 @@ use hone_hub::HubConfig;
 use trl::{answer, translated};
 use validate::check;
 
-pub use run::{EarlyStopConfig, RunConfig};
-pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig};
-pub use server::{
+pub use hone_http::config::{
     ConnectionsConfig, GraderLimits, KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope,
     ServerConfig, TlsConfig, hash_key,
 };
+pub use run::{EarlyStopConfig, RunConfig};
+pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig};
 pub use trl::{Counterpart, counterpart, trl_names};
-pub use validate::{ConfigError, validate};
+pub use validate::validate;
+
+pub use hone_core::config::ConfigError;
 
 // The effective configuration as text, for the reports of runs.
 

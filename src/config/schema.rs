@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_dataset::DatasetConfig;
 use hone_engine::EngineConfig;
+use hone_http::config::ServerConfig;
 use hone_hub::HubConfig;
 use hone_model::weights::{LoadOptions, Quantize};
 use hone_reward::routes::{RouteConfig, RouteList};
@@ -17,7 +18,6 @@ use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::PolicyConfig;
 
 use super::run::RunConfig;
-use super::server::ServerConfig;
 
 /// The whole configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -2,11 +2,9 @@
 //! values.
 
 use std::collections::BTreeSet;
-use std::io;
-use std::path::PathBuf;
 
 use hone_core::config::section::Parameters;
-use hone_core::config::{Checked, Problem, label, quoted};
+use hone_core::config::{Checked, ConfigError, Problem, label, quoted};
 use hone_engine::EngineBackend;
 use hone_hub::{check_revision, dataset_id};
 use hone_reward::routes::RouteConfig;
@@ -15,22 +13,6 @@ use super::schema::Config;
 
 /// Tokens of a prompt for which the native engine's cache must have room.
 const NATIVE_PROMPT: usize = 32;
-
-/// The reason why a configuration cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("{} cannot be read: {source}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// A sentence with the key, its value and the allowed values.
-    #[error("{0}")]
-    Invalid(String),
-}
 
 /// Validates a configuration that was changed after [`load`](super::load()), which validates too.
 ///

@@ -23,7 +23,7 @@ use hone_rollout::{RolloutError, RolloutProgress};
 
 use crate::app;
 use crate::config::Config;
-use crate::http::{KeyRing, Tls};
+use hone_http::{KeyRing, Tls};
 
 /// Number of steps whose groups, all without a value, end a run.
 const UNSCORED_STEPS: usize = 2;

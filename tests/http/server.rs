@@ -14,14 +14,14 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use hone::config::{KeyConfig, KeyScope, ServerConfig};
-use hone::http::{
-    AppState, DiskLimit, KeyRing, LearningLimits, PolicyControl, ServedSink, Startup, Tls,
-    TrainControl, serve,
-};
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
 use hone_engine::testing::FakeConfig;
 use hone_engine::{Codec, Engine, FakeEngine, ModelDir, Publisher};
+use hone_http::{
+    AppState, DiskLimit, KeyRing, LearningLimits, PolicyControl, ServedSink, Startup, Tls,
+    TrainControl, serve,
+};
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_reward::routes::RouteList;

@@ -4,5 +4,6 @@ mod advice;
 mod dataset;
 mod effective;
 mod objective;
+mod server;
 mod shipped;
 mod trl;

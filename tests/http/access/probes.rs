@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use hone::config::ServerConfig;
-use hone::http::{Startup, serve};
 use hone_core::metrics::Metrics;
+use hone_http::{Startup, serve};
 
 use crate::server::{Server, read};
 

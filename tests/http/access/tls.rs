@@ -11,8 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use hone::config::{ServerConfig, TlsConfig};
-use hone::http::{Startup, Tls, serve};
 use hone_core::metrics::Metrics;
+use hone_http::{Startup, Tls, serve};
 
 use super::connections::{PROBE, connect};
 use crate::server::{Server, ask, eventually, read, within_a_minute};

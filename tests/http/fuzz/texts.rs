@@ -9,10 +9,10 @@ use proptest::sample::select;
 use serde_json::{Value, json};
 
 use hone::config::ServerConfig;
-use hone::http::KeyRing;
 use hone_core::types::{ChatOptions, GrammarSpec, Message, Role, TokenId, Tool};
 use hone_engine::answer::{AnswerForm, AnswerPart};
 use hone_engine::{Codec, CompiledGrammar, ToolFormat};
+use hone_http::KeyRing;
 
 use super::Clock;
 use super::change::{texts, values};

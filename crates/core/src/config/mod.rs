@@ -7,10 +7,28 @@ pub mod describe;
 pub mod section;
 
 use std::fmt::{self, Display};
+use std::io;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 pub use describe::Problem;
+
+/// The reason why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{} cannot be read: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// A sentence with the key, its value and the allowed values.
+    #[error("{0}")]
+    Invalid(String),
+}
 
 // The arithmetic of products with the matrices of the frozen base.
 

@@ -1,0 +1,246 @@
+use axum::http::HeaderName;
+
+use super::*;
+
+const LOCAL: &str = "127.0.0.1";
+const REMOTE: &str = "192.0.2.7";
+
+fn authenticator(text: &str) -> Authenticator {
+    let config = crate::config::parse(text);
+    let ring = Arc::new(KeyRing::load(&config).unwrap());
+    Authenticator::new(&config, ring)
+}
+
+fn plain(client: &str, admin: &str) -> Authenticator {
+    authenticator(&format!("[server]\nclient_keys = [{client}]\nadmin_keys = [{admin}]"))
+}
+
+/// The result of a request at 1 s after the epoch.
+fn ask(
+    authenticator: &Authenticator,
+    path: &str,
+    more: &[(&'static str, &str)],
+    peer: &str,
+) -> Result<Option<String>, StatusCode> {
+    let pairs = more.iter().map(|&(name, value)| {
+        (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
+    });
+    let headers = HeaderMap::from_iter(pairs);
+    let head = RequestHead {
+        uri: &path.parse().unwrap(),
+        version: Version::HTTP_11,
+        headers: &headers,
+        peer: Some(peer.parse().unwrap()),
+    };
+    let status = |error: ApiError| error.into_response().status();
+    authenticator.check(&access(path), &head, 1000).map(|c| c.key_id).map_err(status)
+}
+
+fn with_key(
+    authenticator: &Authenticator,
+    path: &str,
+    key: &str,
+) -> Result<Option<String>, StatusCode> {
+    ask(authenticator, path, &[("authorization", &format!("Bearer {key}"))], REMOTE)
+}
+
+#[test]
+fn without_keys_v1_is_open_and_admin_is_local() {
+    let open = plain("", "");
+    assert_eq!(ask(&open, "/v1/models", &[], REMOTE), Ok(None));
+    assert_eq!(with_key(&open, "/v1/models", "any"), Ok(None));
+    for peer in [LOCAL, "::1", "::ffff:127.0.0.1"] {
+        assert_eq!(ask(&open, "/admin/train", &[], peer), Ok(None), "{peer}");
+    }
+    assert_eq!(ask(&open, "/admin/train", &[], REMOTE), Err(StatusCode::FORBIDDEN));
+    assert_eq!(with_key(&open, "/admin/train", "x"), Err(StatusCode::FORBIDDEN));
+}
+
+#[test]
+fn client_and_admin_keys_are_separate() {
+    let both = plain("'alice', 'bob'", "'root'");
+    let id = |who| with_key(&both, "/v1/feedback", who).unwrap().unwrap();
+    assert_eq!(id("alice"), "2bd806c97f0e");
+    assert_ne!(id("alice"), id("bob"));
+    assert_eq!(
+        ask(&both, "/v1/models", &[("x-api-key", "alice")], REMOTE).unwrap().unwrap(),
+        id("alice")
+    );
+    assert_eq!(ask(&both, "/v1/feedback", &[], LOCAL), Err(StatusCode::UNAUTHORIZED));
+    for key in ["alic", "alicee", ""] {
+        assert_eq!(with_key(&both, "/v1/feedback", key), Err(StatusCode::UNAUTHORIZED));
+    }
+    assert_eq!(with_key(&both, "/v1/feedback", "root"), Err(StatusCode::FORBIDDEN));
+    assert!(with_key(&both, "/admin/policies", "root").is_ok());
+    assert_eq!(with_key(&both, "/admin/policies", "alice"), Err(StatusCode::FORBIDDEN));
+    assert_eq!(ask(&both, "/admin/policies", &[], LOCAL), Err(StatusCode::UNAUTHORIZED));
+}
+
+#[test]
+fn a_key_opens_the_routes_of_its_scopes() {
+    let key = |name: &str, scopes: &str| {
+        format!("[[server.keys]]\nname = '{name}'\nkey = '{name}'\nscopes = {scopes}\n")
+    };
+    let text = [
+        key("asks", "['chat']"),
+        key("rates", "['feedback']"),
+        key("grades", "['graders']"),
+        key("all", "['chat', 'admin']"),
+    ];
+    let keys = authenticator(&text.concat());
+    let chat = "/v1/chat/completions";
+    let grader = "/v1/fine_tuning/alpha/graders/run";
+    for (name, open, closed) in [
+        ("asks", [chat, "/v1/models", "/v1/feedback"], [grader, "/admin/train"]),
+        ("rates", ["/v1/feedback", "/nowhere", "/"], [chat, grader]),
+        ("grades", [grader, "/nowhere", "/adminx"], [chat, "/v1/feedback"]),
+        ("all", [chat, "/admin/train", "/v1/feedback"], [grader, "/v1/fine_tuning"]),
+    ] {
+        for path in open {
+            assert!(with_key(&keys, path, name).is_ok(), "{name} {path}");
+        }
+        for path in closed {
+            assert_eq!(with_key(&keys, path, name), Err(StatusCode::FORBIDDEN), "{name} {path}");
+        }
+    }
+}
+
+#[test]
+fn expired_keys_are_refused() {
+    let key = |expires: &str| {
+        authenticator(&format!(
+            "[[server.keys]]\nname = 'a'\nkey = 'a'\nscopes = ['chat']\nexpires = {expires}"
+        ))
+    };
+    assert!(with_key(&key("2999-01-01"), "/v1/models", "a").is_ok());
+    let expired = key("1970-01-01T00:00:01Z");
+    assert_eq!(with_key(&expired, "/v1/models", "a"), Err(StatusCode::UNAUTHORIZED));
+    // An expired key does not open the server.
+    assert_eq!(ask(&expired, "/v1/models", &[], LOCAL), Err(StatusCode::UNAUTHORIZED));
+}
+
+#[test]
+fn only_probes_metrics_and_the_document_are_public() {
+    let both = plain("'alice'", "'root'");
+    for path in PUBLIC {
+        assert_eq!(ask(&both, path, &[("host", "evil.example")], REMOTE), Ok(None));
+    }
+    for path in ["/", "/metrics/", "/v1/models", "/livez2", "/adminx"] {
+        assert_eq!(ask(&both, path, &[], LOCAL), Err(StatusCode::UNAUTHORIZED), "{path}");
+    }
+}
+
+#[test]
+fn proxies_and_browsers_are_not_local() {
+    let open = plain("", "");
+    for name in FOREIGN {
+        let refused = ask(&open, "/admin/train", &[(name, "x")], LOCAL);
+        assert_eq!(refused, Err(StatusCode::FORBIDDEN), "{name}");
+    }
+    let (uri, headers) = (Uri::from_static("/admin/train"), HeaderMap::new());
+    let head = |version, peer| RequestHead { uri: &uri, version, headers: &headers, peer };
+    let local = Some(LOCAL.parse().unwrap());
+    assert!(is_local(&head(Version::HTTP_11, local)));
+    assert!(!is_local(&head(Version::HTTP_10, local)));
+    assert!(!is_local(&head(Version::HTTP_11, None)));
+}
+
+#[test]
+fn a_request_without_a_key_must_name_this_machine() {
+    let evil: &[(&'static str, &str)] = &[("host", "evil.example")];
+    let open = plain("", "");
+    for path in ["/v1/models", "/admin/train", "/nowhere"] {
+        assert_eq!(ask(&open, path, evil, LOCAL), Err(StatusCode::FORBIDDEN), "{path}");
+        assert_eq!(ask(&open, path, &[("host", "localhost:8080")], LOCAL), Ok(None), "{path}");
+    }
+    let named = authenticator("[server]\nhosts = ['evil.example']");
+    assert_eq!(ask(&named, "/v1/models", evil, LOCAL), Ok(None));
+    // A key is enough, whatever the name.
+    let closed = plain("'alice'", "");
+    let both = [evil[0], ("authorization", "Bearer alice")];
+    assert!(ask(&closed, "/v1/models", &both, LOCAL).is_ok());
+    assert_eq!(ask(&closed, "/admin/train", evil, LOCAL), Err(StatusCode::FORBIDDEN));
+    // Beyond loopback every client is accepted for /v1, but not for /admin.
+    let exposed = authenticator("[server]\nbind = '0.0.0.0:1'\ninsecure = true");
+    assert_eq!(ask(&exposed, "/v1/models", evil, REMOTE), Ok(None));
+    assert_eq!(ask(&exposed, "/admin/train", evil, LOCAL), Err(StatusCode::FORBIDDEN));
+}
+
+#[test]
+fn refusals_name_the_key_and_the_scope() {
+    let config = "[[server.keys]]\nname = 'web'\nkey = 'secret'\nscopes = ['chat', 'feedback']\n\
+        [[server.keys]]\nname = 'ops'\nkey = 'root'\nscopes = ['admin']";
+    let keys = authenticator(config);
+    let message = |path: &str, key: Option<&str>| {
+        let bearer = key.map(|key| HeaderValue::from_str(&format!("Bearer {key}")).unwrap());
+        let pairs = bearer.map(|value| (header::AUTHORIZATION, value));
+        let headers = HeaderMap::from_iter(pairs);
+        let uri = path.parse().unwrap();
+        let head =
+            RequestHead { uri: &uri, version: Version::HTTP_11, headers: &headers, peer: None };
+        keys.check(&access(path), &head, 0).unwrap_err().to_json()
+    };
+    insta::assert_snapshot!(message("/v1/models", None), @r#"{"error":{"message":"the header \"Authorization: Bearer KEY\" is required, with a key that has the scope chat","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#);
+    insta::assert_snapshot!(message("/v1/feedback", Some("x")), @r#"{"error":{"message":"the key in the header Authorization is unknown; it is required, with a key that has the scope feedback or chat","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#);
+    insta::assert_snapshot!(message("/v1/fine_tuning/alpha/graders/run", Some("secret")), @r#"{"error":{"message":"the key \"web\" lacks the scope graders: it has chat and feedback","type":"invalid_request_error","param":null,"code":"missing_scope"}}"#);
+    insta::assert_snapshot!(message("/admin/train", Some("secret")), @r#"{"error":{"message":"the key \"web\" lacks the scope admin: it has chat and feedback","type":"invalid_request_error","param":null,"code":"missing_scope"}}"#);
+}
+
+mod host {
+    use axum::http::HeaderValue;
+
+    use super::super::*;
+
+    fn rule() -> HostRule {
+        HostRule {
+            bind: "192.0.2.7".parse().unwrap(),
+            hosts: ["hone.example".to_owned(), "10.0.0.7".to_owned()].into(),
+        }
+    }
+
+    #[test]
+    fn only_names_of_this_machine_are_allowed() {
+        for host in [
+            "localhost",
+            "LOCALHOST:8080",
+            "localhost.",
+            "a.localhost:1",
+            "127.0.0.1:8080",
+            "127.1.2.3",
+            "[::1]:8080",
+            "[::ffff:127.0.0.1]",
+            "192.0.2.7:8080",
+            "hone.example",
+            "HONE.example:443",
+            "10.0.0.7:80",
+        ] {
+            assert!(rule().allows(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "evil.example:8080",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "notlocalhost",
+            "192.0.2.8",
+            "[::2]",
+            "a b",
+        ] {
+            assert!(!rule().allows(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn every_host_of_a_request_counts() {
+        let mut headers = HeaderMap::new();
+        let plain = Uri::from_static("/v1/models");
+        assert_eq!(rule().refused(&plain, &headers), None);
+        headers.insert(header::HOST, HeaderValue::from_static("localhost:8080"));
+        assert_eq!(rule().refused(&plain, &headers), None);
+        let absolute = Uri::from_static("http://evil.example/v1/models");
+        assert_eq!(rule().refused(&absolute, &headers).as_deref(), Some("evil.example"));
+        headers.append(header::HOST, HeaderValue::from_static("second.example"));
+        assert_eq!(rule().refused(&plain, &headers).as_deref(), Some("second.example"));
+    }
+}

@@ -1,0 +1,169 @@
+//! The names and the tokenizer of the served model: `/v1/models`, and `/tokenize` and `/detokenize` as in vLLM.
+//! Nothing is sampled or recorded.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use hone_core::types::TokenId;
+use hone_engine::Codec;
+
+use super::fields::{model_schema, token_schema};
+use super::prompt::{self, TextSize, encode, encode_apart, token_ids};
+use super::request::{check_model, model_names};
+use crate::body::{Field, FieldTable, Fields, JsonObject, List, PathText, list_of};
+use crate::chat::request::{messages_schema, read_messages};
+use crate::chat::tools;
+use crate::error::{ApiError, JsonResult};
+use crate::state::AppState;
+
+/// OpenAI's `model` object, with the active policy version.
+#[derive(Serialize, JsonSchema)]
+pub struct ModelObject {
+    id: String,
+    #[schemars(extend("const" = "model"))]
+    object: &'static str,
+    /// Seconds since 1970.
+    created: u64,
+    #[schemars(extend("const" = "hone"))]
+    owned_by: &'static str,
+    /// The active version.
+    policy_version: u64,
+}
+
+fn model(state: &AppState, name: &str) -> ModelObject {
+    ModelObject {
+        id: name.to_owned(),
+        object: "model",
+        created: state.started / 1000,
+        owned_by: "hone",
+        policy_version: state.engine.active_version().0,
+    }
+}
+
+/// `GET /v1/models`: the served model as `default`, under its own name and under its aliases.
+pub async fn list(State(state): State<Arc<AppState>>) -> Json<List<ModelObject>> {
+    Json(List::new(model_names(&state).into_iter().map(|name| model(&state, name))))
+}
+
+/// `GET /v1/models/{model}`; the name may contain slashes.
+pub async fn retrieve(
+    State(state): State<Arc<AppState>>,
+    PathText(name): PathText,
+) -> JsonResult<ModelObject> {
+    check_model(&state, &name)?;
+    Ok(Json(model(&state, &name)))
+}
+
+/// The fields of `/tokenize`.
+pub const FIELDS: FieldTable = &[&[
+    Field::json("model", model_schema, "The name of the model."),
+    Field::text("prompt", "A text; excludes `messages`."),
+    Field::json("messages", messages_schema, "A conversation; excludes `prompt`."),
+    Field::flag("add_generation_prompt", "Whether the template begins the answer; default true."),
+    Field::flag("add_special_tokens", "Whether the tokenizer frames a text; default true."),
+    Field::flag("return_token_strs", "Whether the response has the tokens as texts."),
+    Field::json("tools", tools::schema, "Functions that the model may call."),
+    Field::json("chat_template_kwargs", tools::variables_schema, "Variables of the template."),
+]];
+
+/// The fields of `/detokenize`.
+pub const DETOKENIZE_FIELDS: FieldTable = &[&[
+    Field::json("model", model_schema, "The name of the model."),
+    Field::json("tokens", ids_schema, "Token ids.").required(),
+]];
+
+fn ids_schema() -> Value {
+    list_of(0, token_schema())
+}
+
+/// The response of `/tokenize`.
+#[derive(Serialize, JsonSchema)]
+pub struct TokenizedText {
+    count: usize,
+    /// The model's context in tokens.
+    max_model_len: usize,
+    tokens: Vec<TokenId>,
+    /// The tokens as the vocabulary spells them; null unless requested.
+    token_strs: Option<Vec<String>>,
+}
+
+/// The response of `/detokenize`.
+#[derive(Serialize, JsonSchema)]
+pub struct DetokenizedText {
+    prompt: String,
+}
+
+/// `POST /tokenize`
+pub async fn tokenize(
+    State(state): State<Arc<AppState>>,
+    JsonObject(body): JsonObject,
+) -> JsonResult<TokenizedText> {
+    let fields = Fields::of(&body, FIELDS)?;
+    check_named(&state, &fields)?;
+    let framed = fields.boolean("add_special_tokens")?;
+    let generate = fields.boolean("add_generation_prompt")?;
+    let spells = fields.is_set("return_token_strs")?;
+    let tokens = match (fields.text("prompt")?, fields.get("messages")) {
+        (Some(_), Some(_)) => return Err(fields.invalid("messages", "absent beside prompt")),
+        (None, None) => {
+            return Err(fields.missing("prompt", "a text; or messages must be given"));
+        }
+        (Some(_), None) if generate.is_some() => {
+            return Err(fields.invalid("add_generation_prompt", "absent beside prompt"));
+        }
+        (Some(text), None) => {
+            let (text, framed) = (text.to_owned(), framed.unwrap_or(true));
+            let size = TextSize::Bytes(text.len());
+            let work = move |codec: &Codec| codec.encode_text(&text, framed);
+            encode(&state, "prompt", size, work).await?
+        }
+        (None, Some(_)) if framed == Some(true) => {
+            let allowed = "false beside messages: the chat template writes the special tokens";
+            return Err(fields.invalid("add_special_tokens", allowed));
+        }
+        (None, Some(_)) => {
+            let (messages, options) = (read_messages(&fields)?, tools::read(&fields)?);
+            let generate = generate.unwrap_or(true);
+            prompt::tokenize(&state, "messages", &messages, &options, generate).await?
+        }
+    };
+    let token_strs = if spells { Some(spelled(&state, tokens.clone()).await?) } else { None };
+    Ok(Json(TokenizedText {
+        count: tokens.len(),
+        max_model_len: state.engine.info().context,
+        tokens,
+        token_strs,
+    }))
+}
+
+/// The tokens as the vocabulary spells them.
+async fn spelled(state: &AppState, ids: Vec<TokenId>) -> Result<Vec<String>, ApiError> {
+    let spell = move |codec: &Codec| {
+        Ok(ids.iter().map(|id| codec.token(*id).unwrap_or_default()).collect())
+    };
+    encode_apart(state, spell).await
+}
+
+/// `POST /detokenize`
+pub async fn detokenize(
+    State(state): State<Arc<AppState>>,
+    JsonObject(body): JsonObject,
+) -> JsonResult<DetokenizedText> {
+    let fields = Fields::of(&body, DETOKENIZE_FIELDS)?;
+    check_named(&state, &fields)?;
+    let list = fields.list("tokens")?.ok_or_else(|| fields.missing("tokens", "a list of ids"))?;
+    let ids = token_ids("tokens", list, state.engine.info().vocab)?;
+    let size = TextSize::Ids(ids.len());
+    let prompt = encode(&state, "tokens", size, move |codec| Ok(codec.decode_all(&ids))).await?;
+    Ok(Json(DetokenizedText { prompt }))
+}
+
+/// Checks the model's name, if one is given.
+fn check_named(state: &AppState, fields: &Fields<'_>) -> Result<(), ApiError> {
+    fields.text("model")?.map_or(Ok(()), |name| check_model(state, name))
+}

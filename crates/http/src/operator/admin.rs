@@ -1,0 +1,197 @@
+//! The operator's routes: `/admin/train`, `/admin/policies` and `/admin/feedback/quarantine`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use hone_core::types::{PolicyRecord, PolicyVersion, UnixMillis, now_ms};
+use hone_reward::feedback::QuarantineReason;
+use hone_store::{Op, QuarantinedKey};
+use hone_train::TrainStatus;
+
+use crate::body::{Field, FieldTable, Fields, JsonObject, List, PathText};
+use crate::error::{ApiError, ErrorCode, JsonResult};
+use crate::state::AppState;
+
+type AppContext = State<Arc<AppState>>;
+
+/// Response of `GET /admin/policies`.
+#[derive(Serialize, JsonSchema)]
+pub struct PolicyList {
+    #[schemars(extend("const" = "list"))]
+    object: &'static str,
+    active: u64,
+    data: Vec<PolicyRecord>,
+}
+
+/// `GET /admin/train`
+pub async fn status(State(state): AppContext) -> Json<TrainStatus> {
+    Json(state.train.status())
+}
+
+/// `POST /admin/train/pause`
+pub async fn pause(State(state): AppContext) -> JsonResult<TrainStatus> {
+    state.train.pause()?;
+    tracing::info!("training paused");
+    Ok(Json(state.train.status()))
+}
+
+/// `POST /admin/train/resume`
+pub async fn resume(State(state): AppContext) -> JsonResult<TrainStatus> {
+    state.train.resume()?;
+    tracing::info!("training resumed");
+    Ok(Json(state.train.status()))
+}
+
+/// `POST /admin/train/step`
+pub async fn step(State(state): AppContext) -> JsonResult<TrainStatus> {
+    run_detached(async move { state.train.step().await }).await
+}
+
+/// `GET /admin/policies`
+pub async fn policies(State(state): AppContext) -> JsonResult<PolicyList> {
+    let active = state.policies.active().0;
+    Ok(Json(PolicyList { object: "list", active, data: state.policies.list()? }))
+}
+
+/// `POST /admin/policies/{version}/activate`
+pub async fn activate(
+    State(state): AppContext,
+    PathText(version): PathText,
+) -> JsonResult<PolicyRecord> {
+    let version = parse(&version)?;
+    tracing::info!(%version, "an operator activates a version");
+    let reason = "activated by an operator";
+    run_detached(async move { state.policies.activate(version, reason).await }).await
+}
+
+/// `POST /admin/policies/{version}/pin`
+pub async fn pin(state: AppContext, version: PathText) -> JsonResult<PolicyRecord> {
+    keep(state, version, true).await
+}
+
+/// `POST /admin/policies/{version}/unpin`
+pub async fn unpin(state: AppContext, version: PathText) -> JsonResult<PolicyRecord> {
+    keep(state, version, false).await
+}
+
+async fn keep(
+    State(state): AppContext,
+    PathText(version): PathText,
+    pinned: bool,
+) -> JsonResult<PolicyRecord> {
+    let version = parse(&version)?;
+    run_detached(async move { state.policies.pin(version, pinned).await }).await
+}
+
+fn parse(version: &str) -> Result<PolicyVersion, ApiError> {
+    version.parse().map(PolicyVersion).map_err(|_| {
+        let message = format!("version is {version:?}: it must be the number of a policy version");
+        ApiError::field("version", message)
+    })
+}
+
+/// Runs `work` to completion, even if the client disconnects and its request is dropped.
+async fn run_detached<T: Send + 'static, E: Into<ApiError> + Send + 'static>(
+    work: impl Future<Output = Result<T, E>> + Send + 'static,
+) -> JsonResult<T> {
+    match tokio::spawn(work).await {
+        Ok(result) => result.map(Json).map_err(Into::into),
+        Err(error) => Err(ApiError::logged("an operator's request panicked", &error)),
+    }
+}
+
+// `/admin/feedback/quarantine`: API keys, and end users of them, whose feedback is recorded but not trained on.
+//
+// Releasing a key makes its feedback count again: feedback that waits for the trainer, and feedback
+// that was dropped during the quarantine, unless it is older than `train.feedback_max_staleness`
+// allows or its sample was already trained on without this key.
+
+/// Longest note, in characters.
+const NOTE_CHARS: usize = 1024;
+/// The fields of a post.
+pub const FIELDS: FieldTable =
+    &[&[Field::short_text("reason", NOTE_CHARS, "Why the key is quarantined.").required()]];
+
+/// One quarantined key.
+#[derive(Serialize, JsonSchema)]
+pub struct QuarantineEntry {
+    key_id: String,
+    /// `{"rule": "by_hand", "note": ...}`; null if the stored reason cannot be parsed.
+    reason: Option<QuarantineReason>,
+    since: UnixMillis,
+}
+
+/// Response of `DELETE /admin/feedback/quarantine/{key}`.
+#[derive(Serialize, JsonSchema)]
+pub struct ReleasedKey {
+    key_id: String,
+    released: bool,
+}
+
+/// `GET /admin/feedback/quarantine`
+pub async fn list(State(state): AppContext) -> JsonResult<List<QuarantineEntry>> {
+    Ok(Json(List::new(state.store.quarantined()?.into_iter().map(entry))))
+}
+
+/// `POST /admin/feedback/quarantine/{key}`
+pub async fn flag(
+    State(state): AppContext,
+    PathText(key): PathText,
+    JsonObject(body): JsonObject,
+) -> JsonResult<QuarantineEntry> {
+    let fields = Fields::of(&body, FIELDS)?;
+    let note = fields.required("reason", "the reason for the quarantine")?;
+    if !is_id(&key) {
+        let message = format!(
+            "key is {key:?}: it must be a key's id, 12 hexadecimal digits, which a dot and 12 further \
+             ones of an end user may follow"
+        );
+        return Err(ApiError::field("key", message));
+    }
+    let reason = QuarantineReason::Operator { note: note.to_owned() };
+    let reason = serde_json::to_string(&reason).map_err(|_| ApiError::internal())?;
+    let row = QuarantinedKey { key_id: key.clone(), reason, since: now_ms() };
+    state.store.commit(vec![Op::Quarantine(row)]).await?;
+    tracing::warn!(key, note, "an operator quarantined a key");
+    let row = update_metric(&state)?.into_iter().find(|row| row.key_id == key);
+    row.map(entry).map(Json).ok_or_else(ApiError::internal)
+}
+
+/// `DELETE /admin/feedback/quarantine/{key}`
+pub async fn release(State(state): AppContext, PathText(key): PathText) -> JsonResult<ReleasedKey> {
+    if !state.store.quarantined()?.iter().any(|row| row.key_id == key) {
+        let message = format!("key is {key:?}: it is not in quarantine");
+        return Err(ApiError::new(ErrorCode::NotFound, message));
+    }
+    state.store.commit(vec![Op::Release(key.clone())]).await?;
+    tracing::warn!(key, "an operator released a key");
+    update_metric(&state)?;
+    Ok(Json(ReleasedKey { key_id: key, released: true }))
+}
+
+/// Whether a text is the id of an API key, or of an end user with or without a key.
+fn is_id(text: &str) -> bool {
+    let hex = |part: &str| {
+        part.len() == 12 && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    match text.split_once('.') {
+        None => hex(text),
+        Some((key, user)) => (key.is_empty() || hex(key)) && hex(user),
+    }
+}
+
+/// Sets the metric to the number of quarantined keys and returns these keys.
+fn update_metric(state: &AppState) -> Result<Vec<QuarantinedKey>, ApiError> {
+    let rows = state.store.quarantined()?;
+    state.metrics.reward_quarantined_keys.set(i64::try_from(rows.len()).unwrap_or(i64::MAX));
+    Ok(rows)
+}
+
+fn entry(row: QuarantinedKey) -> QuarantineEntry {
+    let reason = serde_json::from_str(&row.reason).ok();
+    QuarantineEntry { key_id: row.key_id, reason, since: row.since }
+}

@@ -1,0 +1,408 @@
+//! Every route, in one table: its handler, and what the OpenAPI document contains about it.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::DefaultBodyLimit;
+use axum::handler::Handler;
+use axum::http::{Method, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::IntoResponse;
+use axum::routing::{MethodFilter, MethodRouter, on};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
+
+use hone_core::types::PolicyRecord;
+use hone_reward::grader::GradeOutcome;
+use hone_train::TrainStatus;
+
+use crate::body::{FieldTable, List, check_length};
+use crate::chat::stored::{self, DeletedCompletion, ListPage, StoredCompletion, StoredMessage};
+use crate::chat::{self, ChatChunk, ChatCompletion};
+use crate::config::ServerConfig;
+use crate::feedback::{self, FeedbackRecord, FeedbackResponse, ListedResponse};
+use crate::generate::model::{self, DetokenizedText, ModelObject, TokenizedText};
+use crate::graders::{self, GraderQueue, ValidGrader};
+use crate::messages;
+use crate::messages::wire::{MessageEvent, MessageObject, TokenCount};
+use crate::operator::admin::{self, PolicyList, QuarantineEntry, ReleasedKey};
+use crate::operator::{self, ProbeStatus};
+use crate::responses;
+use crate::responses::stored::ListedItem;
+use crate::responses::wire::{DeletedResponse, ResponseEvent, ResponseObject};
+use crate::state::AppState;
+use crate::text::{self, TextCompletion};
+
+const GET: MethodFilter = MethodFilter::GET;
+const POST: MethodFilter = MethodFilter::POST;
+const DELETE: MethodFilter = MethodFilter::DELETE;
+
+/// Makes a schema, and adds those to which it refers to the generator.
+pub type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
+
+/// A route, with one method of a path.
+pub struct ApiRoute {
+    pub method: Method,
+    /// In axum's syntax.
+    pub path: &'static str,
+    pub handler: MethodRouter<Arc<AppState>>,
+    /// Unique in the document.
+    pub id: &'static str,
+    pub summary: &'static str,
+    pub query: FieldTable,
+    /// The shapes of the body, each with the name of its schema.
+    pub bodies: Vec<(&'static str, RequestShape)>,
+    pub example: Option<Value>,
+    /// The content types of a response with the status 200, each with a schema.
+    pub answers: Vec<(&'static str, SchemaOf)>,
+    /// Whether a response names the policy version.
+    pub has_version: bool,
+    /// Statuses of errors that follow from the purpose of the route.
+    pub errors: &'static [u16],
+}
+
+/// What a body may be.
+#[derive(Clone, Copy)]
+pub enum RequestShape {
+    /// An object with these fields.
+    Fields(FieldTable),
+    /// What a JSON schema describes.
+    Json(fn() -> Value),
+}
+
+/// A route, without what the document contains about it.
+fn route<H, T>(method: MethodFilter, path: &'static str, handler: H) -> ApiRoute
+where
+    H: Handler<T, Arc<AppState>>,
+    T: 'static,
+{
+    ApiRoute {
+        method: if method == POST {
+            Method::POST
+        } else if method == DELETE {
+            Method::DELETE
+        } else {
+            Method::GET
+        },
+        path,
+        handler: on(method, handler),
+        id: "",
+        summary: "",
+        query: &[],
+        bodies: Vec::new(),
+        example: None,
+        answers: Vec::new(),
+        has_version: false,
+        errors: &[],
+    }
+}
+
+impl ApiRoute {
+    /// The group to which the route belongs.
+    pub fn tag(&self) -> &'static str {
+        let tag = TAGS.iter().find(|(prefix, _)| self.path.starts_with(prefix));
+        tag.map_or("", |(_, tag)| tag)
+    }
+
+    /// Names the route.
+    pub fn named(self, id: &'static str, summary: &'static str) -> Self {
+        Self { id, summary, ..self }
+    }
+
+    /// The parameters of the query.
+    pub fn query(self, query: FieldTable) -> Self {
+        Self { query, ..self }
+    }
+
+    /// An object that the body may be.
+    pub fn takes(self, name: &'static str, fields: FieldTable) -> Self {
+        self.takes_shape(name, RequestShape::Fields(fields))
+    }
+
+    /// Another shape that the body may have.
+    pub fn takes_json(self, name: &'static str, schema: fn() -> Value) -> Self {
+        self.takes_shape(name, RequestShape::Json(schema))
+    }
+
+    fn takes_shape(mut self, name: &'static str, shape: RequestShape) -> Self {
+        self.bodies.push((name, shape));
+        self
+    }
+
+    /// A body that is answered with the status 200.
+    pub fn example(self, example: Value) -> Self {
+        Self { example: Some(example), ..self }
+    }
+
+    /// The response is a `T`, or one of several types.
+    pub fn answers<T: JsonSchema>(mut self) -> Self {
+        self.answers.push(("application/json", SchemaGenerator::subschema_for::<T>));
+        self
+    }
+
+    /// The response, with the policy version, is a stream of `T` if the request asks for one.
+    pub fn streams<T: JsonSchema>(mut self) -> Self {
+        self.has_version = true;
+        self.answers.push(("text/event-stream", events_of::<T>));
+        self
+    }
+
+    /// The response is text.
+    pub fn answers_text(mut self) -> Self {
+        self.answers.push(("text/plain", SchemaGenerator::subschema_for::<str>));
+        self
+    }
+
+    /// The statuses of errors that follow from the purpose of the route.
+    pub fn errors(self, errors: &'static [u16]) -> Self {
+        Self { errors, ..self }
+    }
+}
+
+fn events_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    let event = generator.subschema_for::<T>();
+    json_schema!({
+        "type": "string",
+        "description": "Server-sent events. The data of each is JSON, except for a last `[DONE]`.",
+        "contentMediaType": "application/json",
+        "contentSchema": event,
+    })
+}
+
+/// The groups of routes, by the beginning of their paths.
+const TAGS: [(&str, &str); 16] = [
+    ("/v1/chat/completions", "Chat completions"),
+    ("/v1/completions", "Text completions"),
+    ("/v1/responses", "Responses"),
+    ("/v1/messages", "Messages"),
+    ("/tokenize", "Tokens"),
+    ("/detokenize", "Tokens"),
+    ("/v1/models", "Models"),
+    ("/v1/feedback", "Feedback"),
+    ("/v1/fine_tuning", "Graders"),
+    ("/admin/train", "Trainer"),
+    ("/admin/policies", "Policy versions"),
+    ("/admin/feedback", "Quarantine"),
+    ("/admin/completions", "Erasure"),
+    ("/openapi.json", "OpenAPI document"),
+    ("/metrics", "Probes and metrics"),
+    ("/", "Probes and metrics"),
+];
+
+/// Every route of a server with this configuration.
+pub fn routes(config: &ServerConfig) -> Vec<ApiRoute> {
+    [sampling(), records(), graders(config), operators()].into_iter().flatten().collect()
+}
+
+/// The routes that sample or tokenize.
+fn sampling() -> Vec<ApiRoute> {
+    let said = json!([{"role": "user", "content": "What is 12 + 7?"}]);
+    vec![
+        route(POST, "/v1/chat/completions", chat::create)
+            .named("createChatCompletion", "Sample completions of a conversation")
+            .takes("ChatRequest", chat::request::FIELDS)
+            .example(json!({"model": "default", "messages": said, "max_tokens": 16}))
+            .answers::<ChatCompletion>()
+            .streams::<ChatChunk<'static>>()
+            .errors(&[404]),
+        route(POST, "/v1/completions", text::create)
+            .named("createCompletion", "Continue texts or token ids")
+            .takes("TextRequest", text::FIELDS)
+            .example(json!({"model": "default", "prompt": "12 + 7 =", "max_tokens": 8}))
+            .answers::<TextCompletion<'static>>()
+            .streams::<TextCompletion<'static>>()
+            .errors(&[404]),
+        route(POST, "/v1/responses", responses::create)
+            .named("createResponse", "Sample a response")
+            .takes("ResponseRequest", responses::request::FIELDS)
+            .example(json!({
+                "model": "default", "input": "What is 12 + 7?", "max_output_tokens": 16,
+            }))
+            .answers::<ResponseObject>()
+            .streams::<ResponseEvent>()
+            .errors(&[404]),
+        route(POST, "/v1/messages", messages::create)
+            .named("createMessage", "Sample the next message, as in Anthropic's API")
+            .takes("MessageRequest", messages::request::FIELDS)
+            .example(json!({"model": "default", "messages": said, "max_tokens": 16}))
+            .answers::<MessageObject>()
+            .streams::<MessageEvent>()
+            .errors(&[404]),
+        route(POST, "/v1/messages/count_tokens", messages::count_tokens)
+            .named("countMessageTokens", "Count the tokens of a prompt")
+            .takes("MessageCountRequest", messages::request::COUNT_FIELDS)
+            .example(json!({"model": "default", "messages": said}))
+            .answers::<TokenCount>()
+            .errors(&[404]),
+        route(POST, "/tokenize", model::tokenize)
+            .named("tokenize", "Convert a text or a conversation to token ids")
+            .takes("TokenizeRequest", model::FIELDS)
+            .example(json!({"prompt": "12 + 7 ="}))
+            .answers::<TokenizedText>()
+            .errors(&[404]),
+        route(POST, "/detokenize", model::detokenize)
+            .named("detokenize", "Convert token ids to text")
+            .takes("DetokenizeRequest", model::DETOKENIZE_FIELDS)
+            .example(json!({"tokens": [1, 2, 3]}))
+            .answers::<DetokenizedText>()
+            .errors(&[404]),
+    ]
+}
+
+/// The routes of the model's names, recorded completions and feedback.
+fn records() -> Vec<ApiRoute> {
+    vec![
+        route(GET, "/v1/chat/completions", stored::list)
+            .named("listChatCompletions", "List the key's recorded completions")
+            .query(stored::COMPLETIONS)
+            .answers::<ListPage<StoredCompletion>>(),
+        route(GET, "/v1/chat/completions/{id}", stored::retrieve)
+            .named("getChatCompletion", "Get a recorded completion")
+            .answers::<StoredCompletion>(),
+        route(POST, "/v1/chat/completions/{id}", stored::update)
+            .named("updateChatCompletion", "Replace the metadata of a recorded completion")
+            .takes("ChatCompletionUpdate", stored::UPDATE_FIELDS)
+            .example(json!({"metadata": {"answer": "19"}}))
+            .answers::<StoredCompletion>(),
+        route(DELETE, "/v1/chat/completions/{id}", stored::delete)
+            .named("deleteChatCompletion", "Erase a recorded completion")
+            .answers::<DeletedCompletion>(),
+        route(GET, "/v1/chat/completions/{id}/messages", stored::messages)
+            .named("listChatCompletionMessages", "List the messages of a recorded request")
+            .query(stored::MESSAGES)
+            .answers::<ListPage<StoredMessage>>(),
+        route(GET, "/v1/responses/{id}", responses::stored::retrieve)
+            .named("getResponse", "Get a recorded response")
+            .query(responses::stored::RETRIEVE)
+            .answers::<ResponseObject>(),
+        route(DELETE, "/v1/responses/{id}", responses::stored::delete)
+            .named("deleteResponse", "Erase a recorded response")
+            .answers::<DeletedResponse>(),
+        route(GET, "/v1/responses/{id}/input_items", responses::stored::input_items)
+            .named("listInputItems", "List the items of a recorded response's input")
+            .query(responses::stored::ITEMS)
+            .answers::<ListPage<ListedItem>>(),
+        route(GET, "/v1/models", model::list)
+            .named("listModels", "List the names of the served model")
+            .answers::<List<ModelObject>>(),
+        route(GET, "/v1/models/{*model}", model::retrieve)
+            .named("getModel", "Get one name; it may contain slashes")
+            .answers::<ModelObject>(),
+        route(POST, "/v1/feedback", feedback::create)
+            .named("createFeedback", "Reward a completion or a conversation")
+            .takes("FeedbackPost", feedback::posted::FIELDS)
+            .takes("PreferencePost", feedback::pair::FIELDS)
+            .takes_json("FeedbackBatch", feedback::batch_schema)
+            .answers::<FeedbackResponse>()
+            .answers::<List<ListedResponse>>()
+            .errors(&[404, 422]),
+        route(GET, "/v1/feedback", feedback::list)
+            .named("listFeedback", "List what the key has posted on a completion")
+            .query(feedback::LIST_FIELDS)
+            .answers::<List<FeedbackRecord>>()
+            .errors(&[404]),
+    ]
+}
+
+/// The routes of graders, with limits of their own.
+fn graders(config: &ServerConfig) -> Vec<ApiRoute> {
+    let queue = GraderQueue::new(&config.graders);
+    let most = config.graders.max_bytes.min(config.max_body_bytes);
+    let limit = (DefaultBodyLimit::max(most), from_fn_with_state(most, check_length));
+    let grader = json!({
+        "type": "string_check", "name": "equal", "operation": "eq",
+        "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}",
+    });
+    let run = json!({"grader": grader, "model_sample": "19", "item": {"answer": "19"}});
+    let routes = [
+        route(POST, "/v1/fine_tuning/alpha/graders/run", graders::run)
+            .named("runGrader", "Run an OpenAI grader on a text")
+            .takes("GraderRun", graders::RUN_FIELDS)
+            .example(run)
+            .answers::<GradeOutcome>(),
+        route(POST, "/v1/fine_tuning/alpha/graders/validate", graders::validate)
+            .named("validateGrader", "Check an OpenAI grader")
+            .takes("GraderCheck", graders::VALIDATE_FIELDS)
+            .example(json!({"grader": grader}))
+            .answers::<ValidGrader>(),
+    ];
+    let limited = routes.into_iter().map(|route| ApiRoute {
+        handler: route.handler.layer((Extension(queue.clone()), limit.clone())),
+        ..route
+    });
+    limited.collect()
+}
+
+fn operators() -> Vec<ApiRoute> {
+    vec![
+        route(GET, "/admin/train", admin::status)
+            .named("getTrainer", "Get the trainer's status")
+            .answers::<TrainStatus>(),
+        route(POST, "/admin/train/pause", admin::pause)
+            .named("pauseTrainer", "Take no further step")
+            .answers::<TrainStatus>()
+            .errors(&[409]),
+        route(POST, "/admin/train/resume", admin::resume)
+            .named("resumeTrainer", "End a pause")
+            .answers::<TrainStatus>()
+            .errors(&[409]),
+        route(POST, "/admin/train/step", admin::step)
+            .named("stepTrainer", "Take one step now")
+            .answers::<TrainStatus>()
+            .errors(&[409]),
+        route(GET, "/admin/policies", admin::policies)
+            .named("listPolicies", "List every policy version")
+            .answers::<PolicyList>(),
+        route(POST, "/admin/policies/{version}/activate", admin::activate)
+            .named("activatePolicy", "Serve an earlier version")
+            .answers::<PolicyRecord>()
+            .errors(&[409]),
+        route(POST, "/admin/policies/{version}/pin", admin::pin)
+            .named("pinPolicy", "Keep a version's files")
+            .answers::<PolicyRecord>()
+            .errors(&[409]),
+        route(POST, "/admin/policies/{version}/unpin", admin::unpin)
+            .named("unpinPolicy", "Let a version's files be deleted")
+            .answers::<PolicyRecord>()
+            .errors(&[409]),
+        route(GET, "/admin/feedback/quarantine", admin::list)
+            .named("listQuarantine", "List the quarantined keys")
+            .answers::<List<QuarantineEntry>>(),
+        route(POST, "/admin/feedback/quarantine/{key}", admin::flag)
+            .named("quarantineKey", "Train on no feedback of a key")
+            .takes("QuarantinePost", admin::FIELDS)
+            .example(json!({"reason": "votes for everything"}))
+            .answers::<QuarantineEntry>(),
+        route(DELETE, "/admin/feedback/quarantine/{key}", admin::release)
+            .named("releaseKey", "End a quarantine")
+            .answers::<ReleasedKey>(),
+        route(DELETE, "/admin/completions/{id}", stored::delete_any)
+            .named("eraseCompletion", "Erase a recorded completion of any key")
+            .answers::<DeletedCompletion>(),
+        route(GET, "/livez", operator::live)
+            .named("getLiveness", "Whether the process runs")
+            .answers::<ProbeStatus>(),
+        route(GET, "/readyz", operator::ready)
+            .named("getReadiness", "Whether requests can be served and recorded")
+            .answers::<ProbeStatus>()
+            .errors(&[503]),
+        route(GET, "/metrics", operator::metrics)
+            .named("getMetrics", "Metrics in Prometheus' text format")
+            .answers_text()
+            .errors(&[500]),
+        route(GET, "/openapi.json", document)
+            .named("getDocument", "This document")
+            .answers::<Value>()
+            .errors(&[503]),
+    ]
+}
+
+/// The OpenAPI document as JSON text.
+#[derive(Clone)]
+pub struct ApiDocument(pub Bytes);
+
+/// `GET /openapi.json`
+async fn document(Extension(document): Extension<ApiDocument>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], document.0)
+}
