@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use serde::Deserialize;
 
-use super::{any_group, assert_near, close, graded, group, lone, moderate, part, scaled};
+use super::{
+    any_group, any_scale, assert_near, close, graded, group, lone, moderate, part, scaled,
+};
 use crate::config::{
     AdvantageBaseline, AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance,
 };
@@ -169,25 +171,17 @@ fn groups_without_a_difference_are_dropped_if_configured() {
 }
 
 fn any_rules() -> impl Strategy<Value = TrainConfig> {
-    let scale = prop::sample::select(vec![
-        AdvantageScale::Group,
-        AdvantageScale::Batch,
-        AdvantageScale::None,
-    ]);
     let aggregation = prop::sample::select(vec![
         RewardAggregation::NormalizeThenSum,
         RewardAggregation::SumThenNormalize,
         RewardAggregation::Gdpo,
     ]);
-    (scale, aggregation, any::<bool>(), any::<bool>()).prop_map(
+    (any_scale(), aggregation, any::<bool>(), any::<bool>()).prop_map(
         |(scale, reward_aggregation, others, drops)| TrainConfig {
             reward_aggregation,
-            advantage_baseline: if others {
-                AdvantageBaseline::LeaveOneOut
-            } else {
-                AdvantageBaseline::Mean
-            },
-            zero_variance_groups: if drops { ZeroVariance::Drop } else { ZeroVariance::Keep },
+            advantage_baseline: [AdvantageBaseline::Mean, AdvantageBaseline::LeaveOneOut]
+                [usize::from(others)],
+            zero_variance_groups: [ZeroVariance::Keep, ZeroVariance::Drop][usize::from(drops)],
             ..scaled(scale)
         },
     )
