@@ -8,8 +8,8 @@ mod train;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 pub use objective::{
-    AdvantageBaseline, AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig,
-    KlEstimator, LossKind, RatioLevel, RewardAggregation, SapoConfig, VespoConfig, ZeroVariance,
+    AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator,
+    LossKind, RatioLevel, RewardAggregation, SapoConfig, VespoConfig, ZeroVariance,
 };
 pub(crate) use timetable::day;
 pub use timetable::{DailyWindow, TrainWhen};

@@ -254,17 +254,6 @@ pub enum AdvantageScale {
     None,
 }
 
-/// The baseline that is subtracted from a group's rewards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdvantageBaseline {
-    /// The group's mean (GRPO).
-    #[default]
-    Mean,
-    /// The mean of the group's other members (RLOO).
-    LeaveOneOut,
-}
-
 /// How several reward parts become one advantage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

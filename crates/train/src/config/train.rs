@@ -6,8 +6,8 @@ use hone_model::kernels::compute::Compute;
 
 use super::PeakRate;
 use super::objective::{
-    AdvantageBaseline, AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, LossKind,
-    RatioLevel, RewardAggregation, ZeroVariance,
+    AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, LossKind, RatioLevel,
+    RewardAggregation, ZeroVariance,
 };
 use super::timetable::TrainWhen;
 use super::{OptimizerKind, Recompute, ScheduleKind};
@@ -96,8 +96,6 @@ hone_core::parameters! {
         pub mask_truncated_completions: bool = false,
         /// The divisor of group advantages.
         pub advantage_scale: AdvantageScale = AdvantageScale::default(),
-        /// The baseline that is subtracted from a group's rewards.
-        pub advantage_baseline: AdvantageBaseline = AdvantageBaseline::default(),
         /// How several reward parts become one advantage.
         pub reward_aggregation: RewardAggregation = RewardAggregation::default(),
         /// The treatment of groups whose rewards are all equal.

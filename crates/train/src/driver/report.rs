@@ -216,10 +216,9 @@ impl SkipLog {
         })
     }
 
-    /// The text for a step, if it ends a run of batches with equal rewards.
-    pub(super) fn stepped(&mut self) -> Option<String> {
-        let batches = std::mem::take(&mut self.equal_batches);
-        (batches > 0).then(|| format!("learning resumes after {batches} batches of equal rewards"))
+    /// The number of batches with equal rewards that a step ends, if any.
+    pub(super) fn stepped(&mut self) -> Option<u64> {
+        Some(std::mem::take(&mut self.equal_batches)).filter(|batches| *batches > 0)
     }
 }
 
@@ -366,11 +365,9 @@ mod tests {
         for key in ["`dataset.few_shot`", "reward part", "`rollout.temperature`"] {
             assert!(text.contains(key), "{key}: {text}");
         }
-        let resumes =
-            |count| Some(format!("learning resumes after {count} batches of equal rewards"));
-        assert_eq!((log.stepped(), log.stepped()), (resumes(3), None));
+        assert_eq!((log.stepped(), log.stepped()), (Some(3), None));
         assert_eq!(log.skipped(SkipReason::EqualRewards), None);
-        assert_eq!(log.stepped(), resumes(1));
+        assert_eq!(log.stepped(), Some(1));
         // Other reasons are logged for each batch.
         for reason in [SkipReason::Invalid, SkipReason::NonFinite, SkipReason::NoSample] {
             for _ in 0..2 {

@@ -541,8 +541,8 @@ impl Trainer<'_> {
         ops.push(Op::Step(Box::new(record.clone())));
         setup.store.commit_blocking(ops)?;
         report::export(&setup.metrics, &record, &prepared.advantages, started.elapsed());
-        if let Some(text) = self.skip_log.stepped() {
-            tracing::info!("{text}");
+        if let Some(batches) = self.skip_log.stepped() {
+            tracing::info!(batches, "learning resumes after {batches} batches of equal rewards");
         }
         self.feedback_times.extend(prepared.batch.feedback_times());
         self.report();

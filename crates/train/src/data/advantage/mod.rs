@@ -18,11 +18,9 @@
 //! difference of 0.005 in one member would count as much as a right answer. `g_i` is multiplied by the member's
 //! smallest cap weight among the parts. A member without any value has no advantage and does not enter any statistic.
 //!
-//! `train.advantage_baseline`, `train.reward_aggregation` and `train.zero_variance_groups` change the
+//! `train.reward_aggregation` and `train.zero_variance_groups` change the
 //! comparison within a group, for the parts that all its members have:
 //!
-//! - *leave-one-out* (RLOO, Ahmadian et al. 2024): `mean_p` is that of the other members, which
-//!   multiplies every advantage by `n / (n - 1)`
 //! - *normalize, then sum*: each of those parts is compared and scaled by itself, and the results are
 //!   summed by weight
 //! - *GDPO* (Liu et al. 2026; TRL's `normalize_then_sum`): these sums are then standardized over all
@@ -34,9 +32,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{
-    AdvantageBaseline, AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance,
-};
+use crate::config::{AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance};
 use crate::learning::float_bits;
 
 // The rewards of a group, by part and member.
@@ -149,10 +145,7 @@ impl BatchValues {
 /// Added to a standard deviation before dividing by it.
 const EPSILON: f64 = 1e-4;
 
-/// `(x - baseline) / (s + 1e-4)` within one group; `batch_deviation` computes s at batch scale.
-///
-/// The baseline is the mean of the group or of the other members. With the sum S of n values,
-/// `x - (S - x) / (n - 1) = n / (n - 1) (x - mean)`.
+/// `(x - mean) / (s + 1e-4)` within one group; `batch_deviation` computes s at batch scale.
 fn group_advantages(
     values: &[f64],
     batch_deviation: impl FnOnce() -> Option<f64>,
@@ -167,11 +160,7 @@ fn group_advantages(
         AdvantageScale::Group => group.deviation().unwrap_or(0.0) + EPSILON,
         AdvantageScale::Batch => batch_deviation().unwrap_or(0.0) + EPSILON,
     };
-    let factor = match config.advantage_baseline {
-        AdvantageBaseline::Mean => 1.0,
-        AdvantageBaseline::LeaveOneOut => group.count / (group.count - 1.0),
-    };
-    values.iter().map(|x| factor * (x - group.mean) / divisor).collect()
+    values.iter().map(|x| (x - group.mean) / divisor).collect()
 }
 
 /// Standardizes all values of a batch together: `(x - mean) / (s + 1e-4)`.

@@ -149,7 +149,7 @@ impl Learner {
             *own = Average { lora: average, count };
         }
         self.reference.initial = initial.or(self.reference.initial.take());
-        self.reference.synced = synced.filter(|_| self.reference.every > 0);
+        self.reference.synced = synced.filter(|_| self.config.kl.sync_steps > 0);
         self.lora = lora;
         self.rng = state.rng;
         self.steps = state.step;

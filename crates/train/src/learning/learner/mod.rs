@@ -114,7 +114,7 @@ impl Learner {
             lora,
             optimizer: AdamW::default(),
             average: Average::new(&config),
-            reference: Reference::new(&config.kl, reference),
+            reference: Reference { initial: reference, synced: None },
             adaptive: AdaptiveCoefficients::new(&config),
             config,
             rng,
@@ -203,24 +203,21 @@ fn adopt(own: &LoraConfig, found: LoraConfig, path: &Path) -> Result<LoraConfig>
 
 #[derive(Clone, Debug)]
 pub(crate) struct Reference {
-    /// Steps between synchronizations; 0 never synchronizes.
-    every: u64,
-    /// Weight of the policy in a synchronization.
-    alpha: f64,
-    /// The reference before the first synchronization; `None` is the base.
+    /// The adapter that the run starts from; `None` is the base.
     initial: Option<LoraWeights>,
+    /// `None` before the first synchronization.
     synced: Option<LoraWeights>,
 }
 
 impl Reference {
-    /// The adapter that the run starts from; `None` is the base model.
-    pub(crate) fn new(config: &KlConfig, initial: Option<LoraWeights>) -> Self {
-        Self { every: config.sync_steps, alpha: config.sync_mixup, initial, synced: None }
-    }
-
     /// Synchronizes with the policy if that is due after step number `steps` (from 1).
-    pub(crate) fn observe(&mut self, policy: &LoraWeights, steps: u64) -> Result<()> {
-        if self.every == 0 || !steps.is_multiple_of(self.every) {
+    pub(crate) fn observe(
+        &mut self,
+        policy: &LoraWeights,
+        steps: u64,
+        config: &KlConfig,
+    ) -> Result<()> {
+        if config.sync_steps == 0 || !steps.is_multiple_of(config.sync_steps) {
             return Ok(());
         }
         let reference = match (self.synced.take(), &self.initial) {
@@ -228,7 +225,7 @@ impl Reference {
             (None, Some(initial)) => initial.copy()?,
             (None, None) => policy.zeroed_copy()?,
         };
-        reference.lerp(policy, self.alpha)?;
+        reference.lerp(policy, config.sync_mixup)?;
         self.synced = Some(reference);
         Ok(())
     }

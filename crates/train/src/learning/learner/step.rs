@@ -167,7 +167,7 @@ impl Learner {
             if let Some(average) = &mut self.average {
                 average.observe(&self.lora, step, &self.config)?;
             }
-            self.reference.observe(&self.lora, step)?;
+            self.reference.observe(&self.lora, step, &self.config.kl)?;
             self.steps = step;
             self.restart = self.restart.saturating_sub(1);
         }
