@@ -25,7 +25,7 @@ use hone_sampler::{BatchedEngine, BatchedPublisher, SamplerConfig};
 use hone_store::{Store, StoreConfig};
 use hone_train::config::{PeakRate, TrainConfig};
 use hone_train::policy::{
-    Candidate, Policies, PolicyConfig, PolicySetup, PublishOutcome, ScoredBy,
+    Candidate, PARITY_TOLERANCE, Policies, PolicyConfig, PolicySetup, PublishOutcome, ScoredBy,
 };
 use hone_train::{LearnError, Learner, Snapshot, TrainSample};
 
@@ -385,7 +385,7 @@ async fn rejects_wrong_scales(
     let ledger = pair.files.path().join("ledger.redb");
     let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
     let config = PolicyConfig::default();
-    let (tolerance, prompt) = (config.parity_tolerance, pair.prompt(1));
+    let (tolerance, prompt) = (PARITY_TOLERANCE, pair.prompt(1));
     let policies = Policies::restore(PolicySetup {
         publisher,
         store,

@@ -166,11 +166,8 @@ impl Core {
         );
 
         let background = Background::start()?;
-        let (settling, rules) = (policies.clone(), policies.clone());
-        background.enter(|| {
-            tokio::spawn(async move { settling.settle().await });
-            tokio::spawn(async move { rules.enforce().await });
-        });
+        let settling = policies.clone();
+        background.enter(|| tokio::spawn(async move { settling.settle().await }));
         let rollout = background.enter(|| {
             Rollout::start(
                 &config.rollout.for_steps_of(config.train.samples_per_step),
@@ -292,13 +289,12 @@ pub(super) fn examiner(
     } else {
         exam_prompts(config, engine, routes).context("policy.gate.exam_file")?
     };
-    let max_tokens = if gate.max_tokens > 0 { gate.max_tokens } else { config.rollout.max_tokens };
     Ok(Examiner {
         engine: Arc::clone(engine),
         routes: Arc::clone(routes),
         store: store.clone(),
         temperature: config.rollout.temperature,
-        max_tokens,
+        max_tokens: config.rollout.max_tokens,
         exam,
         format_parts: roles.format,
     })

@@ -113,12 +113,11 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
 
 /// Says if the ratings of one API key can decide about versions. Operators may expect more than one opinion.
 fn report_deciders(config: &Config, keys: usize) {
-    let policy = &config.policy;
     let takes_any_share = |part: &RewardConfig| match &part.kind {
         RewardKind::Feedback(params) => keys < 2 || params.max_key_share >= 1.0,
         _ => false,
     };
-    let ratings_decide = policy.promotion == Promotion::Canary || policy.rollback.rating_drop > 0.0;
+    let ratings_decide = config.policy.promotion == Promotion::Canary;
     let mut parts = config.routes.0.iter().flat_map(RouteConfig::parts);
     if config.train.enabled && ratings_decide && parts.any(|part| takes_any_share(&part)) {
         tracing::warn!(

@@ -3,14 +3,13 @@
 use toml::Value;
 
 /// Sections in the order of `configs/default.toml`, with their subsections.
-const SECTIONS: [&str; 13] = [
+const SECTIONS: [&str; 12] = [
     "model",
     "data",
     "rollout",
     "dataset",
     "run",
     "train",
-    "train.vespo",
     "train.kl",
     "train.entropy",
     "train.sampler_correction",

@@ -153,11 +153,7 @@ impl PolicyControl for FakePolicies {
                 let reason = Some(reason.to_owned());
                 Ok(PolicyRecord { reason, ..record(version.0, PolicyState::Active) })
             }
-            2 => Err(PolicyError::Unservable {
-                version,
-                reason: "it was rejected".to_owned(),
-                source: None,
-            }),
+            2 => Err(PolicyError::Unservable { version, reason: "it was rejected".to_owned() }),
             _ => Err(PolicyError::Unknown(version)),
         }
     }

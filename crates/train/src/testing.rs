@@ -1,19 +1,30 @@
 //! Fixtures of the unit tests.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use hone_core::metrics::Metrics;
+use hone_core::types::{
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
+    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
+    TokenId, now_ms,
+};
 use hone_model::ModelSpec;
 use hone_model::adapter::LoraConfig;
 use hone_reward::Routes;
+use hone_reward::feedback::{Aggregate, aggregator};
 use hone_reward::routes::RouteList;
+use hone_store::{CorrectionEntry, FeedbackEntry, Op, Store, StoreConfig};
 
 use crate::config::{PeakRate, TrainConfig};
 use crate::data::packing::TrainSample;
 use crate::learning::learner::Learner;
+use crate::policy::VersionRating;
 
 pub(crate) use hone_model::testing::{tiny_model, tiny_spec};
 
@@ -47,13 +58,10 @@ pub(crate) fn random_samples(count: usize, seed: u64) -> Vec<TrainSample> {
                 logprobs: ids.iter().map(|_| rng.random_range(-8.0..-4.0)).collect(),
                 prompt_ids,
                 ids,
-                masked: Vec::new(),
                 temperature: [1.0, 0.7, 1.3][i % 3],
                 advantage: rng.random_range(-2.0..2.0),
                 version: 1,
-                truncated: false,
-                late: false,
-                correction: false,
+                ..TrainSample::default()
             }
         })
         .collect()
@@ -108,6 +116,147 @@ pub(crate) fn record(learner: &Learner, samples: &mut [TrainSample], spread: f32
         let own = score(learner, sample);
         sample.logprobs = own.iter().map(|l| l + rng.random_range(-1.0..1.0) * spread).collect();
     }
+}
+
+/// A rating of a version's completion, without a key.
+pub(crate) fn version_rating(version: u64, value: f64) -> VersionRating {
+    VersionRating {
+        version: PolicyVersion(version),
+        sample: SampleId::new(),
+        sampled: now_ms(),
+        route: "chat".to_owned(),
+        part: "thumbs".to_owned(),
+        value,
+        key: None,
+        max_key_share: 1.0,
+        keys: 0,
+    }
+}
+
+// Records of a ledger.
+
+/// A ledger in a directory.
+pub(crate) fn open_store(dir: &Path) -> Store {
+    let metrics = Arc::new(Metrics::new().unwrap());
+    Store::open(&dir.join("ledger.redb"), &StoreConfig::default(), metrics).unwrap()
+}
+
+/// A client's prompt.
+pub(crate) fn interaction(id: InteractionId, route: &str, prompt_ids: Vec<TokenId>) -> Interaction {
+    Interaction {
+        id,
+        created: 1,
+        source: PromptSource::Live,
+        route: route.to_owned(),
+        model: "default".to_owned(),
+        endpoint: Default::default(),
+        key_id: None,
+        messages: Vec::new(),
+        metadata: BTreeMap::new(),
+        params: SamplingParams::default(),
+        prompt_ids,
+        template_hash: String::new(),
+        stop: Vec::new(),
+        held_out: false,
+        chat: Default::default(),
+        grammar: None,
+        continues: None,
+    }
+}
+
+/// A served completion of one token.
+pub(crate) fn sample(interaction: InteractionId, version: u64) -> Sample {
+    Sample {
+        id: SampleId::new(),
+        interaction,
+        choice: 0,
+        origin: SampleOrigin::Served,
+        created: 2,
+        ids: vec![1],
+        logprobs: vec![-1.0],
+        kept: Vec::new(),
+        forced: Vec::new(),
+        text: String::new(),
+        finish: FinishReason::Stop,
+        version: PolicyVersion(version),
+        params: SamplingParams::default(),
+        untrainable: None,
+    }
+}
+
+/// A ready group of samples with one reward part.
+pub(crate) fn group(route: &str, part: &str, members: &[Sample], created: u64) -> Group {
+    Group {
+        id: GroupId::new(),
+        interaction: members[0].interaction,
+        route: route.to_owned(),
+        members: members.iter().map(|sample| sample.id).collect(),
+        parts: vec![part.to_owned()],
+        oldest_version: members.iter().map(|sample| sample.version).min().unwrap(),
+        created,
+        state: GroupState::Ready,
+    }
+}
+
+/// The value of a part.
+pub(crate) fn reward(
+    sample: SampleId,
+    part: &str,
+    value: Option<f64>,
+    source: RewardSource,
+) -> Reward {
+    Reward {
+        id: RewardId::new(),
+        sample,
+        name: part.to_owned(),
+        value,
+        source,
+        created: 7,
+        idempotency_key: None,
+        comment: None,
+        key_id: None,
+    }
+}
+
+/// A rating of the part `stars`.
+pub(crate) fn rating(
+    interaction: InteractionId,
+    value: f64,
+    key_id: Option<&str>,
+    created: u64,
+) -> Op {
+    Op::Feedback(Box::new(FeedbackEntry {
+        interaction,
+        choice: 0,
+        name: "stars".to_owned(),
+        value: Some(value),
+        comment: None,
+        idempotency_key: None,
+        key_id: key_id.map(str::to_owned),
+        created,
+        join: aggregator(Aggregate::Mean),
+    }))
+}
+
+/// A correction of a completion.
+pub(crate) fn correction(
+    interaction: InteractionId,
+    ids: Vec<TokenId>,
+    key_id: Option<&str>,
+    created: u64,
+) -> Op {
+    Op::Correction(Box::new(CorrectionEntry {
+        interaction,
+        choice: 0,
+        text: "better".to_owned(),
+        ids,
+        unused: None,
+        rating: None,
+        comment: None,
+        idempotency_key: None,
+        key_id: key_id.map(str::to_owned),
+        created,
+    }))
 }
 
 /// The routes of a configuration's `[[route]]` tables.

@@ -13,19 +13,9 @@ const NUMBERS: &[(&str, &str)] = &[
     ("weight_decay", "train.weight_decay"),
     ("max_grad_norm", "train.max_grad_norm"),
     ("temperature", "rollout.temperature"),
-    ("sapo_temperature_pos", "train.sapo_tau_pos"),
-    ("sapo_temperature_neg", "train.sapo_tau_neg"),
-    ("vespo_k_pos", "train.vespo.k_pos"),
-    ("vespo_lambda_pos", "train.vespo.lambda_pos"),
-    ("vespo_k_neg", "train.vespo.k_neg"),
-    ("vespo_lambda_neg", "train.vespo.lambda_neg"),
     ("top_entropy_quantile", "train.top_entropy_quantile"),
     ("off_policy_mask_threshold", "train.off_policy_mask_threshold"),
     ("entropy_coef", "train.entropy.coef"),
-    ("entropy_coef_min", "train.entropy.coef_min"),
-    ("entropy_coef_max", "train.entropy.coef_max"),
-    ("entropy_coef_delta", "train.entropy.coef_delta"),
-    ("entropy_target", "train.entropy.target"),
     ("lora_dropout", "train.lora.dropout"),
 ];
 
@@ -39,7 +29,6 @@ const COUNTS: &[(&str, &str)] = &[
 
 const FLAGS: &[(&str, &str)] = &[
     ("mask_truncated_completions", "train.mask_truncated_completions"),
-    ("use_adaptive_entropy", "train.entropy.adaptive"),
     ("use_rslora", "train.lora.use_rslora"),
 ];
 

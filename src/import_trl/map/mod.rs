@@ -28,6 +28,7 @@ pub(super) fn convert(options: TrlOptions) -> Result<TrlSettings, String> {
     conversion.duration()?;
     conversion.schedule()?;
     conversion.loss()?;
+    conversion.entropy()?;
     conversion.kl()?;
     conversion.sampler_correction()?;
     conversion.lora()?;
@@ -309,18 +310,67 @@ fn take_number(from: &mut Map<String, Value>, name: &str) -> Option<f64> {
 /// Losses with the same name and meaning.
 const LOSSES: [&str; 8] = ["grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo", "luspo", "vespo"];
 
+/// Parameters of losses: TRL's option, Hone's loss and the key in its table.
+const PARAMETERS: [[&str; 3]; 6] = [
+    ["sapo_temperature_pos", "sapo", "tau_pos"],
+    ["sapo_temperature_neg", "sapo", "tau_neg"],
+    ["vespo_k_pos", "vespo", "k_pos"],
+    ["vespo_lambda_pos", "vespo", "lambda_pos"],
+    ["vespo_k_neg", "vespo", "k_neg"],
+    ["vespo_lambda_neg", "vespo", "lambda_neg"],
+];
+
 impl TrlConversion {
     pub(super) fn loss(&mut self) -> Result<(), String> {
         let given = self.options.text("loss_type")?;
         let known = given.as_deref().filter(|name| LOSSES.contains(name)).map(str::to_owned);
+        let loss = known.as_deref().unwrap_or("dapo");
+        let mut names = vec!["loss_type"];
+        let mut table = toml::Table::from_iter([("kind".to_owned(), loss.into())]);
+        for [name, of, key] in PARAMETERS {
+            match self.options.number(name)? {
+                Some(value) if of == loss => {
+                    names.push(name);
+                    table.insert(key.to_owned(), value.into());
+                }
+                Some(_) => self.settings.note(name, format!("without effect with the loss {loss}")),
+                None => {}
+            }
+        }
         match (&given, &known) {
+            (_, Some(_)) if names.len() > 1 => {
+                self.settings.set("train.loss", table, names.join(", "));
+            }
             (_, Some(loss)) => self.settings.set("train.loss", loss.as_str(), "loss_type"),
             (Some(name), None) => {
                 self.note_value("loss_type", &Value::from(name.as_str()), "compare train.loss");
             }
             (None, None) => {}
         }
-        self.clips(known.as_deref().unwrap_or("dapo"))
+        self.clips(loss)
+    }
+
+    pub(super) fn entropy(&mut self) -> Result<(), String> {
+        let adaptive = self.options.flag("use_adaptive_entropy")?;
+        let target = self.options.number("entropy_target")?;
+        match (adaptive, target) {
+            (Some(true), target) => {
+                let comment = "use_adaptive_entropy, entropy_target";
+                self.settings.set("train.entropy.target", target.unwrap_or(0.2), comment);
+            }
+            (adaptive, target) => {
+                if adaptive.is_some() {
+                    self.settings.set("train.entropy.target", 0.0, "use_adaptive_entropy");
+                }
+                if target.is_some() {
+                    self.settings.note(
+                        "entropy_target",
+                        "without effect unless use_adaptive_entropy is true",
+                    );
+                }
+            }
+        }
+        Ok(())
     }
 
     fn clips(&mut self, loss: &str) -> Result<(), String> {

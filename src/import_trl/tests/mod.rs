@@ -5,6 +5,7 @@ mod names;
 
 use hone_train::config::{
     AdvantageScale, KlEstimator, LossKind, OptimizerKind, PeakRate, Recompute, ScheduleKind,
+    VespoConfig,
 };
 use hone_train::policy::Promotion;
 use insta::assert_snapshot;
@@ -201,6 +202,12 @@ fn losses_with_bounds_of_their_own() {
     // TRL's bound of cispo is the ratio's.
     let bound = train("loss_type='cispo', epsilon_high=5.0, delta=1.5");
     assert_eq!((bound.loss, bound.clip_high, bound.delta), (LossKind::Cispo, 4.0, 0.0));
+    let own = train("loss_type='vespo', vespo_k_neg=1, sapo_temperature_pos=2.0");
+    let expected = VespoConfig { k_neg: 1.0, ..VespoConfig::default() };
+    assert_eq!(own.loss, LossKind::Vespo(expected));
+    let entropy = train("entropy_coef=0.01, use_adaptive_entropy=True").entropy;
+    assert_eq!((entropy.coef, entropy.target), (0.01, 0.2));
+    assert_eq!(train("entropy_target=0.3").entropy.target, 0.0);
     let synced = train("beta=0.1, sync_ref_model=True, use_bias_correction_kl=False");
     assert_eq!((synced.kl.sync_steps, synced.kl.estimator), (512, KlEstimator::K3));
     let large =

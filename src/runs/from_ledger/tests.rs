@@ -198,8 +198,9 @@ fn unusable_records_are_counted_by_their_reason() {
     };
     assert_eq!((rewards(&records[0]), rewards(&records[1])), (vec![0.5], vec![2.0]));
     let sample = records[0].group.samples().next().unwrap();
-    assert_eq!((sample.prompt_ids, sample.ids), (&[1, 7][..], &[1, 2, 3][..]));
-    assert_eq!(sample.logprobs, [-1.0, -0.5, -0.25]);
+    let own = &sample.sample;
+    assert_eq!((&own.prompt_ids[..], &own.ids[..]), (&[1, 7][..], &[1, 2, 3][..]));
+    assert_eq!(own.logprobs, [-1.0, -0.5, -0.25]);
 }
 
 #[test]

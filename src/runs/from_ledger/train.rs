@@ -287,7 +287,8 @@ impl LedgerRun {
         let samples = merged(held_out);
         let scored = self.trainer.score(&samples)?;
         let record = |(sample, scored): (&RecordedSample<'_>, &Vec<f32>)| {
-            let (recorded, scored) = (sample.chosen(&sample.logprobs), sample.chosen(scored));
+            let own = &sample.sample;
+            let (recorded, scored) = (own.unmasked(&own.logprobs), own.unmasked(scored));
             ScoredRecord::new(sample.route, reward(sample), &recorded, &scored)
         };
         let records: Vec<ScoredRecord> = samples.iter().zip(&scored).map(record).collect();

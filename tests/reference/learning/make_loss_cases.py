@@ -50,6 +50,14 @@ DEFAULTS = {
 }
 
 
+def hone_keys(s: dict) -> dict:
+    """The settings as keys of Hone, which have the parameters of a loss in its table."""
+    s = dict(s)
+    taus = {"tau_pos": s.pop("sapo_tau_pos"), "tau_neg": s.pop("sapo_tau_neg")}
+    own = {"sapo": taus, "vespo": s.pop("vespo")}.get(s["loss"])
+    return s | {"loss": {"kind": s["loss"], **own}} if own else s
+
+
 def round_all(x):
     if isinstance(x, torch.Tensor):
         x = x.detach().tolist()
@@ -309,7 +317,7 @@ def case(index: int, data: Data, s: dict) -> dict:
         torch.testing.assert_close(own, loss, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(gradient, other.grad, rtol=1e-9, atol=1e-12)
         gradient = other.grad
-    out = {"data": index, "train": s, "trl": in_trl(s), "loss": round_all(loss)}
+    out = {"data": index, "train": hone_keys(s), "trl": in_trl(s), "loss": round_all(loss)}
     rho = sampler_weights(data, s)
     if rho is not None:
         flat = rho.flatten() if rho.size(1) == 1 else rho[data.mask.bool()]

@@ -140,7 +140,7 @@ metric_set! {
         policy_rejected: IntCounterVec("hone_policy_rejected_total",
             "Policy versions that failed a check, by check.", &["reason"]),
         policy_rollbacks: IntCounter("hone_policy_rollbacks_total",
-            "Earlier policy versions activated, by an operator or by a rule."),
+            "Earlier policy versions activated, by an operator or by a warning."),
         policy_canaries: IntCounterVec("hone_policy_canaries_total",
             "Canaries that ended, by outcome.", &["outcome"]),
         policy_canary_share: Gauge("hone_policy_canary_share_ratio",

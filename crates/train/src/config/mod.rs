@@ -5,14 +5,11 @@ mod objective;
 mod timetable;
 mod train;
 
-use std::fmt;
-
-use serde::de::Visitor;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 pub use objective::{
-    AdvantageBaseline, AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig,
-    KlEstimator, LossKind, RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
+    AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator,
+    LossKind, RatioLevel, RewardAggregation, SapoConfig, VespoConfig, ZeroVariance,
 };
 pub(crate) use timetable::day;
 pub use timetable::{DailyWindow, TrainWhen};
@@ -120,35 +117,17 @@ impl Serialize for PeakRate {
 
 impl<'de> Deserialize<'de> for PeakRate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct RateVisitor;
-
-        impl Visitor<'_> for RateVisitor {
-            type Value = PeakRate;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number or \"auto\"")
-            }
-
-            fn visit_f64<E: de::Error>(self, rate: f64) -> Result<PeakRate, E> {
-                Ok(PeakRate::Fixed(rate))
-            }
-
+        let rate = match toml::Value::deserialize(deserializer)? {
+            toml::Value::Float(rate) => Some(rate),
             #[expect(clippy::cast_precision_loss, reason = "a rate of such a size is refused")]
-            fn visit_i64<E: de::Error>(self, rate: i64) -> Result<PeakRate, E> {
-                Ok(PeakRate::Fixed(rate as f64))
-            }
-
-            /// Numbers in text are those of environment variables.
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<PeakRate, E> {
-                match text.parse() {
-                    _ if text == AUTO => Ok(PeakRate::Auto),
-                    Ok(rate) => Ok(PeakRate::Fixed(rate)),
-                    Err(_) => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
-                }
-            }
-        }
-
-        deserializer.deserialize_any(RateVisitor)
+            toml::Value::Integer(rate) => Some(rate as f64),
+            toml::Value::String(text) if text == AUTO => return Ok(Self::Auto),
+            // Numbers in text are those of environment variables.
+            toml::Value::String(text) => text.parse().ok(),
+            _ => None,
+        };
+        let wrong = || de::Error::custom("invalid value, expected a number or \"auto\"");
+        rate.map(Self::Fixed).ok_or_else(wrong)
     }
 }
 

@@ -1,10 +1,20 @@
 //! Choices of the loss and of the advantages.
 
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
 
-/// The loss: a surrogate per token, and how token losses are combined into the step's loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+use serde::de::{self, MapAccess, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use strum::{EnumString, IntoStaticStr, VariantNames};
+
+use hone_core::config::Checked;
+use hone_core::config::section::Parameters;
+
+/// The loss: a surrogate per token, and how token losses are combined into the step's loss. It is written as its
+/// name, or as a table of its name and its parameters, such as `{ kind = "vespo", k_pos = 2.0 }`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, EnumString, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum LossKind {
     /// Clipped ratio; mean over each sequence, then over sequences (Shao et al. 2024).
     Grpo,
@@ -18,7 +28,7 @@ pub enum LossKind {
     /// The bounded ratio as a constant weight of the log-probability; mean over all tokens.
     Cispo,
     /// A sigmoid gate of the ratio; mean over each sequence, then over sequences.
-    Sapo,
+    Sapo(SapoConfig),
     /// Clipped ratio; sum over tokens, mean over sequences.
     Luspo,
     /// `grpo` with one ratio per sequence.
@@ -26,7 +36,107 @@ pub enum LossKind {
     /// Log-probability times advantage, without a ratio; mean over all tokens.
     Reinforce,
     /// `reinforce` with a smooth weight of the sequence's ratio; mean over all tokens.
-    Vespo,
+    Vespo(VespoConfig),
+}
+
+impl LossKind {
+    /// The name in the configuration.
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
+
+    /// The loss's own parameters, by name.
+    fn parameters(&mut self) -> Vec<(&'static str, &mut f64)> {
+        match self {
+            Self::Sapo(own) => vec![("tau_pos", &mut own.tau_pos), ("tau_neg", &mut own.tau_neg)],
+            Self::Vespo(own) => vec![
+                ("k_pos", &mut own.k_pos),
+                ("lambda_pos", &mut own.lambda_pos),
+                ("k_neg", &mut own.k_neg),
+                ("lambda_neg", &mut own.lambda_neg),
+            ],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Checks the ranges of the loss's own parameters.
+    pub(super) fn check(self) -> Checked {
+        match self {
+            Self::Sapo(own) => own.check_in("train.loss."),
+            Self::Vespo(own) => own.check_in("train.loss."),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Serialize for LossKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut loss = *self;
+        let parameters = loss.parameters();
+        if parameters.is_empty() {
+            return serializer.serialize_str(self.name());
+        }
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("kind", self.name())?;
+        for (name, value) in parameters {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for LossKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(LossVisitor)
+    }
+}
+
+struct LossVisitor;
+
+impl<'de> Visitor<'de> for LossVisitor {
+    type Value = LossKind;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a loss, or a table of its kind and parameters")
+    }
+
+    fn visit_str<E: de::Error>(self, name: &str) -> Result<LossKind, E> {
+        name.parse().map_err(|_| E::unknown_variant(name, LossKind::VARIANTS))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LossKind, A::Error> {
+        let (mut kind, mut values) = (None::<String>, BTreeMap::<String, f64>::new());
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "kind" => kind = Some(map.next_value()?),
+                _ => drop(values.insert(key, map.next_value()?)),
+            }
+        }
+        let kind = kind.ok_or_else(|| de::Error::missing_field("kind"))?;
+        let mut loss = self.visit_str(&kind)?;
+        for (name, place) in loss.parameters() {
+            *place = values.remove(name).unwrap_or(*place);
+        }
+        match values.keys().next() {
+            None => Ok(loss),
+            Some(key) => {
+                let known: Vec<_> = loss.parameters().iter().map(|(name, _)| *name).collect();
+                let known = if known.is_empty() { "kind".to_owned() } else { known.join("`, `") };
+                Err(de::Error::custom(format!("unknown field `{key}`, expected one of `{known}`")))
+            }
+        }
+    }
+}
+
+hone_core::parameters! {
+    /// The sharpness tau of the gate of `sapo`.
+    #[derive(Copy)]
+    pub struct SapoConfig {
+        /// For positive advantages.
+        pub tau_pos: f64 = 1.0 => above(0.0),
+        /// For other advantages.
+        pub tau_neg: f64 = 1.05 => above(0.0),
+    }
 }
 
 hone_core::parameters! {
@@ -77,8 +187,6 @@ hone_core::parameters! {
         pub estimator: KlEstimator = KlEstimator::default(),
         /// Adapt `train.beta` so that the KL approaches this, in nats per token; 0 keeps beta fixed.
         pub target: f64 = 0.0 => at_least(0.0),
-        /// Number of samples over which beta adapts; smaller is faster.
-        pub horizon: f64 = 10_000.0,
         /// Steps between updates of the reference toward the policy; 0 keeps the reference.
         pub sync_steps: u64 = 0,
         /// The policy's share in such an update.
@@ -89,19 +197,18 @@ hone_core::parameters! {
 hone_core::parameters! {
     /// The entropy bonus.
     pub struct EntropyConfig {
-        /// Coefficient of the mean entropy, which is subtracted from the loss; the initial one if
-        /// `adaptive`.
+        /// Coefficient of the mean entropy, which is subtracted from the loss; with a target the initial one.
         pub coef: f64 = 0.0 => at_least(0.0),
-        /// Raise the coefficient while the entropy is at or below `target`, lower it otherwise.
-        pub adaptive: bool = false,
-        /// Minimum of the adaptive coefficient.
-        pub coef_min: f64 = 0.0 => at_least(0.0),
-        /// Maximum of the adaptive coefficient.
-        pub coef_max: f64 = 1.0 => finite(),
-        /// Change of the adaptive coefficient per update.
-        pub coef_delta: f64 = 0.005 => at_least(0.0),
-        /// The entropy below which the adaptive bonus acts, in nats per token.
-        pub target: f64 = 0.2 => at_least(0.0),
+        /// Mean entropy, in nats per token, at or below which the bonus acts and its coefficient rises; above it
+        /// the coefficient falls. 0 keeps the coefficient fixed.
+        pub target: f64 = 0.0 => at_least(0.0),
+    }
+}
+
+impl EntropyConfig {
+    /// Whether the coefficient follows the target.
+    pub fn is_adaptive(&self) -> bool {
+        self.target > 0.0
     }
 }
 
@@ -145,17 +252,6 @@ pub enum AdvantageScale {
     Batch,
     /// 1 (Dr. GRPO).
     None,
-}
-
-/// The baseline that is subtracted from a group's rewards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AdvantageBaseline {
-    /// The group's mean (GRPO).
-    #[default]
-    Mean,
-    /// The mean of the group's other members (RLOO).
-    LeaveOneOut,
 }
 
 /// How several reward parts become one advantage.

@@ -6,8 +6,8 @@ use hone_model::kernels::compute::Compute;
 
 use super::PeakRate;
 use super::objective::{
-    AdvantageBaseline, AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, LossKind,
-    RatioLevel, RewardAggregation, VespoConfig, ZeroVariance,
+    AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, LossKind, RatioLevel,
+    RewardAggregation, ZeroVariance,
 };
 use super::timetable::TrainWhen;
 use super::{OptimizerKind, Recompute, ScheduleKind};
@@ -87,10 +87,6 @@ hone_core::parameters! {
         /// For a negative advantage A, the loss is at most -A times this; 0 is no bound. Without effect where
         /// `loss` does not clip, and where `delta` sets the bound.
         pub dual_clip: f64 = 3.0 => at_least(0.0),
-        /// Sharpness of the `sapo` gate for positive advantages.
-        pub sapo_tau_pos: f64 = 1.0 => above(0.0),
-        /// Sharpness of the `sapo` gate for other advantages.
-        pub sapo_tau_neg: f64 = 1.05 => above(0.0),
         /// Only this share of the step's tokens, those of the highest entropy, has a surrogate.
         pub top_entropy_quantile: f64 = 1.0 => share(),
         /// A sequence of negative advantage has no surrogate if its recorded log-probabilities exceed
@@ -100,15 +96,10 @@ hone_core::parameters! {
         pub mask_truncated_completions: bool = false,
         /// The divisor of group advantages.
         pub advantage_scale: AdvantageScale = AdvantageScale::default(),
-        /// The baseline that is subtracted from a group's rewards.
-        pub advantage_baseline: AdvantageBaseline = AdvantageBaseline::default(),
         /// How several reward parts become one advantage.
         pub reward_aggregation: RewardAggregation = RewardAggregation::default(),
         /// The treatment of groups whose rewards are all equal.
         pub zero_variance_groups: ZeroVariance = ZeroVariance::default(),
-        /// Effective number of samples in a running baseline (an exponential window).
-        #[serde(skip)]
-        pub baseline_window: f64 = 256.0,
         /// Drop groups with a member that is more versions old than this; 0 allows only the current one.
         pub max_staleness: u64 = 8,
         /// Longest sample, prompt and completion together in tokens; 0 is what the memory plan permits.
@@ -120,9 +111,6 @@ hone_core::parameters! {
         pub max_steps_per_day: u64 = 0,
         /// The same for groups of which users' feedback alone decides: ratings may come late.
         pub feedback_max_staleness: u64 = 512,
-        /// Largest importance weight of such a sample that is older than `max_staleness`.
-        #[serde(skip)]
-        pub feedback_clip_max: f64 = 1.0,
         /// Weight of the negative log-likelihood of clients' corrections in the loss; 0 trains on none.
         pub correction_weight: f64 = 0.0 => between(0.0, 100.0),
         /// Refuse a sample whose recorded and recomputed log-probabilities of the same version differ by
@@ -140,8 +128,6 @@ hone_core::parameters! {
         pub serving_share: f64 = 0.2,
         /// Number of checkpoints to keep.
         pub keep_checkpoints: usize = 2 => between(1, 10_000),
-        /// `[train.vespo]`
-        pub vespo: VespoConfig = VespoConfig::default(),
         /// `[train.kl]`
         pub kl: KlConfig = KlConfig::default(),
         /// `[train.entropy]`
@@ -186,9 +172,6 @@ hone_core::parameters! {
     pub struct ReplayConfig {
         /// Largest share of replayed samples in a step, at most 0.5; 0 replays none.
         pub share: f64 = 0.0 => between(0.0, 0.5),
-        /// Number of the newest steps whose groups may be drawn.
-        #[serde(skip)]
-        pub window_steps: u64 = 50,
     }
 }
 
@@ -213,7 +196,7 @@ mod tests {
     proptest! {
         #[test]
         fn replayed_samples_are_at_most_their_share(share in 0.0..=0.5, fresh in 0..10_000_usize) {
-            let most = ReplayConfig { share, ..ReplayConfig::default() }.most(fresh);
+            let most = ReplayConfig { share }.most(fresh);
             let of_all = |replayed: usize| replayed as f64 / (fresh + replayed).max(1) as f64;
             prop_assert!(of_all(most) <= share + 1e-12);
             prop_assert!(fresh == 0 || of_all(most + 1) > share - 1e-12);

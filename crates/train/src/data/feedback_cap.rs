@@ -78,44 +78,18 @@ fn feedback_by_part(batch: &TrainBatch) -> BTreeMap<(String, String), Vec<Feedba
 
 #[cfg(test)]
 mod tests {
-    use hone_core::types::{
-        FinishReason, Group, GroupId, GroupState, InteractionId, PolicyVersion, Sample, SampleId,
-        SampleOrigin, SamplingParams,
-    };
+    use hone_core::types::InteractionId;
 
     use super::*;
     use crate::data::batch_builder::{BatchGroup, FeedbackOrigin, GroupMember};
+    use crate::testing::{group, routes, sample};
 
     /// A group of one completion that an API key rated.
     fn rated(key: &str, value: f64, created: u64) -> BatchGroup {
-        let sample = Sample {
-            id: SampleId::new(),
-            interaction: InteractionId::new(),
-            choice: 0,
-            origin: SampleOrigin::Served,
-            created,
-            ids: vec![1],
-            logprobs: vec![-1.0],
-            kept: Vec::new(),
-            forced: Vec::new(),
-            text: String::new(),
-            finish: FinishReason::Stop,
-            version: PolicyVersion::BASE,
-            params: SamplingParams::default(),
-            untrainable: None,
-        };
+        let sample = sample(InteractionId::new(), 0);
         let origin = FeedbackOrigin { created, key_id: Some(key.to_owned()) };
         BatchGroup {
-            group: Group {
-                id: GroupId::new(),
-                interaction: sample.interaction,
-                route: "users".to_owned(),
-                members: vec![sample.id],
-                parts: vec!["thumbs".to_owned()],
-                oldest_version: PolicyVersion::BASE,
-                created,
-                state: GroupState::Ready,
-            },
+            group: group("users", "thumbs", std::slice::from_ref(&sample), created),
             prompt_ids: vec![1],
             weights: BTreeMap::from([("thumbs".to_owned(), 1.0)]),
             members: vec![GroupMember {
@@ -131,20 +105,23 @@ mod tests {
         }
     }
 
-    /// A batch in which key `a` gave four of six ratings, capped at one half.
-    fn capped(rule: &str) -> (TrainBatch, u64) {
-        let keys = [("a", 9), ("a", 2), ("b", 3), ("a", 4), ("c", 5), ("a", 1)];
-        let groups = keys.map(|(key, created)| rated(key, 1.0, created)).into();
+    /// The groups as a batch with their feedback capped by the keys of the part, and the number of capped values.
+    fn capped_by(keys: &str, groups: impl IntoIterator<Item = BatchGroup>) -> (TrainBatch, u64) {
+        let groups = groups.into_iter().collect();
         let mut batch = TrainBatch { groups, ..TrainBatch::default() };
-        let text = format!(
-            "[[route]]\nname = \"users\"\nreward = [{{ name = \"thumbs\", kind = \"feedback\", \
-             max_key_share = 0.5, share_rule = \"{rule}\" }}]"
-        );
-        let routes = crate::testing::routes(&text);
+        let part = format!("{{ name = \"thumbs\", kind = \"feedback\"{keys} }}");
+        let routes = routes(&format!("[[route]]\nname = \"users\"\nreward = [{part}]"));
         let metrics = Metrics::new().unwrap();
         cap(&mut batch, &routes, Some(&metrics));
         let count = metrics.reward_feedback_capped.with_label_values(&["users", "thumbs"]).get();
         (batch, count)
+    }
+
+    /// A batch in which key `a` gave four of six ratings, capped at one half.
+    fn capped(rule: &str) -> (TrainBatch, u64) {
+        let keys = [("a", 9), ("a", 2), ("b", 3), ("a", 4), ("c", 5), ("a", 1)];
+        let groups = keys.map(|(key, created)| rated(key, 1.0, created));
+        capped_by(&format!(", max_key_share = 0.5, share_rule = \"{rule}\""), groups)
     }
 
     #[test]
@@ -154,26 +131,15 @@ mod tests {
                 Some(user) if n < 28 => format!("a.{user}{n}"),
                 _ => if n < 28 { "a" } else { "b" }.to_owned(),
             });
-            let groups = raters.map(|rater| rated(&rater, 1.0, 1)).collect();
-            let mut batch = TrainBatch { groups, ..TrainBatch::default() };
-            let routes = crate::testing::routes(
-                "[[route]]\nname = \"users\"\nreward = [{ name = \"thumbs\", kind = \"feedback\", max_key_share = 0.5 }]",
-            );
-            let metrics = Metrics::new().unwrap();
-            cap(&mut batch, &routes, Some(&metrics));
-            let capped = metrics.reward_feedback_capped.with_label_values(&["users", "thumbs"]);
-            assert_eq!(capped.get(), 28, "{user:?}");
+            let groups = raters.map(|rater| rated(&rater, 1.0, 1));
+            assert_eq!(capped_by(", max_key_share = 0.5", groups).1, 28, "{user:?}");
         }
     }
 
     #[test]
     fn values_from_before_a_range_are_limited_to_it() {
-        let groups = [1e6, -1e308, 0.5].map(|value| rated("a", value, 1)).into();
-        let mut batch = TrainBatch { groups, ..TrainBatch::default() };
-        let routes = crate::testing::routes(
-            "[[route]]\nname = \"users\"\nreward = [{ name = \"thumbs\", kind = \"feedback\", range = [0, 1] }]",
-        );
-        cap(&mut batch, &routes, None);
+        let groups = [1e6, -1e308, 0.5].map(|value| rated("a", value, 1));
+        let (batch, _) = capped_by(", range = [0, 1]", groups);
         let values: Vec<_> = batch.rewards().iter().map(|g| g.parts[0].values[0]).collect();
         assert_eq!(values, [Some(1.0), Some(0.0), Some(0.5)]);
     }
@@ -202,12 +168,8 @@ mod tests {
 
     #[test]
     fn without_a_cap_nothing_changes() {
-        let groups = vec![rated("a", 1.0, 1), rated("b", 0.0, 2)];
-        let mut batch = TrainBatch { groups, ..TrainBatch::default() };
-        let text = "[[route]]\nname = \"users\"\n\
-                    reward = [{ name = \"thumbs\", kind = \"feedback\" }]";
-        let routes = crate::testing::routes(text);
-        cap(&mut batch, &routes, None);
+        let (batch, count) = capped_by("", [rated("a", 1.0, 1), rated("b", 0.0, 2)]);
+        assert_eq!(count, 0);
         assert!(batch.rewards().iter().all(|g| g.parts[0].cap_weights == [1.0]));
     }
 }

@@ -15,18 +15,19 @@ pub(crate) mod feedback_cap;
 pub(crate) mod packing;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-use hone_core::types::{Group, GroupId, GroupState, SampleId, TokenId};
+use hone_core::types::{Group, GroupId, GroupState, SampleId};
 use hone_reward::{AdaptiveState, AdaptiveWeight, Routes};
 use hone_store::{RecordSource, Store, StoreError};
 
-use crate::config::TrainConfig;
 use batch_builder::{BatchGroup, TrainBatch, VersionAges};
+use packing::TrainSample;
 
 // Current weights of adaptive reward parts; a part of the checkpoint.
 
@@ -81,30 +82,30 @@ impl AdaptiveWeights {
 // Groups of earlier steps that a step trains on again. The draw depends on the ledger, `train.seed` and the
 // number of steps alone, so it is the same when a step is repeated after a restart.
 
-/// Draws groups of the last [`ReplayConfig::window_steps`](crate::config::ReplayConfig::window_steps) of `steps` steps, without replacement, with at most
-/// `most` members together, which are weighted like late feedback. Groups that `fits` refuses are left out, and
-/// those with a member of a version that the weights do not descend from or without all log-probabilities.
+/// Draws groups of a range of steps, which ends with the last one, without replacement, with at most `most`
+/// members together, which are weighted like late feedback. Groups that `fits` refuses are left out, and those
+/// with a member of a version that the weights do not descend from or without all log-probabilities.
 pub(crate) fn draw_replayed(
     store: &Store,
     routes: &Routes,
     ages: &VersionAges,
-    config: &TrainConfig,
-    steps: u64,
+    seed: u64,
+    steps: RangeInclusive<u64>,
     most: usize,
     fits: impl Fn(&BatchGroup) -> bool,
 ) -> Result<TrainBatch, StoreError> {
     let mut batch = TrainBatch::default();
-    let first = steps.saturating_sub(config.replay.window_steps) + 1;
-    let count = usize::try_from((steps + 1).saturating_sub(first)).unwrap_or(usize::MAX);
-    if count == 0 || most == 0 {
+    if steps.is_empty() || most == 0 {
         return Ok(batch);
     }
+    let (first, last) = steps.into_inner();
+    let count = usize::try_from(last + 1 - first).unwrap_or(usize::MAX);
     let mut candidates: Vec<(u64, GroupId)> = Vec::new();
-    for record in store.steps(first, count)?.into_iter().filter(|record| record.step <= steps) {
+    for record in store.steps(first, count)?.into_iter().filter(|record| record.step <= last) {
         candidates.extend(record.groups.iter().map(|group| (record.step, *group)));
     }
-    let mut random = ChaCha8Rng::seed_from_u64(config.seed);
-    random.set_stream(steps);
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    random.set_stream(last);
     candidates.shuffle(&mut random);
     let quarantined = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
     let mut samples = 0;
@@ -145,26 +146,10 @@ pub struct RecordedSample<'a> {
     pub id: SampleId,
     /// The route whose weights apply.
     pub route: &'a str,
-    /// Token ids of the prompt.
-    pub prompt_ids: &'a [TokenId],
-    /// Sampled token ids, the stop token included.
-    pub ids: &'a [TokenId],
-    /// Natural-log probability of each of `ids` at `temperature`, without grammar and truncation.
-    pub logprobs: Vec<f32>,
-    /// For each of `ids` whether the grammar forced it; empty if it forced none.
-    pub masked: Vec<bool>,
-    /// Sampling temperature.
-    pub temperature: f32,
+    /// The completion, without an advantage.
+    pub sample: TrainSample,
     /// Weight times value of each reward part, by name. Missing values are absent.
     pub rewards: BTreeMap<&'a str, f64>,
-}
-
-impl RecordedSample<'_> {
-    /// Of one value for each token, those of the tokens that the policy chose.
-    pub fn chosen(&self, values: &[f32]) -> Vec<f32> {
-        let masked = self.masked.iter().copied().chain(std::iter::repeat(false));
-        values.iter().zip(masked).filter(|(_, masked)| !masked).map(|(value, _)| *value).collect()
-    }
 }
 
 impl RecordedGroup {
@@ -209,7 +194,7 @@ impl RecordedGroup {
 
     /// The completions.
     pub fn samples(&self) -> impl Iterator<Item = RecordedSample<'_>> {
-        let BatchGroup { group, prompt_ids, weights, members, .. } = &self.batch;
+        let BatchGroup { group, weights, members, .. } = &self.batch;
         members.iter().map(move |member| {
             let reward = |(name, value): (&String, &f64)| {
                 let (part, weight) = weights.get_key_value(name)?;
@@ -218,11 +203,7 @@ impl RecordedGroup {
             RecordedSample {
                 id: member.sample.id,
                 route: &group.route,
-                prompt_ids,
-                ids: &member.sample.ids,
-                logprobs: batch_builder::full_logprobs(&member.sample),
-                masked: batch_builder::masked(&member.sample),
-                temperature: member.sample.params.temperature,
+                sample: self.batch.train_sample(member, 0.0),
                 rewards: member.parts.iter().filter_map(reward).collect(),
             }
         })

@@ -82,7 +82,7 @@ impl TrainSample {
     }
 
     /// The values of the tokens that are not masked, of one value per token.
-    pub(crate) fn unmasked<'v>(&self, values: &'v [f64]) -> Cow<'v, [f64]> {
+    pub fn unmasked<'v, T: Copy>(&self, values: &'v [T]) -> Cow<'v, [T]> {
         if self.masked.is_empty() {
             return Cow::Borrowed(values);
         }
@@ -307,16 +307,9 @@ mod tests {
 
     fn sample(prompt: u32, prompt_len: usize, len: usize) -> TrainSample {
         TrainSample {
-            masked: Vec::new(),
             prompt_ids: vec![prompt; prompt_len],
             ids: vec![0; len],
-            logprobs: vec![0.0; len],
-            temperature: 1.0,
-            advantage: 1.0,
-            version: 1,
-            truncated: false,
-            late: false,
-            correction: false,
+            ..TrainSample::default()
         }
     }
 
@@ -355,8 +348,7 @@ mod tests {
         let turn = |prompt: &[u32], ids: &[u32]| TrainSample {
             prompt_ids: prompt.to_vec(),
             ids: ids.to_vec(),
-            logprobs: vec![0.0; ids.len()],
-            ..sample(0, 1, 1)
+            ..TrainSample::default()
         };
         let samples = [
             turn(&[1, 2], &[3]),

@@ -121,6 +121,7 @@ impl ThreadPools {
                 .thread_name(move |i| format!("hone-{name}-{i}"))
                 .start_handler(|_| to_background())
                 .build()
+                .map_err(|error| TrainFailure::Thread(format!("train.threads: {error}")))
         };
         Ok(Self { train: pool("train")?, probe: Arc::new(pool("probe")?) })
     }
@@ -138,22 +139,20 @@ pub enum TrainFailure {
     /// The ledger cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A thread pool of `train.threads` threads cannot be built.
-    #[error("train.threads: {0}")]
-    Pool(#[from] rayon::ThreadPoolBuildError),
-    /// A thread cannot be started.
-    #[error("a thread of the trainer cannot be started: {0}")]
-    Thread(#[source] io::Error),
-    /// The trainer or a publication panicked with this message.
-    #[error("panic: {0}")]
-    Panic(String),
+    /// A thread or its pool cannot be started, or the trainer or a publication panicked.
+    #[error("{0}")]
+    Thread(String),
 }
 
 impl TrainFailure {
+    fn of_start(error: &io::Error) -> Self {
+        Self::Thread(format!("a thread of the trainer cannot be started: {error}"))
+    }
+
     fn from_panic(payload: &(dyn Any + Send)) -> Self {
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-        Self::Panic(text.unwrap_or_else(|| "unknown".to_owned()))
+        Self::Thread(format!("panic: {}", text.as_deref().unwrap_or("unknown")))
     }
 }
 

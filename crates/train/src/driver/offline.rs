@@ -71,7 +71,7 @@ impl OfflineTrainer {
         let ThreadPools { train: pool, .. } = ThreadPools::new(setup.config.threads)?;
         let mut learner = pool.install(|| Learner::new(&setup.model, setup.load, &setup.config))?;
         learner.set_longest_shard(setup.longest_sample);
-        let progress = TrainProgress::new(setup.config.baseline_window);
+        let progress = TrainProgress::default();
         Ok(Self { setup, pool, learner, progress, records: Vec::new(), left_out: 0 })
     }
 
@@ -129,8 +129,8 @@ impl OfflineTrainer {
     pub fn score(&self, samples: &[RecordedSample<'_>]) -> Result<Vec<Vec<f32>>, TrainFailure> {
         let policy = self.learner.snapshot()?;
         let parallel = memory::shards_in_parallel(self.learner.spec());
-        let score = |sample: &RecordedSample<'_>| {
-            policy.score(sample.prompt_ids, sample.ids, sample.temperature)
+        let score = |RecordedSample { sample, .. }: &RecordedSample<'_>| {
+            policy.score(&sample.prompt_ids, &sample.ids, sample.temperature)
         };
         let scored: LearnResult<Vec<Vec<f32>>> = self.pool.install(|| {
             if parallel {

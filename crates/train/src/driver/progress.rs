@@ -43,25 +43,20 @@ impl Hold {
 }
 
 /// What a checkpoint stores under `extra`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct TrainProgress {
-    /// Running baselines by route and part.
     pub(super) baselines: Baselines,
-    /// State of adaptive part weights.
     pub(super) weights: AdaptiveWeights,
     /// The published version that the weights descend from.
     pub(super) parent: PolicyVersion,
-    /// Steps taken since `parent`.
     #[serde(rename = "pending")]
     pub(super) unpublished_steps: u64,
-    /// The pause that the trainer began.
     pub(super) hold: Option<Hold>,
     /// The groups of the steps since `parent`, which get ready again if these steps are undone.
     pub(super) unpublished_groups: Vec<GroupId>,
     /// Groups that got ready again because a version was rejected. After a second rejection they are dropped,
     /// so that they do not keep the trainer from newer groups.
     pub(super) returned_groups: BTreeSet<GroupId>,
-    /// Versions in a row that were not promoted.
     pub(super) rejections: u64,
     /// How often a warning halved the learning rate since the last resume.
     pub(super) rate_halvings: u32,
@@ -72,22 +67,6 @@ pub(super) struct TrainProgress {
 }
 
 impl TrainProgress {
-    pub(super) fn new(baseline_window: f64) -> Self {
-        Self {
-            baselines: Baselines::new(baseline_window),
-            weights: AdaptiveWeights::default(),
-            parent: PolicyVersion::BASE,
-            unpublished_steps: 0,
-            hold: None,
-            unpublished_groups: Vec::new(),
-            returned_groups: BTreeSet::new(),
-            rejections: 0,
-            rate_halvings: 0,
-            today: (0, 0),
-            last_step: None,
-        }
-    }
-
     /// As the `extra` of checkpoint `dir`, which errors name.
     pub(super) fn to_json(&self, dir: &Path) -> Result<Value> {
         serde_json::to_value(self).map_err(|error| at(dir)(error.into()).into())
@@ -128,7 +107,6 @@ impl TrainProgress {
         self.hold.is_some()
     }
 
-    /// Records a step.
     pub(super) fn add_step(&mut self, record: StepRecord) {
         self.unpublished_groups.extend(&record.groups);
         self.today = (day(record.created), self.steps_today(record.created) + 1);
@@ -141,7 +119,6 @@ impl TrainProgress {
         0.5_f64.powi(self.rate_halvings.try_into().unwrap_or(i32::MAX))
     }
 
-    /// Number of steps on the day of `now`.
     pub(super) fn steps_today(&self, now: UnixMillis) -> u64 {
         if self.today.0 == day(now) { self.today.1 } else { 0 }
     }
@@ -163,7 +140,6 @@ pub(super) struct PreparedBatch {
     pub(super) advantages: Advantages,
     /// Every member that has an advantage, the corrections, and then samples of earlier steps.
     pub(super) samples: Vec<TrainSample>,
-    /// Number of the samples of earlier steps.
     pub(super) replayed: usize,
     /// The running baselines including this batch, which replace the old ones if a step is taken.
     pub(super) baselines: Baselines,
@@ -186,37 +162,32 @@ impl PreparedBatch {
 
 // Durable markers of what the trainer has begun, beside its checkpoints.
 
-/// The marker of an operator's activation that the trainer's weights do not follow yet; an empty file. Without
-/// it, a start could not distinguish an activation of the version that the checkpoint descends from, which
-/// undoes unpublished steps and pauses training, from no activation.
-pub(super) struct ActivationMarker(PathBuf);
+/// A file that exists while the marker is set.
+pub(super) struct Marker(PathBuf);
 
-impl ActivationMarker {
-    pub(super) fn new(checkpoints: &Path) -> Self {
+impl Marker {
+    /// The marker of an operator's activation that the trainer's weights do not follow yet. Without it, a start could
+    /// not distinguish an activation of the version that the checkpoint descends from, which undoes unpublished
+    /// steps and pauses training, from no activation.
+    pub(super) fn of_activation(checkpoints: &Path) -> Self {
         Self(checkpoints.join("activation"))
     }
 
-    /// Whether the weights do not follow an activation yet.
     pub(super) fn is_set(&self) -> bool {
         self.0.exists()
     }
 
-    /// Makes the marker durable, unless it is set already.
-    pub(super) fn set(&self) -> Result<()> {
-        if self.is_set() { Ok(()) } else { write_marker(&self.0, b"") }
+    /// Makes the marker durable.
+    pub(super) fn set(&self, content: &[u8]) -> Result<()> {
+        if let Some(dir) = self.0.parent() {
+            std::fs::create_dir_all(dir).map_err(at(dir))?;
+        }
+        Ok(replace_file(&self.0, content)?)
     }
 
-    /// Removes the marker: the weights follow the activation, and a checkpoint has them.
     pub(super) fn clear(&self) -> Result<()> {
         if self.is_set() { Ok(remove_any(&self.0)?) } else { Ok(()) }
     }
-}
-
-fn write_marker(file: &Path, content: &[u8]) -> Result<()> {
-    if let Some(dir) = file.parent() {
-        std::fs::create_dir_all(dir).map_err(at(dir))?;
-    }
-    Ok(replace_file(file, content)?)
 }
 
 /// The groups and samples of a step that did not end.
@@ -251,39 +222,40 @@ impl StepAttempt {
 /// groups and be killed again. A start that finds the marker trains its groups once more, because the end may
 /// have had another cause, and drops those that a second marker names.
 pub(super) struct AttemptMarker {
-    file: PathBuf,
+    marker: Marker,
     /// The groups of an attempt that ended an earlier process, whose next attempt will be their second.
     pub(super) suspects: Vec<GroupId>,
 }
 
 impl AttemptMarker {
     pub(super) fn new(checkpoints: &Path) -> Self {
-        Self { file: checkpoints.join("attempt.json"), suspects: Vec::new() }
+        Self { marker: Marker(checkpoints.join("attempt.json")), suspects: Vec::new() }
     }
 
     /// Makes the marker durable. The step may start then.
     pub(super) fn set(&self, mut attempt: StepAttempt) -> Result<()> {
         let is_suspect = |group: &&GroupId| self.suspects.contains(group);
         attempt.repeated = attempt.groups.iter().filter(is_suspect).copied().collect();
-        let text = serde_json::to_vec(&attempt).map_err(|e| at(&self.file)(e.into()))?;
-        write_marker(&self.file, &text)
+        let text = serde_json::to_vec(&attempt).map_err(|e| at(&self.marker.0)(e.into()))?;
+        self.marker.set(&text)
     }
 
     /// Removes the marker: the step ended, or its groups are dropped.
     pub(super) fn clear(&self) -> Result<()> {
-        if self.file.exists() { Ok(remove_any(&self.file)?) } else { Ok(()) }
+        self.marker.clear()
     }
 
     /// The attempt that did not end. An unreadable marker names no group and is removed.
     pub(super) fn read(&self) -> Result<Option<StepAttempt>> {
-        if !self.file.exists() {
+        if !self.marker.is_set() {
             return Ok(None);
         }
-        let text = std::fs::read(&self.file).map_err(at(&self.file)).map_err(LearnError::from)?;
+        let file = &self.marker.0;
+        let text = std::fs::read(file).map_err(at(file)).map_err(LearnError::from)?;
         match serde_json::from_slice(&text) {
             Ok(attempt) => Ok(Some(attempt)),
             Err(error) => {
-                tracing::warn!(%error, file = %self.file.display(), "the marker of a step is unreadable");
+                tracing::warn!(%error, file = %file.display(), "the marker of a step is unreadable");
                 self.clear()?;
                 Ok(None)
             }
@@ -294,21 +266,6 @@ impl AttemptMarker {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_activation_is_marked_until_it_is_cleared() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path().join("checkpoints");
-        let marker = ActivationMarker::new(&dir);
-        marker.clear().unwrap();
-        for _ in 0..2 {
-            assert!(!marker.is_set());
-            marker.set().unwrap();
-            marker.set().unwrap();
-            assert!(ActivationMarker::new(&dir).is_set());
-            marker.clear().unwrap();
-        }
-    }
 
     #[test]
     fn an_attempt_is_read_until_it_is_cleared() {

@@ -63,7 +63,7 @@ impl Publication {
             Ok((outcome, now_ms()))
         };
         let thread = std::thread::Builder::new().name("hone-publish".to_owned()).spawn(publish);
-        let thread = thread.map_err(TrainFailure::Thread)?;
+        let thread = thread.map_err(|error| TrainFailure::of_start(&error))?;
         Ok(Self { policies, step, feedback_times, thread: Some(thread) })
     }
 
@@ -76,7 +76,7 @@ impl Publication {
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(finished)) => Ok(finished?),
             Some(Err(panic)) => Err(TrainFailure::from_panic(&*panic)),
-            None => Err(TrainFailure::Panic("the publication was already joined".to_owned())),
+            None => Err(TrainFailure::Thread("the publication was already joined".to_owned())),
         }
     }
 }

@@ -85,7 +85,6 @@ pub struct TrainStatus {
     pub skipped_batches: u64,
 }
 
-/// The status, shared by the trainer's thread and its handles.
 #[derive(Clone)]
 pub(super) struct StatusCell {
     status: Arc<Mutex<TrainStatus>>,
@@ -129,7 +128,6 @@ impl StatusCell {
 /// Consecutive batches of equal rewards after which the log advises what to change.
 const ADVISE_AFTER: u64 = 3;
 
-/// Why a batch got no step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SkipReason {
     /// A sample cannot be trained on. Only its group is dropped.
@@ -168,7 +166,6 @@ impl SkipReason {
 #[derive(Debug)]
 pub(super) struct SkippedBatch {
     pub(super) reason: SkipReason,
-    /// The reason in words.
     pub(super) message: String,
     /// The groups to drop: training on them again would fail again.
     pub(super) groups: Vec<GroupId>,
@@ -185,15 +182,14 @@ impl SkippedBatch {
         Self { reason, message, groups }
     }
 
-    /// The group of a sample that cannot be trained on.
     pub(super) fn of_sample(prepared: &PreparedBatch, index: usize, message: String) -> Self {
         let groups = prepared.batch.group_of(&prepared.advantages, index);
         Self { reason: SkipReason::Invalid, message, groups }
     }
 }
 
-/// Logs skipped batches. Those of equal rewards, which a weak model can produce for hours, are logged once,
-/// with advice, after [`ADVISE_AFTER`] in a row, and counted when learning resumes.
+/// What the log says of skipped batches. Those of equal rewards, which a weak model can produce for hours, are logged
+/// once, with advice, after [`ADVISE_AFTER`] in a row, and counted when learning resumes.
 #[derive(Debug, Default)]
 pub(super) struct SkipLog {
     has_warned: bool,
@@ -202,33 +198,27 @@ pub(super) struct SkipLog {
 }
 
 impl SkipLog {
-    pub(super) fn skipped(&mut self, batch: &SkippedBatch) {
-        let (state, reason, groups) = (batch.reason.label(), &batch.message, batch.groups.len());
-        if batch.reason != SkipReason::EqualRewards {
-            tracing::warn!(state, reason, groups, "optimizer step skipped");
-            return;
+    /// The text for a skipped batch, if it is logged.
+    pub(super) fn skipped(&mut self, reason: SkipReason) -> Option<String> {
+        if reason != SkipReason::EqualRewards {
+            return Some("optimizer step skipped".to_owned());
         }
         self.equal_batches += 1;
-        if !self.has_warned && self.equal_batches >= ADVISE_AFTER {
-            self.has_warned = true;
-            let batches = self.equal_batches;
-            let advice = WarningKind::Collapse.advice();
-            tracing::warn!(
-                state,
-                reason,
-                groups,
-                "{batches} batches in a row {EQUAL_REWARDS}; nothing is learned from them. {advice} \
-                 Worked examples (`dataset.few_shot`) help a weak model. Further batches like these are only counted, in hone_train_skipped_steps_total."
-            );
-        }
+        let is_due = !self.has_warned && self.equal_batches >= ADVISE_AFTER;
+        self.has_warned |= is_due;
+        let (batches, advice) = (self.equal_batches, WarningKind::Collapse.advice());
+        is_due.then(|| {
+            format!(
+                "{batches} batches in a row {EQUAL_REWARDS}; nothing is learned from them. {advice} Worked \
+                 examples (`dataset.few_shot`) help a weak model. Further batches like these are only counted, in \
+                 hone_train_skipped_steps_total."
+            )
+        })
     }
 
-    /// Reports the end of a run of batches with equal rewards.
-    pub(super) fn stepped(&mut self) {
-        let batches = std::mem::take(&mut self.equal_batches);
-        if batches > 0 {
-            tracing::info!(batches, "learning resumes after {batches} batches of equal rewards");
-        }
+    /// The number of batches with equal rewards that a step ends, if any.
+    pub(super) fn stepped(&mut self) -> Option<u64> {
+        Some(std::mem::take(&mut self.equal_batches)).filter(|batches| *batches > 0)
     }
 }
 
@@ -352,56 +342,7 @@ pub(super) fn export(
 
 #[cfg(test)]
 mod tests {
-    use std::fmt::Debug;
-    use tracing::field::{Field, Visit};
-    use tracing::{Event, Level, Metadata, Subscriber, span};
-
     use super::*;
-
-    /// Records the level and the message of every event.
-    #[derive(Clone, Default)]
-    struct Recorder(Arc<Mutex<Vec<(Level, String)>>>);
-
-    impl Subscriber for Recorder {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
-        }
-        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-            span::Id::from_u64(1)
-        }
-        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-        fn event(&self, event: &Event<'_>) {
-            let mut message = Message::default();
-            event.record(&mut message);
-            self.0.lock().push((*event.metadata().level(), message.0));
-        }
-        fn enter(&self, _: &span::Id) {}
-        fn exit(&self, _: &span::Id) {}
-    }
-
-    #[derive(Default)]
-    struct Message(String);
-
-    impl Visit for Message {
-        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-            if field.name() == "message" {
-                self.0 = format!("{value:?}");
-            }
-        }
-    }
-
-    fn logged(calls: impl FnOnce(&mut SkipLog)) -> Vec<(Level, String)> {
-        let recorder = Recorder::default();
-        tracing::subscriber::with_default(recorder.clone(), || calls(&mut SkipLog::default()));
-        let events = recorder.0.lock();
-        events.clone()
-    }
-
-    fn batch(reason: SkipReason) -> SkippedBatch {
-        let groups = vec![GroupId::new(), GroupId::new()];
-        SkippedBatch { reason, message: "why".to_owned(), groups }
-    }
 
     #[test]
     fn only_a_batch_whose_groups_were_all_dropped_has_equal_rewards() {
@@ -413,41 +354,25 @@ mod tests {
 
     #[test]
     fn equal_rewards_are_explained_once_with_their_count() {
-        let events = logged(|log| {
-            log.stepped();
-            for _ in 0..3 {
-                log.skipped(&batch(SkipReason::EqualRewards));
-            }
-            log.stepped();
-            log.stepped();
-            log.skipped(&batch(SkipReason::EqualRewards));
-            log.stepped();
-        });
-        let few = logged(|log| {
-            (1..ADVISE_AFTER).for_each(|_| log.skipped(&batch(SkipReason::EqualRewards)));
-        });
-        assert_eq!(few, []);
-        let levels: Vec<Level> = events.iter().map(|(level, _)| *level).collect();
-        assert_eq!(levels, [Level::WARN, Level::INFO, Level::INFO]);
-        let expected = "3 batches in a row had no group with different rewards; ";
-        assert!(events[0].1.starts_with(expected), "{}", events[0].1);
+        let mut log = SkipLog::default();
+        assert_eq!(log.stepped(), None);
+        assert_eq!([(); 2].map(|()| log.skipped(SkipReason::EqualRewards)), [None, None]);
+        let text = log.skipped(SkipReason::EqualRewards).unwrap();
+        assert!(
+            text.starts_with("3 batches in a row had no group with different rewards; "),
+            "{text}"
+        );
         for key in ["`dataset.few_shot`", "reward part", "`rollout.temperature`"] {
-            assert!(events[0].1.contains(key), "{key}: {}", events[0].1);
+            assert!(text.contains(key), "{key}: {text}");
         }
-        assert_eq!(events[1].1, "learning resumes after 3 batches of equal rewards");
-        assert_eq!(events[2].1, "learning resumes after 1 batches of equal rewards");
-    }
-
-    #[test]
-    fn other_reasons_are_logged_once_for_each_batch() {
-        let events = logged(|log| {
-            for reason in [SkipReason::Invalid, SkipReason::NonFinite, SkipReason::NoSample] {
-                log.skipped(&batch(reason));
-                log.skipped(&batch(reason));
+        assert_eq!((log.stepped(), log.stepped()), (Some(3), None));
+        assert_eq!(log.skipped(SkipReason::EqualRewards), None);
+        assert_eq!(log.stepped(), Some(1));
+        // Other reasons are logged for each batch.
+        for reason in [SkipReason::Invalid, SkipReason::NonFinite, SkipReason::NoSample] {
+            for _ in 0..2 {
+                assert_eq!(log.skipped(reason).as_deref(), Some("optimizer step skipped"));
             }
-            log.stepped();
-        });
-        let expected = (Level::WARN, "optimizer step skipped".to_owned());
-        assert_eq!(events, vec![expected; 6]);
+        }
     }
 }

@@ -10,7 +10,7 @@ use hone_core::files::remove_any;
 use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, now_ms};
 use hone_store::Op;
 
-use super::progress::{ActivationMarker, AttemptMarker, Hold, TrainProgress};
+use super::progress::{AttemptMarker, Hold, Marker, TrainProgress};
 use super::report::{SkipLog, StatusCell};
 use super::trainer::{TrainPhase, Trainer};
 use super::{ThreadPools, TrainCommand, TrainFailure, TrainSetup};
@@ -40,12 +40,12 @@ impl<'a> Trainer<'a> {
             runtime,
             pools,
             learner,
-            progress: TrainProgress::new(setup.config.baseline_window),
+            progress: TrainProgress::default(),
             marker: AttemptMarker::new(&setup.checkpoints),
             last_publication: Instant::now(),
             wake: wake.clone(),
             activations: setup.policies.watch_rollback().borrow().count,
-            activation: ActivationMarker::new(&setup.checkpoints),
+            activation: Marker::of_activation(&setup.checkpoints),
             feedback_times: Vec::new(),
             skip_log: SkipLog::default(),
         };
@@ -102,10 +102,8 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Adapts restored baselines to the configuration.
     fn adopt_baselines(&mut self) {
         let (setup, baselines) = (self.setup, &mut self.progress.baselines);
-        baselines.set_window(setup.config.baseline_window);
         baselines.limit(|route, part| setup.routes.get(route)?.feedback(part)?.bounds());
     }
 
@@ -230,7 +228,7 @@ impl<'a> Trainer<'a> {
             let adapter = self.setup.policies.active_adapter()?;
             let (learner, pool) = (&mut self.learner, &self.pools.train);
             pool.install(|| learner.reset_to(adapter.as_deref()))?;
-            self.progress.baselines = Baselines::new(self.setup.config.baseline_window);
+            self.progress.baselines = Baselines::default();
             self.progress.weights = AdaptiveWeights::default();
         }
         self.progress.set_published(active);
@@ -282,7 +280,6 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Restores what [`Self::keep_state`] kept.
     fn return_to(&mut self, state: &Path) -> Result<(), TrainFailure> {
         let (learner, pool) = (&mut self.learner, &self.pools.train);
         let extra = pool.install(|| learner.return_to(state))?;
@@ -319,7 +316,6 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Pauses training after an activation.
     fn hold(&mut self) {
         let version = self.setup.policies.active();
         let seconds = self.setup.policy.hold_seconds;
@@ -334,7 +330,7 @@ impl<'a> Trainer<'a> {
 
     /// Notices that an existing version was activated, which ends a publication in progress. After an
     /// operator's activation training pauses, and the weights follow later, because further activations may
-    /// come. They follow at once if a rule withdrew the version before.
+    /// come. They follow at once if a warning withdrew the version before.
     pub(super) fn notice_activation(
         &mut self,
         phase: TrainPhase,
@@ -351,7 +347,9 @@ impl<'a> Trainer<'a> {
             self.follow_active()?;
             return Ok(TrainPhase::Idle);
         }
-        self.activation.set()?;
+        if !self.activation.is_set() {
+            self.activation.set(b"")?;
+        }
         self.hold();
         self.report();
         Ok(TrainPhase::Activated(Instant::now()))
@@ -365,7 +363,6 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Returns to the active version and makes that durable.
     pub(super) fn follow_active(&mut self) -> Result<(), TrainFailure> {
         self.reset_to_active()?;
         self.checkpoint()?;

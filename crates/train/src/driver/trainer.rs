@@ -10,16 +10,12 @@ use tokio::runtime::Handle;
 use hone_core::types::{GroupId, PolicyVersion, StepRecord, UnixMillis, now_ms};
 use hone_store::Op;
 
-use super::progress::{
-    ActivationMarker, AttemptMarker, Hold, PreparedBatch, StepAttempt, TrainProgress,
-};
+use super::progress::{AttemptMarker, Hold, Marker, PreparedBatch, StepAttempt, TrainProgress};
 use super::publication::Publication;
 use super::report::{self, SkipLog, SkippedBatch, StatusCell, TrainState};
 use super::{StepGate, StepReply, ThreadPools, TrainCommand, TrainSetup};
 use super::{TrainError, TrainFailure};
-use crate::data::batch_builder::{
-    BatchCorrection, BatchGroup, STALE, StalenessLimits, TrainBatch, VersionAges,
-};
+use crate::data::batch_builder::{BatchCorrection, BatchGroup, STALE, TrainBatch, VersionAges};
 use crate::data::{batch_builder, draw_replayed, feedback_cap};
 use crate::error::LearnError;
 use crate::learning::checkpoint;
@@ -35,6 +31,9 @@ const AWAIT_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How long no further version must be activated before the weights of a pausing trainer follow.
 pub(super) const SETTLE_TIME: Duration = Duration::from_millis(250);
+
+/// Number of the newest steps whose groups may be replayed.
+const REPLAY_WINDOW: u64 = 50;
 
 /// Reason of a dropped correction that has no weight in the loss.
 const NO_CORRECTION_WEIGHT: &str = "correction_weight";
@@ -96,12 +95,11 @@ pub(super) struct Trainer<'a> {
     pub(super) last_publication: Instant,
     /// Wakes this thread at the end of a publication.
     pub(super) wake: Sender<TrainCommand>,
-    /// Marks the step that is being computed.
     pub(super) marker: AttemptMarker,
     /// Activations of existing versions that the trainer has noticed.
     pub(super) activations: u64,
     /// Marks that the weights do not follow one yet.
-    pub(super) activation: ActivationMarker,
+    pub(super) activation: Marker,
     /// Arrival times of feedback that was trained on, but not yet in a published version.
     pub(super) feedback_times: Vec<UnixMillis>,
     pub(super) skip_log: SkipLog,
@@ -136,7 +134,7 @@ impl Trainer<'_> {
     /// | phase | condition | next |
     /// | --- | --- | --- |
     /// | any | an operator activated a version: a publication ends first | `Activated` |
-    /// | any | a rule withdrew the active version: the weights follow at once | `Idle` |
+    /// | any | a warning withdrew the active version: the weights follow at once | `Idle` |
     /// | `Starting`, `Publishing` | the publication ended | `Idle` |
     /// | `Ahead` | it ended, and its version is served: the step is recorded | `Idle`, `Publishing` |
     /// | `Ahead` | it ended otherwise: the step is undone | `Idle` |
@@ -190,7 +188,6 @@ impl Trainer<'_> {
         Ok(TrainTurn::Next(next))
     }
 
-    /// Reports the state in which the trainer waits.
     fn rest(&self, phase: TrainPhase, state: TrainState) -> TrainTurn {
         self.status.set_state(state);
         self.report();
@@ -350,14 +347,13 @@ impl Trainer<'_> {
         wanted: usize,
         during: Option<&Publication>,
     ) -> Result<Option<TrainBatch>, TrainFailure> {
-        let (setup, config) = (self.setup, &self.setup.config);
+        let setup = self.setup;
         let built = batch_builder::build_batch(
             &setup.store,
             &setup.routes,
             &self.version_ages(during),
-            StalenessLimits::new(config),
+            &setup.config,
             wanted,
-            config.samples_per_step,
             &setup.metrics.train.dropped_groups,
         )?;
         let Some(mut batch) = built else { return Ok(None) };
@@ -404,7 +400,6 @@ impl Trainer<'_> {
         Ok(batch_builder::drop_groups(&self.setup.store, drops, counter)?)
     }
 
-    /// Whether a shard of the batch is longer than usual.
     fn has_long_shard(&self, batch: &TrainBatch) -> bool {
         let groups = batch.groups.iter().map(BatchGroup::tokens);
         let corrections = batch.corrections.iter().map(BatchCorrection::tokens);
@@ -447,8 +442,10 @@ impl Trainer<'_> {
             group.longest_tokens() <= setup.longest_sample
                 && (during.is_none() || !self.is_long_shard(group.tokens()))
         };
-        let steps = self.learner.step_count();
-        let mut old = draw_replayed(&setup.store, &setup.routes, &ages, config, steps, most, fits)?;
+        let last = self.learner.step_count();
+        let steps = last.saturating_sub(REPLAY_WINDOW) + 1..=last;
+        let (store, routes) = (&setup.store, &setup.routes);
+        let mut old = draw_replayed(store, routes, &ages, config.seed, steps, most, fits)?;
         feedback_cap::cap(&mut old, &setup.routes, None);
         let replayed = prepare(old, 0.0).samples;
         prepared.replayed = replayed.len();
@@ -504,10 +501,12 @@ impl Trainer<'_> {
         (ops, left)
     }
 
-    /// Drops the groups of a skipped batch and counts it.
     fn skip(&mut self, skipped: SkippedBatch) -> Result<(), TrainFailure> {
-        self.skip_log.skipped(&skipped);
         let label = skipped.reason.label();
+        if let Some(text) = self.skip_log.skipped(skipped.reason) {
+            let (reason, groups) = (&skipped.message, skipped.groups.len());
+            tracing::warn!(state = label, reason, groups, "{text}");
+        }
         self.setup.metrics.train.skipped_steps.with_label_values(&[label]).inc();
         self.status.update(|s| {
             s.last_error = Some(skipped.message);
@@ -542,7 +541,9 @@ impl Trainer<'_> {
         ops.push(Op::Step(Box::new(record.clone())));
         setup.store.commit_blocking(ops)?;
         report::export(&setup.metrics, &record, &prepared.advantages, started.elapsed());
-        self.skip_log.stepped();
+        if let Some(batches) = self.skip_log.stepped() {
+            tracing::info!(batches, "learning resumes after {batches} batches of equal rewards");
+        }
         self.feedback_times.extend(prepared.batch.feedback_times());
         self.report();
         Ok(())
@@ -561,7 +562,6 @@ impl Trainer<'_> {
         if is_due && is_free { self.publish() } else { Ok(TrainPhase::Idle) }
     }
 
-    /// Copies the progress to the status.
     pub(super) fn report(&self) {
         self.status.update(|s| {
             // The learner's count may include a step that can still be undone.

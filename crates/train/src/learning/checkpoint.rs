@@ -31,7 +31,6 @@ const PREFIX: &str = "step-";
 /// Start of the names that [`replace_dir`] gives to its temporary directories.
 const LEFTOVER_PREFIX: &str = ".step-";
 
-/// Tensors by name.
 pub(crate) type Tensors = BTreeMap<String, Tensor>;
 
 /// The tensors of a checkpoint, by the name of their file without its ending.
@@ -63,7 +62,6 @@ pub(crate) struct LearnerState {
     pub extra: Value,
 }
 
-/// The content of `state.json`.
 #[derive(Serialize, Deserialize)]
 struct StateFile {
     format: String,
@@ -75,7 +73,6 @@ struct StateFile {
     state: Value,
 }
 
-/// The directory of a step's checkpoint.
 pub(crate) fn step_dir(root: &Path, step: u64) -> PathBuf {
     root.join(format!("{PREFIX}{step:012}"))
 }
@@ -197,7 +194,6 @@ pub(crate) fn load(dir: &Path, device: &Device) -> Result<(LearnerState, Checkpo
     Ok((serde_json::from_value(file.state).map_err(damaged)?, files))
 }
 
-/// An error that names the checkpoint.
 pub(crate) fn wrong(dir: &Path, reason: String) -> LearnError {
     LearnError::Checkpoint { path: dir.to_owned(), reason }
 }

@@ -160,26 +160,8 @@ pub struct MemoryPlan {
     pub in_flight: usize,
     /// Number of layers whose activations are kept, and of all layers.
     pub kept_layers: (usize, usize),
-    /// The frozen weights.
-    pub base: usize,
-    /// Weights of 16 bits or blocks that are widened to `f32` at once, or the packed factors of a product in
-    /// bf16.
-    pub widened: usize,
-    /// The adapter, the copy that is being published, and, if configured, its average, the
-    /// synchronized reference and the adapter to start from, which is the first reference.
-    pub adapter: usize,
-    /// The sum of the gradients, and those of each parallel shard.
-    pub gradients: usize,
-    /// AdamW's two moments.
-    pub moments: usize,
-    /// The inputs of all layers.
-    pub layer_inputs: usize,
-    /// Other activations of the [kept layers](Self::kept_layers).
-    pub kept: usize,
-    /// The larger of two that never exist at once: gradients of the layer in the backward pass, and logits of
-    /// one chunk of rows. If all layers are recomputed, the former with the layer's activations; otherwise
-    /// those take the place of kept ones.
-    pub work: usize,
+    /// Name and bytes of each part.
+    parts: [(&'static str, usize); 8],
 }
 
 impl MemoryPlan {
@@ -222,44 +204,41 @@ impl MemoryPlan {
                 (base.packed + hidden.max(inner).max(q) * tokens * BF16) * in_flight
             }
         };
-        Self {
-            tokens,
-            in_flight,
-            kept_layers: (kept, spec.num_layers),
-            base: base.bytes,
-            widened,
-            adapter: adapter * copies,
-            gradients: adapter * (1 + in_flight),
-            moments,
-            layer_inputs: (spec.num_layers + 1) * spec.hidden_size * all,
-            kept: kept * layer,
-            work: one_layer.max(logits),
-        }
+        let parts = [
+            ("base weights", base.bytes),
+            // 16 bits or blocks widened to f32 at once, or the packed factors of a product in bf16.
+            ("widened weights", widened),
+            // The adapter, the copy that is being published, and, if configured, its average, the synchronized
+            // reference and the adapter to start from, which is the first reference.
+            ("adapter", adapter * copies),
+            // Their sum, and those of each parallel shard.
+            ("gradients", adapter * (1 + in_flight)),
+            ("optimizer moments", moments),
+            ("layer inputs", (spec.num_layers + 1) * spec.hidden_size * all),
+            // Other activations of the kept layers.
+            ("kept activations", kept * layer),
+            // The larger of two that never exist at once: gradients of the layer in the backward pass, and logits
+            // of one chunk of rows. If all layers are recomputed, the former with the layer's activations;
+            // otherwise those take the place of kept ones.
+            ("one layer or logits", one_layer.max(logits)),
+        ];
+        Self { tokens, in_flight, kept_layers: (kept, spec.num_layers), parts }
     }
 
-    /// Name and bytes of each part.
-    fn parts(&self) -> [(&'static str, usize); 8] {
-        [
-            ("base weights", self.base),
-            ("widened weights", self.widened),
-            ("adapter", self.adapter),
-            ("gradients", self.gradients),
-            ("optimizer moments", self.moments),
-            ("layer inputs", self.layer_inputs),
-            ("kept activations", self.kept),
-            ("one layer or logits", self.work),
-        ]
+    /// Bytes of a part.
+    fn part(&self, name: &str) -> usize {
+        self.parts.iter().find(|(part, _)| *part == name).map_or(0, |(_, bytes)| *bytes)
     }
 
     /// Sum of all parts.
     pub fn total(&self) -> usize {
-        self.parts().iter().map(|(_, bytes)| bytes).sum()
+        self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// Name and bytes of the parts that exist only during a step.
     fn step_parts(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let held = ["base weights", "adapter", "optimizer moments"];
-        self.parts().into_iter().filter(move |(name, _)| !held.contains(name))
+        self.parts.into_iter().filter(move |(name, _)| !held.contains(name))
     }
 
     /// Sum of the parts that exist only during a step.
@@ -299,7 +278,7 @@ mod tests {
     use hone_model::testing::{test_file, tiny_spec};
     use hone_model::weights::{LoadOptions, Quantize};
 
-    use super::{BaseMemory, Compute, MemoryPlan, compute};
+    use super::{BaseMemory, Compute, MemoryPlan, available, compute};
     use crate::config::{Recompute, TrainConfig};
     use crate::testing::tiny_config;
 
@@ -320,11 +299,15 @@ mod tests {
         let (spec, config) = (wide(), TrainConfig::default());
         let [wide, half] = [DType::F32, DType::BF16]
             .map(|stored| MemoryPlan::new(&spec, base(&spec, stored), &config, 2, 0));
-        assert_eq!(wide.widened, 0);
+        assert_eq!(wide.part("widened weights"), 0);
         // The largest matrix is one of the MLP, once for each of two threads.
-        assert_eq!(half.widened, 2 * 4 * 1024 * 4096);
-        assert!((0.5..0.501).contains(&(half.base as f64 / wide.base as f64)), "{half:?}");
-        assert_eq!(half.step() - half.widened, wide.step());
+        assert_eq!(half.part("widened weights"), 2 * 4 * 1024 * 4096);
+        assert!(
+            (0.5..0.501)
+                .contains(&(half.part("base weights") as f64 / wide.part("base weights") as f64)),
+            "{half:?}"
+        );
+        assert_eq!(half.step() - half.part("widened weights"), wide.step());
         let all = BaseMemory::new(&spec, BaseDtype::Float32, |_| Ok(DType::BF16)).unwrap();
         assert_eq!(all, base(&spec, DType::F32));
     }
@@ -339,7 +322,7 @@ mod tests {
             Compute::Bf16 => 2 * (1024 * 4096 + 4096 * 100),
             Compute::F32 => 0,
         };
-        assert_eq!(plan.widened, expected);
+        assert_eq!(plan.part("widened weights"), expected);
     }
 
     #[test]
@@ -354,7 +337,7 @@ mod tests {
         assert!((0.281..0.283).contains(&(four.bytes as f64 / half.bytes as f64)), "{four:?}");
         assert_eq!((eight.widened, four.widened), (half.widened, half.widened));
         let plan = MemoryPlan::new(&spec, four, &config, 2, 0);
-        assert_eq!(plan.base, four.bytes);
+        assert_eq!(plan.part("base weights"), four.bytes);
 
         // Rows of 48 values are not whole blocks, and stay in 16 bits.
         let file = test_file("fixtures/gguf/qwen2-q8_0.gguf");
@@ -382,44 +365,28 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_contains_every_part() {
-        let spec = tiny_spec();
-        let plan = MemoryPlan::new(&spec, base(&spec, DType::F32), &tiny_config(), 2, 100);
-        let weights: usize =
-            spec.weight_shapes().iter().map(|(_, s)| 4 * s.iter().product::<usize>()).sum();
-        assert_eq!(plan.base, weights);
-        assert_eq!(plan.layer_inputs, 4 * 2 * 100 * spec.hidden_size * (spec.num_layers + 1));
-        assert_eq!(plan.total() - plan.step(), plan.base + plan.adapter + plan.moments);
-        assert_eq!((plan.in_flight, plan.tokens), (2, 100));
-    }
-
-    #[test]
     fn recomputing_layers_bounds_the_kept_activations() {
         let plan = |recompute, tokens| {
             let config = TrainConfig { recompute, ..TrainConfig::default() };
             MemoryPlan::new(&wide(), base(&wide(), DType::F32), &config, 2, tokens)
         };
         assert_eq!(plan(Recompute::Never, 4096).kept_layers.0, 24);
-        assert_eq!(plan(Recompute::Always, 4096).kept, 0);
+        assert_eq!(plan(Recompute::Always, 4096).part("kept activations"), 0);
         for tokens in [64, 1024, 4096, 100_000] {
             let plan = plan(Recompute::Auto, tokens);
-            assert!(plan.kept <= super::KEPT_BYTES, "{plan:?}");
+            assert!(plan.part("kept activations") <= super::KEPT_BYTES, "{plan:?}");
         }
         assert_eq!(plan(Recompute::Auto, 64).kept_layers.0, 24);
         assert!((1..24).contains(&plan(Recompute::Auto, 4096).kept_layers.0));
     }
 
-    mod available {
-        use super::super::available;
-
-        #[test]
-        fn available_memory_is_the_minimum_of_system_and_control_group() {
-            let meminfo = "MemTotal:  24000 kB\nMemAvailable:    1000 kB\n";
-            assert_eq!(available(meminfo, "", ""), Some(1_024_000));
-            assert_eq!(available(meminfo, "max\n", "5000\n"), Some(1_024_000));
-            assert_eq!(available(meminfo, "500000\n", "100000\n"), Some(400_000));
-            assert_eq!(available("", "500000\n", "600000\n"), Some(0));
-            assert_eq!(available("", "max\n", "5\n"), None);
-        }
+    #[test]
+    fn available_memory_is_the_minimum_of_system_and_control_group() {
+        let meminfo = "MemTotal:  24000 kB\nMemAvailable:    1000 kB\n";
+        assert_eq!(available(meminfo, "", ""), Some(1_024_000));
+        assert_eq!(available(meminfo, "max\n", "5000\n"), Some(1_024_000));
+        assert_eq!(available(meminfo, "500000\n", "100000\n"), Some(400_000));
+        assert_eq!(available("", "500000\n", "600000\n"), Some(0));
+        assert_eq!(available("", "max\n", "5\n"), None);
     }
 }

@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, Problem};
-use hone_model::kernels::compute::Compute;
 
 /// What a version must pass before all traffic gets it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,22 +39,10 @@ hone_core::parameters! {
         /// resumed; 0 never pauses. Without it, a trainer whose every version is rejected would not stop.
         #[serde(skip)]
         pub max_rejections: u64 = 3,
-        /// Mean absolute difference, in nats, of sampled and trained log-probabilities above which a
-        /// version is rejected.
-        #[serde(skip)]
-        pub parity_tolerance: f64 = 1e-3,
-        /// The same if the engine, or the trainer's products (`train.compute`), are in 16 bits.
-        #[serde(skip)]
-        pub parity_tolerance_half: f64 = 5e-2,
-        /// Tokens that the parity probe samples.
-        #[serde(skip)]
-        pub probe_tokens: u32 = 16,
         /// `[policy.gate]`
         pub gate: GateConfig = GateConfig::default(),
         /// `[policy.canary]`
         pub canary: CanaryConfig = CanaryConfig::default(),
-        /// `[policy.rollback]`
-        pub rollback: RollbackConfig = RollbackConfig::default(),
     }
 }
 
@@ -68,30 +55,12 @@ hone_core::parameters! {
         pub exam_file: String = String::new(),
         /// Share of the live prompts of a graded route that only exams use.
         pub holdout_share: f64 = 0.02 => between(0.0, 0.5),
-        /// Token limit of the completions; 0 is `rollout.max_tokens`.
-        #[serde(skip)]
-        pub max_tokens: u32 = 0,
-        /// Confidence at which a difference counts, one-sided.
-        #[serde(skip)]
-        pub confidence: f64 = 0.95,
         /// Difference of the mean exam reward, in units of the reward, by which a candidate may be worse.
         pub exam_margin: f64 = 0.0 => at_least(0.0),
         /// Largest KL to the base, in nats per token; 0 is no bound.
         pub max_kl: f64 = 1.0 => at_least(0.0),
         /// Largest KL to the active version, in nats per token; 0 is no bound.
         pub max_kl_active: f64 = 0.5 => at_least(0.0),
-        /// Smallest entropy, as a share of the active version's.
-        #[serde(skip)]
-        pub min_entropy_share: f64 = 0.3,
-        /// Largest mean length of completions, as a multiple of the active version's.
-        #[serde(skip)]
-        pub max_length_ratio: f64 = 2.0,
-        /// Largest rise of the share of completions that end at the token limit.
-        #[serde(skip)]
-        pub max_truncated_rise: f64 = 0.2,
-        /// Largest fall of the mean of a part that rewards a format.
-        #[serde(skip)]
-        pub max_format_drop: f64 = 0.1,
     }
 }
 
@@ -128,37 +97,10 @@ hone_core::parameters! {
         pub max_ratings: u64 = 0 => between(0, 1 << 40),
         /// The end of a canary whose ratings did not decide in time.
         pub on_limit: CanaryLimit = CanaryLimit::default(),
-        /// Largest share of failed requests of the canary beyond that of the active version.
-        #[serde(skip)]
-        pub max_error_rise: f64 = 0.05,
-    }
-}
-
-hone_core::parameters! {
-    /// Rules that roll the active version back to its parent.
-    pub struct RollbackConfig {
-        /// Fall of the mean rating, as a share of the rating's range, against the version before; 0 is no
-        /// rule.
-        pub rating_drop: f64 = 0.0 => between(0.0, 1.0),
-        /// Rise of the share of failed requests against the version before; 0 is no rule.
-        pub error_rise: f64 = 0.0 => between(0.0, 1.0),
-        /// Ratings, or requests, that the version before needs to be compared with.
-        #[serde(skip)]
-        pub min_ratings: u64 = 30,
-        /// Probability that equal ratings roll a version back.
-        #[serde(skip)]
-        pub alpha: f64 = 0.01,
     }
 }
 
 impl PolicyConfig {
-    /// The largest allowed difference between the log-probabilities of an engine that computes in `dtype`
-    /// and of a trainer with products in `compute`.
-    pub fn parity_bound(&self, dtype: &str, compute: Compute) -> f64 {
-        let in_f32 = dtype == "f32" && compute == Compute::F32;
-        if in_f32 { self.parity_tolerance } else { self.parity_tolerance_half }
-    }
-
     /// Checks every range.
     ///
     /// # Errors
@@ -166,8 +108,7 @@ impl PolicyConfig {
     pub fn check(&self) -> Checked {
         self.check_in("policy.")?;
         self.gate.check_in("policy.gate.")?;
-        self.canary.check()?;
-        self.rollback.check_in("policy.rollback.")
+        self.canary.check()
     }
 }
 

@@ -11,7 +11,6 @@
 mod canary;
 mod config;
 mod gate;
-mod guard;
 mod publish;
 mod registry;
 
@@ -33,8 +32,8 @@ use hone_store::{Op, StoreError};
 use crate::error::{LearnError, Result};
 
 pub use canary::VersionRating;
-pub use config::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion, RollbackConfig};
-pub use gate::{ExamPrompt, Examiner};
+pub use config::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion};
+pub use gate::{ExamPrompt, Examiner, PARITY_TOLERANCE};
 pub use registry::{Policies, PolicySetup, Suspension};
 
 // Errors of policy versions.
@@ -52,8 +51,6 @@ pub enum PolicyError {
         version: PolicyVersion,
         /// A clause without a period.
         reason: String,
-        /// The I/O error, if its files cannot be read.
-        source: Option<io::Error>,
     },
     /// The version's files cannot be written.
     #[error(transparent)]
@@ -216,7 +213,7 @@ pub enum PublishOutcome {
 /// Reason of a version that is served because the files of its successor are unusable.
 const RECOVERED: &str = "its successor's files are unusable";
 
-/// Start of the reason of a version that is served because a rule withdrew its successor.
+/// Start of the reason of a version that is served because a warning withdrew its successor.
 const WITHDRAWN: &str = "its successor was rolled back";
 
 /// The last activation of an existing version. The trainer then continues from that version.

@@ -12,13 +12,9 @@ use super::registry::Policies;
 use super::{Candidate, PublishOutcome};
 use super::{activation_ops, base_record};
 
-/// How the evaluation of a candidate ended.
 enum Evaluated {
-    /// Every check passed or one failed.
     Checked,
-    /// Another version was activated meanwhile.
     Interrupted,
-    /// The process ends during the canary.
     Suspended,
 }
 
@@ -74,7 +70,7 @@ impl Policies {
                 Err(error)
             }
         };
-        self.publisher.end_canary();
+        self.setup.publisher.end_canary();
         outcome
     }
 
@@ -105,7 +101,7 @@ impl Policies {
     ) -> Result<PolicyRecord, PolicyError> {
         let version = PolicyVersion(self.list()?.last().map_or(1, |r| r.version.0 + 1));
         let relative = super::relative_dir(version);
-        let dir = self.data_dir.join(&relative);
+        let dir = self.setup.data_dir.join(&relative);
         let mut record = PolicyRecord {
             version,
             parent: Some(parent),
@@ -126,13 +122,13 @@ impl Policies {
         candidate: &dyn Candidate,
         record: &mut PolicyRecord,
     ) -> Result<(), PolicyError> {
-        let dir = record.adapter.as_ref().map(|relative| self.data_dir.join(relative));
+        let dir = record.adapter.as_ref().map(|relative| self.setup.data_dir.join(relative));
         self.stage(record.version, dir.as_deref()).await?;
         if record.state == PolicyState::Candidate {
             self.examine(candidate, record).await?;
         }
-        if self.config.promotion == Promotion::Canary && all_passed(&record.checks) {
-            if self.publisher.begin_canary().await? {
+        if self.setup.config.promotion == Promotion::Canary && all_passed(&record.checks) {
+            if self.setup.publisher.begin_canary().await? {
                 record.state = PolicyState::Canary;
                 self.save(record).await?;
                 let check = self.canary.run(record.version, self.active(), record.created).await;
@@ -145,7 +141,6 @@ impl Policies {
         Ok(())
     }
 
-    /// Runs the gate.
     async fn examine(
         &self,
         candidate: &dyn Candidate,
@@ -153,21 +148,21 @@ impl Policies {
     ) -> Result<(), PolicyError> {
         let active_adapter = self.active_adapter()?;
         let examination = Examination {
-            publisher: self.publisher.as_ref(),
+            publisher: self.setup.publisher.as_ref(),
             candidate,
             version: record.version,
             active_adapter: active_adapter.as_deref(),
-            config: &self.config,
+            gate: &self.setup.config.gate,
         };
-        gate::check_parity(&examination, &self.probe_prompt, &mut record.checks).await?;
+        gate::check_parity(&examination, &self.setup.probe_prompt, &mut record.checks).await?;
         let differences = record.checks.iter().filter_map(|check| check.value);
         let difference = differences.fold(0.0, |most: f64, value| {
             if most.is_nan() || value.is_nan() { f64::NAN } else { most.max(value) }
         });
         record.metrics.insert("parity_logprob_difference".to_owned(), difference);
-        self.metrics.policy_parity_difference.set(difference);
-        if let Some(examiner) = &self.examiner
-            && self.config.promotion != Promotion::Direct
+        self.setup.metrics.policy_parity_difference.set(difference);
+        if let Some(examiner) = &self.setup.examiner
+            && self.setup.config.promotion != Promotion::Direct
             && all_passed(&record.checks)
         {
             gate::compare(&examination, examiner, &mut record.checks).await?;
@@ -188,14 +183,14 @@ impl Policies {
         }
         let version = record.version;
         let swap = self.activate_staged().await?;
-        self.metrics.policy_published.inc();
+        self.setup.metrics.policy_published.inc();
         self.set_active(version);
         let records = self.list()?;
         record.state = PolicyState::Active;
         record.pinned = records.iter().any(|r| r.version == version && r.pinned);
         let mut ops = activation_ops(&records, version, "", PolicyState::Retired);
         ops.push(Op::Policy(Box::new(record.clone())));
-        self.store.commit_now(ops).await?;
+        self.setup.store.commit_now(ops).await?;
         drop(switch);
         tracing::info!(
             %version, %parent, step = record.step, checks = record.checks.len(),
@@ -206,13 +201,12 @@ impl Policies {
         Ok(PublishOutcome::Published(record))
     }
 
-    /// Records that a check failed.
     async fn reject(&self, record: PolicyRecord) -> Result<PolicyRecord, PolicyError> {
         let failed = record.checks.iter().find(|check| !check.passed);
         let (name, detail) = failed.map_or(("", ""), |check| (&check.name, &check.detail));
         let label = name.split('/').next().unwrap_or(name).to_owned();
         let reason = format!("{name}: {detail}");
-        self.metrics.policy_rejected.with_label_values(&[label.as_str()]).inc();
+        self.setup.metrics.policy_rejected.with_label_values(&[label.as_str()]).inc();
         let record = self.withhold(record, reason).await?;
         let (version, reason) = (record.version, record.reason.as_deref());
         tracing::error!(%version, reason, state = record.state.as_str(), "policy version not promoted");
@@ -247,22 +241,22 @@ impl Policies {
     /// Writes a record. An operator may have pinned the version meanwhile.
     async fn save(&self, record: &mut PolicyRecord) -> Result<(), PolicyError> {
         let _switch = self.switch.lock().await;
-        record.pinned = self.store.policy(record.version)?.is_some_and(|r| r.pinned);
-        self.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
+        record.pinned = self.setup.store.policy(record.version)?.is_some_and(|r| r.pinned);
+        self.setup.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
         Ok(())
     }
 
     /// Deletes the adapter directories that [`is_kept`] does not keep, after `version` was promoted.
     /// `records` are those before.
     fn prune(&self, records: &[PolicyRecord], version: PolicyVersion) {
-        let lineage = self.store.lineage();
+        let lineage = self.setup.store.lineage();
         let chain: Vec<PolicyVersion> = lineage.chain(version).collect();
         let with_files = records.iter().filter_map(|r| Some((r, r.adapter.as_ref()?)));
         let existing: Vec<_> = with_files
-            .map(|(record, dir)| (record, self.data_dir.join(dir)))
+            .map(|(record, dir)| (record, self.setup.data_dir.join(dir)))
             .filter(|(record, dir)| record.version != version && dir.exists())
             .collect();
-        let newest = self.config.keep_versions.max(2) - 1;
+        let newest = self.setup.config.keep_versions.max(2) - 1;
         let old = existing.len().saturating_sub(newest);
         for (record, dir) in &existing[..old] {
             let is_previous = record.state == PolicyState::Active;

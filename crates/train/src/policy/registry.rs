@@ -17,7 +17,6 @@ use super::PolicyError;
 use super::canary::{Canary, VersionRating};
 use super::config::PolicyConfig;
 use super::gate::Examiner;
-use super::guard::ActiveGuard;
 use super::{ADAPTERS, KnownDigests, base_record};
 use super::{RECOVERED, Rollback, WITHDRAWN, activation_ops};
 
@@ -41,15 +40,8 @@ pub struct PolicySetup {
 
 /// The only writer of the active version. Share it in an `Arc`.
 pub struct Policies {
-    pub(super) publisher: Arc<dyn Publisher>,
-    pub(super) store: Store,
-    pub(super) config: PolicyConfig,
-    pub(super) metrics: Arc<Metrics>,
-    pub(super) data_dir: PathBuf,
-    pub(super) probe_prompt: Vec<TokenId>,
-    pub(super) examiner: Option<Examiner>,
+    pub(super) setup: PolicySetup,
     pub(super) canary: Canary,
-    pub(super) guard: ActiveGuard,
     digests: KnownDigests,
     active: AtomicU64,
     /// Locked while a version is staged, examined or loaded, so that there is one at a time.
@@ -71,19 +63,10 @@ impl Policies {
     /// # Errors
     /// If the ledger cannot be read or written, or the engine cannot serve the base.
     pub async fn restore(setup: PolicySetup) -> Result<Self, PolicyError> {
-        let PolicySetup { publisher, store, config, metrics, data_dir, probe_prompt, examiner } =
-            setup;
         let policies = Self {
-            canary: Canary::new(&config.canary, Arc::clone(&metrics)),
-            guard: ActiveGuard::new(&config.rollback),
+            canary: Canary::new(&setup.config.canary, Arc::clone(&setup.metrics)),
             digests: KnownDigests::default(),
-            publisher,
-            store,
-            config,
-            metrics,
-            data_dir,
-            probe_prompt,
-            examiner,
+            setup,
             active: AtomicU64::new(0),
             exchange: Mutex::new(()),
             switch: Mutex::new(()),
@@ -95,7 +78,6 @@ impl Policies {
         Ok(policies)
     }
 
-    /// Reconciles ledger and engine at startup.
     async fn reconcile(&self) -> Result<(), PolicyError> {
         let mut records = self.list()?;
         let mut ops = Vec::new();
@@ -116,7 +98,7 @@ impl Policies {
             ops.extend(activation_ops(&records, served, RECOVERED, PolicyState::Retired));
         }
         if !ops.is_empty() {
-            self.store.commit_now(ops).await?;
+            self.setup.store.commit_now(ops).await?;
         }
         self.set_active(served);
         Ok(())
@@ -155,15 +137,15 @@ impl Policies {
         adapter: Option<&Path>,
     ) -> Result<(), EngineError> {
         let start = Instant::now();
-        self.publisher.stage(version, adapter).await?;
-        self.metrics.policy_load_duration.observe(start.elapsed().as_secs_f64());
+        self.setup.publisher.stage(version, adapter).await?;
+        self.setup.metrics.policy_load_duration.observe(start.elapsed().as_secs_f64());
         Ok(())
     }
 
     /// Makes the staged version the one that new requests get. Returns how long requests waited.
     pub(super) async fn activate_staged(&self) -> Result<Duration, EngineError> {
-        let swap = self.publisher.activate().await?;
-        self.metrics.policy_swap_duration.observe(swap.as_secs_f64());
+        let swap = self.setup.publisher.activate().await?;
+        self.setup.metrics.policy_swap_duration.observe(swap.as_secs_f64());
         Ok(swap)
     }
 
@@ -173,23 +155,23 @@ impl Policies {
         record: &PolicyRecord,
     ) -> Result<Option<PathBuf>, PolicyError> {
         let Some(relative) = &record.adapter else { return Ok(None) };
-        let dir = self.data_dir.join(relative);
+        let dir = self.setup.data_dir.join(relative);
         let version = record.version;
-        let digest = self.digests.of(&dir).map_err(|error| {
-            let reason = format!("its adapter cannot be read: {error}");
-            PolicyError::Unservable { version, reason, source: Some(error) }
+        let digest = self.digests.of(&dir).map_err(|error| PolicyError::Unservable {
+            version,
+            reason: format!("its adapter cannot be read: {error}"),
         })?;
         if record.sha256.as_deref() == Some(digest.as_str()) {
             Ok(Some(dir))
         } else {
             let reason = "its adapter file is not the one that was published".to_owned();
-            Err(PolicyError::Unservable { version, reason, source: None })
+            Err(PolicyError::Unservable { version, reason })
         }
     }
 
     pub(super) fn set_active(&self, version: PolicyVersion) {
         self.active.store(version.0, Ordering::Release);
-        self.metrics.policy_version.set(i64::try_from(version.0).unwrap_or(i64::MAX));
+        self.setup.metrics.policy_version.set(i64::try_from(version.0).unwrap_or(i64::MAX));
     }
 
     /// Every version, in ascending order.
@@ -197,7 +179,7 @@ impl Policies {
     /// # Errors
     /// If the ledger cannot be read.
     pub fn list(&self) -> Result<Vec<PolicyRecord>, PolicyError> {
-        Ok(self.store.policies()?)
+        Ok(self.setup.store.policies()?)
     }
 
     /// The version that new requests get.
@@ -210,7 +192,7 @@ impl Policies {
     /// # Errors
     /// If the ledger cannot be read, or the files are missing or altered.
     pub fn active_adapter(&self) -> Result<Option<PathBuf>, PolicyError> {
-        match self.store.policy(self.active())? {
+        match self.setup.store.policy(self.active())? {
             Some(record) => self.adapter_dir(&record),
             None => Ok(None),
         }
@@ -218,7 +200,7 @@ impl Policies {
 
     /// Whether there are files of the version whose directory has this name.
     pub(crate) fn has_files(&self, name: &OsStr) -> bool {
-        self.data_dir.join(ADAPTERS).join(name).exists()
+        self.setup.data_dir.join(ADAPTERS).join(name).exists()
     }
 }
 
@@ -247,8 +229,7 @@ impl Policies {
         self.switch_to(version, reason, PolicyState::Retired, true).await
     }
 
-    /// Rolls the active version back to its nearest ancestor that can be served, because a rule found
-    /// it worse. Does nothing if `version` is not active, or is the base.
+    /// Rolls the active version back to its nearest ancestor that can be served, because of a warning. Does nothing if `version` is not active, or is the base.
     ///
     /// # Errors
     /// If no ancestor can be served, or the ledger cannot be written.
@@ -257,13 +238,14 @@ impl Policies {
         version: PolicyVersion,
         reason: &str,
     ) -> Result<Option<PolicyRecord>, PolicyError> {
-        let lineage = self.store.lineage();
+        let lineage = self.setup.store.lineage();
         let reason = format!("{WITHDRAWN}: {reason}");
         for ancestor in lineage.chain(version).skip(1) {
             if self.active() != version {
                 return Ok(None);
             }
-            let promoted = self.store.policy(ancestor)?.is_some_and(|r| r.state.was_promoted());
+            let promoted =
+                self.setup.store.policy(ancestor)?.is_some_and(|r| r.state.was_promoted());
             if !promoted {
                 continue;
             }
@@ -290,7 +272,7 @@ impl Policies {
                 self.interrupts.send_modify(|count| *count += 1);
                 return Ok(record);
             }
-            if self.publisher.serve_now(version, adapter.as_deref()).await? {
+            if self.setup.publisher.serve_now(version, adapter.as_deref()).await? {
                 let served = self.switched(version, reason, left, by_operator).await;
                 self.interrupts.send_modify(|count| *count += 1);
                 return served;
@@ -313,10 +295,10 @@ impl Policies {
         &self,
         version: PolicyVersion,
     ) -> Result<(PolicyRecord, Option<PathBuf>), PolicyError> {
-        let record = self.store.policy(version)?.ok_or(PolicyError::Unknown(version))?;
+        let record = self.setup.store.policy(version)?.ok_or(PolicyError::Unknown(version))?;
         if !record.state.was_promoted() && record.state != PolicyState::RolledBack {
             let reason = record.reason.unwrap_or_else(|| "it was never promoted".to_owned());
-            return Err(PolicyError::Unservable { version, reason, source: None });
+            return Err(PolicyError::Unservable { version, reason });
         }
         let adapter = self.adapter_dir(&record)?;
         Ok((record, adapter))
@@ -332,19 +314,20 @@ impl Policies {
     ) -> Result<PolicyRecord, PolicyError> {
         let records = self.exchanged(version)?;
         self.set_active(version);
-        self.metrics.policy_rollbacks.inc();
-        self.store.commit_now(activation_ops(&records, version, reason, left)).await?;
+        self.setup.metrics.policy_rollbacks.inc();
+        self.setup.store.commit_now(activation_ops(&records, version, reason, left)).await?;
         self.rollback.send_modify(|r| {
             *r = Rollback { count: r.count + 1, version, by_operator };
         });
         tracing::info!(%version, reason, "policy version activated");
-        self.store.policy(version)?.ok_or(PolicyError::Unknown(version))
+        self.setup.store.policy(version)?.ok_or(PolicyError::Unknown(version))
     }
 
     /// The records that the activation of `version` changes: two, or all if the ledger calls another one
     /// active.
     fn exchanged(&self, version: PolicyVersion) -> Result<Vec<PolicyRecord>, PolicyError> {
-        let [before, next] = [self.store.policy(self.active())?, self.store.policy(version)?];
+        let [before, next] =
+            [self.setup.store.policy(self.active())?, self.setup.store.policy(version)?];
         match (before, next) {
             (Some(before), Some(next)) if before.state == PolicyState::Active => {
                 Ok(vec![before, next])
@@ -388,12 +371,12 @@ impl Policies {
         pinned: bool,
     ) -> Result<PolicyRecord, PolicyError> {
         let _switch = self.switch.lock().await;
-        let mut record = self.store.policy(version)?.ok_or(PolicyError::Unknown(version))?;
+        let mut record = self.setup.store.policy(version)?.ok_or(PolicyError::Unknown(version))?;
         if pinned {
             self.adapter_dir(&record)?;
         }
         record.pinned = pinned;
-        self.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
+        self.setup.store.commit_now(vec![Op::Policy(Box::new(record.clone()))]).await?;
         tracing::info!(%version, pinned, "policy version pinned or unpinned");
         Ok(record)
     }
@@ -429,26 +412,13 @@ impl Policies {
         self.canary.assign(key)
     }
 
-    /// Adds a client's rating to the evidence of the canary and of the rules that roll the active version back.
+    /// Adds a client's rating to the evidence of the canary.
     pub fn rate(&self, rating: &VersionRating) {
         self.canary.rate(rating);
-        self.guard.rate(self.active(), rating);
     }
 
     /// Adds the end of a request to the same evidence: whether a version failed to answer it.
     pub fn answered(&self, version: PolicyVersion, failed: bool) {
         self.canary.answered(version, failed);
-        self.guard.answered(self.active(), version, failed);
-    }
-
-    /// Rolls the active version back whenever `policy.rollback` finds it worse, until the process ends.
-    pub async fn enforce(&self) {
-        loop {
-            let (version, reason) = self.guard.finding().await;
-            tracing::error!(%version, reason, "the active version is rolled back");
-            if let Err(error) = self.withdraw(version, &reason).await {
-                tracing::error!(%version, %error, "the version cannot be rolled back");
-            }
-        }
     }
 }

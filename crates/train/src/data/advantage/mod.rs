@@ -14,34 +14,25 @@
 //!   least half the range of the values, since the deviation of equal values is 0; so the advantage
 //!   is at most 2.
 //!
-//! The parts are summed before they are compared, as in TRL (`sum_then_normalize`): their weights and
-//! units decide their influence. Compared one by one, a difference of 0.005 in one member would count as
-//! much as a right answer. `g_i` is multiplied by the member's smallest cap weight among the parts.
+//! The parts are summed before they are compared, as in TRL (`sum_then_normalize`): compared one by one, a
+//! difference of 0.005 in one member would count as much as a right answer. `g_i` is multiplied by the member's
+//! smallest cap weight among the parts. A member without any value has no advantage and does not enter any statistic.
 //!
-//! A member without any value has no advantage and does not enter any statistic.
-//!
-//! `train.advantage_baseline`, `train.reward_aggregation` and `train.zero_variance_groups` change the
+//! `train.reward_aggregation` and `train.zero_variance_groups` change the
 //! comparison within a group, for the parts that all its members have:
 //!
-//! - *leave-one-out* (RLOO, Ahmadian et al. 2024): `mean_p` is that of the other members, which
-//!   multiplies every advantage by `n / (n - 1)`
 //! - *normalize, then sum*: each of those parts is compared and scaled by itself, and the results are
 //!   summed by weight
 //! - *GDPO* (Liu et al. 2026; TRL's `normalize_then_sum`): these sums are then standardized over all
 //!   members of the batch
 //! - groups without any difference may be dropped, as in DAPO's dynamic sampling: they then
 //!   contribute no KL and no bonus, and do not count in the loss's normalizer
-//!
-//! `Baselines::advantages` is the entry point. It collects all values of a batch by route and part,
-//! sums the complete parts of each group (`GroupSums`), compares them, and adds metrics (`Advantages`).
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{
-    AdvantageBaseline, AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance,
-};
+use crate::config::{AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance};
 use crate::learning::float_bits;
 
 // The rewards of a group, by part and member.
@@ -69,7 +60,6 @@ impl PartRewards {
         value.is_finite().then(|| value.clamp(-VALUE_LIMIT, VALUE_LIMIT))
     }
 
-    /// The cap weight of a member's value.
     fn cap_weight(&self, member: usize) -> f64 {
         self.cap_weights.get(member).copied().unwrap_or(1.0)
     }
@@ -87,7 +77,6 @@ pub(crate) struct GroupRewards {
     pub route: String,
     /// Number of members; every part has as many values.
     pub members: usize,
-    /// The group's reward parts.
     pub parts: Vec<PartRewards>,
     /// The conversation of each member that a client received.
     pub conversations: Vec<Option<[u8; 16]>>,
@@ -106,16 +95,12 @@ impl GroupRewards {
 /// One value with its place in the batch.
 #[derive(Clone, Copy, Debug)]
 struct BatchValue {
-    /// Index of the group.
     group: usize,
-    /// Index of the part within the group.
     part: usize,
-    /// Index of the member within the group.
     member: usize,
     value: f64,
     /// Weight in running baselines.
     cap_weight: f64,
-    /// The conversation that the member is a turn of.
     conversation: Option<[u8; 16]>,
 }
 
@@ -150,7 +135,6 @@ impl BatchValues {
         Self(parts)
     }
 
-    /// The values of a part on a route.
     fn part(&self, route: &str, part: &str) -> &[BatchValue] {
         self.0.get(&(route.to_owned(), part.to_owned())).map_or(&[], Vec::as_slice)
     }
@@ -161,10 +145,7 @@ impl BatchValues {
 /// Added to a standard deviation before dividing by it.
 const EPSILON: f64 = 1e-4;
 
-/// `(x - baseline) / (s + 1e-4)` within one group; `batch_deviation` computes s at batch scale.
-///
-/// The baseline is the mean of the group or of the other members. With the sum S of n values,
-/// `x - (S - x) / (n - 1) = n / (n - 1) (x - mean)`.
+/// `(x - mean) / (s + 1e-4)` within one group; `batch_deviation` computes s at batch scale.
 fn group_advantages(
     values: &[f64],
     batch_deviation: impl FnOnce() -> Option<f64>,
@@ -179,11 +160,7 @@ fn group_advantages(
         AdvantageScale::Group => group.deviation().unwrap_or(0.0) + EPSILON,
         AdvantageScale::Batch => batch_deviation().unwrap_or(0.0) + EPSILON,
     };
-    let factor = match config.advantage_baseline {
-        AdvantageBaseline::Mean => 1.0,
-        AdvantageBaseline::LeaveOneOut => group.count / (group.count - 1.0),
-    };
-    values.iter().map(|x| factor * (x - group.mean) / divisor).collect()
+    values.iter().map(|x| (x - group.mean) / divisor).collect()
 }
 
 /// Standardizes all values of a batch together: `(x - mean) / (s + 1e-4)`.
@@ -243,12 +220,6 @@ fn are_turns_of_one(value: &BatchValue, other: &BatchValue) -> bool {
 /// is a lower bound, and the largest possible deviation, so beyond a few values it is the divisor. Then no
 /// advantage exceeds 2, and the divisor is the same for all values, so the advantages of a stationary stream
 /// have mean 0, which a clamp would not keep.
-///
-/// | values | by deviation | by a quarter of the range | by half of it |
-/// | --- | --- | --- | --- |
-/// | 100 up, 1 down: down, up | -10, 0.1 | -4, 0.04 | -2, 0.02 |
-/// | 50 up, 50 down | -1, 1 | -1, 1 | -1, 1 |
-/// | stars of mean 4 and deviation 1: one, five | -3, 1 | -3, 1 | -1.5, 0.5 |
 fn running_advantage(value: f64, others: Moments, scale: AdvantageScale) -> f64 {
     if others.count <= 0.0 {
         return 0.0;
@@ -299,7 +270,6 @@ impl Default for Moments {
 }
 
 impl Moments {
-    /// A single value of weight `weight`.
     pub fn weighted(value: f64, weight: f64) -> Self {
         Self { count: weight, mean: value, squares: 0.0, min: value, max: value }
     }
@@ -393,7 +363,6 @@ impl Moments {
 
 /// The trained members of a group and the parts that all of them have.
 struct GroupSums {
-    /// Members that have any value.
     members: Vec<usize>,
     /// Indices of the parts that all of these members have.
     parts: Vec<usize>,
@@ -485,18 +454,21 @@ pub(crate) struct Baselines {
     routes: BTreeMap<String, BTreeMap<String, Moments>>,
 }
 
+/// Effective number of samples in a running baseline.
+const BASELINE_WINDOW: f64 = 256.0;
+
+impl Default for Baselines {
+    fn default() -> Self {
+        Self::new(BASELINE_WINDOW)
+    }
+}
+
 impl Baselines {
     /// Empty baselines with a window of `window` samples (at least 1).
-    pub fn new(window: f64) -> Self {
+    fn new(window: f64) -> Self {
         Self { window: window.max(1.0), routes: BTreeMap::new() }
     }
 
-    /// Changes the window, which a restored checkpoint may have from an older configuration.
-    pub fn set_window(&mut self, window: f64) {
-        self.window = window.max(1.0);
-    }
-
-    /// The past of one part, if it has any.
     pub fn get(&self, route: &str, part: &str) -> Option<&Moments> {
         self.routes.get(route)?.get(part)
     }
@@ -601,9 +573,7 @@ impl Baselines {
 pub(crate) struct Advantages {
     /// By group and member; `None` for members that are not trained on.
     pub values: Vec<Vec<Option<f64>>>,
-    /// Number of values compared within their group.
     pub group_count: u64,
-    /// Number of values compared with a running baseline.
     pub running_count: u64,
     /// Fraction of groups with equal rewards, among those of two or more trained members.
     pub zero_std_groups_ratio: Option<f64>,
@@ -640,7 +610,6 @@ impl Advantages {
         })
     }
 
-    /// Adds the metrics of the weighted sums.
     fn describe_sums(&mut self, sums: &[GroupSums]) {
         let groups: Vec<&GroupSums> = sums.iter().filter(|own| own.is_compared()).collect();
         let all_equal = |own: &GroupSums| {
@@ -661,7 +630,6 @@ impl Advantages {
         self.reward_batch_std = Moments::of(all).deviation();
     }
 
-    /// Adds the means of the parts and of the whole reward.
     fn describe_parts(&mut self, groups: &[GroupRewards], values: &BatchValues) {
         let mut weights: BTreeMap<(&str, &str), f64> = BTreeMap::new();
         let mut members: BTreeMap<&str, f64> = BTreeMap::new();

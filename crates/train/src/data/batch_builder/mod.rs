@@ -40,9 +40,7 @@ pub(crate) struct GroupMember {
 /// Origin of a feedback value; of several ratings, that of the last one.
 #[derive(Clone, Debug)]
 pub(crate) struct FeedbackOrigin {
-    /// Time of arrival.
     pub(crate) created: UnixMillis,
-    /// Identifies the rater.
     pub(crate) key_id: Option<String>,
 }
 
@@ -74,6 +72,30 @@ impl BatchGroup {
     fn lengths(&self) -> impl Iterator<Item = usize> {
         self.members.iter().map(|member| member.sample.ids.len())
     }
+
+    /// A member as a sample to train on. Its log-probabilities are under `softmax(logits / temperature)`, without
+    /// grammar and truncation: the recorded ones are renormalized over the kept tokens, so the log of the kept mass
+    /// is added. Tokens that the grammar forced are masked.
+    pub(crate) fn train_sample(&self, member: &GroupMember, advantage: f64) -> TrainSample {
+        let sample = &member.sample;
+        let kept = sample.kept.iter().copied().chain(std::iter::repeat(1.0));
+        let logprobs = sample.logprobs.iter().zip(kept);
+        TrainSample {
+            prompt_ids: self.prompt_ids.clone(),
+            ids: sample.ids.clone(),
+            logprobs: logprobs.map(|(logprob, mass)| logprob + mass.ln()).collect(),
+            masked: match sample.forced.is_empty() {
+                true => Vec::new(),
+                false => TokenSpan::mask(&sample.forced, sample.ids.len()),
+            },
+            temperature: sample.params.temperature,
+            advantage,
+            version: sample.version.0,
+            truncated: sample.finish != FinishReason::Stop,
+            late: member.late,
+            correction: false,
+        }
+    }
 }
 
 /// The groups of one optimizer step.
@@ -90,12 +112,10 @@ impl TrainBatch {
         self.groups.iter().flat_map(|g| g.members.iter().map(move |m| (g, m)))
     }
 
-    /// Number of completions and corrections.
     pub(crate) fn sample_count(&self) -> usize {
         self.members().count() + self.corrections.len()
     }
 
-    /// The input of `Baselines::advantages`.
     pub(crate) fn rewards(&self) -> Vec<GroupRewards> {
         let part = |members: &[GroupMember], (name, weight): (&String, &f64)| PartRewards {
             name: name.clone(),
@@ -115,26 +135,21 @@ impl TrainBatch {
         self.groups.iter().map(group).collect()
     }
 
+    /// The members that have an advantage.
+    fn trained<'a>(
+        &'a self,
+        advantages: &'a Advantages,
+    ) -> impl Iterator<Item = (&'a BatchGroup, &'a GroupMember, f64)> {
+        let all = self.members().zip(advantages.values.iter().flatten());
+        all.filter_map(|((group, member), advantage)| Some((group, member, (*advantage)?)))
+    }
+
     /// One sample for every member that has an advantage, then one for every correction.
     pub(crate) fn train_samples(&self, advantages: &Advantages) -> Vec<TrainSample> {
-        self.members()
-            .zip(advantages.values.iter().flatten())
-            .filter_map(|((group, member), advantage)| {
-                Some(TrainSample {
-                    prompt_ids: group.prompt_ids.clone(),
-                    ids: member.sample.ids.clone(),
-                    logprobs: full_logprobs(&member.sample),
-                    masked: masked(&member.sample),
-                    temperature: member.sample.params.temperature,
-                    advantage: (*advantage)?,
-                    version: member.sample.version.0,
-                    truncated: member.sample.finish != FinishReason::Stop,
-                    late: member.late,
-                    correction: false,
-                })
-            })
-            .chain(self.corrections.iter().map(BatchCorrection::train_sample))
-            .collect()
+        let trained = self.trained(advantages);
+        let samples =
+            trained.map(|(group, member, advantage)| group.train_sample(member, advantage));
+        samples.chain(self.corrections.iter().map(BatchCorrection::train_sample)).collect()
     }
 
     /// The groups' ids in order, then those of the corrections.
@@ -145,14 +160,9 @@ impl TrainBatch {
 
     /// The id of the group of [`Self::train_samples`]`[index]`; empty if out of range.
     pub(crate) fn group_of(&self, advantages: &Advantages, index: usize) -> Vec<GroupId> {
-        self.members()
-            .zip(advantages.values.iter().flatten())
-            .filter(|(_, advantage)| advantage.is_some())
-            .map(|((group, _), _)| group.group.id)
-            .chain(self.corrections.iter().map(|correction| correction.group))
-            .nth(index)
-            .into_iter()
-            .collect()
+        let groups = self.trained(advantages).map(|(group, ..)| group.group.id);
+        let all = groups.chain(self.corrections.iter().map(|correction| correction.group));
+        all.skip(index).take(1).collect()
     }
 
     /// The operations that drop the members whose [`Self::train_samples`] have these indices, because
@@ -162,12 +172,8 @@ impl TrainBatch {
         advantages: &Advantages,
         indices: &[usize],
     ) -> (Vec<Op>, Vec<GroupId>) {
-        let trained = self
-            .members()
-            .zip(advantages.values.iter().flatten())
-            .filter(|(_, advantage)| advantage.is_some());
         let mut faded: BTreeMap<GroupId, Vec<SampleId>> = BTreeMap::new();
-        for (index, ((group, member), _)) in trained.enumerate() {
+        for (index, (group, member, _)) in self.trained(advantages).enumerate() {
             if indices.contains(&index) {
                 faded.entry(group.group.id).or_default().push(member.sample.id);
             }
@@ -218,7 +224,6 @@ impl TrainBatch {
         })
     }
 
-    /// Arrival times of the feedback in this batch.
     pub(crate) fn feedback_times(&self) -> impl Iterator<Item = UnixMillis> {
         let ratings = self.members().flat_map(|(_, m)| m.feedback.values());
         let ratings = ratings.map(|origin| origin.created);
@@ -226,23 +231,8 @@ impl TrainBatch {
     }
 }
 
-/// For each of a sample's tokens whether its grammar forced it; empty if it forced none.
-pub(crate) fn masked(sample: &Sample) -> Vec<bool> {
-    if sample.forced.is_empty() {
-        return Vec::new();
-    }
-    TokenSpan::mask(&sample.forced, sample.ids.len())
-}
-
-/// The log-probabilities of a sample's tokens under `softmax(logits / temperature)`, without grammar and
-/// truncation: the recorded ones are renormalized over the kept tokens, so the log of the kept mass is added.
-pub(crate) fn full_logprobs(sample: &Sample) -> Vec<f32> {
-    let kept = sample.kept.iter().copied().chain(std::iter::repeat(1.0));
-    sample.logprobs.iter().zip(kept).map(|(logprob, mass)| logprob + mass.ln()).collect()
-}
-
 /// Takes ready groups, oldest first and graded ones for half of the batch before others, until they have
-/// `max_samples` members. The last group may exceed that number, and so may further turns of the batch's
+/// `train.samples_per_step` members. The last group may exceed that number, and so may further turns of the batch's
 /// conversations. `None` if fewer than `min_samples` trainable samples are ready.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
@@ -252,18 +242,20 @@ pub(crate) fn build_batch(
     store: &Store,
     routes: &Routes,
     ages: &VersionAges,
-    limits: StalenessLimits,
+    config: &TrainConfig,
     min_samples: usize,
-    max_samples: usize,
     dropped_groups: &IntCounterVec,
 ) -> Result<Option<TrainBatch>, StoreError> {
+    let max_samples = config.samples_per_step;
     let (mut ready, mut drops) = (Vec::new(), Vec::new());
     let dropped = |id, reason: &str| (id, reason.to_owned());
     let mut members = 0;
     let too_old = |version, is_rated| match ages.of(version) {
         None => Some(ABANDONED),
-        Some(age) if age > limits.of(is_rated) => Some(STALE),
-        Some(_) => None,
+        Some(age) => {
+            let limit = if is_rated { config.feedback_max_staleness } else { config.max_staleness };
+            (age > limit).then_some(STALE)
+        }
     };
     // At least one member of each group is trainable. As many again may be turns of the same conversations.
     let most = max_samples.max(1).saturating_mul(2);
@@ -312,8 +304,8 @@ pub(crate) fn build_batch(
             if is_rated {
                 drop_members(store, &mut loaded, too_old, dropped_groups)?;
                 for member in &mut loaded.members {
-                    member.late =
-                        ages.of(member.sample.version).is_some_and(|age| age > limits.graded);
+                    let age = ages.of(member.sample.version);
+                    member.late = age.is_some_and(|age| age > config.max_staleness);
                 }
             }
             let problem = loaded.members.iter().find_map(too_old);
@@ -393,7 +385,6 @@ pub(crate) fn drop_groups(
 
 // What a group needs from the ledger.
 
-/// The conversations of a batch.
 #[derive(Default)]
 struct BatchTurns {
     conversations: BTreeSet<[u8; 16]>,
@@ -401,7 +392,6 @@ struct BatchTurns {
 }
 
 impl BatchTurns {
-    /// Adds the conversations of a group.
     fn add(&mut self, group: &BatchGroup) {
         let members = || group.members.iter();
         self.conversations.extend(members().filter_map(|member| member.conversation));
@@ -544,7 +534,6 @@ fn leave_out(
 /// How many versions ago a sample's policy was the one that the trainer continues from.
 #[derive(Clone, Debug)]
 pub(crate) struct VersionAges {
-    /// The tree of versions.
     pub(crate) lineage: Arc<Lineage>,
     /// The newest version that the trainer's weights descend from.
     pub(crate) head: PolicyVersion,
@@ -564,27 +553,6 @@ const ABANDONED: &str = "abandoned";
 /// Reason of a dropped group with a sample that is too old, or from which the policy has moved too far away.
 pub(crate) const STALE: &str = "stale";
 
-/// The limits on the age of samples, in versions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StalenessLimits {
-    /// `train.max_staleness`, beyond which a sample is late.
-    pub(crate) graded: u64,
-    /// `train.feedback_max_staleness`, for groups of ratings alone.
-    pub(crate) rated: u64,
-}
-
-impl StalenessLimits {
-    /// The configured limits.
-    pub(crate) fn new(config: &TrainConfig) -> Self {
-        Self { graded: config.max_staleness, rated: config.feedback_max_staleness }
-    }
-
-    /// The limit of a group of ratings alone, or of another group.
-    fn of(self, is_rated: bool) -> u64 {
-        if is_rated { self.rated } else { self.graded }
-    }
-}
-
 // The corrections of a batch: texts that clients wrote in place of a completion, each a ready group that counts
 // like a completion. No policy sampled them, so they do not become stale and belong to no branch.
 
@@ -599,7 +567,6 @@ pub(crate) struct BatchCorrection {
     pub(crate) prompt_ids: Vec<TokenId>,
     /// The tokens of the text, the stop token included.
     pub(crate) ids: Vec<TokenId>,
-    /// Time of arrival.
     pub(crate) created: UnixMillis,
 }
 
@@ -629,7 +596,6 @@ impl BatchCorrection {
         }))
     }
 
-    /// Prompt and text in tokens.
     pub(crate) fn tokens(&self) -> usize {
         self.prompt_ids.len() + self.ids.len()
     }

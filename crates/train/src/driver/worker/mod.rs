@@ -64,7 +64,11 @@ impl TrainWorker {
             to_background();
             supervise(&setup, (&commands, &sender), &status, &runtime, &pools);
         });
-        Ok(Self { handle, marker, thread: Some(thread.map_err(TrainFailure::Thread)?) })
+        Ok(Self {
+            handle,
+            marker,
+            thread: Some(thread.map_err(|error| TrainFailure::of_start(&error))?),
+        })
     }
 
     /// A handle to the thread.

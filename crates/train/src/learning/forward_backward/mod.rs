@@ -22,7 +22,6 @@ use crate::data::packing::{PackedBatch, TrainSample, sequences, shards};
 use crate::error::Result;
 use crate::memory;
 
-/// The inputs of a pass.
 pub(crate) struct ForwardBackward<'a> {
     pub model: &'a Model,
     pub lora: &'a LoraWeights,
@@ -30,12 +29,10 @@ pub(crate) struct ForwardBackward<'a> {
     pub reference: Option<&'a LoraWeights>,
     pub config: &'a TrainConfig,
     pub samples: &'a [TrainSample],
-    /// Indices of the samples that the pass computes.
     pub active: &'a [usize],
     pub adaptive: AdaptiveCoefficients,
     /// Number of each sample's trained tokens; 0 for corrections and for samples that are left out.
     pub lengths: Vec<usize>,
-    /// The divisor of the `dr_grpo` loss.
     pub max_completion_tokens: usize,
     /// Tokens of the longest shard that the memory permits.
     pub longest_shard: usize,
@@ -49,7 +46,6 @@ pub(crate) struct ForwardBackward<'a> {
 /// Log-probabilities, by sample, that are the same in all passes of a step.
 #[derive(Default)]
 pub(crate) struct LogprobCache {
-    /// Under the reference policy.
     reference: BTreeMap<usize, Vec<f64>>,
     /// Under the policy before the step's first update.
     old: BTreeMap<usize, Vec<f64>>,
@@ -69,7 +65,6 @@ pub(crate) struct PassOutput {
     pub gradients: BTreeMap<String, Tensor>,
     pub totals: StepTotals,
     pub timing: StepTiming,
-    /// Log-probabilities for the step's later passes.
     pub logprobs: LogprobCache,
     /// `(sample, mean |recorded - recomputed|)` of samples of the current version.
     differences: Vec<(usize, f64)>,
@@ -168,8 +163,15 @@ impl ForwardBackward<'_> {
         let corrections = self.active.iter().filter(|index| self.samples[**index].correction);
         let corrected = corrections.map(tokens).sum();
         let sequences = sequences(self.samples, self.active);
-        Ok(Objective::new(self.config, &self.adaptive, lengths, &sequences, max_tokens, &entropies)
-            .with_corrections(corrected))
+        Ok(Objective::new(
+            self.config,
+            &self.adaptive,
+            lengths,
+            &sequences,
+            max_tokens,
+            &entropies,
+            corrected,
+        ))
     }
 
     /// The entropies of a shard's trained tokens, with the dropout that the pass will use.
@@ -193,7 +195,6 @@ impl ForwardBackward<'_> {
         PackedBatch::new(&completions, self.model.device())
     }
 
-    /// Each sample of a shard with the range of its rows.
     fn rows(&self, indices: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
         indices.iter().scan(0, |end, index| {
             let start = *end;
@@ -202,7 +203,6 @@ impl ForwardBackward<'_> {
         })
     }
 
-    /// Forward and backward pass of one shard.
     fn shard(&self, (indices, stream): &Shard, objective: &Objective<'_>) -> Result<PassOutput> {
         let start = Instant::now();
         let mut output = PassOutput::default();
@@ -238,8 +238,7 @@ impl ForwardBackward<'_> {
             // The weight of a late sample is a constant factor of its surrogate, as is the advantage.
             // It replaces the sampler correction.
             let late = old.filter(|_| sample.late);
-            let weight =
-                late.map_or(1.0, |old| late_weight(old, &recorded, self.config.feedback_clip_max));
+            let weight = late.map_or(1.0, |old| late_weight(old, &recorded));
             output.late_weights.extend(late.map(|_| (index, weight)));
             let own_logprobs = sample.unmasked(&logprobs[rows.clone()]);
             let own_entropies = sample.unmasked(&entropies[rows]);
@@ -343,7 +342,6 @@ impl ForwardBackward<'_> {
     }
 }
 
-/// The two columns of `[rows, 2]`.
 fn columns(stats: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
     let stats = stats.detach().to_dtype(DType::F64)?;
     let column = |i| stats.narrow(1, i, 1)?.flatten_all()?.to_vec1::<f64>();

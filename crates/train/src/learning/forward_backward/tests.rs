@@ -16,7 +16,7 @@ use hone_model::transformer::token_stats;
 use super::{ForwardBackward, LogprobCache, PassOutput};
 use crate::config::{
     CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
-    Recompute, TrainConfig,
+    SapoConfig, TrainConfig,
 };
 use crate::data::packing::{PackedBatch, TrainSample, shards};
 use crate::learning::objective::AdaptiveCoefficients;
@@ -48,25 +48,36 @@ fn run_with(
     samples: &[TrainSample],
     cache: &LogprobCache,
 ) -> PassOutput {
-    let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).collect();
     let active: Vec<usize> = (0..samples.len()).collect();
+    let lengths = samples.iter().map(|s| s.ids.len()).collect();
+    let pass = pass(model, lora, config, samples, &active, cache);
+    ForwardBackward { lengths, ..pass }.run().unwrap()
+}
+
+/// A pass in which all samples are left out of the loss.
+fn pass<'a>(
+    model: &'a Model,
+    lora: &'a LoraWeights,
+    config: &'a TrainConfig,
+    samples: &'a [TrainSample],
+    active: &'a [usize],
+    cache: &'a LogprobCache,
+) -> ForwardBackward<'a> {
     ForwardBackward {
         model,
         lora,
         reference: None,
         config,
         samples,
-        active: &active,
+        active,
         adaptive: AdaptiveCoefficients::new(config),
-        lengths,
+        lengths: vec![0; samples.len()],
         max_completion_tokens: 12,
         longest_shard: 0,
         current_version: None,
         dropout_seed: 5,
         cache,
     }
-    .run()
-    .unwrap()
 }
 
 /// Samples whose recorded log-probabilities are near the policy's, so that some ratios are within
@@ -156,6 +167,7 @@ fn other_losses() -> Vec<TrainConfig> {
     let with = |loss| TrainConfig { loss, ..config.clone() };
     let kl = |estimator| KlConfig { estimator, ..KlConfig::default() };
     let correction = |mode| CorrectionConfig { mode, clip_min: 0.7, clip_max: 1.5 };
+    let sapo = SapoConfig { tau_neg: 2.0, ..SapoConfig::default() };
     vec![
         TrainConfig {
             entropy: EntropyConfig { coef: 0.3, ..EntropyConfig::default() },
@@ -163,7 +175,7 @@ fn other_losses() -> Vec<TrainConfig> {
         },
         TrainConfig { kl: kl(KlEstimator::Corrected), ..with(LossKind::Gspo) },
         TrainConfig { importance_sampling_level: RatioLevel::Sequence, ..with(LossKind::Luspo) },
-        TrainConfig { kl: kl(KlEstimator::K2), sapo_tau_neg: 2.0, ..with(LossKind::Sapo) },
+        TrainConfig { kl: kl(KlEstimator::K2), ..with(LossKind::Sapo(sapo)) },
         TrainConfig { kl: kl(KlEstimator::K1), ..with(LossKind::Reinforce) },
         TrainConfig { delta: 1.4, kl: kl(KlEstimator::Corrected), ..with(LossKind::Dapo) },
         TrainConfig { dual_clip: 1.4, off_policy_mask_threshold: 0.02, ..with(LossKind::Grpo) },
@@ -178,7 +190,7 @@ fn other_losses() -> Vec<TrainConfig> {
         },
         TrainConfig {
             sampler_correction: correction(CorrectionMode::TokenMask),
-            ..with(LossKind::Sapo)
+            ..with(LossKind::Sapo(SapoConfig::default()))
         },
     ]
 }
@@ -266,23 +278,9 @@ fn order_and_samples_of_weight_zero_do_not_change_the_gradient() {
     padded.push(long);
     let lengths: Vec<usize> = samples.iter().map(|s| s.ids.len()).chain([0]).collect();
     let active: Vec<usize> = (0..padded.len()).collect();
-    let output = ForwardBackward {
-        model: &model,
-        lora: &lora,
-        reference: None,
-        config: &config,
-        samples: &padded,
-        active: &active,
-        adaptive: AdaptiveCoefficients::new(&config),
-        lengths,
-        max_completion_tokens: 12,
-        longest_shard: 0,
-        current_version: None,
-        dropout_seed: 5,
-        cache: &LogprobCache::default(),
-    }
-    .run()
-    .unwrap();
+    let cache = LogprobCache::default();
+    let pass = pass(&model, &lora, &config, &padded, &active, &cache);
+    let output = ForwardBackward { lengths, ..pass }.run().unwrap();
     assert!(relative_difference(&before.gradients, &output.gradients) < 5e-6);
 }
 
@@ -363,54 +361,6 @@ fn compare_with_unshared(model: &Model, lora: &LoraWeights, parts: &[(&[u32], &[
 }
 
 #[test]
-fn recomputing_layers_is_bit_identical() {
-    let run = |recompute, dropout| {
-        let mut config = TrainConfig { recompute, ..tiny_config() };
-        config.lora.dropout = dropout;
-        let (model, lora) = setup(DType::F32, &config);
-        let samples = near_samples(&model, &lora, 9);
-        run(&model, &lora, &config, &samples)
-    };
-    for dropout in [0.0, 0.3] {
-        let (kept, recomputed) = (run(Recompute::Never, dropout), run(Recompute::Always, dropout));
-        assert_eq!(kept.totals.loss.to_bits(), recomputed.totals.loss.to_bits());
-        for (name, gradient) in &kept.gradients {
-            assert_eq!(values(gradient), values(&recomputed.gradients[name]), "{name}");
-        }
-    }
-}
-
-#[test]
-fn shards_keep_groups_together_within_their_bound() {
-    let mut samples = random_samples(30, 8);
-    for (i, sample) in samples.iter_mut().enumerate() {
-        sample.prompt_ids = vec![i as u32 / 6; 4 + i / 6];
-    }
-    let active: Vec<usize> = (0..samples.len()).filter(|i| i % 7 != 3).collect();
-    let tokens = |shard: &[usize]| {
-        let mut prompts: Vec<_> = shard.iter().map(|i| &samples[*i].prompt_ids).collect();
-        prompts.dedup();
-        prompts.iter().map(|p| p.len()).sum::<usize>()
-            + shard.iter().map(|i| samples[*i].ids.len() - 1).sum::<usize>()
-    };
-    for (bound, micro_batch) in [(1, 64), (25, 64), (40, 64), (1000, 64), (40, 5)] {
-        let batches = shards(&samples, &active, micro_batch, bound, bound);
-        let mut seen: Vec<usize> = batches.iter().flatten().flatten().copied().collect();
-        seen.sort_unstable();
-        assert_eq!(seen, active, "every sample once");
-        for batch in &batches {
-            assert!(batch.iter().map(Vec::len).sum::<usize>() <= micro_batch);
-            for shard in batch {
-                assert!(tokens(shard) <= bound || shard.len() == 1, "{shard:?} for {bound}");
-            }
-        }
-        if bound == 1000 {
-            assert_eq!(batches[0].len(), 1);
-        }
-    }
-}
-
-#[test]
 fn shards_of_a_narrow_model_run_in_parallel_and_those_of_a_wide_one_on_all_threads() {
     let (config, samples) = (tiny_config(), random_samples(60, 8));
     let active: Vec<usize> = (0..samples.len()).collect();
@@ -422,29 +372,9 @@ fn shards_of_a_narrow_model_run_in_parallel_and_those_of_a_wide_one_on_all_threa
         let max_tokens = memory::shard_tokens(model.spec());
         let parts = shards(&samples, &active, 64, max_tokens, max_tokens).remove(0);
         assert_eq!(parts.len() == 1, is_wide);
-        let lora = LoraWeights::fresh(
-            model.spec(),
-            &config.lora,
-            &mut ChaCha8Rng::seed_from_u64(1),
-            DType::F32,
-            model.device(),
-        )
-        .unwrap();
-        let pass = ForwardBackward {
-            model: &model,
-            lora: &lora,
-            reference: None,
-            config: &config,
-            samples: &samples,
-            active: &active,
-            adaptive: AdaptiveCoefficients::new(&config),
-            lengths: Vec::new(),
-            max_completion_tokens: 12,
-            longest_shard: 0,
-            current_version: None,
-            dropout_seed: 5,
-            cache: &LogprobCache::default(),
-        };
+        let (_, lora) = setup(DType::F32, &config);
+        let cache = LogprobCache::default();
+        let pass = pass(&model, &lora, &config, &samples, &active, &cache);
         // Each shard waits for the other one, which starts in time only if they run in parallel.
         let started = (Mutex::new(0), Condvar::new());
         let limit = Duration::from_millis(if is_wide { 100 } else { 60_000 });

@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::learning::Average;
 use crate::learning::checkpoint::{self, CheckpointFiles, LearnerState};
 use crate::learning::objective::AdaptiveCoefficients;
+use crate::learning::optimizer::AdamW;
 use crate::learning::restart_steps;
 
 impl Learner {
@@ -40,7 +41,7 @@ impl Learner {
                 lora
             }
         };
-        self.optimizer.clear();
+        self.optimizer = AdamW::default();
         self.restart = if self.steps > 0 { restart_steps(&self.config) } else { 0 };
         self.adaptive = AdaptiveCoefficients::new(&self.config);
         self.reference.synced = None;
@@ -88,7 +89,7 @@ impl Learner {
         let average = self.average.as_ref();
         let state = LearnerState {
             step: self.steps,
-            updates: self.optimizer.updates(),
+            updates: self.optimizer.updates,
             rng: self.rng.clone(),
             model: self.model.digest()?,
             lora: self.config.lora.clone(),
@@ -144,10 +145,11 @@ impl Learner {
             .restore(state.updates, &lora.parameters(), moments)
             .map_err(|e| wrong(e.to_string()))?;
         if let Some(own) = &mut self.average {
-            own.restore(average, state.averaged);
+            let count = if average.is_some() { state.averaged } else { 0 };
+            *own = Average { lora: average, count };
         }
         self.reference.initial = initial.or(self.reference.initial.take());
-        self.reference.synced = synced.filter(|_| self.reference.every > 0);
+        self.reference.synced = synced.filter(|_| self.config.kl.sync_steps > 0);
         self.lora = lora;
         self.rng = state.rng;
         self.steps = state.step;

@@ -13,7 +13,6 @@ use candle_core::{DType, Device};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use hone_core::config::{below, between};
 use hone_engine::ModelDir;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft, weights};
@@ -25,9 +24,9 @@ use super::Average;
 use super::Snapshot;
 use super::StepTiming;
 use super::objective::AdaptiveCoefficients;
-use super::optimizer::{AdamW, AdamWConfig};
-use crate::config::{KlConfig, OptimizerKind, PeakRate, TrainConfig};
-use crate::error::{LearnError, Result};
+use super::optimizer::AdamW;
+use crate::config::{KlConfig, PeakRate, TrainConfig};
+use crate::error::Result;
 
 pub use step::StepStats;
 pub(crate) use step::completion_metrics;
@@ -62,7 +61,7 @@ impl Learner {
     /// Loads the base model on the CPU and starts with a fresh adapter.
     ///
     /// # Errors
-    /// If the model is not supported or cannot be read, or the configuration is out of range.
+    /// If the model is not supported or cannot be read, or the adapter does not fit it.
     pub fn new(
         model: &ModelDir,
         options: impl Into<LoadOptions>,
@@ -78,7 +77,6 @@ impl Learner {
     /// # Errors
     /// As [`Self::new`].
     pub fn check(model: &ModelDir, config: &TrainConfig) -> Result<()> {
-        validate(config)?;
         let spec = ModelSpec::from_config(&model.config)?;
         let path = &config.lora.init_adapter;
         if path.as_os_str().is_empty() {
@@ -92,9 +90,8 @@ impl Learner {
     /// Starts with a fresh adapter, or with `train.lora.init_adapter`, over a loaded model.
     ///
     /// # Errors
-    /// If the configuration is out of range, or the adapter to start from cannot be read or does not fit.
+    /// If the adapter to start from cannot be read, or no adapter of these settings fits the model.
     pub fn with_model(model: Model, config: &TrainConfig) -> Result<Self> {
-        validate(config)?;
         let model = model.with_compute(config.compute);
         report_compute(config.compute, model.compute());
         let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
@@ -112,19 +109,12 @@ impl Learner {
             let reference = (config.beta != 0.0).then(|| lora.copy()).transpose()?;
             (lora, reference)
         };
-        let optimizer = AdamW::new(AdamWConfig {
-            beta1: config.adam_beta1,
-            beta2: config.adam_beta2,
-            eps: config.adam_eps,
-            weight_decay: config.weight_decay,
-            eight_bit: config.optimizer == OptimizerKind::AdamW8bit,
-        });
         Ok(Self {
             model,
             lora,
-            optimizer,
+            optimizer: AdamW::default(),
             average: Average::new(&config),
-            reference: Reference::new(&config.kl, reference),
+            reference: Reference { initial: reference, synced: None },
             adaptive: AdaptiveCoefficients::new(&config),
             config,
             rng,
@@ -181,7 +171,6 @@ impl Learner {
     }
 }
 
-/// Logs the arithmetic of the products, unless it is the default.
 fn report_compute(configured: Compute, used: Compute) {
     match (configured, used) {
         (Compute::F32, _) => {}
@@ -206,42 +195,29 @@ fn adopt(own: &LoraConfig, found: LoraConfig, path: &Path) -> Result<LoraConfig>
     })
 }
 
-/// Checks the settings that a step relies on.
-fn validate(config: &TrainConfig) -> Result<()> {
-    between("train.micro_batch", config.micro_batch, 1, usize::MAX)
-        .and_then(|()| between("train.num_iterations", config.num_iterations, 1, usize::MAX))
-        .and_then(|()| below("train.lora.dropout", config.lora.dropout, 0.0, 1.0))
-        .map_err(LearnError::Setting)
-}
-
 // The reference policy: the base model or `train.lora.init_adapter`, so the KL is 0 at the start, and a penalty
 // does not undo what the adapter has learned. Every `train.kl.sync_steps` steps
 // `reference <- alpha policy + (1 - alpha) reference` (Gorbatovski et al. 2024, TR-DPO; TRL's `sync_ref_model`)
 // on the adapter's factors. Of the base these are the policy's A with a zero B, so its delta becomes alpha
 // times the policy's.
 
-/// The reference policy's adapter.
 #[derive(Clone, Debug)]
 pub(crate) struct Reference {
-    /// Steps between synchronizations; 0 never synchronizes.
-    every: u64,
-    /// Weight of the policy in a synchronization.
-    alpha: f64,
-    /// The reference before the first synchronization; `None` is the base.
+    /// The adapter that the run starts from; `None` is the base.
     initial: Option<LoraWeights>,
     /// `None` before the first synchronization.
     synced: Option<LoraWeights>,
 }
 
 impl Reference {
-    /// The adapter that the run starts from; `None` is the base model.
-    pub(crate) fn new(config: &KlConfig, initial: Option<LoraWeights>) -> Self {
-        Self { every: config.sync_steps, alpha: config.sync_mixup, initial, synced: None }
-    }
-
     /// Synchronizes with the policy if that is due after step number `steps` (from 1).
-    pub(crate) fn observe(&mut self, policy: &LoraWeights, steps: u64) -> Result<()> {
-        if self.every == 0 || !steps.is_multiple_of(self.every) {
+    pub(crate) fn observe(
+        &mut self,
+        policy: &LoraWeights,
+        steps: u64,
+        config: &KlConfig,
+    ) -> Result<()> {
+        if config.sync_steps == 0 || !steps.is_multiple_of(config.sync_steps) {
             return Ok(());
         }
         let reference = match (self.synced.take(), &self.initial) {
@@ -249,12 +225,11 @@ impl Reference {
             (None, Some(initial)) => initial.copy()?,
             (None, None) => policy.zeroed_copy()?,
         };
-        reference.lerp(policy, self.alpha)?;
+        reference.lerp(policy, config.sync_mixup)?;
         self.synced = Some(reference);
         Ok(())
     }
 
-    /// Its adapter; `None` is the base.
     pub(crate) fn lora(&self) -> Option<&LoraWeights> {
         self.synced.as_ref().or(self.initial.as_ref())
     }

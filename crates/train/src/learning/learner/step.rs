@@ -153,7 +153,9 @@ impl Learner {
             }
             norms.push(norm);
             let parameters = self.lora.parameters();
-            let update = || self.optimizer.update(&parameters, &pass.gradients, learning_rate);
+            let config = &self.config;
+            let update =
+                || self.optimizer.update(config, &parameters, &pass.gradients, learning_rate);
             if !timed(&mut self.timing.optimizer, update)? {
                 stats.skipped = Some("an updated value is not finite".to_owned());
                 break;
@@ -163,9 +165,9 @@ impl Learner {
         if stats.skipped.is_none() {
             let step = self.steps + 1;
             if let Some(average) = &mut self.average {
-                average.observe(&self.lora, step)?;
+                average.observe(&self.lora, step, &self.config)?;
             }
-            self.reference.observe(&self.lora, step)?;
+            self.reference.observe(&self.lora, step, &self.config.kl)?;
             self.steps = step;
             self.restart = self.restart.saturating_sub(1);
         }
@@ -250,7 +252,7 @@ impl Learner {
         if self.config.kl.target > 0.0 {
             put("beta", self.adaptive.beta);
         }
-        if self.config.entropy.coef > 0.0 || self.config.entropy.adaptive {
+        if self.config.entropy.coef > 0.0 || self.config.entropy.is_adaptive() {
             put("entropy_coef", self.adaptive.entropy_coef);
         }
     }

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! - `e`: the exponential, with its tangent above 20 ([`ratio`])
-//! - `surrogate`: [`SurrogateKind`]; `kl`: [`kl_estimate`], times r with the corrected estimator
+//! - `surrogate`: [`surrogate`]; `kl`: [`kl_estimate`], times r with the corrected estimator
 //! - `rho`: [`sampler_weights`], or [`vespo_weight`] for `vespo`
 //! - `m`: 0 for tokens below the entropy threshold ([`entropy_threshold`]) and for sequences that
 //!   [`is_off_policy`] masks, else 1. Neither `rho` nor `m` affects the KL or `w_i`
@@ -35,70 +35,15 @@ use std::collections::BTreeMap;
 
 use crate::config::{
     CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
-    TrainConfig, VespoConfig,
+    SapoConfig, TrainConfig, VespoConfig,
 };
 
-/// How the loss of a token depends on its ratio r, log-probability l and advantage A.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SurrogateKind {
-    /// [`clipped`]: PPO (Schulman et al. 2017, eq. 7).
-    Clipped,
-    /// `-sg(min(r, 1 + clip_high)) A l`: MiniMax-M1 (2025), eq. 4; no lower bound, as TRL, whose
-    /// `epsilon_high` is the bound itself.
-    Bounded,
-    /// `-(4 / tau) sigmoid(tau (r - 1)) A`: Gao et al. 2025; tau by the sign of A.
-    Gated,
-    /// `-A l`: Williams 1992.
-    LogProb,
-    /// `-A l` with the factor [`vespo_weight`]: arXiv:2602.10693.
-    Weighted,
-}
-
-/// How the losses of the tokens of n sequences become the loss of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LossAggregation {
-    /// The mean over tokens, then over sequences (Shao et al. 2024): `1 / (n * length_i)`.
-    SequenceMean,
-    /// As if each completion had the most tokens, free of length bias (Liu et al. 2025):
-    /// `1 / (completions * max_completion_tokens)`.
-    TokenLimit,
-    /// The mean over all tokens (Yu et al. 2025): `1 / sum of lengths`.
-    TokenMean,
-    /// The sum over tokens, then the mean over sequences (Tang et al. 2025): `1 / n`.
-    SequenceSum,
-}
-
-/// The names of `train.loss`, which are TRL's, as presets. `train.clip_low`, `clip_high`, `delta` and
-/// `dual_clip` bound the ratio, and `train.sampler_correction` corrects for the sampler, whatever the preset.
+/// The names of `train.loss` are TRL's. `train.clip_low`, `clip_high`, `delta` and `dual_clip` bound the ratio, and
+/// `train.sampler_correction` corrects for the sampler, whatever the loss.
 impl LossKind {
-    pub(crate) fn surrogate(self) -> SurrogateKind {
-        match self {
-            Self::Grpo | Self::DrGrpo | Self::Bnpo | Self::Dapo | Self::Luspo | Self::Gspo => {
-                SurrogateKind::Clipped
-            }
-            Self::Cispo => SurrogateKind::Bounded,
-            Self::Sapo => SurrogateKind::Gated,
-            Self::Reinforce => SurrogateKind::LogProb,
-            Self::Vespo => SurrogateKind::Weighted,
-        }
-    }
-
-    /// The local batch that normalizes `bnpo` is the optimizer step, as in TRL without gradient
-    /// accumulation; any other choice would depend on the micro-batches.
-    fn aggregation(self) -> LossAggregation {
-        match self {
-            Self::Grpo | Self::Sapo | Self::Gspo => LossAggregation::SequenceMean,
-            Self::DrGrpo => LossAggregation::TokenLimit,
-            Self::Luspo => LossAggregation::SequenceSum,
-            Self::Bnpo | Self::Dapo | Self::Cispo | Self::Reinforce | Self::Vespo => {
-                LossAggregation::TokenMean
-            }
-        }
-    }
-
     /// Whether the surrogate is PPO's clipped ratio.
     pub(crate) fn clips(self) -> bool {
-        self.surrogate() == SurrogateKind::Clipped
+        !matches!(self, Self::Cispo | Self::Sapo(_) | Self::Reinforce | Self::Vespo(_))
     }
 }
 
@@ -128,18 +73,14 @@ pub(crate) struct LossCoefficients {
     pub entropy: f64,
     /// Tokens below this entropy are not selected: they have neither surrogate nor bonus.
     pub entropy_threshold: Option<f64>,
-    /// Coefficient of the KL.
     pub beta: f64,
 }
 
 /// The loss of one sequence with its gradient and the values that metrics need.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SequenceLoss {
-    /// Weighted sum of all terms.
     pub loss: f64,
-    /// Its derivative with respect to each log-probability.
     pub dloss_dlogp: Vec<f64>,
-    /// Its derivative with respect to each entropy.
     pub dloss_dentropy: Vec<f64>,
     /// The ratio of each token, or the one ratio of the sequence.
     pub ratios: Vec<f64>,
@@ -151,7 +92,6 @@ pub(crate) struct SequenceLoss {
     pub kl: f64,
     /// Number of tokens at or above the entropy threshold.
     pub selected_tokens: usize,
-    /// Sum of the entropies of those tokens.
     pub selected_entropy: f64,
     /// The sampler correction's weights: one per token or one for the sequence.
     pub sampler_weights: Vec<f64>,
@@ -181,8 +121,12 @@ pub(crate) fn sequence_loss(
     };
     let sampler_weights = sampler_weights(&config.sampler_correction, old, recorded);
     let off_policy = is_off_policy(advantage, logprobs, recorded, config.off_policy_mask_threshold);
-    let vespo_weight = (config.loss.surrogate() == SurrogateKind::Weighted)
-        .then(|| vespo_weight(logprobs, old, &sampler_weights, advantage, &config.vespo));
+    let vespo_weight = match config.loss {
+        LossKind::Vespo(own) => {
+            Some(vespo_weight(logprobs, old, &sampler_weights, advantage, &own))
+        }
+        _ => None,
+    };
     let mut out = SequenceLoss {
         dloss_dlogp: vec![0.0; count],
         dloss_dentropy: vec![0.0; count],
@@ -249,7 +193,6 @@ pub(crate) fn sequence_loss(
 
 // The surrogate loss of one token, with its derivatives.
 
-/// The surrogate loss of one token, to be minimized.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Surrogate {
     pub value: f64,
@@ -263,10 +206,17 @@ struct Surrogate {
     pub clipped_high: bool,
 }
 
-/// The surrogate of one token, of the kind of `train.loss`.
+/// The surrogate of one token with ratio r, log-probability l and advantage A, by `train.loss`:
+///
+/// - `cispo`: `-sg(min(r, 1 + clip_high)) A l` (MiniMax-M1, 2025, eq. 4); no lower bound, as TRL, whose
+///   `epsilon_high` is the bound itself
+/// - `sapo`: `-(4 / tau) sigmoid(tau (r - 1)) A` (Gao et al. 2025); tau by the sign of A
+/// - `reinforce`: `-A l` (Williams 1992)
+/// - `vespo`: `-A l` with the factor [`vespo_weight`] (arXiv:2602.10693)
+/// - others: [`clipped`], PPO (Schulman et al. 2017, eq. 7)
 fn surrogate(ratio: f64, logprob: f64, advantage: f64, config: &TrainConfig) -> Surrogate {
-    match config.loss.surrogate() {
-        SurrogateKind::Bounded => {
+    match config.loss {
+        LossKind::Cispo => {
             let high = 1.0 + config.clip_high;
             let d_logp = -at_most(ratio, high) * advantage;
             Surrogate {
@@ -276,18 +226,18 @@ fn surrogate(ratio: f64, logprob: f64, advantage: f64, config: &TrainConfig) -> 
                 ..Surrogate::default()
             }
         }
-        SurrogateKind::Gated => {
-            let tau = if advantage > 0.0 { config.sapo_tau_pos } else { config.sapo_tau_neg };
+        LossKind::Sapo(SapoConfig { tau_pos, tau_neg }) => {
+            let tau = if advantage > 0.0 { tau_pos } else { tau_neg };
             let gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp());
             let d_gate = gate * (1.0 - gate);
             let d_log_ratio = -4.0 * d_gate * advantage * slope(ratio);
             let value = -(4.0 / tau) * gate * advantage;
             Surrogate { value, d_log_ratio, ..Surrogate::default() }
         }
-        SurrogateKind::LogProb | SurrogateKind::Weighted => {
+        LossKind::Reinforce | LossKind::Vespo(_) => {
             Surrogate { value: -advantage * logprob, d_logp: -advantage, ..Surrogate::default() }
         }
-        SurrogateKind::Clipped => clipped(ratio, advantage, config),
+        _ => clipped(ratio, advantage, config),
     }
 }
 
@@ -480,20 +430,23 @@ fn kl_estimate(estimator: KlEstimator, logprob: f64, reference: f64) -> (f64, f6
     }
 }
 
+/// Samples over which an adaptive beta follows the KL.
+const KL_HORIZON: f64 = 10_000.0;
+
 /// Beta after an update with a mean KL of `kl` (nats per token) over `samples` samples (Ziegler et
 /// al. 2019, section 2.2; the adaptive controller of PPO trainers):
 ///
 /// ```text
-/// beta <- beta (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon)
+/// beta <- beta (1 + clip(kl / target - 1, -0.2, 0.2) min(samples / 10,000, 1))
 /// ```
 ///
-/// It is unchanged if the target is 0 or `kl` is not finite. The check of the keys keeps the factor above 0.
+/// It is unchanged if the target is 0 or `kl` is not finite.
 pub(crate) fn adapted_beta(beta: f64, kl: f64, samples: f64, config: &KlConfig) -> f64 {
     if config.target == 0.0 || !kl.is_finite() {
         return beta;
     }
     let error = (kl / config.target - 1.0).clamp(-0.2, 0.2);
-    beta * (1.0 + error * samples / config.horizon).max(0.0)
+    beta * (1.0 + error * samples.min(KL_HORIZON) / KL_HORIZON)
 }
 
 // Weights of completions that were sampled many versions ago and rated since.
@@ -509,16 +462,16 @@ pub(crate) const LEAST_WEIGHT: f64 = 1e-3;
 /// of the policy that sampled it to the `old` ones of the policy before the step:
 ///
 /// ```text
-/// rho = min(exp(min(T, 64) * mean over tokens of old - recorded), clip_max)
+/// rho = min(exp(min(T, 64) * mean over tokens of old - recorded), 1)
 /// ```
 ///
 /// Up to 64 tokens this is truncated importance sampling of the sequence (Ionides 2008; Espeholt et al. 2018).
 /// The product over more tokens is almost always near 0; beyond, the geometric mean (GSPO, Zheng et al. 2025)
 /// limits the exponent. Both limits bias the size of the update, but not its sign.
-pub(crate) fn late_weight(old: &[f64], recorded: &[f64], clip_max: f64) -> f64 {
+pub(crate) fn late_weight(old: &[f64], recorded: &[f64]) -> f64 {
     let count = old.len().max(1) as f64;
     let mean = old.iter().zip(recorded).map(|(o, r)| o - r).sum::<f64>() / count;
-    (mean * count.min(LONGEST)).exp().min(clip_max)
+    (mean * count.min(LONGEST)).exp().min(1.0)
 }
 
 // Selection of high-entropy tokens, and the entropy bonus.
@@ -543,25 +496,24 @@ pub(crate) fn entropy_threshold(entropies: &[f64], fraction: f64) -> Option<f64>
 /// entropy of the last update (infinite before the first) is at or below the target, else it is 0
 /// (Skywork-OR1, He et al. 2025; gated as in TRL).
 pub(crate) fn active_entropy_coef(coef: f64, last: f64, config: &EntropyConfig) -> f64 {
-    if config.adaptive && last > config.target { 0.0 } else { coef }
+    if config.is_adaptive() && last > config.target { 0.0 } else { coef }
 }
 
-/// The adaptive coefficient after an update with a mean entropy of `entropy`: increased by
-/// `coef_delta` if that is at or below the target, else decreased, within its bounds. A fixed
-/// coefficient is unchanged.
+/// The adaptive coefficient after an update with a mean entropy of `entropy`: increased by 0.005 if that is at or
+/// below the target, else decreased, within 0 and 1 (TRL's defaults). A fixed coefficient is unchanged.
 pub(crate) fn adapted_coef(coef: f64, entropy: f64, config: &EntropyConfig) -> f64 {
-    if !config.adaptive || !entropy.is_finite() {
+    if !config.is_adaptive() || !entropy.is_finite() {
         coef
     } else if entropy <= config.target {
-        (coef + config.coef_delta).min(config.coef_max)
+        (coef + 0.005).min(1.0)
     } else {
-        (coef - config.coef_delta).max(config.coef_min)
+        (coef - 0.005).max(0.0)
     }
 }
 
 // The weight of each token within the optimizer step.
 
-/// The weight of every token of each completion by [`LossAggregation`], from the completion lengths (in
+/// The weight of every token of each completion, from the completion lengths (in
 /// tokens) of the *whole* optimizer step. `sequences` has the sequence of each completion, as any number: a
 /// conversation is one sequence of several completions, whose length is the sum of theirs.
 ///
@@ -581,13 +533,22 @@ pub(crate) fn sequence_weights(
     }
     let (n, completions) = (whole.len() as f64, trained().count() as f64);
     let tokens = lengths.iter().sum::<usize>() as f64;
-    let weight = |sequence: &usize| match kind.aggregation() {
-        LossAggregation::SequenceMean => {
+    let weight = |sequence: &usize| match kind {
+        // The mean over tokens, then over sequences (Shao et al. 2024).
+        LossKind::Grpo | LossKind::Sapo(_) | LossKind::Gspo => {
             1.0 / (n * whole.get(sequence).copied().unwrap_or(1) as f64)
         }
-        LossAggregation::TokenLimit => 1.0 / (completions * max_completion_tokens.max(1) as f64),
-        LossAggregation::SequenceSum => 1.0 / n,
-        LossAggregation::TokenMean => 1.0 / tokens,
+        // As if each completion had the most tokens, free of length bias (Liu et al. 2025).
+        LossKind::DrGrpo => 1.0 / (completions * max_completion_tokens.max(1) as f64),
+        // The sum over tokens, then the mean over sequences (Tang et al. 2025).
+        LossKind::Luspo => 1.0 / n,
+        // The mean over all tokens (Yu et al. 2025). The local batch that normalizes `bnpo` is the optimizer step,
+        // as in TRL without accumulation; any other choice would depend on the micro-batches.
+        LossKind::Bnpo
+        | LossKind::Dapo
+        | LossKind::Cispo
+        | LossKind::Reinforce
+        | LossKind::Vespo(_) => 1.0 / tokens,
     };
     let own = |(length, sequence): (&usize, &usize)| {
         if *length == 0 { 0.0 } else { weight(sequence) }

@@ -9,18 +9,14 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::float_bits;
-use super::loss::{
-    LossCoefficients, LossSequence, SequenceLoss, SurrogateKind, sequence_loss, sequence_weights,
-};
-use crate::config::TrainConfig;
+use super::loss::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss, sequence_weights};
+use crate::config::{LossKind, TrainConfig};
 
 /// Current values of the coefficients that may follow a target; a part of the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct AdaptiveCoefficients {
-    /// Coefficient of the KL.
     #[serde(with = "float_bits")]
     pub beta: f64,
-    /// Coefficient of the entropy bonus.
     #[serde(with = "float_bits")]
     pub entropy_coef: f64,
     /// Mean entropy of the last update, in nats; infinite before the first.
@@ -38,7 +34,7 @@ impl AdaptiveCoefficients {
     pub fn configured(self, config: &TrainConfig) -> Self {
         let beta = if config.kl.target > 0.0 { self.beta } else { config.beta };
         let entropy_coef =
-            if config.entropy.adaptive { self.entropy_coef } else { config.entropy.coef };
+            if config.entropy.is_adaptive() { self.entropy_coef } else { config.entropy.coef };
         Self { beta, entropy_coef, ..self }
     }
 
@@ -58,17 +54,16 @@ impl AdaptiveCoefficients {
 /// The loss of one update, with the values that depend on the whole optimizer step.
 pub(crate) struct Objective<'a> {
     config: &'a TrainConfig,
-    /// Token weight of each sample.
     weights: Vec<f64>,
     /// Coefficients of all samples, except for the token weight.
     coefficients: LossCoefficients,
-    /// Weight of each token of a correction.
     correction: f64,
 }
 
 impl<'a> Objective<'a> {
     /// `lengths` has the completion length of each sample, 0 for those that are left out, `sequences` the sequence that
-    /// it is a part of, and `entropies` those of all trained tokens if `train.top_entropy_quantile` is below 1.
+    /// it is a part of, `entropies` those of all trained tokens if `train.top_entropy_quantile` is below 1, and
+    /// `corrected` is the number of the corrections' tokens.
     pub fn new(
         config: &'a TrainConfig,
         adaptive: &AdaptiveCoefficients,
@@ -76,6 +71,7 @@ impl<'a> Objective<'a> {
         sequences: &[usize],
         max_completion_tokens: usize,
         entropies: &[f64],
+        corrected: usize,
     ) -> Self {
         let entropy_coef = super::loss::active_entropy_coef(
             adaptive.entropy_coef,
@@ -95,7 +91,8 @@ impl<'a> Objective<'a> {
             beta: adaptive.beta,
         };
         let weights = sequence_weights(config.loss, lengths, sequences, max_completion_tokens);
-        Self { config, weights, coefficients, correction: 0.0 }
+        let correction = config.correction_weight / corrected.max(1) as f64;
+        Self { config, weights, coefficients, correction }
     }
 
     /// Appends `[dloss/dlogp, dloss/dentropy]` of every token of sample `index` to `gradients`, and
@@ -123,7 +120,7 @@ impl<'a> Objective<'a> {
 // The loss of corrections: texts that clients wrote in place of a completion.
 
 impl Objective<'_> {
-    /// The same objective for a step with this number of corrections' tokens. It adds
+    /// As [`Self::add_sequence`], for a correction with the policy's `logprobs`. All corrections add
     ///
     /// ```text
     /// train.correction_weight * mean over all tokens of the step's corrections of -l
@@ -133,12 +130,6 @@ impl Objective<'_> {
     /// that of supervised fine-tuning (TRL's `SFTTrainer`); InstructGPT adds a weighted log-likelihood
     /// to its reinforcement learning objective in the same way (Ouyang et al. 2022, eq. 2). There is no
     /// importance ratio, because no policy sampled the text, and no KL and no entropy bonus.
-    pub fn with_corrections(self, tokens: usize) -> Self {
-        let correction = self.config.correction_weight / tokens.max(1) as f64;
-        Self { correction, ..self }
-    }
-
-    /// As [`Self::add_sequence`], for a correction with the policy's `logprobs`.
     pub fn add_correction(
         &self,
         logprobs: &[f64],
@@ -147,7 +138,9 @@ impl Objective<'_> {
     ) {
         let nll = -logprobs.iter().sum::<f64>();
         totals.loss += self.correction * nll;
-        totals.add_correction(logprobs.len(), nll);
+        totals.corrections += 1.0;
+        totals.correction_tokens += logprobs.len() as f64;
+        totals.correction_nll += nll;
         gradients.extend(logprobs.iter().map(|_| [-self.correction, 0.0]));
     }
 }
@@ -189,9 +182,7 @@ impl ValueSummary {
 /// Sums over all forward/backward passes of a step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepTotals {
-    /// Number of passes.
     pub passes: f64,
-    /// Number of sequences.
     pub samples: f64,
     pub loss: f64,
     /// Number of completion tokens that are trained on.
@@ -225,12 +216,10 @@ pub(crate) struct StepTotals {
 }
 
 impl StepTotals {
-    /// One pass without sequences.
     pub fn of_one_pass() -> Self {
         Self { passes: 1.0, ..Self::default() }
     }
 
-    /// Adds one sequence.
     pub fn add_sequence(&mut self, sequence: &LossSequence<'_>, loss: &SequenceLoss) {
         self.samples += 1.0;
         self.tokens += sequence.logprobs.len() as f64;
@@ -250,13 +239,6 @@ impl StepTotals {
         loss.ratios.iter().for_each(|ratio| self.ratio.add(*ratio));
         loss.sampler_weights.iter().for_each(|weight| self.sampler_ratio.add(*weight));
         loss.vespo_weight.iter().for_each(|weight| self.vespo_weight.add(*weight));
-    }
-
-    /// Adds one correction with its negative log-likelihood. Its loss is added elsewhere.
-    pub fn add_correction(&mut self, tokens: usize, nll: f64) {
-        self.corrections += 1.0;
-        self.correction_tokens += tokens as f64;
-        self.correction_nll += nll;
     }
 
     /// Adds one sample's |recorded - recomputed| log-probabilities; returns their mean.
@@ -343,7 +325,7 @@ impl StepTotals {
                 put("clip_low_min", self.clipped_low.min);
                 put("clip_region", (self.cut_low + self.cut_high) / self.ratio.count);
             }
-            if clips || config.loss.surrogate() == SurrogateKind::Bounded {
+            if clips || config.loss == LossKind::Cispo {
                 put("clip_high", self.cut_high / self.ratio.count);
                 put("clip_high_max", self.clipped_high.max);
             }

@@ -20,7 +20,7 @@ fn a_sample_of_length_zero_has_no_gradient_and_is_not_counted() {
     let mut config = TrainConfig { beta: 0.0, ..TrainConfig::default() };
     config.entropy.coef = 0.5;
     let adaptive = AdaptiveCoefficients::new(&config);
-    let objective = Objective::new(&config, &adaptive, &[2, 0], &[0, 1], 8, &[]);
+    let objective = Objective::new(&config, &adaptive, &[2, 0], &[0, 1], 8, &[], 0);
     let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
     let sequence = sequence(&[-1.0, -2.0], &[0.7, 0.9], &[-1.0, -2.0], 1.0);
     for index in 0..2 {
@@ -40,7 +40,7 @@ fn a_sample_of_length_zero_has_no_gradient_and_is_not_counted() {
 fn clipping_is_counted_by_token_and_by_sequence() {
     let config = TrainConfig { beta: 0.0, ..TrainConfig::default() };
     let adaptive = AdaptiveCoefficients::new(&config);
-    let objective = Objective::new(&config, &adaptive, &[2, 2], &[0, 1], 8, &[]);
+    let objective = Objective::new(&config, &adaptive, &[2, 2], &[0, 1], 8, &[], 0);
     let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
     // Ratios e and 1, then 1 and 1 / e.
     for (index, (recorded, advantage)) in
@@ -70,7 +70,7 @@ fn fixed_coefficients_follow_the_configuration_after_a_restart() {
     let saved = AdaptiveCoefficients { beta: 0.7, entropy_coef: 0.4, entropy: 0.1 };
     assert_eq!(saved.configured(&config), AdaptiveCoefficients { entropy_coef: 0.0, ..saved });
     config.kl.target = 0.0;
-    config.entropy.adaptive = true;
+    config.entropy.target = 0.2;
     assert_eq!(saved.configured(&config), AdaptiveCoefficients { beta: config.beta, ..saved });
     let text = serde_json::to_string(&saved).unwrap();
     assert_eq!(serde_json::from_str::<AdaptiveCoefficients>(&text).unwrap(), saved);
@@ -79,62 +79,31 @@ fn fixed_coefficients_follow_the_configuration_after_a_restart() {
     assert_eq!(serde_json::from_str::<AdaptiveCoefficients>(&text).unwrap(), fresh);
 }
 
-mod corrections {
-    use std::collections::BTreeMap;
-
-    use super::super::*;
-    use crate::config::TrainConfig;
-    use crate::learning::loss::LossSequence;
-    use crate::learning::objective::AdaptiveCoefficients;
-
-    #[test]
-    fn corrections_add_their_mean_negative_log_likelihood() {
-        let config = TrainConfig { beta: 0.0, correction_weight: 0.5, ..TrainConfig::default() };
-        let adaptive = AdaptiveCoefficients::new(&config);
-        // One sampled completion of two tokens; corrections of one and three tokens.
-        let objective =
-            Objective::new(&config, &adaptive, &[2, 0, 0], &[0, 1, 2], 8, &[]).with_corrections(4);
-        let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
-        let sampled = [-1.0, -2.0];
-        let sequence = LossSequence {
-            logprobs: &sampled,
-            entropies: &[0.7, 0.9],
-            recorded: &sampled,
-            old: None,
-            reference: None,
-            advantage: 1.0,
-        };
-        objective.add_sequence(0, &sequence, &mut gradients, &mut totals);
-        objective.add_correction(&[-3.0], &mut gradients, &mut totals);
-        objective.add_correction(&[-0.5, -1.0, -1.5], &mut gradients, &mut totals);
-        assert_eq!(gradients[..2], [[-0.5, 0.0]; 2], "corrections do not count in the mean");
-        assert_eq!(gradients[2..], [[-0.125, 0.0]; 4]);
-        // -A r in the mean over two tokens, and half of the mean of 3, 0.5, 1 and 1.5.
-        assert!((totals.loss - (-1.0 + 0.5 * 1.5)).abs() < 1e-12);
+#[test]
+fn corrections_add_their_mean_negative_log_likelihood() {
+    let config = TrainConfig { beta: 0.0, correction_weight: 0.5, ..TrainConfig::default() };
+    let adaptive = AdaptiveCoefficients::new(&config);
+    // One sampled completion of two tokens; corrections of one and three tokens.
+    let objective = Objective::new(&config, &adaptive, &[2, 0, 0], &[0, 1, 2], 8, &[], 4);
+    let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
+    let sequence = sequence(&[-1.0, -2.0], &[0.7, 0.9], &[-1.0, -2.0], 1.0);
+    objective.add_sequence(0, &sequence, &mut gradients, &mut totals);
+    objective.add_correction(&[-3.0], &mut gradients, &mut totals);
+    objective.add_correction(&[-0.5, -1.0, -1.5], &mut gradients, &mut totals);
+    assert_eq!(gradients[..2], [[-0.5, 0.0]; 2], "corrections do not count in the mean");
+    assert_eq!(gradients[2..], [[-0.125, 0.0]; 4]);
+    // -A r in the mean over two tokens, and half of the mean of 3, 0.5, 1 and 1.5.
+    assert!((totals.loss - (-1.0 + 0.5 * 1.5)).abs() < 1e-12);
+    totals.computed_tokens = 12.0;
+    let once = totals.clone();
+    // A second pass, as of another update, has the same means.
+    totals.add(&once);
+    for totals in [once, totals] {
         let mut metrics = BTreeMap::new();
-        totals.computed_tokens = 12.0;
         totals.insert_metrics(&config, &mut metrics);
+        assert!((metrics["loss"] + 0.25).abs() < 1e-12);
         assert_eq!((metrics["correction/nll"], metrics["correction/samples"]), (1.5, 2.0));
         assert_eq!((metrics["samples"], metrics["tokens"]), (1.0, 2.0));
         assert_eq!(metrics["loss_token_fraction"], 0.5);
-    }
-
-    #[test]
-    fn a_step_of_corrections_alone_has_a_loss_and_no_metric_of_samples() {
-        let config = TrainConfig { correction_weight: 2.0, ..TrainConfig::default() };
-        let adaptive = AdaptiveCoefficients::new(&config);
-        let objective = Objective::new(&config, &adaptive, &[0], &[0], 8, &[]).with_corrections(2);
-        let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
-        objective.add_correction(&[-1.0, -2.0], &mut gradients, &mut totals);
-        // A second pass, as of another update.
-        let mut both = totals.clone();
-        both.add(&totals);
-        let mut metrics = BTreeMap::new();
-        both.insert_metrics(&config, &mut metrics);
-        assert_eq!((metrics["loss"], metrics["correction/nll"]), (3.0, 1.5));
-        assert_eq!(metrics["correction/samples"], 1.0);
-        for name in ["samples", "tokens", "entropy", "kl", "ratio_mean"] {
-            assert!(!metrics.contains_key(name), "{name}");
-        }
     }
 }

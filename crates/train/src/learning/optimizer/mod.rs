@@ -8,32 +8,17 @@ use rayon::prelude::*;
 
 use hone_model::ModelError;
 
+use crate::config::{OptimizerKind, TrainConfig};
 use crate::error::{LearnError, Result};
 
 /// Variables that one thread handles at least: those of a small model take less time than to wake a thread.
 const VARIABLES_PER_TASK: usize = 8;
-
-/// Settings of [`AdamW`] except the learning rate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct AdamWConfig {
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Added to the denominator.
-    pub eps: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// Whether to quantize the moments of variables with at least 4096 values to eight bits.
-    pub eight_bit: bool,
-}
 
 /// One moment of one variable.
 #[derive(Clone, Debug)]
 enum Moment {
     /// With the shape and type of the variable.
     Full(Tensor),
-    /// The values in row-major order.
     Quantized(QuantizedBlocks),
 }
 
@@ -57,7 +42,6 @@ struct AdamMoments {
     second: Moment,
 }
 
-/// A variable's next value and moments.
 struct Updated<'v> {
     name: String,
     variable: &'v Var,
@@ -75,31 +59,14 @@ struct Updated<'v> {
 /// p <- p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 /// ```
 ///
-/// With eight bits, m and v are quantized after the update.
-#[derive(Clone, Debug)]
+/// With eight bits, m and v of variables with at least [`MIN_VALUES`] values are quantized after the update.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct AdamW {
-    config: AdamWConfig,
-    /// Number of updates.
-    updates: u64,
+    pub updates: u64,
     moments: BTreeMap<String, AdamMoments>,
 }
 
 impl AdamW {
-    /// An optimizer without moments.
-    pub fn new(config: AdamWConfig) -> Self {
-        Self { config, updates: 0, moments: BTreeMap::new() }
-    }
-
-    /// Number of updates.
-    pub fn updates(&self) -> u64 {
-        self.updates
-    }
-
-    /// Resets the moments and the number of updates.
-    pub fn clear(&mut self) {
-        *self = Self::new(self.config);
-    }
-
     /// The moments under the names `NAME.first` and `NAME.second`, or, if quantized,
     /// `NAME.first.codes`, `NAME.first.maxima` and so on.
     pub fn tensors(&self) -> Result<BTreeMap<String, Tensor>> {
@@ -121,8 +88,8 @@ impl AdamW {
         Ok(tensors)
     }
 
-    /// Restores the result of [`Self::tensors`]. If [`AdamWConfig::eight_bit`] has changed since, the
-    /// next update converts the moments.
+    /// Restores the result of [`Self::tensors`]. If `train.optimizer` has changed since, the next update converts
+    /// the moments.
     pub fn restore(
         &mut self,
         updates: u64,
@@ -152,24 +119,18 @@ impl AdamW {
     /// changes nothing, if a value or moment would not be finite.
     pub fn update<'v>(
         &mut self,
+        config: &TrainConfig,
         variables: &[(String, &'v Var)],
         gradients: &BTreeMap<String, Tensor>,
         learning_rate: f64,
     ) -> Result<bool> {
-        let AdamWConfig { beta1, beta2, eps, weight_decay, eight_bit } = self.config;
+        let TrainConfig { adam_beta1: beta1, adam_beta2: beta2, weight_decay, .. } = *config;
+        let eight_bit = config.optimizer == OptimizerKind::AdamW8bit;
         let t = i32::try_from(self.updates + 1).unwrap_or(i32::MAX);
         let step_size = learning_rate / (1.0 - beta1.powi(t));
         let root = (1.0 - beta2.powi(t)).sqrt();
         let updated = |(name, variable): &(String, &'v Var)| -> Result<Option<Updated<'v>>> {
             let Some(gradient) = gradients.get(name) else { return Ok(None) };
-            if gradient.dims() != variable.dims() {
-                let reason = format!(
-                    "the gradient of `{name}` has shape {:?}, the variable {:?}",
-                    gradient.dims(),
-                    variable.dims()
-                );
-                return Err(ModelError::weights(reason).into());
-            }
             let (first, second) = match self.moments.get(name) {
                 Some(m) => {
                     (m.first.tensor(gradient, &SIGNED)?, m.second.tensor(gradient, &UNSIGNED)?)
@@ -178,7 +139,7 @@ impl AdamW {
             };
             let first = ((first * beta1)? + (gradient * (1.0 - beta1))?)?;
             let second = ((second * beta2)? + (gradient.sqr()? * (1.0 - beta2))?)?;
-            let denominator = ((second.sqrt()? / root)? + eps)?;
+            let denominator = ((second.sqrt()? / root)? + config.adam_eps)?;
             let decayed = (variable.as_detached_tensor() * (1.0 - learning_rate * weight_decay))?;
             let value = (decayed - ((&first / denominator)? * step_size)?)?;
             let is_finite = is_finite(&value)? && is_finite(&second)?;
@@ -309,7 +270,6 @@ impl CodeBook {
         Self { values, midpoints }
     }
 
-    /// The index of the nearest value.
     fn nearest(&self, x: f32) -> u8 {
         self.midpoints.partition_point(|midpoint| *midpoint < x) as u8
     }
@@ -318,9 +278,7 @@ impl CodeBook {
 /// Quantized values: one byte per value, and four per block.
 #[derive(Clone, Debug, PartialEq)]
 struct QuantizedBlocks {
-    /// Index of each value in the code book.
     pub codes: Vec<u8>,
-    /// The largest magnitude in each block.
     pub maxima: Vec<f32>,
 }
 
@@ -342,7 +300,6 @@ impl QuantizedBlocks {
         Self { codes, maxima }
     }
 
-    /// The values of the codes.
     fn decode(&self, book: &CodeBook) -> Vec<f32> {
         let blocks = self.codes.chunks(BLOCK).zip(&self.maxima);
         blocks

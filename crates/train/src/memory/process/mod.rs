@@ -180,8 +180,7 @@ impl MemoryPlanner<'_> {
     /// `train.max_tokens`, or what fits, at most the context. Without a limit everything fits.
     ///
     /// # Errors
-    /// [`LearnError::Memory`] if not even the usual shards fit, and [`LearnError::MaxTokens`] if they
-    /// do, but samples of `train.max_tokens` do not.
+    /// [`LearnError::Memory`] if the usual shards or samples of `train.max_tokens` do not fit.
     pub fn longest_sample(&self, limit: Option<usize>) -> Result<usize> {
         let wanted = self.config.max_tokens;
         let most = if wanted > 0 { wanted } else { self.context };
@@ -191,11 +190,13 @@ impl MemoryPlanner<'_> {
         let usual = self.usual_tokens();
         if !fits(usual) {
             let config = TrainConfig { recompute: Recompute::Always, ..self.config.clone() };
-            return Err(LearnError::Memory {
-                needed: mib(self.plan(usual).peak),
-                available: limit >> 20,
-                least: mib(MemoryPlanner { config: &config, ..*self }.plan(usual).peak),
-            });
+            return Err(LearnError::Memory(format!(
+                "the process needs about {} MiB to train, but {} MiB are available; with \
+                 `train.recompute` \"always\" it needs about {} MiB",
+                mib(self.plan(usual).peak),
+                limit >> 20,
+                mib(MemoryPlanner { config: &config, ..*self }.plan(usual).peak)
+            )));
         }
         if fits(most) {
             return Ok(most);
@@ -209,15 +210,14 @@ impl MemoryPlanner<'_> {
         if wanted == 0 {
             return Ok(low);
         }
-        Err(LearnError::MaxTokens {
-            max_tokens: wanted,
-            needed: mib(self.plan(wanted).peak),
-            available: limit >> 20,
-            fits: low,
-        })
+        Err(LearnError::Memory(format!(
+            "`train.max_tokens` is {wanted}, for which the process needs about {} MiB, but {} MiB are \
+             available: set it to at most {low}, or to 0 for what fits",
+            mib(self.plan(wanted).peak),
+            limit >> 20
+        )))
     }
 
-    /// The parts that are held from the start on.
     fn held(&self, step: &MemoryPlan) -> Vec<MemoryPart> {
         let ProcessSetup { trains, replicas, judge_replicas, .. } = self.setup;
         let ProcessSetup { sequences, versions, kept_versions, ledger_cache, .. } = self.setup;
@@ -230,10 +230,10 @@ impl MemoryPlanner<'_> {
             ("ledger cache", ledger_cache),
             ("serving weights", copies(replicas)),
             ("judge weights", copies(judge_replicas)),
-            ("base weights", if trains || sequences > 0 { step.base } else { 0 }),
-            ("adapter", self.if_training(step.adapter) + versions * self.adapter(step)),
+            ("base weights", if trains || sequences > 0 { step.part("base weights") } else { 0 }),
+            ("adapter", self.if_training(step.part("adapter")) + versions * self.adapter(step)),
             ("kept adapters", kept * self.adapter(step)),
-            ("optimizer moments", self.if_training(step.moments)),
+            ("optimizer moments", self.if_training(step.part("optimizer moments"))),
             ("sampler buffers", self.setup.sampler_buffers),
         ];
         let part = |(part, bytes)| MemoryPart { part, phase: MemoryPhase::Start, bytes };
@@ -249,7 +249,6 @@ impl MemoryPlanner<'_> {
         shorter.fold(longest, |most, plan| if plan.step() > most.step() { plan } else { most })
     }
 
-    /// `bytes`, or 0 without training.
     fn if_training(&self, bytes: usize) -> usize {
         if self.setup.trains { bytes } else { 0 }
     }
@@ -259,14 +258,12 @@ impl MemoryPlanner<'_> {
         shard_tokens(self.spec)
     }
 
-    /// Number of values of the model's weights.
     fn weights(&self) -> usize {
         self.spec.weight_shapes().iter().map(|(_, s)| s.iter().product::<usize>()).sum()
     }
 
-    /// Bytes of one copy of the adapter.
     fn adapter(&self, step: &MemoryPlan) -> usize {
-        step.gradients / (1 + step.in_flight)
+        step.part("gradients") / (1 + step.in_flight)
     }
 
     fn tokenizer(&self) -> usize {

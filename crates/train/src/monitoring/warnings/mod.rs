@@ -16,7 +16,7 @@ use hone_core::metrics::Metrics;
 use hone_core::types::StepRecord;
 use hone_reward::routes::{RouteConfig, RouteList};
 
-use crate::monitoring::metric_names;
+use crate::monitoring::metric_names::{self, finite};
 
 /// What batches without a learning signal have in common; their number precedes it in messages.
 pub(crate) const EQUAL_REWARDS: &str = "had no group with different rewards";
@@ -30,7 +30,6 @@ pub(crate) const EQUAL_REWARDS: &str = "had no group with different rewards";
     Eq,
     PartialOrd,
     Ord,
-    Hash,
     Serialize,
     Deserialize,
     Display,
@@ -258,7 +257,6 @@ impl Signal {
     }
 }
 
-/// Whether a kind of warning is active.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Episode {
     active: bool,
@@ -319,9 +317,9 @@ impl MonitorState {
         let parts = roles.correctness.iter().filter_map(|part| metric_names::part(record, part));
         let correctness = parts.reduce(|sum, mean| sum + mean);
         for (values, value) in [
-            (&mut self.rewards, metric_names::finite(record, metric_names::REWARD_MEAN)),
+            (&mut self.rewards, finite(record, metric_names::REWARD_MEAN)),
             (&mut self.stds, metric_names::reward_std(record)),
-            (&mut self.lengths, metric_names::finite(record, metric_names::LENGTH)),
+            (&mut self.lengths, finite(record, metric_names::LENGTH)),
             (&mut self.correctness, correctness),
         ] {
             values.extend(value);
@@ -329,7 +327,7 @@ impl MonitorState {
             values.drain(..surplus);
         }
         if !self.entropy_known {
-            self.entropies.extend(metric_names::finite(record, metric_names::ENTROPY));
+            self.entropies.extend(finite(record, metric_names::ENTROPY));
             self.entropy_known = self.entropies.len() as u64 >= PATIENCE;
         }
     }
@@ -356,11 +354,7 @@ impl HealthMonitor {
         let routes = routes.0.iter().filter(|route| only.is_none_or(|name| name == route.name));
         let parts: Vec<_> = routes.flat_map(RouteConfig::parts).collect();
         let parts = parts.iter().map(|part| (part.name.as_str(), part.kind.name()));
-        Self::with_roles(config.clone(), RewardRoles::of(parts), state)
-    }
-
-    fn with_roles(config: WarningConfig, roles: RewardRoles, state: MonitorState) -> Self {
-        Self { config, roles, state }
+        Self { config: config.clone(), roles: RewardRoles::of(parts), state }
     }
 
     /// The state from which a resumed run continues.
@@ -368,7 +362,6 @@ impl HealthMonitor {
         &self.state
     }
 
-    /// The kinds whose episode has not ended.
     fn active(&self) -> impl Iterator<Item = WarningKind> {
         self.state.episodes.iter().filter(|(_, episode)| episode.active).map(|(kind, _)| *kind)
     }
@@ -403,10 +396,8 @@ impl HealthMonitor {
         }
         self.state.last_step = record.step;
         self.state.add(&self.roles, record);
-        let context =
-            StepContext { config: &self.config, roles: &self.roles, state: &self.state, record };
-        let signals: Vec<(WarningKind, Signal)> =
-            WarningKind::ALL.iter().map(|kind| (*kind, context.signal(*kind))).collect();
+        let signal = |kind: &WarningKind| (*kind, self.signal(*kind, record));
+        let signals: Vec<_> = WarningKind::ALL.iter().map(signal).collect();
         let mut raised = Vec::new();
         for (kind, signal) in signals {
             let raise_after = match kind {
@@ -425,65 +416,62 @@ impl HealthMonitor {
 
 // The conditions of the warnings, evaluated on one step and the steps before it.
 
-/// The inputs of every condition. `state` already includes `record`.
-struct StepContext<'a> {
-    config: &'a WarningConfig,
-    roles: &'a RewardRoles,
-    state: &'a MonitorState,
-    record: &'a StepRecord,
+/// Bad above `limit`.
+fn above(value: f64, limit: f64, message: impl FnOnce() -> String) -> Signal {
+    if value > limit {
+        Signal::Bad(message())
+    } else if value <= limit * (1.0 - HYSTERESIS) {
+        Signal::Good
+    } else {
+        Signal::Near
+    }
 }
 
-impl StepContext<'_> {
-    fn signal(&self, kind: WarningKind) -> Signal {
+/// Bad below `limit`.
+fn below(value: f64, limit: f64, message: impl FnOnce() -> String) -> Signal {
+    if value < limit {
+        Signal::Bad(message())
+    } else if value >= limit * (1.0 + HYSTERESIS) {
+        Signal::Good
+    } else {
+        Signal::Near
+    }
+}
+
+/// The name of what [`metric_names::reward_std`] compares.
+fn compared(record: &StepRecord) -> &'static str {
+    match finite(record, metric_names::REWARD_STD) {
+        Some(_) => "within groups",
+        None => "over single completions",
+    }
+}
+
+/// The state already includes `record`.
+impl HealthMonitor {
+    fn signal(&self, kind: WarningKind, record: &StepRecord) -> Signal {
         match kind {
-            WarningKind::Collapse => self.collapse(),
-            WarningKind::KlExplosion => self.kl_explosion(),
-            WarningKind::FlatReward => self.flat_reward(),
-            WarningKind::FormatIgnored => self.format_ignored(),
-            WarningKind::LengthHacking => self.length_hacking(),
-            WarningKind::EntropyCollapse => self.entropy_collapse(),
-            WarningKind::ClipRatioHigh => self.clip_ratio_high(),
+            WarningKind::Collapse => self.collapse(record),
+            WarningKind::KlExplosion => self.kl_explosion(record),
+            WarningKind::FlatReward => self.flat_reward(record),
+            WarningKind::FormatIgnored => self.format_ignored(record),
+            WarningKind::LengthHacking => self.length_hacking(record),
+            WarningKind::EntropyCollapse => self.entropy_collapse(record),
+            WarningKind::ClipRatioHigh => self.clip_ratio_high(record),
         }
     }
 
-    fn metric(&self, name: &str) -> Option<f64> {
-        metric_names::finite(self.record, name)
-    }
-
-    /// Bad above `limit`.
-    fn above(&self, value: f64, limit: f64, message: impl FnOnce() -> String) -> Signal {
-        if value > limit {
-            Signal::Bad(message())
-        } else if value <= limit * (1.0 - HYSTERESIS) {
-            Signal::Good
-        } else {
-            Signal::Near
-        }
-    }
-
-    /// Bad below `limit`.
-    fn below(&self, value: f64, limit: f64, message: impl FnOnce() -> String) -> Signal {
-        if value < limit {
-            Signal::Bad(message())
-        } else if value >= limit * (1.0 + HYSTERESIS) {
-            Signal::Good
-        } else {
-            Signal::Near
-        }
-    }
-
-    fn collapse(&self) -> Signal {
+    fn collapse(&self, record: &StepRecord) -> Signal {
         // Equal rewards at the maximum are a success.
-        if self.metric(metric_names::REWARD_MEAN).is_some_and(|mean| self.is_maximal(mean)) {
+        if finite(record, metric_names::REWARD_MEAN).is_some_and(|mean| self.is_maximal(mean)) {
             return Signal::Good;
         }
-        let std = metric_names::reward_std(self.record).map(|std| {
-            self.below(std, self.config.min_reward_std, || {
-                format!("the reward's standard deviation {} fell to {std:.3}", self.compared())
+        let std = metric_names::reward_std(record).map(|std| {
+            below(std, self.config.min_reward_std, || {
+                format!("the reward's standard deviation {} fell to {std:.3}", compared(record))
             })
         });
-        let zero = self.metric(metric_names::ZERO_STD_GROUPS).map(|share| {
-            self.above(share, MAX_ZERO_STD_GROUPS, || match self.equal_batches() {
+        let zero = finite(record, metric_names::ZERO_STD_GROUPS).map(|share| {
+            above(share, MAX_ZERO_STD_GROUPS, || match self.equal_batches() {
                 0 | 1 => {
                     let percent = share * 100.0;
                     format!("in {percent:.0} % of groups all completions have equal rewards")
@@ -494,31 +482,23 @@ impl StepContext<'_> {
         Signal::worst([zero, std].into_iter().flatten())
     }
 
-    /// What [`metric_names::reward_std`] compares.
-    fn compared(&self) -> &'static str {
-        match self.metric(metric_names::REWARD_STD) {
-            Some(_) => "within groups",
-            None => "over single completions",
-        }
-    }
-
     /// Consecutive steps, this one last, whose groups all had equal rewards.
     fn equal_batches(&self) -> usize {
         // Equal rewards deviate by rounding errors only.
         self.state.stds.iter().rev().take_while(|std| **std < 1e-9).count()
     }
 
-    fn kl_explosion(&self) -> Signal {
-        match self.record.metrics.get(metric_names::KL) {
+    fn kl_explosion(&self, record: &StepRecord) -> Signal {
+        match record.metrics.get(metric_names::KL) {
             Some(kl) if !kl.is_finite() => Signal::Certain(format!("KL to the reference is {kl}")),
-            Some(&kl) => self.above(kl, MAX_KL, || {
+            Some(&kl) => above(kl, MAX_KL, || {
                 format!("KL to the reference reached {kl:.3} nats per token, above {MAX_KL}")
             }),
             None => Signal::Unknown,
         }
     }
 
-    fn flat_reward(&self) -> Signal {
+    fn flat_reward(&self, record: &StepRecord) -> Signal {
         let (Some(rise), Some(std), Some(mean)) =
             (trend(&self.state.rewards, WINDOW), mean(&self.state.stds), mean(&self.state.rewards))
         else {
@@ -531,12 +511,12 @@ impl StepContext<'_> {
         if !is_learnable || self.is_maximal(current) {
             return Signal::Good;
         }
-        self.below(rise / std, MIN_RISE, || {
+        below(rise / std, MIN_RISE, || {
             format!(
                 "the reward changed by {rise:+.3} in {} steps, at a standard deviation {} of \
                  {std:.3}",
                 WINDOW,
-                self.compared()
+                compared(record)
             )
         })
     }
@@ -546,28 +526,24 @@ impl StepContext<'_> {
         self.config.reward_max.is_some_and(|max| mean >= max - 0.1 * max.abs())
     }
 
-    fn format_ignored(&self) -> Signal {
+    fn format_ignored(&self, record: &StepRecord) -> Signal {
         // A part without a mean is bad only if the step has means at all.
-        if metric_names::parts(self.record).next().is_none() {
+        if metric_names::parts(record).next().is_none() {
             return Signal::Unknown;
         }
-        Signal::worst(self.roles.format.iter().map(|part| {
-            match metric_names::part(self.record, part) {
-                Some(mean) => self.below(mean, MIN_FORMAT, || {
-                    format!(
-                        "the part \"{part}\" stayed near 0 for {FORMAT_PATIENCE} steps ({mean:.3})"
-                    )
-                }),
-                None => Signal::Bad(format!(
-                    "the part \"{part}\" had no value for {FORMAT_PATIENCE} steps"
-                )),
+        Signal::worst(self.roles.format.iter().map(|part| match metric_names::part(record, part) {
+            Some(mean) => below(mean, MIN_FORMAT, || {
+                format!("the part \"{part}\" stayed near 0 for {FORMAT_PATIENCE} steps ({mean:.3})")
+            }),
+            None => {
+                Signal::Bad(format!("the part \"{part}\" had no value for {FORMAT_PATIENCE} steps"))
             }
         }))
     }
 
-    fn length_hacking(&self) -> Signal {
-        let truncated = self.metric(metric_names::TRUNCATED).map(|share| {
-            self.above(share, MAX_TRUNCATED, || {
+    fn length_hacking(&self, record: &StepRecord) -> Signal {
+        let truncated = finite(record, metric_names::TRUNCATED).map(|share| {
+            above(share, MAX_TRUNCATED, || {
                 format!("{:.0} % of completions ended at the token limit", share * 100.0)
             })
         });
@@ -576,7 +552,7 @@ impl StepContext<'_> {
 
     /// Bad if length and reward rise together without correctness.
     fn length_growth(&self) -> Option<Signal> {
-        let state = self.state;
+        let state = &self.state;
         let growth = trend(&state.lengths, WINDOW)?;
         let correctness = trend(&state.correctness, WINDOW)?;
         let reward = trend(&state.rewards, WINDOW)?;
@@ -587,7 +563,7 @@ impl StepContext<'_> {
         if reward <= margin || correctness > margin {
             return Some(Signal::Good);
         }
-        Some(self.above(share, MAX_LENGTH_GROWTH, || {
+        Some(above(share, MAX_LENGTH_GROWTH, || {
             format!(
                 "in {WINDOW} steps completions grew by {growth:.0} tokens and the reward by \
                  {reward:.3}, but correctness by {correctness:+.3}"
@@ -595,22 +571,22 @@ impl StepContext<'_> {
         }))
     }
 
-    fn entropy_collapse(&self) -> Signal {
-        let current = self.metric(metric_names::ENTROPY);
+    fn entropy_collapse(&self, record: &StepRecord) -> Signal {
+        let current = finite(record, metric_names::ENTROPY);
         let (Some(current), Some(first)) = (current, self.state.first_entropy()) else {
             return Signal::Unknown;
         };
-        self.below(current, first * MIN_ENTROPY_SHARE, || {
+        below(current, first * MIN_ENTROPY_SHARE, || {
             format!("the entropy fell from {first:.3} to {current:.3} nats per token")
         })
     }
 
-    fn clip_ratio_high(&self) -> Signal {
-        let shares = [metric_names::CLIP_LOW, metric_names::CLIP_HIGH].map(|n| self.metric(n));
+    fn clip_ratio_high(&self, record: &StepRecord) -> Signal {
+        let shares = [metric_names::CLIP_LOW, metric_names::CLIP_HIGH].map(|n| finite(record, n));
         let Some(share) = shares.into_iter().flatten().reduce(|low, high| low + high) else {
             return Signal::Unknown;
         };
-        self.above(share, MAX_CLIP_RATIO, || {
+        above(share, MAX_CLIP_RATIO, || {
             format!("{:.0} % of importance ratios were clipped", share * 100.0)
         })
     }

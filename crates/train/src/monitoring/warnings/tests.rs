@@ -17,7 +17,11 @@ fn roles() -> RewardRoles {
 }
 
 fn monitor() -> HealthMonitor {
-    HealthMonitor::with_roles(WarningConfig::default(), roles(), MonitorState::default())
+    with(WarningConfig::default(), MonitorState::default())
+}
+
+fn with(config: WarningConfig, state: MonitorState) -> HealthMonitor {
+    HealthMonitor { config, roles: roles(), state }
 }
 
 /// Observes the steps that `metrics` describes; returns the warnings raised.
@@ -57,8 +61,12 @@ fn healthy_except(step: u64, changed: &[(&'static str, f64)]) -> Vec<(&'static s
 }
 
 #[test]
-fn a_healthy_run_raises_no_warning() {
+fn healthy_and_isolated_steps_raise_no_warning_and_oscillating_ones_raise_one() {
     assert_eq!(run(&mut monitor(), 1..150, healthy), []);
+    let kl = |s, is_high, high, low| healthy_except(s, &[("kl", if is_high { high } else { low })]);
+    assert_eq!(run(&mut monitor(), 1..100, |s| kl(s, s % 5 == 0, 3e6, 0.01)), []);
+    let oscillating = |s: u64| kl(s, s < 6 || s.is_multiple_of(2), 0.52, 0.48);
+    assert_eq!(run(&mut monitor(), 1..100, oscillating).len(), 1);
 }
 
 /// Each kind with the step at which it is raised, and the metrics that raise it.
@@ -133,12 +141,6 @@ fn feedback_on_single_completions_can_collapse_and_be_flat() {
 }
 
 #[test]
-fn isolated_steps_of_a_high_kl_raise_no_warning() {
-    let spikes = |s| healthy_except(s, &[("kl", if s % 5 == 0 { 3e6 } else { 0.01 })]);
-    assert_eq!(run(&mut monitor(), 1..100, spikes), []);
-}
-
-#[test]
 fn entropy_is_compared_with_the_first_steps() {
     let mut monitor = monitor();
     let raised = run(&mut monitor, 1..60, |s| {
@@ -183,18 +185,10 @@ fn missing_metrics_neither_raise_nor_end_warnings() {
 }
 
 #[test]
-fn a_metric_that_crosses_its_limit_often_raises_one_warning() {
-    let high = |s: u64| s < 6 || s.is_multiple_of(2);
-    let oscillating = |s: u64| healthy_except(s, &[("kl", if high(s) { 0.52 } else { 0.48 })]);
-    assert_eq!(run(&mut monitor(), 1..100, oscillating).len(), 1);
-}
-
-#[test]
 fn a_reward_near_its_maximum_is_neither_flat_nor_collapsed() {
     let config = WarningConfig { reward_max: Some(1.5), ..WarningConfig::default() };
     for (mean, warnings) in [(1.4, 0), (1.3, 1)] {
-        let mut monitor =
-            HealthMonitor::with_roles(config.clone(), roles(), MonitorState::default());
+        let mut monitor = with(config.clone(), MonitorState::default());
         let solved = |s| {
             healthy_except(
                 s,
@@ -203,21 +197,23 @@ fn a_reward_near_its_maximum_is_neither_flat_nor_collapsed() {
         };
         assert_eq!(run(&mut monitor, 1..100, solved).len(), warnings, "{mean}");
     }
-    let mut monitor = HealthMonitor::with_roles(config, roles(), MonitorState::default());
+    let mut monitor = with(config, MonitorState::default());
     assert_eq!(run(&mut monitor, 1..100, |s| healthy_except(s, &[("reward_mean", 1.4)])), []);
 }
 
 #[test]
 fn messages_contain_the_numbers() {
-    let mut all = Vec::new();
-    all.extend(run(&mut monitor(), 1..10, |s| healthy_except(s, &[("reward_std", 0.0123)])));
-    all.extend(run(&mut monitor(), 1..6, |s| healthy_except(s, &[("kl", 0.734)])));
-    all.extend(run(&mut monitor(), 1..60, |s| healthy_except(s, &[("reward_mean", 0.5)])));
-    all.extend(run(&mut monitor(), 1..60, |s| healthy_except(s, &[("part/form", 0.0)])));
-    all.extend(run(&mut monitor(), 1..10, |s| healthy_except(s, &[("truncated_ratio", 0.75)])));
-    all.extend(run(&mut monitor(), 1..60, |s| {
-        healthy_except(s, &[("completion_length", 30.0 + s as f64), ("part/right", 0.3)])
-    }));
+    type Changed = fn(u64) -> Vec<(&'static str, f64)>;
+    let changes: [Changed; 6] = [
+        |_| vec![("reward_std", 0.0123)],
+        |_| vec![("kl", 0.734)],
+        |_| vec![("reward_mean", 0.5)],
+        |_| vec![("part/form", 0.0)],
+        |_| vec![("truncated_ratio", 0.75)],
+        |s| vec![("completion_length", 30.0 + s as f64), ("part/right", 0.3)],
+    ];
+    let warned = |change: Changed| run(&mut monitor(), 1..60, |s| healthy_except(s, &change(s)));
+    let all: Vec<Warning> = changes.into_iter().flat_map(warned).collect();
     let text: Vec<&str> = all.iter().map(|w| w.message.as_str()).collect();
     insta::assert_snapshot!(text.join("\n"), @r#"
     the reward's standard deviation within groups fell to 0.012
@@ -262,7 +258,7 @@ proptest! {
             let record = record(i as u64 + 1, metrics);
             if i == cut {
                 let text = serde_json::to_string(resumed.state()).unwrap();
-                resumed = HealthMonitor::with_roles(WarningConfig::default(), roles(), serde_json::from_str(&text).unwrap());
+                resumed = with(WarningConfig::default(), serde_json::from_str(&text).unwrap());
             }
             let before: Vec<WarningKind> = whole.active().collect();
             let raised = whole.detect(&record);

@@ -125,19 +125,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::version_rating;
 
     fn rating(key: u8, max_key_share: f64, keys: usize) -> VersionRating {
-        VersionRating {
-            version: PolicyVersion(1),
-            sample: SampleId::new(),
-            sampled: 0,
-            route: "chat".to_owned(),
-            part: "thumbs".to_owned(),
-            value: 1.0,
-            key: Some(key.to_string()),
-            max_key_share,
-            keys,
-        }
+        VersionRating { key: Some(key.to_string()), max_key_share, keys, ..version_rating(1, 1.0) }
     }
 
     fn counted(order: &[u8], share: f64, keys: usize) -> Vec<u8> {

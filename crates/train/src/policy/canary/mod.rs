@@ -20,16 +20,14 @@ use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyCheck, PolicyVersion, SampleId, UnixMillis, now_ms};
 
 use crate::policy::config::{CanaryConfig, CanaryLimit};
-use sequential::PairedArms;
+use key_shares::KeyShares;
+use sequential::{CanaryVerdict, PairedArms, SequentialTest};
 
-pub(super) use key_shares::KeyShares;
 pub use key_shares::VersionRating;
-pub(super) use sequential::{CanaryVerdict, RatingSum, SequentialTest};
 
 /// How often a canary without new ratings looks at its time limit.
 const TICK: Duration = Duration::from_millis(200);
 
-/// The canary in progress, if there is one.
 pub(super) struct Canary {
     config: CanaryConfig,
     metrics: Arc<Metrics>,
@@ -73,7 +71,6 @@ impl Canary {
         self.metrics.policy_canary_share.set(0.0);
     }
 
-    /// The version of the canary in progress.
     pub fn version(&self) -> Option<PolicyVersion> {
         self.running.lock().as_ref().map(|evidence| evidence.version)
     }
@@ -112,32 +109,24 @@ impl Canary {
 /// Failed requests below which they may be a coincidence.
 const MIN_FAILURES: u64 = 3;
 
-/// Requests of one version.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RequestCounts {
-    pub requests: u64,
-    pub failures: u64,
-}
+/// Largest share of failed requests of the canary beyond that of the active version.
+const MAX_ERROR_RISE: f64 = 0.05;
 
-impl RequestCounts {
-    pub fn add(&mut self, failed: bool) {
-        self.requests += 1;
-        self.failures += u64::from(failed);
-    }
-
-    /// Whether the share of failures is higher than that of `before` by more than `rise`.
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    pub fn fails_more(self, before: Self, rise: f64) -> bool {
-        let share = |counts: Self| counts.failures as f64 / counts.requests.max(1) as f64;
-        self.failures >= MIN_FAILURES && share(self) - share(before) > rise
-    }
-}
-
-/// Requests and ratings of one version.
+/// What one version has got.
 #[derive(Clone, Copy, Debug, Default)]
 struct ArmCounts {
     ratings: u64,
-    requests: RequestCounts,
+    requests: u64,
+    failures: u64,
+}
+
+impl ArmCounts {
+    /// Whether the share of failures is higher than that of `other` by more than [`MAX_ERROR_RISE`].
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    fn fails_more(self, other: Self) -> bool {
+        let share = |counts: Self| counts.failures as f64 / counts.requests.max(1) as f64;
+        self.failures >= MIN_FAILURES && share(self) - share(other) > MAX_ERROR_RISE
+    }
 }
 
 /// A test of the pairs of some ratings.
@@ -162,7 +151,6 @@ impl VersionComparison {
     }
 }
 
-/// What is known about a canary so far.
 struct CanaryEvidence {
     pub version: PolicyVersion,
     control: PolicyVersion,
@@ -202,7 +190,6 @@ impl CanaryEvidence {
         }
     }
 
-    /// The current share of the traffic.
     pub fn share(&self, config: &CanaryConfig) -> f64 {
         let share = config.shares.get(self.stages.len() - 1).or(config.shares.last());
         share.copied().unwrap_or_default()
@@ -238,20 +225,21 @@ impl CanaryEvidence {
         } else {
             return;
         };
-        counts.requests.add(failed);
+        counts.requests += 1;
+        counts.failures += u64::from(failed);
     }
 
     /// The decision, if the evidence permits one. Otherwise, the canary may get its next share.
     pub fn decide(&mut self, config: &CanaryConfig) -> Option<PolicyCheck> {
-        let (canary, control) = (self.canary_counts.requests, self.control_counts.requests);
-        if canary.fails_more(control, config.max_error_rise) {
+        let (canary, control) = (self.canary_counts, self.control_counts);
+        if canary.fails_more(control) {
             let detail = format!(
                 "{} of {} requests failed, of the active version {} of {}",
                 canary.failures, canary.requests, control.failures, control.requests
             );
-            return Some(self.check("canary/errors", false, Some(config.max_error_rise), detail));
+            return Some(self.check("canary/errors", false, Some(MAX_ERROR_RISE), detail));
         }
-        let ratings = self.canary_counts.ratings + self.control_counts.ratings;
+        let ratings = canary.ratings + control.ratings;
         match self.all.test.verdict() {
             CanaryVerdict::NotWorse if self.others_lean() <= 0.0 => {
                 Some(self.by_ratings(config, true, "not worse"))
@@ -322,7 +310,6 @@ impl CanaryEvidence {
         PolicyCheck { name: name.to_owned(), passed, value: self.all.test.mean(), bound, detail }
     }
 
-    /// Exports the state of the test.
     pub fn report(&self, config: &CanaryConfig, metrics: &Metrics) {
         metrics.policy_canary_share.set(self.share(config));
         for (version, counts) in [("canary", self.canary_counts), ("active", self.control_counts)] {
@@ -341,6 +328,7 @@ impl CanaryEvidence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::version_rating as rating;
 
     fn config() -> CanaryConfig {
         CanaryConfig { stage_ratings: 5, margin: 0.1, ..CanaryConfig::default() }
@@ -348,20 +336,6 @@ mod tests {
 
     fn evidence(config: &CanaryConfig) -> CanaryEvidence {
         CanaryEvidence::new(config, PolicyVersion(2), PolicyVersion(1), now_ms())
-    }
-
-    fn rating(version: u64, value: f64) -> VersionRating {
-        VersionRating {
-            version: PolicyVersion(version),
-            sample: SampleId::new(),
-            sampled: now_ms(),
-            route: "chat".to_owned(),
-            part: "thumbs".to_owned(),
-            value,
-            key: None,
-            max_key_share: 1.0,
-            keys: 0,
-        }
     }
 
     /// Rates both versions in turn until the decision; returns it with the number of ratings.
@@ -513,6 +487,20 @@ mod tests {
         let check = evidence.decide(&config).unwrap();
         assert!(!check.passed, "{check:?}");
         assert_eq!(check.name, "canary/errors");
+    }
+
+    #[test]
+    fn a_limit_ends_a_canary_without_a_decision() {
+        for (on_limit, promoted) in [(CanaryLimit::Promote, true), (CanaryLimit::RollBack, false)] {
+            let config = CanaryConfig { max_ratings: 6, on_limit, ..config() };
+            let mut evidence = evidence(&config);
+            for version in [1, 2, 1, 1, 2] {
+                evidence.rate(&config, &rating(version, 0.5));
+                assert!(evidence.decide(&config).is_none());
+            }
+            evidence.rate(&config, &rating(1, 0.5));
+            assert_eq!(evidence.decide(&config).unwrap().passed, promoted);
+        }
     }
 
     #[test]

@@ -8,19 +8,14 @@
 //! probability of at most alpha (Ville's inequality), however often it is looked at. The mean of the
 //! wealth of several bets has the same property, and grows nearly as fast as the best of them.
 
-use serde::{Deserialize, Serialize};
-
 /// Number of bets.
 const BETS: usize = 12;
-
-/// The smallest bet of a test without a margin; smaller ones need more ratings than a version gets.
-const SMALLEST: f64 = 0.02;
 
 /// The largest bet, as a share of the one that a single difference could ruin.
 const LARGEST: f64 = 0.9;
 
 /// Whether the evidence permits a decision.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CanaryVerdict {
     /// Not yet.
     #[default]
@@ -32,7 +27,7 @@ pub enum CanaryVerdict {
 }
 
 /// The logarithms of the wealth of each bet.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct BettingWealth {
     bets: Vec<f64>,
     logs: Vec<f64>,
@@ -65,13 +60,11 @@ impl BettingWealth {
 }
 
 /// Tests whether the mean of differences in [-1, 1] is above `-margin`, and whether it is below 0.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SequentialTest {
     /// Evidence at which a hypothesis is rejected: ln(1 / alpha).
     needed: f64,
     margin: f64,
-    /// Whether "worse" is the only verdict.
-    only_worse: bool,
     /// Against "worse by more than the margin".
     not_worse: BettingWealth,
     /// Against "not worse".
@@ -87,25 +80,15 @@ impl SequentialTest {
     /// The margin is the smallest bet. The mean of d is at least half a margin away from one hypothesis, and
     /// its variance at most 1/2. There the margin as a bet still gains, so every version gets a verdict.
     pub fn new(alpha: f64, margin: f64) -> Self {
-        Self::with_bets(alpha, margin, margin)
-    }
-
-    fn with_bets(alpha: f64, margin: f64, smallest: f64) -> Self {
         Self {
             needed: -alpha.ln(),
             margin,
-            only_worse: false,
-            not_worse: BettingWealth::new(smallest, margin - 1.0),
-            worse: BettingWealth::new(smallest, -1.0),
+            not_worse: BettingWealth::new(margin, margin - 1.0),
+            worse: BettingWealth::new(margin, -1.0),
             count: 0,
             sum: 0.0,
             verdict: CanaryVerdict::Continue,
         }
-    }
-
-    /// A test that only finds out whether the mean is below 0.
-    pub fn only_worse(alpha: f64) -> Self {
-        Self { only_worse: true, ..Self::with_bets(alpha, 0.5, SMALLEST) }
     }
 
     /// Adds a difference, canary minus active version. The first verdict stays.
@@ -118,7 +101,7 @@ impl SequentialTest {
         if self.verdict == CanaryVerdict::Continue {
             if self.evidence_worse() >= self.needed {
                 self.verdict = CanaryVerdict::Worse;
-            } else if !self.only_worse && self.evidence_not_worse() >= self.needed {
+            } else if self.evidence_not_worse() >= self.needed {
                 self.verdict = CanaryVerdict::NotWorse;
             }
         }
@@ -147,23 +130,20 @@ impl SequentialTest {
 }
 
 /// Number and sum of ratings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RatingSum {
-    /// The number.
-    pub count: u64,
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct RatingSum {
+    count: u64,
     sum: f64,
 }
 
 impl RatingSum {
-    /// Adds a rating.
-    pub fn push(&mut self, value: f64) {
+    fn push(&mut self, value: f64) {
         self.count += 1;
         self.sum += value;
     }
 
-    /// The mean; 0 of no ratings.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    pub fn mean(self) -> f64 {
+    fn mean(self) -> f64 {
         self.sum / self.count.max(1) as f64
     }
 }
@@ -174,7 +154,7 @@ impl RatingSum {
 /// pair, so every rating is used once, and a slow change of both versions, such as the time of day, cancels.
 /// Which ratings form a pair follows from their order alone, and the test sees no value before its pair is
 /// complete, so the expectation of each difference is that of the versions if ratings are independent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PairedArms {
     canary: RatingSum,
     control: RatingSum,
@@ -194,6 +174,8 @@ impl PairedArms {
 
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+
     use super::*;
 
     /// A fixed stream of numbers in [0, 1) (Steele et al. 2014, splitmix64).

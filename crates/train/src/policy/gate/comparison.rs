@@ -45,7 +45,6 @@ pub struct Examiner {
     pub format_parts: Vec<String>,
 }
 
-/// Two completions of one prompt.
 pub(in crate::policy) struct ComparedPrompt {
     pub prompt: ExamPrompt,
     pub candidate: Completion,
@@ -143,7 +142,6 @@ impl Examiner {
         usable.try_filter_map(ok).try_collect().await
     }
 
-    /// Completes a prompt with the active version, again if a client needed the slot.
     async fn complete_active(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
         loop {
             let completion = match self.engine.generate(request.clone()).await {

@@ -20,14 +20,39 @@ use std::sync::Arc;
 
 use hone_core::types::{FinishReason, PolicyCheck, PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{Completion, Publisher};
+use hone_model::kernels::compute::Compute;
 use hone_reward::Route;
 
-use super::config::{GateConfig, PolicyConfig};
+use super::config::GateConfig;
 use super::{Candidate, PolicyError, ScoredBy};
 use comparison::ComparedPrompt;
 use paired::MeanBounds;
 
 pub use comparison::{ExamPrompt, Examiner};
+
+/// Mean absolute difference, in nats, of sampled and trained log-probabilities above which a version is rejected.
+pub const PARITY_TOLERANCE: f64 = 1e-3;
+
+/// The same if the engine, or the trainer's products (`train.compute`), are in 16 bits.
+pub(super) const PARITY_TOLERANCE_HALF: f64 = 5e-2;
+
+/// Tokens that the parity probe samples.
+const PROBE_TOKENS: u32 = 16;
+
+/// Confidence at which a difference counts, one-sided.
+const CONFIDENCE: f64 = 0.95;
+
+/// Smallest entropy, as a share of the active version's.
+const MIN_ENTROPY_SHARE: f64 = 0.3;
+
+/// Largest mean length of completions, as a multiple of the active version's.
+const MAX_LENGTH_RATIO: f64 = 2.0;
+
+/// Largest rise of the share of completions that end at the token limit.
+const MAX_TRUNCATED_RISE: f64 = 0.2;
+
+/// Largest fall of the mean of a part that rewards a format.
+const MAX_FORMAT_DROP: f64 = 0.1;
 
 /// Prompts on which the KL is measured, which needs forward passes. An exploded KL shows on any prompt.
 const KL_PROMPTS: usize = 8;
@@ -46,15 +71,13 @@ pub(super) struct Examination<'a> {
     pub version: PolicyVersion,
     /// The active version's PEFT directory; `None` is the base.
     pub active_adapter: Option<&'a Path>,
-    pub config: &'a PolicyConfig,
+    pub gate: &'a GateConfig,
 }
 
-/// Whether every check so far has passed.
 pub(super) fn all_passed(checks: &[PolicyCheck]) -> bool {
     checks.iter().all(|check| check.passed)
 }
 
-/// The result of a check.
 pub(super) fn checked(
     name: &str,
     passed: bool,
@@ -65,7 +88,6 @@ pub(super) fn checked(
     PolicyCheck { name: name.to_owned(), passed, value, bound, detail }
 }
 
-/// The mean; 0 of no values.
 #[expect(clippy::cast_precision_loss, reason = "a gate has a few thousand values")]
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0_usize), |(sum, count), value| (sum + value, count + 1));
@@ -80,10 +102,10 @@ pub(super) async fn check_parity(
     probe_prompt: &[TokenId],
     checks: &mut Vec<PolicyCheck>,
 ) -> Result<(), PolicyError> {
-    let (config, candidate) = (examination.config, examination.candidate);
+    let candidate = examination.candidate;
     let params = SamplingParams {
         seed: examination.version.0,
-        max_tokens: config.probe_tokens,
+        max_tokens: PROBE_TOKENS,
         ..SamplingParams::default()
     };
     for probe in examination.publisher.probe(probe_prompt, &params).await? {
@@ -93,7 +115,8 @@ pub(super) async fn check_parity(
         let pairs = probe.tokens.iter().zip(&trained);
         let difference =
             mean(pairs.map(|((_, sampled), trained)| f64::from((sampled - trained).abs())));
-        let bound = config.parity_bound(probe.dtype, candidate.compute());
+        let in_f32 = probe.dtype == "f32" && candidate.compute() == Compute::F32;
+        let bound = if in_f32 { PARITY_TOLERANCE } else { PARITY_TOLERANCE_HALF };
         let agrees = difference <= bound;
         let detail = if agrees {
             format!("nats per token in {}, {} tokens", probe.dtype, ids.len())
@@ -116,7 +139,7 @@ pub(super) async fn compare(
     examiner: &Examiner,
     checks: &mut Vec<PolicyCheck>,
 ) -> Result<(), PolicyError> {
-    let gate = &examination.config.gate;
+    let gate = examination.gate;
     let prompts = examiner.prompts(gate.prompts, examination.version)?;
     if prompts.is_empty() {
         let detail = "skipped: there are no prompts yet".to_owned();
@@ -149,7 +172,7 @@ fn check_drift(
     compared: &[ComparedPrompt],
     checks: &mut Vec<PolicyCheck>,
 ) -> Result<(), PolicyError> {
-    let gate = &examination.config.gate;
+    let gate = examination.gate;
     let active = examination.active_adapter.map_or(ScoredBy::Base, ScoredBy::Adapter);
     for (name, bound, policy) in [
         ("drift/kl_base", gate.max_kl, ScoredBy::Base),
@@ -165,12 +188,11 @@ fn check_drift(
             return Ok(());
         }
     }
-    let (share, ratio) = (gate.min_entropy_share, gate.max_length_ratio);
     // The mean of each surplus must not be above its limit.
     let conditions: [(&str, Measure<'_>, f64); 3] = [
-        ("drift/entropy", (entropy, &|own, active| share * active - own), 0.0),
-        ("drift/length", (length, &|own, active| own - ratio * active), LENGTH_SLACK),
-        ("drift/truncated", (truncated, &|own, active| own - active), gate.max_truncated_rise),
+        ("drift/entropy", (entropy, &|own, active| MIN_ENTROPY_SHARE * active - own), 0.0),
+        ("drift/length", (length, &|own, active| own - MAX_LENGTH_RATIO * active), LENGTH_SLACK),
+        ("drift/truncated", (truncated, &|own, active| own - active), MAX_TRUNCATED_RISE),
     ];
     for (name, (of, surplus), limit) in conditions {
         let measured: Vec<(f64, f64)> =
@@ -178,7 +200,7 @@ fn check_drift(
         let surplus: Vec<f64> =
             measured.iter().map(|(own, active)| surplus(*own, *active)).collect();
         let exceeds =
-            MeanBounds::of(&surplus, gate.confidence).is_some_and(|bounds| bounds.lower > limit);
+            MeanBounds::of(&surplus, CONFIDENCE).is_some_and(|bounds| bounds.lower > limit);
         let own = mean(measured.iter().map(|(own, _)| *own));
         let active = mean(measured.iter().map(|(_, active)| *active));
         let detail = format!("{own:.3}, of the active version {active:.3}");
@@ -237,9 +259,7 @@ fn divergence(
 /// Differences of candidate and active version, one per prompt.
 #[derive(Default)]
 struct RouteScores {
-    /// Of the weighted sums of the parts.
     totals: Vec<f64>,
-    /// The candidate's sums.
     own: Vec<f64>,
     /// Of each part that rewards a format.
     formats: BTreeMap<String, Vec<f64>>,
@@ -267,15 +287,15 @@ async fn check_rewards(
     for (route, scores) in routes {
         for (part, differences) in &scores.formats {
             let name = format!("drift/format/{part}");
-            if !not_below(checks, &name, differences, -config.max_format_drop, config.confidence) {
+            if !not_below(checks, &name, differences, -MAX_FORMAT_DROP) {
                 return;
             }
         }
         let name = format!("exam/{route}");
-        if !not_below(checks, &name, &scores.totals, -config.exam_margin, config.confidence) {
+        if !not_below(checks, &name, &scores.totals, -config.exam_margin) {
             return;
         }
-        let mean = MeanBounds::of(&scores.own, config.confidence).map(|bounds| bounds.mean);
+        let mean = MeanBounds::of(&scores.own, CONFIDENCE).map(|bounds| bounds.mean);
         if let (Some(check), Some(mean)) = (checks.last_mut(), mean) {
             check.detail += &format!("; its mean reward is {mean:.3}");
         }
@@ -310,14 +330,8 @@ async fn add_scores(
 }
 
 /// Adds a check that fails if the mean difference is below `least` with confidence; returns whether it passed.
-fn not_below(
-    checks: &mut Vec<PolicyCheck>,
-    name: &str,
-    differences: &[f64],
-    least: f64,
-    confidence: f64,
-) -> bool {
-    let Some(bounds) = MeanBounds::of(differences, confidence) else { return true };
+fn not_below(checks: &mut Vec<PolicyCheck>, name: &str, differences: &[f64], least: f64) -> bool {
+    let Some(bounds) = MeanBounds::of(differences, CONFIDENCE) else { return true };
     let (low, high) = (bounds.lower, bounds.upper);
     let detail = format!(
         "difference to the active version, {low:+.3} to {high:+.3} on {} prompts",

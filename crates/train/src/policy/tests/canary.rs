@@ -1,29 +1,24 @@
 //! Canaries, and activations while a version is staged or examined, over a fake engine.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use hone_core::types::{PolicyState, PolicyVersion, SampleId, SamplingParams};
-use hone_engine::{Engine, GenerateRequest, Priority};
+use hone_core::types::SamplingParams;
+use hone_engine::Priority;
 
-use super::gate::{FakeWeights, World, config, equal};
-use crate::policy::{
-    CanaryConfig, CanaryLimit, Policies, PolicyConfig, Promotion, PublishOutcome, VersionRating,
-};
+use super::*;
+use crate::policy::CanaryConfig;
+use crate::testing::version_rating;
 
-fn canary(change: impl FnOnce(&mut CanaryConfig)) -> PolicyConfig {
-    let mut config = PolicyConfig { promotion: Promotion::Canary, ..config(|_| {}) };
-    config.canary = CanaryConfig {
+fn canary() -> PolicyConfig {
+    let canary = CanaryConfig {
         shares: vec![0.2, 0.5],
         stage_ratings: 4,
         margin: 0.2,
         ..CanaryConfig::default()
     };
-    change(&mut config.canary);
-    config
+    PolicyConfig { promotion: Promotion::Canary, canary, ..config(|_| {}) }
 }
 
 fn publish(world: &World) -> JoinHandle<PublishOutcome> {
@@ -43,20 +38,6 @@ async fn until(what: &str, mut condition: impl FnMut() -> bool) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     panic!("{what}");
-}
-
-fn rate(policies: &Policies, version: PolicyVersion, value: f64) {
-    policies.rate(&VersionRating {
-        version,
-        sample: SampleId::new(),
-        sampled: hone_core::types::now_ms(),
-        route: "chat".to_owned(),
-        part: "thumbs".to_owned(),
-        value,
-        key: None,
-        max_key_share: 1.0,
-        keys: 0,
-    });
 }
 
 /// Users who ask with sessions and rate what they get, until the canary ends. Returns how many
@@ -82,7 +63,7 @@ async fn users(world: &World, value: impl Fn(PolicyVersion) -> f64) -> [u64; 2] 
             assert_eq!(completion.version, version, "the assigned version answers");
         }
         answered[usize::from(version.is_none())] += 1;
-        rate(&world.policies, completion.version, value(completion.version));
+        world.policies.rate(&version_rating(completion.version.0, value(completion.version)));
         world.policies.answered(completion.version, false);
         assert!(n < 5_000, "no decision");
     }
@@ -91,7 +72,7 @@ async fn users(world: &World, value: impl Fn(PolicyVersion) -> f64) -> [u64; 2] 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn equal_ratings_promote_a_canary() {
-    let world = World::start(equal, 12, canary(|_| {})).await;
+    let world = World::start(equal, 12, canary()).await;
     let publication = publish(&world);
     until("the canary begins", || world.policies.canary().is_some()).await;
     let version = PolicyVersion(1);
@@ -119,7 +100,7 @@ async fn equal_ratings_promote_a_canary() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn worse_ratings_roll_a_canary_back() {
-    let world = World::start(equal, 12, canary(|_| {})).await;
+    let world = World::start(equal, 12, canary()).await;
     let publication = publish(&world);
     until("the canary begins", || world.policies.canary().is_some()).await;
     users(&world, |version| if version.0 == 1 { 0.0 } else { 1.0 }).await;
@@ -138,26 +119,8 @@ async fn worse_ratings_roll_a_canary_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_ends_a_canary_without_a_decision() {
-    for (on_limit, promoted) in [(CanaryLimit::Promote, true), (CanaryLimit::RollBack, false)] {
-        let limited = canary(|canary| {
-            canary.max_ratings = 6;
-            canary.on_limit = on_limit;
-        });
-        let world = World::start(equal, 12, limited).await;
-        let publication = publish(&world);
-        until("the canary begins", || world.policies.canary().is_some()).await;
-        for version in [0, 1, 0, 0, 1, 0] {
-            rate(&world.policies, PolicyVersion(version), 0.5);
-        }
-        let outcome = publication.await.unwrap();
-        assert_eq!(matches!(outcome, PublishOutcome::Published(_)), promoted, "{outcome:?}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_suspended_canary_continues_after_a_restart() {
-    let world = World::start(equal, 12, canary(|_| {})).await;
+    let world = World::start(equal, 12, canary()).await;
     let publication = publish(&world);
     until("the canary begins", || world.policies.canary().is_some()).await;
     {
@@ -167,7 +130,7 @@ async fn a_suspended_canary_continues_after_a_restart() {
     let suspended = world.store.policy(PolicyVersion(1)).unwrap().unwrap();
     assert_eq!(suspended.state, PolicyState::Canary);
 
-    let world = world.restart(canary(|_| {})).await;
+    let world = world.restart(canary()).await;
     assert_eq!(world.policies.active(), PolicyVersion::BASE);
     let publication = publish(&world);
     until("the canary continues", || world.policies.canary() == Some(PolicyVersion(1))).await;
@@ -181,13 +144,8 @@ async fn a_suspended_canary_continues_after_a_restart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_activation_does_not_wait_for_a_staging_that_drains() {
-    let world =
-        World::start(equal, 12, PolicyConfig { promotion: Promotion::Direct, ..config(|_| {}) });
-    let world = world.await;
-    for _ in 0..2 {
-        let outcome = publish(&world).await.unwrap();
-        assert!(matches!(outcome, PublishOutcome::Published(_)), "{outcome:?}");
-    }
+    let world = World::direct(20).await;
+    world.publish_good(2).await;
     // Version 2 is active; version 1's color runs a sequence that ends when it is dropped.
     let held = world.engine.hold_slot(PolicyVersion(1));
     let publication = publish(&world);
@@ -207,11 +165,8 @@ async fn an_activation_does_not_wait_for_a_staging_that_drains() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_withdrawn_version_is_rolled_back_to_its_parent() {
-    let direct = PolicyConfig { promotion: Promotion::Direct, ..config(|_| {}) };
-    let world = World::start(equal, 12, direct).await;
-    for _ in 0..2 {
-        publish(&world).await.unwrap();
-    }
+    let world = World::direct(20).await;
+    world.publish_good(2).await;
     let policies = &world.policies;
     assert!(policies.withdraw(PolicyVersion(1), "old").await.unwrap().is_none(), "not active");
     let served = policies.withdraw(PolicyVersion(2), "the reward fell").await.unwrap().unwrap();
@@ -228,19 +183,16 @@ async fn a_withdrawn_version_is_rolled_back_to_its_parent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pinned_versions_keep_their_files() {
-    let keep = PolicyConfig { promotion: Promotion::Direct, keep_versions: 2, ..config(|_| {}) };
-    let world = World::start(equal, 12, keep).await;
-    publish(&world).await.unwrap();
+    let world = World::direct(2).await;
+    world.publish_good(1).await;
     let pinned = world.policies.pin(PolicyVersion(1), true).await.unwrap();
     assert!(pinned.pinned);
-    for _ in 0..5 {
-        publish(&world).await.unwrap();
-    }
-    let files = |version: u64| world.dir.path().join(format!("adapters/v{version:06}")).exists();
+    world.publish_good(5).await;
+    let files = |version: u64| world.adapter(version).exists();
     assert_eq!([1, 3, 6].map(files), [true, false, true]);
     assert!(world.policies.list().unwrap()[1].pinned, "later records keep the pin");
     world.policies.pin(PolicyVersion(1), false).await.unwrap();
-    publish(&world).await.unwrap();
+    world.publish_good(1).await;
     assert!(!files(1));
     let error = world.policies.pin(PolicyVersion(3), true).await.unwrap_err().to_string();
     assert!(error.starts_with("policy version 3 cannot be served"), "{error}");

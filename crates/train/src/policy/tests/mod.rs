@@ -1,4 +1,4 @@
-//! Publication, rejection, rollback and restarts, over a real ledger and a scripted publisher.
+//! Publication, rejection, rollback and restarts, over a real ledger and a fake engine.
 
 mod canary;
 mod gate;
@@ -6,138 +6,216 @@ mod version_dir;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use async_trait::async_trait;
+use std::sync::Arc;
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{PolicyState, PolicyVersion, SamplingParams, TokenId};
-use hone_engine::{Completion, EngineError, GenerateRequest, Probe, Publisher};
+use hone_core::types::{
+    Interaction, InteractionId, PolicyCheck, PolicyRecord, PolicyState, PolicyVersion, TokenId,
+};
+use hone_engine::testing::FakeConfig;
+use hone_engine::{Codec, Engine, EngineError, FakeEngine, GenerateRequest, ModelDir};
+use hone_model::kernels::compute::Compute;
 use hone_store::{Op, Store, StoreConfig};
 
 use super::{
-    Candidate, Policies, PolicyConfig, PolicyError, PolicySetup, PublishOutcome, ScoredBy,
+    Candidate, Examiner, GateConfig, Policies, PolicyConfig, PolicyError, PolicySetup, Promotion,
+    PublishOutcome, ScoredBy,
 };
 use crate::error::LearnError;
+use crate::testing::{interaction, routes};
 
-/// Records the versions that it serves; its probe samples two tokens of log-probability -1.
-#[derive(Default)]
-struct ScriptedPublisher {
-    staged: Mutex<Option<PolicyVersion>>,
-    active: Mutex<PolicyVersion>,
-    refuse: Mutex<Option<PolicyVersion>>,
+/// New weights that score tokens as the fake engine does, with differences of the other policies.
+#[derive(Clone, Copy, Default)]
+struct FakeWeights {
+    /// Log-probability of each token under the candidate minus that of the engine.
+    own: f32,
+    /// The same under the base and under the active version.
+    base: f32,
+    active: f32,
+    compute: Compute,
 }
 
-#[async_trait]
-impl Publisher for ScriptedPublisher {
-    async fn stage(
-        &self,
-        version: PolicyVersion,
-        adapter: Option<&Path>,
-    ) -> Result<(), EngineError> {
-        assert_eq!(adapter.is_none(), version == PolicyVersion::BASE);
-        if *self.refuse.lock().unwrap() == Some(version) {
-            return Err(EngineError::Internal("refused".to_owned()));
-        }
-        *self.staged.lock().unwrap() = Some(version);
-        Ok(())
-    }
-
-    async fn probe(&self, _: &[TokenId], _: &SamplingParams) -> Result<Vec<Probe>, EngineError> {
-        Ok(vec![Probe { sampler: "serving", dtype: "f32", tokens: vec![(5, -1.0), (6, -1.0)] }])
-    }
-
-    async fn complete_staged(&self, _: GenerateRequest) -> Result<Completion, EngineError> {
-        Err(EngineError::nothing_staged())
-    }
-
-    async fn activate(&self) -> Result<Duration, EngineError> {
-        *self.active.lock().unwrap() = self.staged.lock().unwrap().unwrap();
-        Ok(Duration::from_micros(3))
-    }
-}
-
-/// Weights whose file contains `content` and whose log-probabilities are all `logprob`.
-struct Weights {
-    content: &'static str,
-    logprob: f32,
-}
-
-impl Candidate for Weights {
+impl Candidate for FakeWeights {
     fn write(&self, dir: &Path) -> Result<(), LearnError> {
         std::fs::write(dir.join("adapter_config.json"), "{}").unwrap();
-        std::fs::write(dir.join("adapter_model.safetensors"), self.content).unwrap();
+        std::fs::write(dir.join("adapter_model.safetensors"), "weights").unwrap();
         Ok(())
+    }
+
+    fn compute(&self) -> Compute {
+        self.compute
     }
 
     fn score(
         &self,
-        _: ScoredBy<'_>,
+        policy: ScoredBy<'_>,
         _: &[TokenId],
         ids: &[TokenId],
         _: f32,
     ) -> Result<Vec<f32>, LearnError> {
-        Ok(vec![self.logprob; ids.len()])
+        let difference = match policy {
+            ScoredBy::Candidate => self.own,
+            ScoredBy::Base => self.base,
+            ScoredBy::Adapter(_) => self.active,
+        };
+        Ok(ids.iter().map(|id| FakeEngine::logprob(*id) + difference).collect())
     }
 }
 
-const GOOD: Weights = Weights { content: "good", logprob: -1.0 };
+/// The word "yes" earns 1; a reward for the format looks for a colon.
+const ROUTES: &str = r#"
+[[route]]
+name = "chat"
+[[route.reward]]
+name = "right"
+kind = "regex"
+pattern = "yes"
+[[route.reward]]
+name = "format"
+kind = "regex"
+pattern = ":"
+weight = 0.001
+"#;
 
 struct World {
     dir: tempfile::TempDir,
-    publisher: Arc<ScriptedPublisher>,
+    engine: Arc<FakeEngine>,
     store: Store,
-    metrics: Arc<Metrics>,
+    policies: Arc<Policies>,
 }
 
 impl World {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let metrics = Arc::new(Metrics::new().unwrap());
-        let path = dir.path().join("ledger.redb");
-        let store = Store::open(&path, &StoreConfig::default(), metrics.clone()).unwrap();
-        Self { dir, publisher: Arc::default(), store, metrics }
+    /// Answers with `script` and has `prompts` held-out prompts.
+    async fn start(
+        script: impl Fn(&GenerateRequest, PolicyVersion) -> String + Send + Sync + 'static,
+        prompts: u64,
+        config: PolicyConfig,
+    ) -> Self {
+        let world = Self::open(tempfile::tempdir().unwrap(), script, config).await;
+        for n in 0..prompts {
+            let ids = vec![1, u32::try_from(n).unwrap()];
+            let prompt = interaction(InteractionId::new(), "chat", ids);
+            let prompt = Interaction { held_out: true, ..prompt };
+            world.store.commit(vec![Op::Interaction(Box::new(prompt))]).await.unwrap();
+        }
+        world
     }
 
-    async fn start(&self, keep: usize) -> Policies {
-        let config = PolicyConfig { keep_versions: keep, ..PolicyConfig::default() };
-        Policies::restore(PolicySetup {
-            publisher: self.publisher.clone(),
-            store: self.store.clone(),
+    /// Ends this process and starts another one on its data, which answers alike for each version.
+    async fn restart(self, config: PolicyConfig) -> Self {
+        let Self { dir, store, policies, .. } = self;
+        drop(policies);
+        store.close().await.unwrap();
+        drop(store);
+        Self::open(dir, equal, config).await
+    }
+
+    async fn open(
+        dir: tempfile::TempDir,
+        script: impl Fn(&GenerateRequest, PolicyVersion) -> String + Send + Sync + 'static,
+        config: PolicyConfig,
+    ) -> Self {
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qwen2-tiny");
+        let codec = Arc::new(Codec::load(&ModelDir::open(Path::new(fixture)).unwrap()).unwrap());
+        let fake = FakeConfig { script: Arc::new(script), slots: 4, ..FakeConfig::new(&codec) };
+        let engine = FakeEngine::new(codec, fake, Arc::clone(&metrics));
+        let path = dir.path().join("ledger.redb");
+        let store = Store::open(&path, &StoreConfig::default(), metrics.clone()).unwrap();
+        let examiner = Examiner {
+            engine: engine.clone(),
+            routes: Arc::new(routes(ROUTES)),
+            store: store.clone(),
+            temperature: 1.0,
+            max_tokens: 24,
+            exam: Vec::new(),
+            format_parts: vec!["format".to_owned()],
+        };
+        let policies = Policies::restore(PolicySetup {
+            publisher: engine.clone(),
+            store: store.clone(),
             config,
-            metrics: self.metrics.clone(),
-            data_dir: self.dir.path().to_owned(),
+            metrics,
+            data_dir: dir.path().to_owned(),
             probe_prompt: vec![1, 2],
-            examiner: None,
-        })
-        .await
-        .unwrap()
+            examiner: Some(examiner),
+        });
+        let policies = Arc::new(policies.await.unwrap());
+        Self { dir, engine, store, policies }
+    }
+
+    /// With checks of parity alone.
+    async fn direct(keep_versions: usize) -> Self {
+        let promotion = Promotion::Direct;
+        Self::start(equal, 0, PolicyConfig { promotion, keep_versions, ..config(|_| {}) }).await
+    }
+
+    async fn publish(&self, weights: FakeWeights) -> PublishOutcome {
+        let parent = self.policies.active();
+        self.policies.publish(&weights, parent, 1, BTreeMap::new()).await.unwrap()
+    }
+
+    /// Publishes weights that must be served; returns the record.
+    async fn published(&self, weights: FakeWeights) -> PolicyRecord {
+        match self.publish(weights).await {
+            PublishOutcome::Published(record) => record,
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+
+    /// Publishes good weights so many times.
+    async fn publish_good(&self, count: u64) {
+        for _ in 0..count {
+            self.published(FakeWeights::default()).await;
+        }
+    }
+
+    /// The numbers of the active version and of the one that the engine serves.
+    fn served(&self) -> (u64, u64) {
+        (self.policies.active().0, self.engine.active_version().0)
     }
 
     fn adapter(&self, version: u64) -> PathBuf {
         self.dir.path().join(format!("adapters/v{version:06}/adapter_model.safetensors"))
     }
 
-    fn served(&self) -> u64 {
-        self.publisher.active.lock().unwrap().0
+    /// Publishes weights that must be rejected; returns the failed check.
+    async fn rejection(&self, weights: FakeWeights) -> PolicyCheck {
+        let before = self.policies.active();
+        let PublishOutcome::Rejected(record) = self.publish(weights).await else {
+            panic!("published")
+        };
+        assert_eq!(self.policies.active(), before);
+        // As text, because NaN differs from itself.
+        let recorded = self.store.policy(record.version).unwrap().unwrap();
+        assert_eq!(format!("{recorded:?}"), format!("{record:?}"));
+        assert_eq!(record.state, PolicyState::Rejected);
+        assert_eq!(record.checks.iter().filter(|check| !check.passed).count(), 1);
+        let failed = record.checks.last().unwrap().clone();
+        assert!(record.reason.unwrap().starts_with(&failed.name));
+        failed
     }
 }
 
-async fn publish(policies: &Policies, step: u64) -> PublishOutcome {
-    let parent = policies.active();
-    policies.publish(&GOOD, parent, step, BTreeMap::new()).await.unwrap()
+fn config(change: impl FnOnce(&mut GateConfig)) -> PolicyConfig {
+    let mut config = PolicyConfig::default();
+    config.gate.prompts = 12;
+    change(&mut config.gate);
+    config
+}
+
+/// Both versions answer alike: right for three quarters of the seeds.
+fn equal(request: &GenerateRequest, _: PolicyVersion) -> String {
+    if request.params.seed.is_multiple_of(4) { "a: no".to_owned() } else { "a: yes".to_owned() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn publishes_versions_with_lineage_files_and_one_active() {
-    let world = World::new();
-    let policies = world.start(20).await;
-    assert_eq!(policies.active(), PolicyVersion::BASE);
-    publish(&policies, 1).await;
-    publish(&policies, 2).await;
-    assert_eq!((policies.active().0, world.served()), (2, 2));
-    let list = policies.list().unwrap();
+    let world = World::direct(20).await;
+    assert_eq!(world.policies.active(), PolicyVersion::BASE);
+    world.publish_good(2).await;
+    assert_eq!(world.served(), (2, 2));
+    let list = world.policies.list().unwrap();
     let states: Vec<_> = list.iter().map(|r| (r.version.0, r.state)).collect();
     assert_eq!(
         states,
@@ -153,121 +231,86 @@ async fn publishes_versions_with_lineage_files_and_one_active() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_version_that_the_engine_serves_differently_is_rejected() {
-    let world = World::new();
-    let policies = world.start(20).await;
-    for logprob in [-1.5, f32::NAN] {
-        let wrong = Weights { content: "wrong", logprob };
-        let outcome =
-            policies.publish(&wrong, PolicyVersion::BASE, 1, BTreeMap::new()).await.unwrap();
-        let PublishOutcome::Rejected(record) = outcome else { panic!("published") };
-        assert!(record.reason.unwrap().starts_with("parity"));
+    let world = World::direct(20).await;
+    for own in [-0.5, f32::NAN] {
+        let check = world.rejection(FakeWeights { own, ..Default::default() }).await;
+        assert_eq!(check.name, "parity/serving");
     }
-    assert_eq!(policies.active(), PolicyVersion::BASE);
-    let error = policies.activate(PolicyVersion(1), "try").await.unwrap_err();
+    let error = world.policies.activate(PolicyVersion(1), "try").await.unwrap_err();
     assert!(matches!(error, PolicyError::Unservable { .. }), "{error}");
     // Rejected version numbers are not reused.
-    publish(&policies, 1).await;
-    assert_eq!(policies.active().0, 3);
+    world.publish_good(1).await;
+    assert_eq!(world.served(), (3, 3));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_published_over_an_operators_activation() {
-    let world = World::new();
-    let policies = world.start(20).await;
-    publish(&policies, 1).await;
-    publish(&policies, 2).await;
-    policies.activate(PolicyVersion(1), "test").await.unwrap();
-    let child_of_two = policies.publish(&GOOD, PolicyVersion(2), 3, BTreeMap::new()).await.unwrap();
-    assert!(matches!(child_of_two, PublishOutcome::Superseded), "{child_of_two:?}");
-    assert_eq!((policies.active().0, world.served()), (1, 1));
-    assert_eq!(policies.list().unwrap().len(), 3);
-    let PublishOutcome::Published(next) = publish(&policies, 3).await else {
-        panic!("not published")
-    };
-    assert_eq!((next.version.0, next.parent), (3, Some(PolicyVersion(1))));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_operators_activation_rolls_back_and_notifies_the_trainer() {
-    let world = World::new();
-    let policies = world.start(20).await;
-    publish(&policies, 1).await;
-    publish(&policies, 2).await;
+async fn an_operators_activation_rolls_back_and_is_not_published_over() {
+    let world = World::direct(20).await;
+    let policies = &world.policies;
+    world.publish_good(2).await;
     let watch = policies.watch_rollback();
     let record = policies.activate(PolicyVersion(1), "worse").await.unwrap();
     assert_eq!((record.state, record.reason.as_deref()), (PolicyState::Active, Some("worse")));
-    assert_eq!(world.served(), 1);
     assert_eq!((watch.borrow().count, watch.borrow().version), (1, PolicyVersion(1)));
+    let weights = FakeWeights::default();
+    let child = policies.publish(&weights, PolicyVersion(2), 3, BTreeMap::new()).await.unwrap();
+    assert!(matches!(child, PublishOutcome::Superseded), "{child:?}");
+    assert_eq!((world.served(), policies.list().unwrap().len()), ((1, 1), 3));
+    let next = world.published(weights).await;
+    assert_eq!((next.version.0, next.parent), (3, Some(PolicyVersion(1))));
     policies.activate(PolicyVersion::BASE, "base").await.unwrap();
-    assert_eq!(world.served(), 0);
+    assert_eq!(world.served(), (0, 0));
     // Version numbers continue; the parent is the version that was active.
-    let PublishOutcome::Published(next) = publish(&policies, 3).await else { panic!("rejected") };
-    assert_eq!((next.version.0, next.parent), (3, Some(PolicyVersion::BASE)));
+    let next = world.published(weights).await;
+    assert_eq!((next.version.0, next.parent), (4, Some(PolicyVersion::BASE)));
     let error = policies.activate(PolicyVersion(99), "no").await.unwrap_err();
     assert!(matches!(error, PolicyError::Unknown(_)), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_stage_changes_nothing() {
-    let world = World::new();
-    let policies = world.start(20).await;
-    publish(&policies, 1).await;
-    *world.publisher.refuse.lock().unwrap() = Some(PolicyVersion(2));
-    let error = policies.publish(&GOOD, PolicyVersion(1), 2, BTreeMap::new()).await.unwrap_err();
+async fn a_failed_stage_changes_nothing_and_a_start_rejects_its_candidate() {
+    let world = World::direct(20).await;
+    world.publish_good(1).await;
+    world.engine.fail_next_stage(EngineError::Internal("refused".to_owned()));
+    let weights = FakeWeights::default();
+    let failed = world.policies.publish(&weights, PolicyVersion(1), 2, BTreeMap::new()).await;
+    let error = failed.unwrap_err();
     assert!(matches!(error, PolicyError::Engine(_)), "{error}");
-    assert_eq!((policies.active().0, world.served()), (1, 1));
-    drop(policies);
-    // The next start rejects the interrupted candidate.
-    let policies = world.start(20).await;
-    assert_eq!((policies.active().0, world.served()), (1, 1));
-    let left = policies.list().unwrap().pop().unwrap();
+    assert_eq!(world.served(), (1, 1));
+    // A killed process leaves a candidate.
+    let mut record = world.policies.list().unwrap().pop().unwrap();
+    assert_eq!((record.version.0, record.state), (2, PolicyState::Rejected));
+    record.state = PolicyState::Candidate;
+    world.store.commit(vec![Op::Policy(Box::new(record))]).await.unwrap();
+    let world = world.restart(config(|_| {})).await;
+    assert_eq!(world.served(), (1, 1));
+    let left = world.policies.list().unwrap().pop().unwrap();
     assert_eq!((left.version.0, left.state), (2, PolicyState::Rejected));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_serves_the_active_version_or_its_nearest_intact_ancestor() {
-    let world = World::new();
-    let policies = world.start(20).await;
-    publish(&policies, 1).await;
-    publish(&policies, 2).await;
-    drop(policies);
-    assert_eq!(world.start(20).await.active().0, 2);
+    let world = World::direct(20).await;
+    world.publish_good(2).await;
+    let world = world.restart(config(|_| {})).await;
+    assert_eq!(world.served(), (2, 2));
     std::fs::write(world.adapter(2), "tampered").unwrap();
-    assert_eq!(world.start(20).await.active().0, 1);
-    assert_eq!(world.served(), 1);
-    let active: Vec<_> = world
-        .store
-        .policies()
-        .unwrap()
-        .into_iter()
-        .filter(|r| r.state == PolicyState::Active)
-        .map(|r| r.version.0)
-        .collect();
+    let world = world.restart(config(|_| {})).await;
+    assert_eq!(world.served(), (1, 1));
+    let records = world.policies.list().unwrap().into_iter();
+    let active: Vec<_> =
+        records.filter(|r| r.state == PolicyState::Active).map(|r| r.version.0).collect();
     assert_eq!(active, [1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pruning_keeps_the_newest_adapters_and_the_whole_lineage() {
-    let world = World::new();
-    let policies = world.start(3).await;
-    for step in 1..=6 {
-        publish(&policies, step).await;
-    }
+    let world = World::direct(3).await;
+    world.publish_good(6).await;
     let kept: Vec<u64> = (1..=6).filter(|v| world.adapter(*v).exists()).collect();
     assert_eq!(kept, [4, 5, 6]);
-    assert_eq!(policies.list().unwrap().len(), 7);
-    let error = policies.activate(PolicyVersion(1), "old").await.unwrap_err();
+    assert_eq!(world.policies.list().unwrap().len(), 7);
+    let error = world.policies.activate(PolicyVersion(1), "old").await.unwrap_err();
     assert!(matches!(error, PolicyError::Unservable { .. }), "{error}");
-    assert_eq!(policies.active().0, 6);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_start_rejects_a_candidate_without_files() {
-    let world = World::new();
-    let mut record = world.start(20).await.list().unwrap().pop().unwrap();
-    record.version = PolicyVersion(1);
-    record.state = PolicyState::Candidate;
-    world.store.commit(vec![Op::Policy(Box::new(record))]).await.unwrap();
-    let policies = world.start(20).await;
-    assert_eq!(policies.list().unwrap().pop().unwrap().state, PolicyState::Rejected);
+    assert_eq!(world.policies.active().0, 6);
 }

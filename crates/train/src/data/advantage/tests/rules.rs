@@ -5,18 +5,14 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use serde::Deserialize;
 
-use super::{any_group, assert_near, close, graded, group, lone, moderate, part, scaled};
-use crate::config::{
-    AdvantageBaseline, AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance,
+use super::{
+    any_group, any_scale, assert_near, close, graded, group, lone, moderate, part, scaled,
 };
+use crate::config::{AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance};
 use crate::data::advantage::{Advantages, Baselines, GroupRewards};
 
 fn run(groups: &[GroupRewards], config: &TrainConfig) -> Advantages {
     Baselines::new(100.0).advantages(groups, config)
-}
-
-fn leave_one_out(scale: AdvantageScale) -> TrainConfig {
-    TrainConfig { advantage_baseline: AdvantageBaseline::LeaveOneOut, ..scaled(scale) }
 }
 
 #[derive(Deserialize)]
@@ -74,27 +70,6 @@ fn advantages_and_metrics_equal_those_of_trl() {
         }
         assert_eq!(case.metrics.len(), 9);
     }
-}
-
-#[test]
-fn leave_one_out_compares_with_the_other_members() {
-    let values = [1.0, 2.0, 6.0];
-    let out = run(&[graded(&values)], &leave_one_out(AdvantageScale::None)).values[0].clone();
-    assert_near(out[0].unwrap(), 1.0 - 4.0);
-    assert_near(out[1].unwrap(), 2.0 - 3.5);
-    assert_near(out[2].unwrap(), 6.0 - 1.5);
-    // The divisor is the deviation of all members, as with the mean baseline.
-    let mean = run(&[graded(&values)], &TrainConfig::default()).values[0].clone();
-    let out = run(&[graded(&values)], &leave_one_out(AdvantageScale::Group)).values[0].clone();
-    for (own, mean) in out.iter().zip(mean) {
-        assert_near(own.unwrap(), 1.5 * mean.unwrap());
-    }
-    // Parts that only some members have keep their running baseline.
-    let alone = [lone(0.0), lone(1.0), lone(1.0)];
-    assert_eq!(
-        run(&alone, &leave_one_out(AdvantageScale::None)),
-        run(&alone, &scaled(AdvantageScale::None))
-    );
 }
 
 #[test]
@@ -169,28 +144,18 @@ fn groups_without_a_difference_are_dropped_if_configured() {
 }
 
 fn any_rules() -> impl Strategy<Value = TrainConfig> {
-    let scale = prop::sample::select(vec![
-        AdvantageScale::Group,
-        AdvantageScale::Batch,
-        AdvantageScale::None,
-    ]);
     let aggregation = prop::sample::select(vec![
         RewardAggregation::NormalizeThenSum,
         RewardAggregation::SumThenNormalize,
         RewardAggregation::Gdpo,
     ]);
-    (scale, aggregation, any::<bool>(), any::<bool>()).prop_map(
-        |(scale, reward_aggregation, others, drops)| TrainConfig {
+    (any_scale(), aggregation, any::<bool>()).prop_map(|(scale, reward_aggregation, drops)| {
+        TrainConfig {
             reward_aggregation,
-            advantage_baseline: if others {
-                AdvantageBaseline::LeaveOneOut
-            } else {
-                AdvantageBaseline::Mean
-            },
-            zero_variance_groups: if drops { ZeroVariance::Drop } else { ZeroVariance::Keep },
+            zero_variance_groups: [ZeroVariance::Keep, ZeroVariance::Drop][usize::from(drops)],
             ..scaled(scale)
-        },
-    )
+        }
+    })
 }
 
 proptest! {

@@ -3,13 +3,11 @@
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use hone_core::types::{
-    FinishReason, GroupId, GroupState, Interaction, InteractionId, PolicyVersion, PromptSource,
-    Sample, SampleId, SampleOrigin, SamplingParams, TokenId, now_ms,
-};
-use hone_store::{CorrectionEntry, Op};
+use hone_core::types::{GroupId, GroupState, InteractionId, TokenId, now_ms};
+use hone_store::Op;
 
 use super::world::World;
+use crate::testing::{correction, interaction as prompt, sample};
 
 /// A trainer that gives corrections this weight.
 async fn start(dir: &Path, weight: f64) -> World {
@@ -21,53 +19,9 @@ impl World {
     async fn correction(&self, token: TokenId, length: usize) -> GroupId {
         let interaction = InteractionId::new();
         let ops = vec![
-            Op::Interaction(Box::new(Interaction {
-                id: interaction,
-                created: now_ms(),
-                source: PromptSource::Live,
-                route: "route".to_owned(),
-                model: "default".to_owned(),
-                endpoint: Default::default(),
-                key_id: None,
-                messages: Vec::new(),
-                metadata: std::collections::BTreeMap::new(),
-                params: SamplingParams::default(),
-                prompt_ids: vec![1, 2, 3],
-                template_hash: String::new(),
-                stop: Vec::new(),
-                held_out: false,
-                chat: Default::default(),
-                grammar: None,
-                continues: None,
-            })),
-            Op::Sample(Box::new(Sample {
-                id: SampleId::new(),
-                interaction,
-                choice: 0,
-                origin: SampleOrigin::Served,
-                created: now_ms(),
-                ids: vec![9, 2],
-                logprobs: vec![-2.0, -2.0],
-                kept: Vec::new(),
-                forced: Vec::new(),
-                text: String::new(),
-                finish: FinishReason::Stop,
-                version: PolicyVersion::BASE,
-                params: SamplingParams::default(),
-                untrainable: None,
-            })),
-            Op::Correction(Box::new(CorrectionEntry {
-                interaction,
-                choice: 0,
-                text: "better".to_owned(),
-                ids: vec![token; length],
-                unused: None,
-                rating: None,
-                comment: None,
-                idempotency_key: None,
-                key_id: None,
-                created: now_ms(),
-            })),
+            Op::Interaction(Box::new(prompt(interaction, "route", vec![1, 2, 3]))),
+            Op::Sample(Box::new(sample(interaction, 0))),
+            correction(interaction, vec![token; length], None, now_ms()),
         ];
         self.store.commit(ops).await.unwrap();
         self.store.groups_of(interaction).unwrap()[0].id
@@ -85,9 +39,9 @@ async fn corrections_make_steps_with_groups_and_alone() {
     let group = world.group(4, 0).await;
     let both = [world.correction(5, 2).await, world.correction(6, 3).await];
     world.wait_for_version(1).await;
-    let step = world.store.last_step().unwrap().unwrap();
+    let step = world.last_step();
     assert_eq!(step.groups, [group, both[0], both[1]]);
-    assert!(step.groups.iter().all(|id| world.state(*id) == GroupState::Trained(1)));
+    assert!(world.all_are(&step.groups, &GroupState::Trained(1)));
     assert_eq!((step.metrics["samples"], step.metrics["correction/samples"]), (2.0, 2.0));
     assert!(step.metrics["correction/nll"] > 0.0);
     assert_eq!(step.metrics["completion_length"], 2.0, "corrections are no completions");
@@ -98,7 +52,7 @@ async fn corrections_make_steps_with_groups_and_alone() {
         world.correction(token, 2).await;
     }
     world.wait_for_version(2).await;
-    let step = world.store.last_step().unwrap().unwrap();
+    let step = world.last_step();
     assert_eq!((step.groups.len(), step.metrics["correction/samples"]), (4, 4.0));
     assert!(!step.metrics.contains_key("reward_mean") && step.metrics["loss"] > 0.0);
     assert_eq!((world.corrections("trained"), world.metrics.corrections_waiting.get()), (6, 0));
@@ -115,7 +69,7 @@ async fn corrections_of_a_rejected_version_are_trained_on_again() {
         corrections.push(world.correction(token, 2).await);
     }
     world.wait_for_version(2).await;
-    assert!(corrections.iter().all(|id| world.state(*id) == GroupState::Trained(2)));
+    assert!(world.all_are(&corrections, &GroupState::Trained(2)));
     assert_eq!(world.metrics.corrections_received.get(), 8);
     assert_eq!((world.corrections("trained"), world.metrics.corrections_waiting.get()), (8, 0));
     world.stop().await;

@@ -8,31 +8,26 @@ mod rollbacks;
 mod world;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use hone_core::types::{GroupId, GroupState, PolicyState, PolicyVersion, SampleId};
+use hone_core::types::{GroupId, GroupState, PolicyVersion, SampleId};
 
-use crate::config::{TrainConfig, ZeroVariance};
 use crate::{TrainError, TrainState};
 use world::World;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn enough_ready_groups_make_a_step_and_a_version() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start(dir.path()).await;
+    let world = World::fresh(|_| {}).await;
     let first = world.group(4, 0).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(world.worker.handle().status().step, 0, "two samples of four are not enough");
     let second = world.group(6, 0).await;
     world.wait_for_version(1).await;
-    for group in [first, second] {
-        assert_eq!(world.state(group), GroupState::Trained(1));
-    }
-    let step = world.store.last_step().unwrap().unwrap();
+    assert!(world.all_are(&[first, second], &GroupState::Trained(1)));
+    let step = world.last_step();
     assert_eq!((step.step, step.groups), (1, vec![first, second]));
     assert!((step.metrics["reward_mean"] - 0.5).abs() < 1e-9);
     assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 4);
@@ -40,39 +35,11 @@ async fn enough_ready_groups_make_a_step_and_a_version() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_next_step_is_computed_while_a_version_is_loaded() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start(dir.path()).await;
-    let groups = world.start_two_steps().await;
-    // The second step is not recorded before the first one's version is served.
-    let states = groups.map(|id| world.state(id));
-    let [trained, ready] = [GroupState::Trained(1), GroupState::Ready];
-    assert_eq!(states, [trained.clone(), trained.clone(), ready.clone(), ready]);
-    assert_eq!(world.policies.active(), PolicyVersion::BASE);
-    world.publisher.staging.add_permits(1000);
-    world.wait_for_version(2).await;
-    assert_eq!(
-        groups.map(|id| world.state(id))[2..],
-        [GroupState::Trained(2), GroupState::Trained(2)]
-    );
-    // The second step trained version 1 on samples of the base.
-    let step = world.store.last_step().unwrap().unwrap();
-    assert!((step.metrics["staleness_versions"] - 1.0).abs() < 1e-9, "{:?}", step.metrics);
-    let parents: Vec<_> = world.policies.list().unwrap().into_iter().map(|p| p.parent).collect();
-    assert_eq!(parents[1..], [Some(PolicyVersion(0)), Some(PolicyVersion(1))]);
-    assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 8);
-    world.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_step_with_a_long_shard_waits_for_the_publication() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start_with(dir.path(), |config| config.max_tokens = 400).await;
-    let handle = world.worker.handle();
-    handle.pause().unwrap();
-    world.wait_for_state(TrainState::Paused).await;
+    let world = World::fresh(|config| config.max_tokens = 400).await;
+    let handle = world.pause().await;
     world.publisher.staging.forget_permits(Semaphore::MAX_PERMITS);
-    let short = [world.group(4, 0).await, world.group(6, 0).await];
+    let short = world.batch(0).await;
     let mut long = Vec::new();
     for token in [7, 8] {
         // The usual shards of this model have 256 tokens.
@@ -82,37 +49,11 @@ async fn a_step_with_a_long_shard_waits_for_the_publication() {
     world.until("staging", |w| w.publisher.requested.load(Ordering::Acquire) > 0).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(handle.status().state, TrainState::Waiting);
-    assert!(short.iter().all(|id| world.state(*id) == GroupState::Trained(1)));
-    assert!(long.iter().all(|id| world.state(*id) == GroupState::Ready));
+    assert!(world.all_are(&short, &GroupState::Trained(1)));
+    assert!(world.all_are(&long, &GroupState::Ready));
     world.publisher.staging.add_permits(1000);
     world.wait_for_version(2).await;
-    assert!(long.iter().all(|id| world.state(*id) == GroupState::Trained(2)));
-    world.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rejected_versions_groups_are_trained_on_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start(dir.path()).await;
-    world.publisher.rejects.store(1, Ordering::Release);
-    let groups = world.start_two_steps().await;
-    world.publisher.staging.add_permits(1000);
-    world.wait_for_version(3).await;
-    let states = groups.map(|id| world.state(id));
-    let (second, third) = (GroupState::Trained(2), GroupState::Trained(3));
-    assert_eq!(states, [second.clone(), second, third.clone(), third]);
-    let policies = world.policies.list().unwrap();
-    let versions: Vec<_> = policies[1..].iter().map(|p| (p.step, p.parent, p.state)).collect();
-    let (base, published) = (Some(PolicyVersion::BASE), Some(PolicyVersion(2)));
-    let expected = [
-        (1, base, PolicyState::Rejected),
-        (2, base, PolicyState::Retired),
-        (3, published, PolicyState::Active),
-    ];
-    assert_eq!(versions, expected);
-    // Each rating is counted once, when it reaches clients.
-    assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 8);
-    assert_eq!(world.worker.handle().status().restarts, 0);
+    assert!(world.all_are(&long, &GroupState::Trained(2)));
     world.stop().await;
 }
 
@@ -121,12 +62,12 @@ async fn repeated_rejections_drop_no_group_for_parity_and_pause_training() {
     let dir = tempfile::tempdir().unwrap();
     let world = World::start(dir.path()).await;
     world.publisher.rejects_all.store(true, Ordering::Release);
-    let groups = [world.group(4, 0).await, world.group(6, 0).await];
+    let groups = world.batch(0).await;
     world.wait_for_state(TrainState::Paused).await;
     let hold = world.worker.handle().status().hold.unwrap();
     assert!(hold.starts_with("3 versions in a row were not promoted"), "{hold}");
     assert!(hold.contains("parity/serving") && hold.contains("/admin/train/resume"), "{hold}");
-    assert_eq!(groups.map(|id| world.state(id)), [GroupState::Ready, GroupState::Ready]);
+    assert!(world.all_are(&groups, &GroupState::Ready));
     assert_eq!(world.policies.list().unwrap().len(), 4);
     // The pause survives a restart, and a resume tries again.
     world.stop().await;
@@ -139,38 +80,8 @@ async fn repeated_rejections_drop_no_group_for_parity_and_pause_training() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_from_superseded_weights_is_repeated() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start(dir.path()).await;
-    world.train_versions(2).await;
-    let groups = world.prepare_two_steps(2).await;
-    // The activation comes first, so the third step's version waits for it.
-    let requested = world.publisher.requested.load(Ordering::Acquire);
-    let policies = Arc::clone(&world.policies);
-    let activation = tokio::spawn(async move { policies.activate(PolicyVersion(1), "test").await });
-    world.until("activation", |w| w.publisher.requested.load(Ordering::Acquire) > requested).await;
-    world.worker.handle().resume().unwrap();
-    world.wait_for_state(TrainState::Publishing).await;
-    world.publisher.staging.add_permits(1000);
-    activation.await.unwrap().unwrap();
-    world.wait_for_state(TrainState::Paused).await;
-    world.worker.handle().resume().unwrap();
-    // All groups are samples of version 2, which is abandoned, also those of the undone third step.
-    let abandoned = GroupState::Dropped("abandoned".to_owned());
-    world.until("abandoned", |w| groups.iter().all(|id| w.state(*id) == abandoned)).await;
-    world.group(4, 1).await;
-    world.group(6, 1).await;
-    world.wait_for_version(3).await;
-    let policies = world.policies.list().unwrap();
-    let versions: Vec<_> = policies[2..].iter().map(|p| (p.version.0, p.step, p.parent)).collect();
-    assert_eq!(versions, [(2, 2, Some(PolicyVersion(1))), (3, 4, Some(PolicyVersion(1)))]);
-    world.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_pause_takes_effect_before_further_ready_steps() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start(dir.path()).await;
+    let world = World::fresh(|_| {}).await;
     let groups = world.start_two_steps().await;
     // Each group sends a wake-up, and every two are enough for another step.
     for token in [9, 10, 11, 12, 13, 14] {
@@ -179,33 +90,29 @@ async fn a_pause_takes_effect_before_further_ready_steps() {
     world.worker.handle().pause().unwrap();
     world.publisher.staging.add_permits(1000);
     world.wait_for_state(TrainState::Paused).await;
-    assert_eq!(world.store.last_step().unwrap().unwrap().step, 2);
+    assert_eq!(world.last_step().step, 2);
     assert_eq!(world.state(groups[3]), GroupState::Trained(2));
     world.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_paused_trainer_steps_only_on_request() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start(dir.path()).await;
-    let handle = world.worker.handle();
-    handle.pause().unwrap();
-    world.wait_for_state(TrainState::Paused).await;
+    let world = World::fresh(|_| {}).await;
+    let handle = world.pause().await;
     assert!(matches!(handle.step().await, Err(TrainError::NothingReady)));
-    let (first, second) = (world.group(4, 0).await, world.group(6, 0).await);
+    let [first, second] = world.batch(0).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(world.state(first), GroupState::Ready);
     assert_eq!(handle.step().await.unwrap().step, 1);
     assert_eq!(world.state(second), GroupState::Trained(1));
-    world.group(4, 1).await;
-    world.group(6, 1).await;
+    world.batch(1).await;
     handle.resume().unwrap();
     world.wait_for_version(2).await;
     // A step limit has the same effect.
     handle.set_step_limit(Some(2)).unwrap();
-    let waiting = [world.group(4, 2).await, world.group(6, 2).await];
+    let waiting = world.batch(2).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(waiting.map(|id| world.state(id)), [GroupState::Ready, GroupState::Ready]);
+    assert!(world.all_are(&waiting, &GroupState::Ready));
     handle.set_step_limit(None).unwrap();
     world.wait_for_version(3).await;
     world.stop().await;
@@ -213,49 +120,16 @@ async fn a_paused_trainer_steps_only_on_request() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stale_and_invalid_groups_are_dropped_with_the_reason() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start(dir.path()).await;
+    let world = World::fresh(|_| {}).await;
     world.train_versions(3).await;
     let stale = world.group(4, 0).await;
     let invalid = world.group(1_000_000, 3).await;
-    let (good, better) = (world.group(4, 3).await, world.group(6, 3).await);
+    let [good, better] = world.batch(3).await;
     world.wait_for_version(4).await;
     assert_eq!(world.state(stale), GroupState::Dropped("stale".to_owned()));
     assert_eq!(world.state(invalid), GroupState::Dropped("invalid".to_owned()));
-    for group in [good, better] {
-        assert_eq!(world.state(group), GroupState::Trained(4));
-    }
+    assert!(world.all_are(&[good, better], &GroupState::Trained(4)));
     assert_eq!(world.worker.handle().status().restarts, 0);
-    world.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn batches_of_equal_rewards_are_dropped_and_counted() {
-    let dir = tempfile::tempdir().unwrap();
-    let drop = |config: &mut TrainConfig| config.zero_variance_groups = ZeroVariance::Drop;
-    let world = World::start_with(dir.path(), drop).await;
-    let handle = world.worker.handle();
-    for skipped in 1..=2 {
-        let (first, second) = (
-            world.rewarded_group(4, 0, [1.0, 1.0]).await,
-            world.rewarded_group(6, 0, [0.0, 0.0]).await,
-        );
-        let dropped = GroupState::Dropped("no_sample".to_owned());
-        world.until("dropped", |w| [first, second].iter().all(|id| w.state(*id) == dropped)).await;
-        assert_eq!(handle.status().skipped_batches, skipped);
-    }
-    let status = handle.status();
-    let reason = "all 2 groups of the batch have equal rewards";
-    assert_eq!((status.step, status.last_error.as_deref()), (0, Some(reason)));
-    let counter = &world.metrics.train.skipped_steps;
-    assert_eq!(counter.with_label_values(&["no_sample"]).get(), 2);
-    // One group with a difference is enough to learn from.
-    world.rewarded_group(4, 0, [1.0, 1.0]).await;
-    world.group(6, 0).await;
-    world.wait_for_version(1).await;
-    assert_eq!((handle.status().step, handle.status().skipped_batches), (1, 2));
-    let json = serde_json::to_value(handle.status()).unwrap();
-    assert_eq!(json["skipped_batches"], 2);
     world.stop().await;
 }
 
@@ -263,8 +137,7 @@ async fn batches_of_equal_rewards_are_dropped_and_counted() {
 /// as that of a process does at SIGTERM.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trainer_that_does_not_stop_in_time_is_not_waited_for() {
-    let dir = tempfile::tempdir().unwrap();
-    let world = World::start(dir.path()).await;
+    let world = World::fresh(|_| {}).await;
     world.start_two_steps().await;
     world.worker.stop(Duration::from_millis(50)).await;
     world.store.close().await.unwrap();
@@ -277,7 +150,7 @@ async fn a_crash_after_the_checkpoint_repeats_the_record_and_the_publication() {
     let world = World::start(dir.path()).await;
     let handle = world.worker.handle();
     handle.pause().unwrap();
-    let (first, second) = (world.group(4, 0).await, world.group(6, 0).await);
+    let [first, second] = world.batch(0).await;
     world.stop().await;
     std::fs::copy(&ledger, &copy).unwrap();
 
@@ -288,53 +161,17 @@ async fn a_crash_after_the_checkpoint_repeats_the_record_and_the_publication() {
     std::fs::copy(&copy, &ledger).unwrap();
     let world = World::start(dir.path()).await;
     world.wait_for_version(1).await;
-    for group in [first, second] {
-        assert_eq!(world.state(group), GroupState::Trained(1));
-    }
-    assert_eq!(world.store.last_step().unwrap().unwrap().step, 1);
+    assert!(world.all_are(&[first, second], &GroupState::Trained(1)));
+    assert_eq!(world.last_step().step, 1);
     assert_eq!(world.policies.active(), PolicyVersion(1));
-    world.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_initial_adapter_is_served_before_the_first_step() {
-    let (before, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let world = World::start(before.path()).await;
-    world.group(4, 0).await;
-    world.group(6, 0).await;
-    world.wait_for_version(1).await;
-    let source = world.policies.list().unwrap().pop().unwrap();
-    world.stop().await;
-    let adapter = before.path().join(source.adapter.unwrap());
-
-    let world = World::start_from(dir.path(), &adapter).await;
-    world.wait_for_version(1).await;
-    let first = world.policies.list().unwrap().pop().unwrap();
-    assert_eq!((first.step, first.parent), (0, Some(PolicyVersion::BASE)));
-    assert_eq!(first.sha256, source.sha256, "the same weights");
-    // A restart before the first step publishes no second version of it.
-    world.stop().await;
-    let world = World::start_from(dir.path(), &adapter).await;
-    world.wait_for_version(1).await;
-    assert_eq!(world.policies.list().unwrap().len(), 2);
-    let group = world.group(4, 1).await;
-    world.group(6, 1).await;
-    world.wait_for_version(2).await;
-    assert_eq!(world.state(group), GroupState::Trained(1));
-    // A start continues from the checkpoint once there is one.
-    world.stop().await;
-    let world = World::start_from(dir.path(), &adapter).await;
-    world.wait_for_version(2).await;
-    assert_eq!(world.policies.list().unwrap().len(), 3);
     world.stop().await;
 }
 
 /// Two ready groups, and the marker of a step with them that ended the process, for the second time if `again`.
 async fn interrupted(dir: &Path, again: bool) -> ([GroupId; 2], SampleId) {
     let world = World::start(dir).await;
-    world.worker.handle().pause().unwrap();
-    world.wait_for_state(TrainState::Paused).await;
-    let groups = [world.group(4, 0).await, world.group(6, 0).await];
+    world.pause().await;
+    let groups = world.batch(0).await;
     world.stop().await;
     std::fs::create_dir_all(dir.join("checkpoints")).unwrap();
     let repeated: &[GroupId] = if again { &groups } else { &[] };
@@ -351,7 +188,7 @@ async fn the_ratings_of_an_interrupted_step_are_trained() {
     let (groups, _) = interrupted(dir.path(), false).await;
     let world = World::start(dir.path()).await;
     world.wait_for_version(1).await;
-    assert_eq!(groups.map(|id| world.state(id)), [GroupState::Trained(1), GroupState::Trained(1)]);
+    assert!(world.all_are(&groups, &GroupState::Trained(1)));
     assert!(!dir.path().join("checkpoints/attempt.json").exists());
     world.stop().await;
 }
@@ -362,15 +199,11 @@ async fn a_step_that_ended_the_process_twice_is_not_repeated() {
     let (groups, sample) = interrupted(dir.path(), true).await;
     let marker = dir.path().join("checkpoints/attempt.json");
     let world = World::start(dir.path()).await;
-    let dropped = GroupState::Dropped("interrupted".to_owned());
-    world.until("dropped", |w| groups.iter().all(|id| w.state(*id) == dropped)).await;
+    world.wait_for_drops(&groups, "interrupted").await;
     let error = world.worker.handle().status().last_error.unwrap();
     assert!(error.contains(&sample.to_string()) && error.contains("6000 tokens"), "{error}");
-    let counter = &world.metrics.train.dropped_groups;
-    assert_eq!(counter.with_label_values(&["interrupted"]).get(), 2);
     // The next groups are trained on, and a step that ends leaves no marker.
-    world.group(4, 0).await;
-    world.group(6, 0).await;
+    world.batch(0).await;
     world.wait_for_version(1).await;
     assert!(!marker.exists());
     world.stop().await;
@@ -391,7 +224,7 @@ async fn training_continues_from_the_newest_whole_checkpoint() {
         std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
         let world = World::start(dir.path()).await;
         let active = world.policies.active().0;
-        let groups = [world.group(4, active).await, world.group(6, active).await];
+        let groups = world.batch(active).await;
         let is_trained = |state| matches!(state, GroupState::Trained(step) if step >= 2);
         world.until("trained", |w| groups.iter().all(|id| is_trained(w.state(*id)))).await;
         world.wait_for_state(TrainState::Waiting).await;
@@ -419,11 +252,8 @@ async fn a_sample_that_does_not_fit_is_dropped_with_a_reason() {
     // The samples have a prompt of two tokens or more and two sampled ones.
     let world = World::start_with(dir.path(), |config| config.max_tokens = 3).await;
     world.until("the limit", |w| w.worker.handle().status().max_sample_tokens == 3).await;
-    let groups = [world.group(4, 0).await, world.group(6, 0).await];
-    let dropped = GroupState::Dropped("too_long".to_owned());
-    world.until("dropped", |w| groups.iter().all(|id| w.state(*id) == dropped)).await;
-    let counter = &world.metrics.train.dropped_groups;
-    assert_eq!(counter.with_label_values(&["too_long"]).get(), 2);
+    let groups = world.batch(0).await;
+    world.wait_for_drops(&groups, "too_long").await;
     assert_eq!(world.worker.handle().status().step, 0);
     world.stop().await;
 }

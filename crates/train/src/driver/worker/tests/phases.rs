@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
-use hone_core::types::{GroupId, GroupState, PolicyVersion};
+use hone_core::types::{GroupId, GroupState, PolicyState, PolicyVersion};
 
 use super::world::{Parts, every_step, record_group};
 use crate::config::{TrainConfig, ZeroVariance};
@@ -40,7 +40,13 @@ fn name(phase: &TrainPhase) -> &'static str {
     }
 }
 
-fn stepped(
+/// Runs a test on a trainer that publishes each step.
+fn stepped(change: impl FnOnce(&mut TrainConfig), test: impl FnOnce(&mut Stepper<'_>)) {
+    let dir = tempfile::tempdir().unwrap();
+    stepped_in(dir.path(), every_step(), change, test);
+}
+
+fn stepped_in(
     dir: &Path,
     policy: PolicyConfig,
     change: impl FnOnce(&mut TrainConfig),
@@ -97,16 +103,27 @@ impl Stepper<'_> {
 
     /// Records the groups of a step, sampled by `version`.
     fn batch(&mut self, version: u64, rewards: [f64; 2]) -> [GroupId; 2] {
-        [(); 2].map(|()| {
-            self.token += 1;
-            let group =
-                record_group(&self.parts.store, vec![1, 2, 3], self.token, version, rewards);
-            self.runtime.block_on(group)
-        })
+        [(); 2].map(|()| self.group(version, rewards))
+    }
+
+    fn group(&mut self, version: u64, rewards: [f64; 2]) -> GroupId {
+        self.token += 1;
+        let group = record_group(&self.parts.store, vec![1, 2, 3], self.token, version, rewards);
+        self.runtime.block_on(group)
     }
 
     fn state(&self, group: GroupId) -> GroupState {
         self.parts.store.group(group).unwrap().unwrap().state
+    }
+
+    fn all_are(&self, groups: &[GroupId], state: &GroupState) -> bool {
+        groups.iter().all(|group| self.state(*group) == *state)
+    }
+
+    /// Step, parent and state of each version after the base.
+    fn versions(&self) -> Vec<(u64, u64, PolicyState)> {
+        let records = self.parts.policies.list().unwrap().into_iter().skip(1);
+        records.map(|r| (r.step, r.parent.unwrap().0, r.state)).collect()
     }
 
     /// Number of recorded steps.
@@ -134,21 +151,27 @@ impl Stepper<'_> {
         self.runtime.block_on(activation).unwrap();
     }
 
+    /// The version that the step proposed is published, or rejected.
+    fn ends_in(&mut self, wanted: &str) {
+        self.publication_ends();
+        self.moves_to(wanted);
+    }
+
+    fn resume(&mut self) {
+        self.phase = Some(self.trainer.resume(self.phase.take().unwrap()).unwrap());
+    }
+
     /// Takes a step and publishes it.
     fn publish(&mut self) {
         self.batch(self.parts.policies.active().0, [0.0, 1.0]);
         self.moves_to("publishing");
-        self.publication_ends();
-        self.moves_to("idle");
+        self.ends_in("idle");
     }
 }
 
 #[test]
 fn steps_and_publications() {
-    let dir = tempfile::tempdir().unwrap();
     stepped(
-        dir.path(),
-        every_step(),
         |_| {},
         |trainer| {
             trainer.rests_in("idle", TrainState::Waiting);
@@ -168,76 +191,76 @@ fn steps_and_publications() {
             assert_eq!((trainer.steps(), trainer.state(second[0])), (1, GroupState::Ready));
             trainer.batch(0, [0.0, 1.0]);
             trainer.rests_in("ahead", TrainState::Publishing);
-            trainer.publication_ends();
-            trainer.moves_to("publishing");
+            assert_eq!(trainer.parts.policies.active(), PolicyVersion::BASE);
+            trainer.ends_in("publishing");
             assert_eq!((trainer.steps(), trainer.state(second[1])), (2, GroupState::Trained(2)));
             assert_eq!(trainer.parts.policies.active(), PolicyVersion(1));
+            // The second step trained version 1 on samples of the base.
+            let step = trainer.parts.store.last_step().unwrap().unwrap();
+            assert_eq!(step.metrics["staleness_versions"], 1.0);
             trainer.moves_to("ahead");
-            trainer.publication_ends();
-            trainer.moves_to("publishing");
-            trainer.publication_ends();
-            trainer.moves_to("idle");
+            trainer.ends_in("publishing");
+            trainer.ends_in("idle");
             trainer.rests_in("idle", TrainState::Waiting);
-            assert_eq!((trainer.steps(), trainer.parts.policies.active()), (3, PolicyVersion(3)));
+            let retired = PolicyState::Retired;
+            let expected = [(1, 0, retired), (2, 1, retired), (3, 2, PolicyState::Active)];
+            assert_eq!(trainer.versions(), expected);
+            assert_eq!(trainer.parts.metrics.feedback_to_policy.get_sample_count(), 12);
         },
     );
 }
 
 #[test]
-fn a_rejected_version_undoes_the_step_after_it() {
-    let dir = tempfile::tempdir().unwrap();
+fn a_rejected_version_undoes_the_step_after_it_and_its_groups_are_trained_on_again() {
     stepped(
-        dir.path(),
-        every_step(),
         |_| {},
         |trainer| {
             trainer.parts.publisher.rejects.store(1, Ordering::Release);
             let groups = [trainer.batch(0, [0.0, 1.0]), trainer.batch(0, [0.0, 1.0])].concat();
             trainer.moves_to("publishing");
             trainer.moves_to("ahead");
-            trainer.publication_ends();
-            trainer.moves_to("idle");
-            assert!(groups.iter().all(|group| trainer.state(*group) == GroupState::Ready));
+            trainer.ends_in("idle");
+            assert!(trainer.all_are(&groups, &GroupState::Ready));
             trainer.moves_to("publishing");
-            trainer.publication_ends();
-            trainer.moves_to("idle");
-            assert_eq!(trainer.parts.policies.active(), PolicyVersion(2));
+            trainer.ends_in("idle");
+            assert!(trainer.all_are(&groups[..2], &GroupState::Trained(2)));
+            trainer.moves_to("publishing");
+            trainer.ends_in("idle");
+            assert!(trainer.all_are(&groups[2..], &GroupState::Trained(3)));
+            let rejected = (1, 0, PolicyState::Rejected);
+            let expected = [rejected, (2, 0, PolicyState::Retired), (3, 2, PolicyState::Active)];
+            assert_eq!(trainer.versions(), expected);
+            // Each rating is counted once, when it reaches clients.
+            assert_eq!(trainer.parts.metrics.feedback_to_policy.get_sample_count(), 8);
         },
     );
 }
 
 #[test]
 fn a_resume_makes_nothing_durable_of_a_step_that_is_not_recorded() {
-    let dir = tempfile::tempdir().unwrap();
     stepped(
-        dir.path(),
-        every_step(),
         |_| {},
         |trainer| {
             let _groups = [trainer.batch(0, [0.0, 1.0]), trainer.batch(0, [0.0, 1.0])];
             trainer.moves_to("publishing");
             trainer.moves_to("ahead");
             trainer.trainer.progress.rate_halvings = 1;
-            let phase = trainer.trainer.resume(trainer.phase.take().unwrap()).unwrap();
-            assert_eq!((name(&phase), trainer.trainer.progress.rate_halvings), ("ahead", 0));
-            trainer.phase = Some(phase);
+            trainer.resume();
+            assert_eq!(name(trainer.phase.as_ref().unwrap()), "ahead");
+            assert_eq!(trainer.trainer.progress.rate_halvings, 0);
             let saved = |step| step_dir(&trainer.parts.setup.checkpoints, step).exists();
             assert!(saved(1) && !saved(2));
-            trainer.publication_ends();
-            trainer.moves_to("publishing");
+            trainer.ends_in("publishing");
+            let saved = |step| step_dir(&trainer.parts.setup.checkpoints, step).exists();
             assert!(saved(2));
-            trainer.publication_ends();
-            trainer.moves_to("idle");
+            trainer.ends_in("idle");
         },
     );
 }
 
 #[test]
 fn activations_are_followed_after_a_while_or_before_a_step() {
-    let dir = tempfile::tempdir().unwrap();
     stepped(
-        dir.path(),
-        every_step(),
         |_| {},
         |trainer| {
             trainer.publish();
@@ -252,12 +275,10 @@ fn activations_are_followed_after_a_while_or_before_a_step() {
             assert_eq!(version(trainer), 1);
             trainer.activate(2);
             trainer.rests_in("activated", TrainState::Paused);
-            let phase = trainer.trainer.resume(trainer.phase.take().unwrap()).unwrap();
-            assert_eq!(name(&phase), "idle");
-            trainer.phase = Some(phase);
+            trainer.resume();
             trainer.rests_in("idle", TrainState::Waiting);
             assert_eq!(version(trainer), 2);
-            // A rule's withdrawal is followed at once, without a pause.
+            // A warning's withdrawal is followed at once, without a pause.
             trainer.parts.publisher.staging.add_permits(1);
             let withdrawal = trainer.parts.policies.withdraw(PolicyVersion(2), "test");
             trainer.runtime.block_on(withdrawal).unwrap();
@@ -269,10 +290,7 @@ fn activations_are_followed_after_a_while_or_before_a_step() {
 
 #[test]
 fn an_activation_ends_a_publication_and_undoes_its_steps() {
-    let dir = tempfile::tempdir().unwrap();
     stepped(
-        dir.path(),
-        every_step(),
         |_| {},
         |trainer| {
             trainer.publish();
@@ -287,7 +305,13 @@ fn an_activation_ends_a_publication_and_undoes_its_steps() {
             trainer.parts.publisher.staging.add_permits(1);
             trainer.runtime.block_on(activation).unwrap().unwrap();
             trainer.rests_in("activated", TrainState::Paused);
-            assert!(groups.iter().all(|group| trainer.state(*group) == GroupState::Ready));
+            assert!(trainer.all_are(&groups, &GroupState::Ready));
+            // They are samples of version 1, which is abandoned. The next version descends from the base.
+            trainer.resume();
+            trainer.rests_in("idle", TrainState::Waiting);
+            assert!(trainer.all_are(&groups, &GroupState::Dropped("abandoned".to_owned())));
+            trainer.publish();
+            assert_eq!(trainer.versions().pop(), Some((3, 0, PolicyState::Active)));
         },
     );
 }
@@ -295,16 +319,41 @@ fn an_activation_ends_a_publication_and_undoes_its_steps() {
 #[test]
 fn an_adapter_to_start_from_is_published_before_a_step() {
     let (before, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    stepped(before.path(), every_step(), |_| {}, |trainer| trainer.publish());
-    let adapter = before.path().join("adapters/v000001");
-    let change = |config: &mut TrainConfig| config.lora.init_adapter = adapter;
-    stepped(dir.path(), every_step(), change, |trainer| {
+    let digest = |trainer: &Stepper<'_>| trainer.parts.policies.list().unwrap()[1].sha256.clone();
+    let mut source = None;
+    stepped_in(
+        before.path(),
+        every_step(),
+        |_| {},
+        |trainer| {
+            trainer.publish();
+            source = digest(trainer);
+        },
+    );
+    let start = |test: &dyn Fn(&mut Stepper<'_>)| {
+        let adapter = before.path().join("adapters/v000001");
+        let change = |config: &mut TrainConfig| config.lora.init_adapter = adapter;
+        stepped_in(dir.path(), every_step(), change, test);
+    };
+    start(&|trainer| {
         trainer.rests_in("starting", TrainState::Publishing);
         trainer.batch(0, [0.0, 1.0]);
         trainer.rests_in("starting", TrainState::Publishing);
-        trainer.publication_ends();
-        trainer.moves_to("idle");
-        assert_eq!(trainer.parts.policies.active(), PolicyVersion(1));
+        trainer.ends_in("idle");
+        assert_eq!(trainer.versions(), [(0, 0, PolicyState::Active)]);
+        assert_eq!(digest(trainer), source, "the same weights");
+    });
+    // A restart before the first step publishes no second version of it.
+    start(&|trainer| {
+        assert_eq!(trainer.versions().len(), 1);
+        trainer.moves_to("publishing");
+        trainer.ends_in("idle");
+        assert_eq!(trainer.versions()[1..], [(1, 1, PolicyState::Active)]);
+    });
+    // A start continues from the checkpoint once there is one.
+    start(&|trainer| {
+        trainer.rests_in("idle", TrainState::Waiting);
+        assert_eq!(trainer.versions().len(), 2);
     });
 }
 
@@ -312,43 +361,49 @@ fn an_adapter_to_start_from_is_published_before_a_step() {
 fn unpublished_steps_are_published_once_no_step_may_follow() {
     let dir = tempfile::tempdir().unwrap();
     let policy = PolicyConfig { publish_every: 2, ..PolicyConfig::default() };
-    stepped(
-        dir.path(),
-        policy,
-        |config| config.max_steps = 3,
-        |trainer| {
-            trainer.batch(0, [0.0, 1.0]);
-            trainer.moves_to("idle");
-            trainer.rests_in("idle", TrainState::Waiting);
-            trainer.batch(0, [0.0, 1.0]);
-            trainer.moves_to("publishing");
-            trainer.publication_ends();
-            trainer.moves_to("idle");
-            trainer.batch(1, [0.0, 1.0]);
-            trainer.moves_to("idle");
-            assert_eq!(trainer.steps(), 3);
-            // This was the last step of `train.max_steps`.
-            trainer.moves_to("publishing");
-            trainer.rests_in("publishing", TrainState::Publishing);
-            trainer.publication_ends();
-            trainer.moves_to("idle");
-            trainer.rests_in("idle", TrainState::Finished);
-        },
-    );
-}
-
-#[test]
-fn a_batch_without_a_step_changes_no_phase() {
-    let dir = tempfile::tempdir().unwrap();
-    let drop = |config: &mut TrainConfig| config.zero_variance_groups = ZeroVariance::Drop;
-    stepped(dir.path(), every_step(), drop, |trainer| {
-        trainer.batch(0, [1.0, 1.0]);
+    let change = |config: &mut TrainConfig| config.max_steps = 3;
+    stepped_in(dir.path(), policy, change, |trainer| {
+        trainer.batch(0, [0.0, 1.0]);
         trainer.moves_to("idle");
         trainer.rests_in("idle", TrainState::Waiting);
         trainer.batch(0, [0.0, 1.0]);
         trainer.moves_to("publishing");
+        trainer.ends_in("idle");
+        trainer.batch(1, [0.0, 1.0]);
+        trainer.moves_to("idle");
+        assert_eq!(trainer.steps(), 3);
+        // This was the last step of `train.max_steps`.
+        trainer.moves_to("publishing");
+        trainer.rests_in("publishing", TrainState::Publishing);
+        trainer.ends_in("idle");
+        trainer.rests_in("idle", TrainState::Finished);
+    });
+}
+
+#[test]
+fn batches_of_equal_rewards_are_dropped_and_counted_and_change_no_phase() {
+    let drop = |config: &mut TrainConfig| config.zero_variance_groups = ZeroVariance::Drop;
+    stepped(drop, |trainer| {
+        let dropped = GroupState::Dropped("no_sample".to_owned());
+        for skipped in 1..=2 {
+            let equal = trainer.batch(0, [1.0, 1.0]);
+            trainer.moves_to("idle");
+            assert!(trainer.all_are(&equal, &dropped));
+            assert_eq!(trainer.status.read().skipped_batches, skipped);
+        }
+        trainer.rests_in("idle", TrainState::Waiting);
+        let status = trainer.status.read();
+        let reason = "all 2 groups of the batch have equal rewards";
+        assert_eq!((status.step, status.last_error.as_deref()), (0, Some(reason)));
+        assert_eq!(serde_json::to_value(status).unwrap()["skipped_batches"], 2);
+        let counter = &trainer.parts.metrics.train.skipped_steps;
+        assert_eq!(counter.with_label_values(&["no_sample"]).get(), 2);
+        // One group with a difference is enough to learn from.
+        trainer.group(0, [1.0, 1.0]);
+        trainer.group(0, [0.0, 1.0]);
+        trainer.moves_to("publishing");
         let equal = trainer.batch(0, [1.0, 1.0]);
         trainer.moves_to("publishing");
-        assert_eq!(trainer.state(equal[0]), GroupState::Dropped("no_sample".to_owned()));
+        assert!(trainer.all_are(&equal, &dropped));
     });
 }

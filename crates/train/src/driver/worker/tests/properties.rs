@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, SampleId};
+use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion};
 
 use super::world::{World, every_step};
 use crate::TrainError;
 use crate::TrainState;
-use crate::policy::{CanaryConfig, PolicyConfig, PolicyError, Promotion, VersionRating};
+use crate::policy::{CanaryConfig, PolicyConfig, PolicyError, Promotion};
+use crate::testing::version_rating;
 
 /// Longest wait for the record of a canary's begin or end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -75,7 +76,7 @@ struct Process<'a> {
 
 impl<'a> Process<'a> {
     async fn start(dir: &'a Path, canary: bool) -> Self {
-        let world = World::start_policy(dir, policy(canary)).await;
+        let world = World::start_as(dir, policy(canary), |_| {}).await;
         world.publisher.canaries.store(canary, Ordering::Release);
         world.worker.handle().pause().unwrap();
         world.wait_for_quiet().await;
@@ -116,21 +117,8 @@ impl<'a> Process<'a> {
         let policies = &self.world.policies;
         let Some(canary) = policies.canary() else { return };
         for n in 0..400 {
-            for (version, value) in
-                [(policies.active(), 0.5), (canary, if good { 1.0 } else { 0.0 })]
-            {
-                policies.rate(&VersionRating {
-                    version,
-                    sample: SampleId::new(),
-                    sampled: hone_core::types::now_ms(),
-                    route: "route".to_owned(),
-                    part: "thumbs".to_owned(),
-                    value,
-                    key: None,
-                    max_key_share: 1.0,
-                    keys: 0,
-                });
-            }
+            policies.rate(&version_rating(policies.active().0, 0.5));
+            policies.rate(&version_rating(canary.0, if good { 1.0 } else { 0.0 }));
             if n % 20 == 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

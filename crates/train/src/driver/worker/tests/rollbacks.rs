@@ -23,8 +23,7 @@ async fn a_rollback_is_followed_and_survives_a_restart() {
     assert_eq!(world.worker.handle().status().policy_version, 1);
     let hold = "version 1 was activated: POST /admin/train/resume ends the pause";
     assert_eq!(world.worker.handle().status().hold.as_deref(), Some(hold));
-    let group = world.group(4, 1).await;
-    world.group(6, 1).await;
+    let [group, _] = world.batch(1).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(world.state(group), GroupState::Ready, "the pause survives a restart");
     world.worker.handle().resume().unwrap();
@@ -92,8 +91,7 @@ async fn an_activation_of_the_trainers_own_version_pauses_it_after_a_restart_too
     world.wait_for_state(TrainState::Paused).await;
     let hold = "version 2 was activated: POST /admin/train/resume ends the pause";
     assert_eq!(world.worker.handle().status().hold.as_deref(), Some(hold));
-    world.group(4, 2).await;
-    world.group(6, 2).await;
+    world.batch(2).await;
     world.worker.handle().resume().unwrap();
     world.wait_for_version(3).await;
     let made = world.policies.list().unwrap().pop().unwrap();
@@ -120,8 +118,7 @@ async fn a_rollback_restores_moments_and_baselines() {
             // The trainer may not have followed the activation yet.
             world.worker.handle().resume().unwrap();
         }
-        world.group(4, 2).await;
-        world.group(6, 2).await;
+        world.batch(2).await;
         world.wait_for_version(3 + undone).await;
         digests.push(world.policies.list().unwrap().pop().unwrap().sha256);
         world.stop().await;
@@ -133,14 +130,13 @@ async fn a_rollback_restores_moments_and_baselines() {
 async fn a_hold_may_end_by_itself() {
     let dir = tempfile::tempdir().unwrap();
     let world =
-        World::start_policy(dir.path(), PolicyConfig { hold_seconds: 1, ..every_step() }).await;
+        World::start_as(dir.path(), PolicyConfig { hold_seconds: 1, ..every_step() }, |_| {}).await;
     world.train_versions(2).await;
     world.policies.activate(PolicyVersion(1), "test").await.unwrap();
     world.wait_for_state(TrainState::Paused).await;
     let hold = world.worker.handle().status().hold.unwrap();
     assert!(hold.starts_with("version 1 was activated: training goes on at "), "{hold}");
-    world.group(4, 1).await;
-    world.group(6, 1).await;
+    world.batch(1).await;
     world.wait_for_version(3).await;
     assert_eq!(world.worker.handle().status().hold, None);
     world.stop().await;

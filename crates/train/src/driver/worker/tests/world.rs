@@ -11,23 +11,19 @@ use tokio::sync::Semaphore;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyState,
-    PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin,
-    SamplingParams, TokenId, now_ms,
+    GroupId, GroupState, InteractionId, PolicyState, PolicyVersion, Reward, RewardSource, Sample,
+    SampleOrigin, SamplingParams, StepRecord, TokenId, now_ms,
 };
 use hone_engine::{Completion, EngineError, GenerateRequest, ModelDir, Probe, Publisher};
 use hone_model::Model;
 use hone_model::adapter::{LoraConfig, peft};
-use hone_reward::Routes;
-use hone_reward::kinds::{FeedbackParams, RewardKind};
-use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_store::{Op, Store, StoreConfig};
 
 use crate::config::{PeakRate, TrainConfig};
 use crate::learning::Snapshot;
-use crate::policy::{Policies, PolicyConfig, PolicySetup};
-use crate::testing::tiny_model;
-use crate::{TrainSetup, TrainState, TrainWorker};
+use crate::policy::{PARITY_TOLERANCE, Policies, PolicyConfig, PolicySetup};
+use crate::testing::{group, interaction, reward, routes, sample, tiny_model};
+use crate::{TrainHandle, TrainSetup, TrainState, TrainWorker};
 
 /// Serves the adapters that it is given, except that its probe of the version `rejects` is wrong by
 /// ten times the tolerance. Each staging waits for a permit.
@@ -90,7 +86,7 @@ impl Publisher for ScriptedPublisher {
         let logprobs = snapshot.score(prompt, &ids, params.temperature).unwrap();
         let is_rejected = version.0 == self.rejects.load(Ordering::Acquire)
             || self.rejects_all.load(Ordering::Acquire);
-        let tolerance = PolicyConfig::default().parity_tolerance as f32;
+        let tolerance = PARITY_TOLERANCE as f32;
         let error = if is_rejected { 10.0 * tolerance } else { 0.0 };
         let logprobs = logprobs.into_iter().map(|logprob| logprob + error);
         Ok(vec![Probe {
@@ -133,6 +129,9 @@ impl ScriptedPublisher {
     }
 }
 
+pub(super) const ROUTES: &str =
+    "[[route]]\nname = \"route\"\nreward = [{ name = \"thumbs\", kind = \"feedback\" }]";
+
 /// Publishes each step.
 pub(super) fn every_step() -> PolicyConfig {
     PolicyConfig { publish_every: 1, ..PolicyConfig::default() }
@@ -153,6 +152,7 @@ pub(super) struct World {
     pub(super) policies: Arc<Policies>,
     pub(super) worker: TrainWorker,
     pub(super) metrics: Arc<Metrics>,
+    _dir: Option<tempfile::TempDir>,
 }
 
 impl Parts {
@@ -165,15 +165,6 @@ impl Parts {
         let metrics = Arc::new(Metrics::new().unwrap());
         let ledger = dir.join("ledger.redb");
         let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
-        let routes = RouteList(vec![RouteConfig {
-            name: "route".to_owned(),
-            rewards: vec![RewardConfig::new(
-                "thumbs",
-                1.0,
-                RewardKind::Feedback(FeedbackParams::default()),
-            )],
-            ..RouteConfig::default()
-        }]);
         let publisher = Arc::new(ScriptedPublisher::default());
         let policies = Policies::restore(PolicySetup {
             publisher: publisher.clone(),
@@ -217,7 +208,7 @@ impl Parts {
             model_name: "tiny".to_owned(),
             checkpoints: dir.join("checkpoints"),
             store: store.clone(),
-            routes: Arc::new(Routes::new(&routes).unwrap()),
+            routes: Arc::new(routes(ROUTES)),
             policies: policies.clone(),
             metrics: metrics.clone(),
         };
@@ -233,82 +224,45 @@ pub(super) async fn record_group(
     version: u64,
     rewards: [f64; 2],
 ) -> GroupId {
-    let interaction = InteractionId::new();
-    let mut ops = vec![Op::Interaction(Box::new(Interaction {
-        id: interaction,
+    let prompt = interaction(InteractionId::new(), "route", prompt_ids);
+    let samples = rewards.map(|_| Sample {
+        origin: SampleOrigin::Shadow,
         created: now_ms(),
-        source: PromptSource::Live,
-        route: "route".to_owned(),
-        model: "default".to_owned(),
-        endpoint: Default::default(),
-        key_id: None,
-        messages: Vec::new(),
-        metadata: std::collections::BTreeMap::new(),
-        params: SamplingParams::default(),
-        prompt_ids,
-        template_hash: String::new(),
-        stop: Vec::new(),
-        held_out: false,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
-    }))];
-    let mut members = Vec::new();
-    for value in rewards {
-        let id = SampleId::new();
-        members.push(id);
-        ops.push(Op::Sample(Box::new(Sample {
-            id,
-            interaction,
-            choice: 0,
-            origin: SampleOrigin::Shadow,
-            created: now_ms(),
-            ids: vec![token, 5],
-            logprobs: vec![-2.0, -2.0],
-            kept: Vec::new(),
-            forced: Vec::new(),
-            text: String::new(),
-            finish: FinishReason::Stop,
-            version: PolicyVersion(version),
-            params: SamplingParams::default(),
-            untrainable: None,
-        })));
-        ops.push(Op::Reward(Box::new(Reward {
-            id: RewardId::new(),
-            sample: id,
-            name: "thumbs".to_owned(),
-            value: Some(value),
-            source: RewardSource::Feedback,
-            created: now_ms(),
-            idempotency_key: None,
-            comment: None,
-            key_id: None,
-        })));
+        ids: vec![token, 5],
+        logprobs: vec![-2.0, -2.0],
+        ..sample(prompt.id, version)
+    });
+    let group = group("route", "thumbs", &samples, now_ms());
+    let (id, mut ops) = (group.id, vec![Op::Interaction(Box::new(prompt))]);
+    for (sample, value) in samples.into_iter().zip(rewards) {
+        let reward = reward(sample.id, "thumbs", Some(value), RewardSource::Feedback);
+        let reward = Reward { created: now_ms(), ..reward };
+        ops.extend([Op::Sample(Box::new(sample)), Op::Reward(Box::new(reward))]);
     }
-    let id = GroupId::new();
-    ops.push(Op::Group(Box::new(Group {
-        id,
-        interaction,
-        route: "route".to_owned(),
-        members,
-        parts: vec!["thumbs".to_owned()],
-        oldest_version: PolicyVersion(version),
-        created: now_ms(),
-        state: GroupState::Ready,
-    })));
+    ops.push(Op::Group(Box::new(group)));
     store.commit(ops).await.unwrap();
     id
 }
 
 impl World {
+    /// Starts a trainer on a new data directory.
+    pub(super) async fn fresh(change: impl FnOnce(&mut TrainConfig)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let world = Self::start_with(dir.path(), change).await;
+        Self { _dir: Some(dir), ..world }
+    }
+
+    /// Pauses the trainer.
+    pub(super) async fn pause(&self) -> TrainHandle {
+        let handle = self.worker.handle();
+        handle.pause().unwrap();
+        self.wait_for_state(TrainState::Paused).await;
+        handle
+    }
+
     /// Starts a trainer on the data directory `dir`, whose steps take two groups of two samples.
     pub(super) async fn start(dir: &Path) -> Self {
         Self::start_with(dir, |_| {}).await
-    }
-
-    /// As [`Self::start`], starting from an adapter.
-    pub(super) async fn start_from(dir: &Path, init_adapter: &Path) -> Self {
-        Self::start_with(dir, |config| config.lora.init_adapter = init_adapter.to_owned()).await
     }
 
     /// As [`Self::start`], with a changed configuration.
@@ -316,12 +270,8 @@ impl World {
         Self::start_as(dir, every_step(), change).await
     }
 
-    /// As [`Self::start`], with other keys of `[policy]`.
-    pub(super) async fn start_policy(dir: &Path, policy: PolicyConfig) -> Self {
-        Self::start_as(dir, policy, |_| {}).await
-    }
-
-    async fn start_as(
+    /// The same with other keys of `[policy]`.
+    pub(super) async fn start_as(
         dir: &Path,
         policy: PolicyConfig,
         change: impl FnOnce(&mut TrainConfig),
@@ -329,7 +279,7 @@ impl World {
         let Parts { publisher, store, policies, metrics, setup } =
             Parts::open(dir, policy, change).await;
         let worker = TrainWorker::start(setup).unwrap();
-        Self { publisher, store, policies, worker, metrics }
+        Self { publisher, store, policies, worker, metrics, _dir: None }
     }
 
     /// Records a ready group of two samples of `version`, rewarded with 0 and 1.
@@ -367,26 +317,19 @@ impl World {
         }
     }
 
-    /// Pauses the trainer, blocks staging, and records groups of `version` for two steps.
-    pub(super) async fn prepare_two_steps(&self, version: u64) -> [GroupId; 4] {
-        self.worker.handle().pause().unwrap();
-        self.wait_for_state(TrainState::Paused).await;
-        self.publisher.staging.forget_permits(Semaphore::MAX_PERMITS);
-        let mut groups = Vec::new();
-        for token in [4, 6, 7, 8] {
-            groups.push(self.group(token, version).await);
-        }
-        groups.try_into().unwrap()
-    }
-
     /// Runs two steps until the second is computed and waits for the first one's version, whose
     /// staging is blocked.
     pub(super) async fn start_two_steps(&self) -> [GroupId; 4] {
-        let groups = self.prepare_two_steps(0).await;
+        self.pause().await;
+        self.publisher.staging.forget_permits(Semaphore::MAX_PERMITS);
+        let mut groups = Vec::new();
+        for token in [4, 6, 7, 8] {
+            groups.push(self.group(token, 0).await);
+        }
         self.worker.handle().resume().unwrap();
         // With a batch ready, the trainer waits for the version only after the second step.
         self.wait_for_state(TrainState::Publishing).await;
-        groups
+        groups.try_into().unwrap()
     }
 
     /// Waits until the trainer pauses and follows the active version.
@@ -412,14 +355,35 @@ impl World {
     /// Trains the first `count` versions, each on samples of the previous one.
     pub(super) async fn train_versions(&self, count: u64) {
         for version in 0..count {
-            self.group(4, version).await;
-            self.group(6, version).await;
+            self.batch(version).await;
             self.wait_for_version(version + 1).await;
         }
     }
 
+    /// Two groups of samples of `version`, which are enough for a step.
+    pub(super) async fn batch(&self, version: u64) -> [GroupId; 2] {
+        [self.group(4, version).await, self.group(6, version).await]
+    }
+
     pub(super) fn state(&self, group: GroupId) -> GroupState {
         self.store.group(group).unwrap().unwrap().state
+    }
+
+    /// Whether all groups are in a state.
+    pub(super) fn all_are(&self, groups: &[GroupId], state: &GroupState) -> bool {
+        groups.iter().all(|id| self.state(*id) == *state)
+    }
+
+    /// Waits until groups, and no others, are dropped for a reason and counted.
+    pub(super) async fn wait_for_drops(&self, groups: &[GroupId], reason: &str) {
+        let dropped = GroupState::Dropped(reason.to_owned());
+        let count = self.metrics.train.dropped_groups.with_label_values(&[reason]);
+        let all = groups.len() as u64;
+        self.until(reason, |w| w.all_are(groups, &dropped) && count.get() == all).await;
+    }
+
+    pub(super) fn last_step(&self) -> StepRecord {
+        self.store.last_step().unwrap().unwrap()
     }
 
     pub(super) async fn stop(self) {

@@ -11,61 +11,11 @@ use hone_model::adapter::peft;
 use hone_model::testing::tiny_weights;
 
 use super::{batch, bits};
-use crate::config::{CorrectionMode, ScheduleKind, TrainConfig};
+use crate::config::TrainConfig;
 use crate::error::LearnError;
 use crate::learning::checkpoint::{list, prune, step_dir};
 use crate::learning::learner::Learner;
 use crate::testing::{tiny_config, tiny_learner, tiny_spec};
-
-/// Many features at once: adaptive coefficients, sampler correction, entropy quantile, dropout,
-/// warm-up, learning-rate and weight decay, iterations, micro-batches.
-fn busy_config() -> TrainConfig {
-    let mut config = tiny_config();
-    config.lora.dropout = 0.2;
-    config.kl.target = 0.001;
-    config.kl.horizon = 100.0;
-    config.entropy.adaptive = true;
-    config.entropy.target = 9.0;
-    config.sampler_correction.mode = CorrectionMode::SequenceMask;
-    config.top_entropy_quantile = 0.8;
-    TrainConfig {
-        seed: 7,
-        schedule: ScheduleKind::Cosine,
-        warmup_steps: Some(2),
-        total_steps: 20,
-        weight_decay: 0.01,
-        num_iterations: 2,
-        micro_batch: 4,
-        ..config
-    }
-}
-
-#[test]
-fn an_interrupted_run_continues_with_the_same_numbers() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut uninterrupted = tiny_learner(&busy_config());
-    let mut first = tiny_learner(&busy_config());
-    for step in 0..3 {
-        uninterrupted.step(&batch(step), 9, 16).unwrap();
-        first.step(&batch(step), 9, 16).unwrap();
-    }
-    let path = step_dir(dir.path(), 3);
-    let extra = json!({"cursor": "0190", "seen": 3});
-    first.save(&path, &extra).unwrap();
-    drop(first);
-    let mut second = tiny_learner(&TrainConfig { seed: 1234, ..busy_config() });
-    assert_eq!(second.load(&path).unwrap(), extra);
-    assert_eq!(second.step_count(), 3);
-    for step in 3..6 {
-        let a = uninterrupted.step(&batch(step), 9, 16).unwrap();
-        let b = second.step(&batch(step), 9, 16).unwrap();
-        assert_eq!(a, b);
-        // Each step has two updates.
-        assert!((a.metrics["entropy_coef"] - 0.01 * (step + 1) as f64).abs() < 1e-12);
-        assert!(a.metrics["beta"] != 0.1);
-    }
-    assert_eq!(bits(&uninterrupted), bits(&second));
-}
 
 #[test]
 fn rollback_restores_the_policy_and_resets_the_moments() {

@@ -1,23 +1,17 @@
 //! Corrections: supervised samples beside those that a policy sampled.
 
-use hone_model::testing::values;
-
-use super::{Learner, TrainSample, batch};
+use super::{Learner, TrainSample, bits, recorded};
 use crate::config::{CorrectionMode, TrainConfig};
-use crate::testing::{record, score, tiny_config, tiny_learner};
+use crate::testing::{score, tiny_config, tiny_learner};
 
 fn correction(prompt: &[u32], ids: &[u32]) -> TrainSample {
     TrainSample {
         prompt_ids: prompt.to_vec(),
         ids: ids.to_vec(),
-        logprobs: Vec::new(),
-        masked: Vec::new(),
         temperature: 1.0,
-        advantage: 0.0,
         version: u64::MAX,
-        truncated: false,
-        late: false,
         correction: true,
+        ..TrainSample::default()
     }
 }
 
@@ -38,8 +32,7 @@ fn the_likelihood_of_corrections_rises_beside_other_samples() {
     let before = nll(&learner, &corrections);
     let mut metrics = Vec::new();
     for seed in 0..20 {
-        let mut samples = batch(seed);
-        record(&learner, &mut samples, 0.0, 0);
+        let mut samples = recorded(&learner, seed);
         samples.extend(corrections.clone());
         let stats = learner.step(&samples, u64::MAX, 16).unwrap();
         assert_eq!((stats.skipped, stats.refused, stats.faded), (None, vec![], vec![]));
@@ -69,16 +62,12 @@ fn a_step_of_corrections_alone_reports_their_likelihood() {
 #[test]
 fn without_a_weight_corrections_change_nothing() {
     let (mut learner, mut other) = (tiny_learner(&tiny_config()), tiny_learner(&tiny_config()));
-    let mut samples = batch(3);
-    record(&learner, &mut samples, 0.0, 0);
+    let mut samples = recorded(&learner, 3);
     other.step(&samples, 9, 16).unwrap();
     samples.push(correction(&[5, 6, 7], &[30, 31, 2]));
     let stats = learner.step(&samples, 9, 16).unwrap();
     assert!(!stats.metrics.contains_key("correction/nll"));
-    let (a, b) = (learner.lora.tensors().unwrap(), other.lora.tensors().unwrap());
-    for (a, b) in a.values().zip(b.values()) {
-        assert_eq!(values(a), values(b));
-    }
+    assert_eq!(bits(&learner), bits(&other));
     let stats = learner.step(&samples[10..], 9, 16).unwrap();
     assert!(stats.skipped.is_some(), "no sample is left");
 }

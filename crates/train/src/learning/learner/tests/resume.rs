@@ -7,12 +7,11 @@ use serde_json::json;
 use hone_model::adapter::LoraConfig;
 use hone_model::testing::values;
 
-use super::batch;
-use crate::config::{OptimizerKind, PeakRate, TrainConfig};
-use crate::data::packing::TrainSample;
+use super::{batch, recorded};
+use crate::config::{CorrectionMode, OptimizerKind, PeakRate, ScheduleKind, TrainConfig};
 use crate::learning::checkpoint::step_dir;
-use crate::learning::learner::Learner;
-use crate::testing::{record, tiny_config, tiny_learner};
+use crate::learning::learner::{Learner, StepStats};
+use crate::testing::{tiny_config, tiny_learner};
 
 /// The bits of all values of the trained and of the served adapter.
 fn bits(learner: &Learner) -> [Vec<u64>; 2] {
@@ -39,13 +38,7 @@ fn busy(average: TrainConfig) -> TrainConfig {
     }
 }
 
-/// Bytes of the optimizer's moments.
-fn moment_bytes(learner: &Learner) -> usize {
-    let tensors = learner.optimizer.tensors().unwrap();
-    tensors.values().map(|t| t.elem_count() * t.dtype().size_in_bytes()).sum()
-}
-
-fn resumes_exactly(config: &TrainConfig) {
+fn resumes_exactly(config: &TrainConfig) -> StepStats {
     let dir = tempfile::tempdir().unwrap();
     let (mut uninterrupted, mut first) = (tiny_learner(config), tiny_learner(config));
     for step in 0..3 {
@@ -53,39 +46,51 @@ fn resumes_exactly(config: &TrainConfig) {
         first.step(&batch(step), 9, 16).unwrap();
     }
     let path = step_dir(dir.path(), 3);
-    first.save(&path, &json!(1)).unwrap();
+    let extra = json!({"cursor": "0190", "seen": 3});
+    first.save(&path, &extra).unwrap();
+    drop(first);
     let mut second = tiny_learner(&TrainConfig { seed: 99, ..config.clone() });
-    second.load(&path).unwrap();
-    assert_eq!(bits(&second), bits(&uninterrupted));
+    assert_eq!(second.load(&path).unwrap(), extra);
+    assert_eq!((second.step_count(), bits(&second)), (3, bits(&uninterrupted)));
+    let mut last = StepStats::default();
     for step in 3..6 {
-        assert_eq!(
-            uninterrupted.step(&batch(step), 9, 16).unwrap(),
-            second.step(&batch(step), 9, 16).unwrap()
-        );
+        last = uninterrupted.step(&batch(step), 9, 16).unwrap();
+        assert_eq!(last, second.step(&batch(step), 9, 16).unwrap());
     }
     assert_eq!(bits(&second), bits(&uninterrupted));
-    assert_eq!(moment_bytes(&second), moment_bytes(&uninterrupted));
+    last
 }
 
 #[test]
 fn averages_and_eight_bit_moments_resume_exactly() {
-    resumes_exactly(&busy(TrainConfig { ema_decay: 0.7, ..tiny_config() }));
     // Averaging starts before and after the checkpoint.
-    resumes_exactly(&busy(TrainConfig { swa_start: 2, ..tiny_config() }));
-    resumes_exactly(&busy(TrainConfig { swa_start: 5, ..tiny_config() }));
+    for (ema_decay, swa_start) in [(0.7, 0), (0.0, 2), (0.0, 5)] {
+        resumes_exactly(&busy(TrainConfig { ema_decay, swa_start, ..tiny_config() }));
+    }
 }
 
+/// Adaptive coefficients, sampler correction, entropy quantile, dropout, warm-up, rate and weight decay.
 #[test]
-fn eight_bit_moments_take_about_a_quarter_of_the_memory() {
-    let config = busy(tiny_config());
-    let bytes = |config: &TrainConfig| {
-        let mut learner = tiny_learner(config);
-        learner.step(&batch(1), 9, 16).unwrap();
-        moment_bytes(&learner)
-    };
-    let full = bytes(&TrainConfig { optimizer: OptimizerKind::AdamW, ..config.clone() });
-    let eight = bytes(&config);
-    assert!(eight * 3 < full, "{eight} of {full}");
+fn an_interrupted_run_continues_with_the_same_numbers() {
+    let mut config = tiny_config();
+    config.lora.dropout = 0.2;
+    config.kl.target = 0.001;
+    config.entropy.target = 9.0;
+    config.sampler_correction.mode = CorrectionMode::SequenceMask;
+    config.top_entropy_quantile = 0.8;
+    let last = resumes_exactly(&TrainConfig {
+        seed: 7,
+        schedule: ScheduleKind::Cosine,
+        warmup_steps: Some(2),
+        total_steps: 20,
+        weight_decay: 0.01,
+        num_iterations: 2,
+        micro_batch: 4,
+        ..config
+    });
+    // Each step has two updates.
+    assert!((last.metrics["entropy_coef"] - 0.01 * 6.0).abs() < 1e-12);
+    assert!(last.metrics["beta"] != 0.1);
 }
 
 #[test]
@@ -129,19 +134,13 @@ fn samples_of_a_served_average_are_off_policy_and_not_refused() {
     };
     let mut learner = tiny_learner(&config);
     for step in 0..4 {
-        let mut samples = batch(step);
         // Recorded as if sampled from the served average.
-        record(&learner, &mut samples, 0.0, 0);
+        let samples = recorded(&learner, step);
         let stats = learner.step(&samples, 1, 16).unwrap();
         assert_eq!((stats.refused.len(), stats.skipped), (0, None));
         // After one step the average equals the adapter, so samples are still compared.
         assert_eq!(stats.metrics.contains_key("sampler_difference_mean"), step < 2);
     }
-}
-
-/// Makes the loss or its gradient overflow, whatever the ratios are.
-fn spoil(samples: &mut [TrainSample]) {
-    samples[3].advantage = f64::MAX;
 }
 
 fn saved(learner: &Learner, dir: &Path) -> Vec<Vec<u8>> {
@@ -159,7 +158,8 @@ fn a_skipped_step_does_not_change_the_saved_state() {
     learner.step(&batch(1), 9, 16).unwrap();
     let before = saved(&learner, &step_dir(dir.path(), 1));
     let mut bad = batch(2);
-    spoil(&mut bad);
+    // The loss or its gradient overflows, whatever the ratios are.
+    bad[3].advantage = f64::MAX;
     assert!(learner.step(&bad, 9, 16).unwrap().skipped.is_some());
     assert_eq!(saved(&learner, &step_dir(dir.path(), 2)), before);
 }

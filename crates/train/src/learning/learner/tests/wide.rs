@@ -16,7 +16,7 @@ use hone_model::testing::{test_file, values};
 use hone_model::{Model, ModelSpec};
 
 use super::bits;
-use crate::config::{LossKind, Recompute, TrainConfig};
+use crate::config::{Recompute, TrainConfig};
 use crate::data::packing::TrainSample;
 use crate::learning::forward_backward::{ForwardBackward, LogprobCache, PassOutput};
 use crate::learning::learner::Learner;
@@ -27,18 +27,10 @@ use crate::testing::{hashed, tiny_config, wide_tensor, wide_weights};
 struct Case {
     config: Value,
     lora: LoraConfig,
-    settings: Settings,
+    settings: TrainConfig,
     samples: Vec<Sample>,
     loss: f64,
     gradients: HashMap<String, Gradient>,
-}
-
-#[derive(Deserialize)]
-struct Settings {
-    loss: LossKind,
-    beta: f64,
-    clip_low: f64,
-    clip_high: f64,
 }
 
 #[derive(Deserialize)]
@@ -76,7 +68,7 @@ fn weights(storage: DType, dtype: DType) -> HashMap<String, Tensor> {
 }
 
 fn config() -> TrainConfig {
-    let Settings { loss, beta, clip_low, clip_high } = CASE.settings;
+    let TrainConfig { loss, beta, clip_low, clip_high, .. } = CASE.settings;
     // Three samples a shard, so that a pass adds the gradients of several shards. The reference has no
     // dual clip.
     let lora = CASE.lora.clone();
@@ -107,13 +99,10 @@ fn samples() -> Vec<TrainSample> {
             prompt_ids: sample.prompt_ids.clone(),
             ids: sample.ids.clone(),
             logprobs: sample.logprobs.clone(),
-            masked: Vec::new(),
             temperature: sample.temperature,
             advantage: sample.advantage,
             version: 1,
-            truncated: false,
-            late: false,
-            correction: false,
+            ..TrainSample::default()
         })
         .collect()
 }

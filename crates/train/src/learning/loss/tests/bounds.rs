@@ -2,13 +2,19 @@
 
 use super::{config, sampler_weights, token_loss};
 use crate::config::{
-    CorrectionConfig, CorrectionMode, KlConfig, KlEstimator, LossKind, TrainConfig, VespoConfig,
+    CorrectionConfig, CorrectionMode, KlConfig, KlEstimator, LossKind, SapoConfig, TrainConfig,
+    VespoConfig,
 };
 
 /// The losses whose gradient passes through the ratio or the KL, with and without bounds on the ratio.
 fn settings() -> Vec<TrainConfig> {
     let estimators = [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3, KlEstimator::Corrected];
-    let losses = [LossKind::Grpo, LossKind::Gspo, LossKind::Sapo, LossKind::Reinforce];
+    let losses = [
+        LossKind::Grpo,
+        LossKind::Gspo,
+        LossKind::Sapo(SapoConfig::default()),
+        LossKind::Reinforce,
+    ];
     let with = |loss, estimator| TrainConfig {
         loss,
         kl: KlConfig { estimator, ..KlConfig::default() },

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
+use strum::VariantNames;
 
 use crate::config::{
     CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
@@ -14,19 +15,6 @@ use crate::learning::loss::adapted_beta;
 use crate::learning::loss::clipped;
 use crate::learning::loss::{LossCoefficients, LossSequence, SequenceLoss, sequence_loss};
 use crate::learning::loss::{active_entropy_coef, adapted_coef, entropy_threshold};
-
-const KINDS: [LossKind; 10] = [
-    LossKind::Grpo,
-    LossKind::DrGrpo,
-    LossKind::Bnpo,
-    LossKind::Dapo,
-    LossKind::Cispo,
-    LossKind::Sapo,
-    LossKind::Luspo,
-    LossKind::Gspo,
-    LossKind::Reinforce,
-    LossKind::Vespo,
-];
 
 fn any_config() -> impl Strategy<Value = TrainConfig> {
     let estimator = prop::sample::select(vec![
@@ -44,7 +32,8 @@ fn any_config() -> impl Strategy<Value = TrainConfig> {
     ]);
     let level = prop::sample::select(vec![RatioLevel::Token, RatioLevel::Sequence]);
     let bounds = prop::sample::select(vec![(0.0, 0.0), (1.5, 0.0), (0.0, 1.2)]);
-    let kind = prop::sample::select(KINDS.to_vec());
+    let kind = prop::sample::select(LossKind::VARIANTS);
+    let kind = kind.prop_map(|name| name.parse::<LossKind>().unwrap());
     (kind, level, estimator, mode, bounds, 0.0..0.5_f64, 0.0..0.2_f64).prop_map(
         |(loss, level, estimator, mode, (delta, dual_clip), beta, off_policy_mask_threshold)| {
             TrainConfig {
@@ -142,7 +131,7 @@ proptest! {
         least in prop::option::of(0.0..2.0_f64),
     ) {
         // These treat the ratio as a constant; the reference cases cover them.
-        prop_assume!(!matches!(config.loss, LossKind::Cispo | LossKind::Vespo));
+        prop_assume!(!matches!(config.loss, LossKind::Cispo | LossKind::Vespo(_)));
         let weights = LossCoefficients {
             token: 0.7,
             entropy,
@@ -279,29 +268,25 @@ fn a_masked_off_policy_sequence_has_only_its_kl() {
 
 #[test]
 fn adaptive_coefficients_follow_their_targets() {
-    let kl = KlConfig { target: 0.1, horizon: 1000.0, ..Default::default() };
-    // Twice the target is an error of 1, clamped to 0.2: a factor of 1 + 0.2 * 100 / 1000.
-    assert!((adapted_beta(0.5, 0.2, 100.0, &kl) - 0.51).abs() < 1e-12);
-    assert!((adapted_beta(0.5, 0.0, 100.0, &kl) - 0.49).abs() < 1e-12);
-    assert!((adapted_beta(0.5, 0.11, 100.0, &kl) - 0.505).abs() < 1e-12);
+    let kl = KlConfig { target: 0.1, ..Default::default() };
+    // Twice the target is an error of 1, clamped to 0.2: a factor of 1 + 0.2 * 1000 / 10000.
+    assert!((adapted_beta(0.5, 0.2, 1000.0, &kl) - 0.51).abs() < 1e-12);
+    assert!((adapted_beta(0.5, 0.0, 1000.0, &kl) - 0.49).abs() < 1e-12);
+    assert!((adapted_beta(0.5, 0.11, 1000.0, &kl) - 0.505).abs() < 1e-12);
+    assert!((adapted_beta(0.5, 0.0, 1e6, &kl) - 0.4).abs() < 1e-12);
     assert_eq!(adapted_beta(0.5, f64::NAN, 100.0, &kl), 0.5);
     let fixed = KlConfig { target: 0.0, ..kl };
     assert_eq!(adapted_beta(0.5, 9.0, 100.0, &fixed), 0.5);
-    let entropy = EntropyConfig {
-        coef: 0.01,
-        adaptive: true,
-        coef_max: 0.012,
-        target: 0.2,
-        ..Default::default()
-    };
+    let entropy = EntropyConfig { coef: 0.01, target: 0.2 };
     // As in TRL: 0 before the first entropy is known, and above the target.
     assert_eq!(active_entropy_coef(0.01, f64::INFINITY, &entropy), 0.0);
     assert_eq!(active_entropy_coef(0.01, 0.21, &entropy), 0.0);
     assert_eq!(active_entropy_coef(0.01, 0.2, &entropy), 0.01);
-    assert_eq!(adapted_coef(0.01, 0.2, &entropy), 0.012);
+    assert!((adapted_coef(0.01, 0.2, &entropy) - 0.015).abs() < 1e-15);
+    assert_eq!(adapted_coef(0.998, 0.2, &entropy), 1.0);
     assert!((adapted_coef(0.01, 0.3, &entropy) - 0.005).abs() < 1e-15);
     assert_eq!(adapted_coef(0.001, 0.3, &entropy), 0.0);
-    let fixed = EntropyConfig { adaptive: false, ..entropy };
+    let fixed = EntropyConfig { target: 0.0, ..entropy };
     assert_eq!(
         (active_entropy_coef(0.01, 9.0, &fixed), adapted_coef(0.01, 0.1, &fixed)),
         (0.01, 0.01)
