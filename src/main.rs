@@ -17,12 +17,12 @@ use hone::cli::{
     ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
 };
 use hone::config::{Config, LogConfig};
-use hone::demo::{DaemonHandle, DemoError, DemoOptions};
 use hone::runs::eval::EvalOptions;
 use hone::runs::from_ledger::train::FromLedgerOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
-use hone::{UsageError, app, config, demo, import_trl as trl, logging, runs, usage};
+use hone::{UsageError, app, config, import_trl as trl, logging, runs, usage};
+use hone_demo::{DaemonHandle, DemoError, DemoOptions};
 use hone_model::adapter::merge::Precision;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
@@ -72,9 +72,6 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Rewards { command: RewardsCommand::List } => list_rewards(out),
         Command::Rewards { command: RewardsCommand::Test(args) } => test_rewards(args, out),
         Command::Adapters { command } => adapters(command, out),
-        Command::Bench { command } => {
-            Ok(if command.run(&runtime()?, out)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
     }
 }
 
@@ -176,7 +173,7 @@ async fn start_daemon(config: Config) -> anyhow::Result<DaemonHandle> {
 }
 
 fn run_demo(options: DemoOptions, out: &mut Output) -> Outcome {
-    let outcome = runtime()?.block_on(demo::run(options, start_daemon, out));
+    let outcome = runtime()?.block_on(hone_demo::run(options, start_daemon, out));
     let outcome = outcome.map_err(|error| match error {
         DemoError::Options(_) | DemoError::Data { .. } => usage(error),
         error => error.into(),

@@ -11,13 +11,13 @@ use hone_train::monitoring::warnings::RewardRoles;
 
 use super::eval_set::{EvalSet, Evaluation};
 use super::report::{Comparison, comparison_table, comparisons};
-use super::stats::Estimate;
 use super::table::ScoredSample;
-use super::{NO_DATASET, stats, table};
+use super::{NO_DATASET, table};
 use crate::app::{self, Core};
 use crate::config::Config;
-use crate::terminal::{MISSING, one_line, shown};
 use crate::usage;
+use hone_report::stats::{self, Estimate};
+use hone_report::terminal::{MISSING, one_line, shown};
 
 /// The options of `hone eval` that are not in the configuration.
 #[derive(Clone, Debug, Default)]

@@ -11,8 +11,8 @@ use hone_dataset::Prompt;
 use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Priority};
 use hone_reward::{Route, ScoreInput};
 
-use super::stats::{self, Estimate};
 use super::table::ScoredSample;
+use hone_report::stats::{self, Estimate};
 
 /// The prompts of an evaluation and how they are sampled.
 #[derive(Clone)]

@@ -12,7 +12,6 @@ pub mod from_ledger;
 pub mod jsonl;
 pub mod report;
 pub mod score;
-pub mod stats;
 pub mod table;
 pub mod train;
 
@@ -27,7 +26,7 @@ use hone_train::monitoring::metric_names;
 use hone_train::monitoring::warnings::Warning;
 
 use crate::config::EarlyStopConfig;
-use crate::terminal::{Progress, clock};
+use hone_report::terminal::{Progress, clock};
 
 /// Error of a run without a dataset.
 const NO_DATASET: &str = "dataset.path is missing: it must name a file of prompts";

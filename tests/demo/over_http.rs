@@ -15,8 +15,8 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 
 use hone::config::Config;
-use hone::demo;
-use hone::demo::{DaemonHandle, DemoError, DemoOptions, DemoOutcome, RewardsMode, eval, task};
+use hone_demo as demo;
+use hone_demo::{DaemonHandle, DemoError, DemoOptions, DemoOutcome, RewardsMode, eval, task};
 use hone_train::policy::Promotion;
 
 /// Users' questions per optimizer step.

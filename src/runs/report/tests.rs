@@ -5,7 +5,7 @@ use hone_train::monitoring::warnings::{Warning, WarningKind};
 
 use super::*;
 use crate::runs::Best;
-use crate::runs::stats::{estimate, paired_difference};
+use hone_report::stats::{estimate, paired_difference};
 
 fn step(step: u64) -> StepRecord {
     let x = step as f64 / 60.0;

@@ -1,0 +1,223 @@
+//! The command line of `hone demo`, and errors that end a demo without a report.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use hone_engine::EngineBackend;
+use hone_rollout::SamplerKind;
+use hone_train::policy::Promotion;
+
+use super::client::ClientError;
+use hone_config::flags::{engine_backend, promotion, sampler_kind};
+
+/// Default of `--steps`: enough to reach nearly the maximum reward.
+const DEFAULT_STEPS: u64 = 100;
+
+/// The sources of the rewards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum RewardsMode {
+    /// Built-in graders score shadow completions; users' thumbs count for served ones.
+    #[default]
+    Both,
+    /// Built-in graders alone.
+    Graded,
+    /// Users' thumbs alone, on one served completion per question.
+    Feedback,
+}
+
+impl RewardsMode {
+    /// Whether built-in graders score completions.
+    pub fn has_graders(self) -> bool {
+        self != Self::Feedback
+    }
+
+    /// Whether users post thumbs.
+    pub fn has_thumbs(self) -> bool {
+        self != Self::Graded
+    }
+}
+
+/// `hone demo`.
+#[derive(Clone, Debug, Args)]
+pub struct DemoOptions {
+    /// Optimizer steps
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS,
+          value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub steps: u64,
+    /// Seed of the users, the samples and the trainer
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Source of the rewards
+    #[arg(long, value_enum, default_value_t = RewardsMode::Both)]
+    pub rewards: RewardsMode,
+    /// Engine that answers the users
+    #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
+    pub backend: EngineBackend,
+    /// Sampler of the shadow completions
+    #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
+    pub sampler: SamplerKind,
+    /// What a version must pass before all users get it
+    #[arg(long, value_name = "MODE", default_value = "direct", value_parser = promotion())]
+    pub promotion: Promotion,
+    /// With a canary, reward wrong sums after some promotions, to show that users notice it
+    #[arg(long)]
+    pub sabotage: bool,
+    /// Ask and rate a server that runs, such as http://localhost:8080, instead of starting one
+    #[arg(long, value_name = "URL", conflicts_with_all = ["rewards", "backend", "sampler",
+          "promotion", "sabotage", "data", "keep_serving"])]
+    pub server: Option<String>,
+    /// Data directory, which is kept [default: a temporary one]
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Keep serving the trained model until Ctrl-C
+    #[arg(long)]
+    pub keep_serving: bool,
+    /// Write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+}
+
+impl Default for DemoOptions {
+    fn default() -> Self {
+        Self {
+            steps: DEFAULT_STEPS,
+            seed: 1,
+            server: None,
+            data: None,
+            keep_serving: false,
+            report: None,
+            rewards: RewardsMode::default(),
+            backend: EngineBackend::default(),
+            sampler: SamplerKind::default(),
+            promotion: Promotion::Direct,
+            sabotage: false,
+        }
+    }
+}
+
+impl DemoOptions {
+    /// The options for the users of a server that runs already: they know only what they rated, and that it
+    /// may check its versions. Steps count from its present one.
+    pub(super) fn of_visitors(self) -> Self {
+        match self.server {
+            Some(_) => Self { rewards: RewardsMode::Feedback, promotion: Promotion::Gate, ..self },
+            None => self,
+        }
+    }
+
+    /// Rejects options whose failure would otherwise show only after minutes.
+    ///
+    /// # Errors
+    /// If there is no step, a canary has no ratings, there is nothing to sabotage, or the report cannot be
+    /// written.
+    pub fn check(&self) -> Result<(), DemoError> {
+        let refuse = |reason: &str| Err(DemoError::Options(reason.to_owned()));
+        if self.steps == 0 {
+            return refuse("--steps is 0; it must be at least 1");
+        }
+        if let Some(url) = self.server.as_ref().filter(|url| !url.starts_with("http://")) {
+            return Err(DemoError::Options(format!(
+                "--server is {url:?}: it must begin with http://, such as http://localhost:8080"
+            )));
+        }
+        let is_canary = self.promotion == Promotion::Canary;
+        if is_canary && !self.rewards.has_thumbs() {
+            return refuse(
+                "--promotion is canary: --rewards must be both or feedback, because users' thumbs decide",
+            );
+        }
+        if self.sabotage && !(is_canary && self.rewards.has_graders()) {
+            return refuse(
+                "--sabotage needs --promotion canary, which rolls back, and --rewards both, whose \
+                 grader is sabotaged",
+            );
+        }
+        let Some(file) = &self.report else { return Ok(()) };
+        let parent = match file.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        if file.is_dir() || !parent.is_dir() {
+            let file = file.display();
+            return Err(DemoError::Options(format!(
+                "--report {file}: it must be a file in a directory that exists"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// An unusable option.
+    #[error("{0}")]
+    Options(String),
+    /// An unusable data directory.
+    #[error("data directory {dir}: {reason}")]
+    Data {
+        /// The directory.
+        dir: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The daemon did not start.
+    #[error("the daemon did not start: {0:#}")]
+    Start(anyhow::Error),
+    /// The daemon did not shut down cleanly.
+    #[error("the daemon did not shut down cleanly: {0:#}")]
+    Shutdown(anyhow::Error),
+    /// A request that the demo depends on failed.
+    #[error(transparent)]
+    Request(#[from] ClientError),
+    /// The trainer failed.
+    #[error("the trainer failed: {0}")]
+    Trainer(String),
+    /// The report could not be written.
+    #[error("cannot write the report: {0}")]
+    Output(#[from] std::io::Error),
+    /// Ctrl-C before the end.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unusable_options_are_rejected() {
+        let parent = tempfile::tempdir().unwrap();
+        let with = |steps, report: Option<PathBuf>| {
+            DemoOptions { steps, report, ..DemoOptions::default() }.check()
+        };
+        assert!(with(1, None).is_ok());
+        assert!(with(1, Some("report.json".into())).is_ok());
+        assert!(with(1, Some(parent.path().join("report.json"))).is_ok());
+        assert!(with(0, None).unwrap_err().to_string().contains("--steps is 0"));
+        assert!(with(1, Some(parent.path().to_owned())).is_err());
+        assert!(with(1, Some(parent.path().join("no/report.json"))).is_err());
+        let server = Some("localhost:8080".to_owned());
+        let error = DemoOptions { server, ..DemoOptions::default() }.check().unwrap_err();
+        assert!(error.to_string().contains("it must begin with http://"), "{error}");
+    }
+
+    #[test]
+    fn a_canary_needs_thumbs_and_sabotage_needs_a_canary() {
+        let check = |promotion, sabotage, rewards| {
+            let options = DemoOptions { promotion, sabotage, rewards, ..DemoOptions::default() };
+            options.check().map_err(|error| error.to_string())
+        };
+        let (canary, both) = (Promotion::Canary, RewardsMode::Both);
+        assert_eq!(check(canary, false, RewardsMode::Feedback), Ok(()));
+        assert_eq!(check(canary, true, both), Ok(()));
+        assert_eq!(check(Promotion::Gate, false, RewardsMode::Graded), Ok(()));
+        insta::assert_snapshot!(check(canary, false, RewardsMode::Graded).unwrap_err(), @"--promotion is canary: --rewards must be both or feedback, because users' thumbs decide");
+        let needed = "--sabotage needs --promotion canary, which rolls back, and --rewards both, whose grader is sabotaged";
+        assert_eq!(check(Promotion::Gate, true, both), Err(needed.to_owned()));
+        assert_eq!(check(canary, true, RewardsMode::Feedback), Err(needed.to_owned()));
+    }
+}
