@@ -169,7 +169,7 @@ fn explain_memory(config: &Config, has_clients: bool, json: bool, out: &mut Outp
 async fn start_daemon(config: Config) -> anyhow::Result<DaemonHandle> {
     logging::init(&config.log);
     let service = app::start(config).await?;
-    Ok(DaemonHandle::new(service.addr, || service.shutdown()))
+    Ok(DaemonHandle { url: service.url(), shutdown: Box::pin(service.shutdown()) })
 }
 
 fn run_demo(options: DemoOptions, out: &mut Output) -> Outcome {

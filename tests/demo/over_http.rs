@@ -77,11 +77,12 @@ impl Fake {
         let addr = listener.local_addr()?;
         let server = tokio::spawn(async move { axum::serve(listener, router).await });
         let stopped = self.stopped;
-        Ok(DaemonHandle::new(addr, async move || {
+        let shutdown = async move {
             server.abort();
             stopped.store(true, Ordering::Relaxed);
             Ok(())
-        }))
+        };
+        Ok(DaemonHandle { url: format!("http://{addr}"), shutdown: Box::pin(shutdown) })
     }
 }
 

@@ -11,10 +11,12 @@ mod train;
 
 use std::io::Write;
 
+use anyhow::bail;
 use clap::{Parser, Subcommand};
-use serde::Serialize;
 use serde_json::Value;
 use tokio::runtime::Builder;
+
+use measure::BenchOutcome;
 
 use hone_report::terminal::{MISSING, shown, table};
 
@@ -27,12 +29,14 @@ use hone_report::terminal::{MISSING, shown, table};
 pub struct Bench {
     #[command(subcommand)]
     command: BenchCommand,
+    /// Print the result as JSON
+    #[arg(long, global = true)]
+    json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum BenchCommand {
-    /// Worst time of each reward function; exit code 1 if one needs more than 1 ms for 4 kB, or more
-    /// than in proportion to size^1.5
+    /// Worst time of each reward function; exit code 1 if one needs more than 1 ms for 4 kB
     Rewards(rewards::RewardsOptions),
     /// Time, throughput and memory of an optimizer step, compared with the machine's limits
     Train(train::TrainBenchOptions),
@@ -47,60 +51,34 @@ enum BenchCommand {
 }
 
 impl Bench {
-    /// Runs the benchmark and writes its report to `out`. Returns whether it passed its checks.
+    /// Runs the benchmark and writes its report to `out`.
     ///
     /// # Errors
-    /// If something could not be measured.
-    pub fn run(self, out: &mut dyn Write) -> anyhow::Result<bool> {
+    /// If something could not be measured, or a check failed.
+    pub fn run(self, out: &mut dyn Write) -> anyhow::Result<()> {
         // As in `hone serve`: the cores compute tokens too.
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut runtime = Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(cores.div_ceil(2)).enable_all().build()?;
-        match self.command {
-            BenchCommand::Rewards(options) => {
-                let all = runtime.block_on(rewards::run(options.bytes))?;
-                write_report(&all, options.json, out)?;
-                rewards::check(&all, options.bytes)?;
-                Ok(true)
+        let runtime = runtime.worker_threads(measure::cores().div_ceil(2)).enable_all().build()?;
+        let outcome = match self.command {
+            BenchCommand::Rewards(options) => runtime.block_on(rewards::run(options.bytes))?,
+            BenchCommand::Train(train::TrainBenchOptions {
+                model, write_model: Some(dir), ..
+            }) => {
+                return model.write(&dir);
             }
-            BenchCommand::Train(options) => {
-                match &options.write_model {
-                    Some(dir) => options.model.write(dir)?,
-                    None => write_report(&train::run(&options)?, options.json, out)?,
-                }
-                Ok(true)
-            }
-            BenchCommand::Sample(options) => {
-                write_report(&sample::run(&options)?, options.json, out)?;
-                Ok(true)
-            }
-            BenchCommand::Interference(options) => {
-                let report = runtime.block_on(interference::run(&options))?;
-                write_report(&report, options.json, out)?;
-                Ok(report.failed() == 0)
-            }
-            BenchCommand::Http(options) => {
-                let report = runtime.block_on(http::run(&options))?;
-                write_report(&report, options.json, out)?;
-                Ok(!options.check || report.passed())
-            }
-            BenchCommand::Safety(options) => {
-                let report = runtime.block_on(safety::run(&options))?;
-                writeln!(out, "{report}")?;
-                Ok(!options.check || report.passed())
-            }
+            BenchCommand::Train(options) => BenchOutcome::of(train::run(&options)?),
+            BenchCommand::Sample(options) => BenchOutcome::of(sample::run(&options)?),
+            BenchCommand::Interference(options) => runtime.block_on(interference::run(&options))?,
+            BenchCommand::Http(options) => runtime.block_on(http::run(&options))?,
+            BenchCommand::Safety(options) => runtime.block_on(safety::run(&options))?,
+        };
+        match outcome.text {
+            _ if self.json => writeln!(out, "{}", outcome.report)?,
+            Some(text) => writeln!(out, "{text}")?,
+            None => write!(out, "{}", as_table(&outcome.report))?,
         }
+        outcome.failure.map_or(Ok(()), |failure| bail!("{failure}"))
     }
-}
-
-/// Writes a report as JSON or as a table.
-fn write_report(report: &impl Serialize, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
-    let report = serde_json::to_value(report)?;
-    match json {
-        true => writeln!(out, "{report}")?,
-        false => write!(out, "{}", as_table(&report))?,
-    }
-    Ok(())
 }
 
 /// A list of objects as a table with a row for each, and an object as one with a row for each value.

@@ -5,7 +5,9 @@ use std::fs;
 use std::time::Instant;
 
 use serde::Serialize;
+use serde_json::Value;
 
+use hone_demo::users::percentile;
 use hone_model::kernels::matmul::{Matrix, product};
 use hone_model::kernels::parallel::with_threads;
 
@@ -13,10 +15,44 @@ use hone::app::{self, Service};
 use hone::logging;
 use hone_config::Config;
 
-/// Starts a daemon in this process.
-pub(crate) async fn start(config: Config) -> anyhow::Result<Service> {
+/// The result of a benchmark.
+pub(crate) struct BenchOutcome {
+    /// The measurements, which docs/benchmarks.md explains.
+    pub report: Value,
+    /// The report in words; a table of the values if absent.
+    pub text: Option<String>,
+    /// The check that failed.
+    pub failure: Option<String>,
+}
+
+impl BenchOutcome {
+    pub fn of(report: Value) -> Self {
+        Self { report, text: None, failure: None }
+    }
+}
+
+/// Starts a daemon in this process, runs `f` with it, and shuts it down.
+pub(crate) async fn with_daemon<T>(
+    config: Config,
+    f: impl AsyncFnOnce(&Service) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     logging::init(&config.log);
-    app::start(config).await
+    let daemon = app::start(config).await?;
+    let done = f(&daemon).await;
+    let ended = daemon.shutdown().await;
+    let done = done?;
+    ended.map(|()| done)
+}
+
+/// The number of cores.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The median and the 99th percentile (nearest rank); NaN without values.
+pub(crate) fn quantiles(mut values: Vec<f64>) -> [f64; 2] {
+    values.sort_by(f64::total_cmp);
+    [0.5, 0.99].map(|q| percentile(&values, q).unwrap_or(f64::NAN))
 }
 
 /// The load average of the last minute: the mean number of runnable processes.
@@ -52,8 +88,7 @@ pub(crate) fn processor_seconds() -> f64 {
 
 /// The number of threads that an option chooses; 0 chooses one per core.
 pub(crate) fn threads_or_cores(threads: usize) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if threads == 0 { cores } else { threads }
+    if threads == 0 { cores() } else { threads }
 }
 
 /// The best measured speed of large f32 products in GFLOP/s.

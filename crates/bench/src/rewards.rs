@@ -1,16 +1,15 @@
 //! `hone-bench rewards`: the worst time of each reward function, over texts that are likely to be slow
-//! for some function, and how fast that time grows with the text. All times are processor time of the thread
-//! that computes the function, which other processes affect little.
+//! for some function. All times are processor time of the thread that computes the function, which other
+//! processes affect little.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::ensure;
 use clap::Args;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use serde::Serialize;
+use serde_json::json;
 
 use hone_core::threads::processor_time;
 use hone_reward::kinds::random_text::{PIECES, random_text};
@@ -18,26 +17,13 @@ use hone_reward::routes::{RouteConfig, RouteList};
 use hone_reward::text::Metric;
 use hone_reward::{KindEntry, RewardFn, Routes, ScoreInput, catalogue};
 
+use crate::measure::BenchOutcome;
+
 /// Time limit of a function on a completion of [`BYTES`], in microseconds.
 const LIMIT: f64 = 1000.0;
 
 /// The completion size of the limit.
 const BYTES: usize = 4096;
-
-/// Largest exponent p of a time that grows as `size^p`. It is above that of `n log n` with its
-/// noise, and below 2.
-const MAX_GROWTH: f64 = 1.5;
-
-/// Sizes at which growth is measured, in multiples of the completion's. They are greater than it,
-/// because some functions take quadratic time up to a number of characters, and ignore the rest.
-const SIZES: [usize; 4] = [4, 8, 16, 32];
-
-/// Least time on the largest size from which growth is measured. Shorter times are mostly overhead.
-const MEASURABLE: Duration = Duration::from_micros(500);
-
-/// Measurements of growth that must all exceed [`MAX_GROWTH`], because other processes share the caches and
-/// can make a single one of them too large.
-const ATTEMPTS: usize = 10;
 
 /// `hone-bench rewards`.
 #[derive(Debug, Args)]
@@ -45,62 +31,24 @@ pub struct RewardsOptions {
     /// Size of each completion
     #[arg(long, value_name = "BYTES", default_value_t = BYTES)]
     pub bytes: usize,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
-/// One function's worst time, and its growth.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Worst {
-    /// The kind of reward; `text_similarity` with its metric.
-    pub kind: String,
-    /// Microseconds on the slowest text, the best of three runs, which reduces the effect of other
-    /// processes.
-    pub microseconds: f64,
-    /// Exponent p of the text whose time grows fastest, as `size^p`, from 4 to 32 times the size of
-    /// the completions. `None` if every text takes less than 0.5 ms at the largest size.
-    pub growth_exponent: Option<f64>,
-}
-
-impl Worst {
-    /// Whether the time grows faster than [`MAX_GROWTH`] allows.
-    fn grows_too_fast(&self) -> bool {
-        self.growth_exponent.is_some_and(|exponent| exponent > MAX_GROWTH)
-    }
-}
-
-/// Measures every function on completions of `bytes`.
-pub async fn run(bytes: usize) -> anyhow::Result<Vec<Worst>> {
-    let (texts, long_texts) = (slow(bytes), slow(bytes * SIZES[3]));
-    let mut all = Vec::new();
+/// Measures every function on completions of `bytes`. The best of three runs reduces the effect of other
+/// processes.
+pub(crate) async fn run(bytes: usize) -> anyhow::Result<BenchOutcome> {
+    let texts = slow(bytes);
+    let (mut rows, mut over) = (Vec::new(), Vec::new());
     for (kind, grader) in functions()? {
         let microseconds = worst_time(&*grader, &texts).await.as_secs_f64() * 1e6;
-        let mut growth_exponent = None;
-        for text in &long_texts {
-            let exponent = growth(&*grader, &SIZES.map(|size| prefix(text, size * bytes))).await;
-            growth_exponent = [growth_exponent, exponent].into_iter().flatten().reduce(f64::max);
+        rows.push(json!({"kind": kind, "microseconds": microseconds}));
+        // The limit applies to completions of the default size.
+        if bytes <= BYTES && microseconds > LIMIT {
+            over.push(kind);
         }
-        all.push(Worst { kind, microseconds, growth_exponent });
     }
-    Ok(all)
-}
-
-/// Refuses functions that are too slow on completions of `bytes`, or whose time grows too fast.
-///
-/// # Errors
-/// Names the functions.
-pub fn check(all: &[Worst], bytes: usize) -> anyhow::Result<()> {
-    let names = |holds: &dyn Fn(&Worst) -> bool| {
-        let kinds: Vec<&str> = all.iter().filter(|w| holds(w)).map(|w| w.kind.as_str()).collect();
-        kinds.join(", ")
-    };
-    // The limit applies to completions of the default size.
-    let slow = names(&|w| bytes <= BYTES && w.microseconds > LIMIT);
-    ensure!(slow.is_empty(), "over {LIMIT} microseconds: {slow}");
-    let growing = names(&Worst::grows_too_fast);
-    ensure!(growing.is_empty(), "the time grows faster than size^{MAX_GROWTH}: {growing}");
-    Ok(())
+    let failure = format!("over {LIMIT} microseconds: {}", over.join(", "));
+    let failure = Some(failure).filter(|_| !over.is_empty());
+    Ok(BenchOutcome { failure, ..BenchOutcome::of(rows.into()) })
 }
 
 /// Every function with its kind.
@@ -113,59 +61,19 @@ fn functions() -> anyhow::Result<Vec<(String, Arc<dyn RewardFn>)>> {
     Ok(parts.map(|part| (&part.name, &part.grader)).filter_map(function).collect())
 }
 
+/// The time on the slowest text.
 async fn worst_time(grader: &dyn RewardFn, texts: &[String]) -> Duration {
     let mut worst = Duration::ZERO;
     for input in texts.iter().flat_map(|text| inputs(text)) {
-        worst = worst.max(time(grader, &input, 3).await);
+        let mut best = Duration::MAX;
+        for _ in 0..3 {
+            let before = processor_time();
+            grader.score(std::slice::from_ref(&input)).await;
+            best = best.min(processor_time() - before);
+        }
+        worst = worst.max(best);
     }
     worst
-}
-
-/// The best time of some runs.
-async fn time(grader: &dyn RewardFn, input: &ScoreInput, runs: usize) -> Duration {
-    let input = std::slice::from_ref(input);
-    let mut best = Duration::MAX;
-    for _ in 0..runs {
-        let before = processor_time();
-        grader.score(input).await;
-        best = best.min(processor_time() - before);
-    }
-    best
-}
-
-/// The greatest exponent over the answers of a text, from its prefixes. `None` if it cannot be measured.
-async fn growth(grader: &dyn RewardFn, prefixes: &[&str; 4]) -> Option<f64> {
-    let mut greatest = None;
-    for answer in 0..inputs("").len() {
-        let inputs = prefixes.map(|text| inputs(text).swap_remove(answer));
-        if time(grader, &inputs[3], 1).await < MEASURABLE {
-            continue;
-        }
-        let (mut times, mut exponent) = ([Duration::MAX; 4], f64::INFINITY);
-        for _ in 0..ATTEMPTS {
-            for (best, input) in times.iter_mut().zip(&inputs) {
-                *best = (*best).min(time(grader, input, 2).await);
-            }
-            exponent = exponent.min(fit(SIZES.map(|size| size as f64).into_iter().zip(times)));
-            if exponent <= MAX_GROWTH {
-                break;
-            }
-        }
-        if times[3] >= MEASURABLE {
-            greatest = Some(greatest.map_or(exponent, |greatest: f64| greatest.max(exponent)));
-        }
-    }
-    greatest
-}
-
-/// The exponent p of `time = c size^p`, by least squares of the logarithms.
-fn fit(points: impl Iterator<Item = (f64, Duration)>) -> f64 {
-    let points: Vec<_> = points.map(|(size, time)| (size.ln(), time.as_secs_f64().ln())).collect();
-    let mean =
-        |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
-    let (x_mean, y_mean) = (mean(|p| p.0), mean(|p| p.1));
-    let covariance: f64 = points.iter().map(|(x, y)| (x - x_mean) * (y - y_mean)).sum();
-    covariance / points.iter().map(|(x, _)| (x - x_mean).powi(2)).sum::<f64>()
 }
 
 /// Every function as a part that compares whole completions, so that it reads all of them.
@@ -228,15 +136,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn scoring_time_is_near_linear_in_the_text() {
-        let all = run(BYTES).await.unwrap();
+    async fn every_function_is_measured() {
+        let report = run(64).await.unwrap().report;
         let inside = catalogue().iter().filter(|entry| !entry.calls_out).count();
-        assert_eq!(all.len(), inside - 2 + Metric::ALL.len());
-        for worst in &all {
-            assert!(!worst.grows_too_fast(), "{worst:?}");
-        }
-        // The others take less than `MEASURABLE` on the longest texts. How many do depends on the machine.
-        assert!(all.iter().any(|worst| worst.growth_exponent.is_some()), "{all:?}");
+        assert_eq!(report.as_array().unwrap().len(), inside - 2 + Metric::ALL.len());
     }
 
     #[tokio::test]
@@ -249,34 +152,6 @@ mod tests {
             let long = worst_time(&*grader, &long_texts).await;
             assert!(long < short.max(floor) * 80, "{kind}: {short:?} {long:?}");
         }
-    }
-
-    /// Times of a function that takes `microseconds(size)`.
-    fn exponent(microseconds: impl Fn(f64) -> f64) -> f64 {
-        let time = |size: usize| Duration::from_secs_f64(microseconds(size as f64 * 1024.0) / 1e6);
-        fit(SIZES.into_iter().map(|size| (size as f64, time(size))))
-    }
-
-    #[test]
-    fn the_exponent_of_growth_separates_quadratic_from_linear_times() {
-        assert!((exponent(|n| 0.01 * n) - 1.0).abs() < 1e-3);
-        assert!((exponent(|n| 1e-5 * n.powi(2)) - 2.0).abs() < 1e-3);
-        assert!((exponent(|n| 1e-3 * n.powf(1.5)) - 1.5).abs() < 1e-3);
-        let n_log_n = exponent(|n| 0.001 * n * n.ln());
-        assert!(n_log_n > 1.0 && n_log_n < 1.2, "{n_log_n}");
-        // With overhead, and with a linear part.
-        assert!(exponent(|n| 30.0 + 0.01 * n) < 1.0);
-        assert!(exponent(|n| 0.005 * n + 1e-6 * n.powi(2)) > MAX_GROWTH);
-        // A time that is doubled by another process at one size.
-        for (disturbed, expected) in [(4.0, 0.7), (8.0, 0.9), (16.0, 1.1), (32.0, 1.3)] {
-            let size = 1024.0 * disturbed;
-            let found = exponent(|n| if (n - size).abs() < 1.0 { 0.02 * n } else { 0.01 * n });
-            assert!((found - expected).abs() < 1e-3, "{found}");
-        }
-        let worst =
-            |growth_exponent| Worst { kind: "a".into(), microseconds: 1.0, growth_exponent };
-        assert!(worst(Some(1.51)).grows_too_fast());
-        assert!(!worst(Some(1.49)).grows_too_fast() && !worst(None).grows_too_fast());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use clap::Args;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
@@ -65,54 +65,6 @@ pub struct SampleOptions {
     /// Arithmetic of products with weights in bf16
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = compute())]
     pub compute: Compute,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// The measurements.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SampleReport {
-    /// Sequences in a batch.
-    pub batch: usize,
-    /// Tokens of a prompt.
-    pub prompt: usize,
-    /// Tokens of a completion.
-    pub tokens: usize,
-    /// Rank of the adapter.
-    pub rank: usize,
-    /// Threads.
-    pub threads: usize,
-    /// The type of the activations that weights were multiplied with.
-    pub dtype: &'static str,
-    /// Load average at the end.
-    pub load: f64,
-    /// Completion tokens per second of the sampler in each run, including prefill, sampling and
-    /// detokenization.
-    pub tokens_per_second: Vec<f64>,
-    /// The best of them.
-    pub best_tokens_per_second: f64,
-    /// With a schema, mean seconds to compute the tokens that it permits next.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mask_seconds: Option<f64>,
-    /// With a schema, the share of all threads' time in the sampler that this takes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mask_share: Option<f64>,
-    /// Median seconds of a decoder step including logits, without sampling: the best of the runs.
-    pub step_seconds: f64,
-    /// Bytes of weights read by a step.
-    pub weight_bytes: usize,
-    /// Bandwidth in bytes per second when the same threads read as many bytes repeatedly, from memory or
-    /// caches; the best of the runs.
-    pub memory_bytes_per_second: f64,
-    /// Floating-point operations of a step's products.
-    pub step_flop: f64,
-    /// Speed of large products in f32 on the same threads, the best of the runs.
-    pub product_flop_per_second: f64,
-    /// The resource whose lower bound is longer: `memory` or `products`.
-    pub bound: &'static str,
-    /// The bound's time over the step's time.
-    pub share_of_bound: f64,
 }
 
 /// Prompt number `number`; `benches/peers/peer.py` uses the same prompts.
@@ -120,8 +72,9 @@ pub fn prompt(number: usize, len: usize) -> Vec<TokenId> {
     (0..len).map(|i| 3 + ((number * 31 + i * 7) % 370) as TokenId).collect()
 }
 
-/// Runs the benchmark.
-pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
+/// The measurements: the best of the runs. A step is one of the decoder with logits, without sampling, and its
+/// time the median of a run's steps.
+pub(crate) fn run(options: &SampleOptions) -> anyhow::Result<Value> {
     let folder;
     let path = match &options.model {
         Subject::Dir(path) => path.clone(),
@@ -157,26 +110,31 @@ pub fn run(options: &SampleOptions) -> anyhow::Result<SampleReport> {
     let step_flop = 2.0 * (multiplications(model.spec()) * options.batch) as f64;
     let (by_memory, by_products) =
         (step.weight_bytes as f64 / memory, step_flop / (peak.wall * 1e9));
-    Ok(SampleReport {
-        batch: options.batch,
-        prompt: options.prompt,
-        tokens: options.tokens,
-        rank: options.rank,
-        threads,
-        dtype: whole.engine.dtype(),
-        load: super::measure::machine_load(),
-        best_tokens_per_second: rates.iter().copied().fold(0.0, f64::max),
-        mask_seconds: (masks > 0).then(|| mask_time / masks as f64),
-        mask_share: (masks > 0).then(|| mask_time / (sampling * threads as f64)),
-        tokens_per_second: rates,
-        step_seconds: seconds,
-        weight_bytes: step.weight_bytes,
-        memory_bytes_per_second: memory,
-        step_flop,
-        product_flop_per_second: peak.wall * 1e9,
-        bound: if by_memory > by_products { "memory" } else { "products" },
-        share_of_bound: by_memory.max(by_products) / seconds,
-    })
+    let mut report = json!({
+        "batch": options.batch,
+        "prompt": options.prompt,
+        "tokens": options.tokens,
+        "rank": options.rank,
+        "threads": threads,
+        "dtype": whole.engine.dtype(),
+        "load": super::measure::machine_load(),
+        // With prefill, sampling and detokenization.
+        "tokens_per_second": rates,
+        "best_tokens_per_second": rates.iter().copied().fold(0.0, f64::max),
+        "step_seconds": seconds,
+        "weight_bytes": step.weight_bytes,
+        "memory_bytes_per_second": memory,
+        "step_flop": step_flop,
+        "product_flop_per_second": peak.wall * 1e9,
+        // The resource whose lower bound is longer.
+        "bound": if by_memory > by_products { "memory" } else { "products" },
+        "share_of_bound": by_memory.max(by_products) / seconds,
+    });
+    if masks > 0 {
+        report["mask_seconds"] = json!(mask_time / masks as f64);
+        report["mask_share"] = json!(mask_time / (sampling * threads as f64));
+    }
+    Ok(report)
 }
 
 /// Multiplications with weights for a token, whose logits are computed.
@@ -388,8 +346,10 @@ mod tests {
         let flags: Vec<&str> = flags.split(' ').collect();
         let options: SampleOptions = crate::measure::tests::options(&flags);
         let report = run(&options).unwrap();
-        assert_eq!(report.mask_share, None);
-        assert!(report.best_tokens_per_second > 0.0 && report.share_of_bound > 0.0, "{report:?}");
+        assert!(report.get("mask_share").is_none());
+        let number = |name: &str| report[name].as_f64().unwrap();
+        let (rate, share) = (number("best_tokens_per_second"), number("share_of_bound"));
+        assert!(rate > 0.0 && share > 0.0, "{report}");
         // All weights except the embedding, which is not tied to the head.
         let spec = options.model.load().unwrap().spec().clone();
         let count = |shapes: &[(String, Vec<usize>)]| -> usize {
@@ -397,13 +357,14 @@ mod tests {
             matrices.map(|(_, shape)| shape.iter().product::<usize>()).sum()
         };
         let embedding = spec.vocab_size * spec.hidden_size;
-        assert_eq!(report.weight_bytes, 4 * (count(&spec.weight_shapes()) - embedding));
-        assert_eq!(report.step_flop, 2.0 * 9.0 * (report.weight_bytes / 4) as f64);
+        assert_eq!(report["weight_bytes"], 4 * (count(&spec.weight_shapes()) - embedding));
+        assert_eq!(number("step_flop"), 2.0 * 9.0 * number("weight_bytes") / 4.0);
 
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), r#"{"type": "array", "items": {"type": "integer"}}"#).unwrap();
         let schema = Some(file.path().to_owned());
         let report = run(&SampleOptions { schema, tokens: 20, ..options }).unwrap();
-        assert!(report.mask_share.is_some_and(|share| share > 0.0 && share < 1.0), "{report:?}");
+        let share = report["mask_share"].as_f64().unwrap();
+        assert!(share > 0.0 && share < 1.0, "{report}");
     }
 }

@@ -20,18 +20,15 @@ fn a_scenario_is_measured_without_failed_requests_of_the_native_engine() {
 }
 
 fn measured(backend: &str) {
-    let dir = tempfile::tempdir().unwrap();
-    let json = dir.path().join("safety.json");
     let output = Command::new(env!("CARGO_BIN_EXE_hone-bench"))
         .args(["safety", "--scenarios", "taste-change", "--modes", "direct,canary"])
         .args(["--backend", backend])
         .args(["--requests", &REQUESTS.to_string(), "--json"])
-        .arg(&json)
         .output()
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let runs = report["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 2);
     for (run, (mode, requests)) in runs.iter().zip([("direct", REQUESTS), ("canary", 2 * REQUESTS)])
@@ -43,21 +40,16 @@ fn measured(backend: &str) {
         for key in ["base", "final_satisfaction"] {
             assert!((0.0..=1.0).contains(&run[key].as_f64().unwrap()), "{key}: {run}");
         }
-        for window in ["worst_window", "worst_window_observed"] {
-            let worst = &run[window];
-            let number = |key: &str| worst[key].as_f64().unwrap();
-            let shortfall = number("reference") - number("satisfaction");
-            assert!((number("shortfall") - shortfall).abs() < 1e-9, "{worst}");
-        }
+        let number = |key: &str| run["worst_window"][key].as_f64().unwrap();
+        let shortfall = number("reference") - number("satisfaction");
+        assert!((number("shortfall") - shortfall).abs() < 1e-9, "{run}");
         for key in ["promoted", "rejected", "rolled_back", "steps", "ratings_not_trained"] {
             assert!(run[key].is_u64(), "{key}: {run}");
         }
         assert!(run["minutes"].as_f64().unwrap() > 0.0);
-        assert!(!run["curve"].as_array().unwrap().is_empty());
     }
     let checks: Vec<&Value> =
         report["verdicts"].as_array().unwrap().iter().map(|verdict| &verdict["check"]).collect();
     assert_eq!(checks, ["final"]);
     assert_eq!(report["late_feedback"], Value::Array(Vec::new()));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("verdicts failed"));
 }

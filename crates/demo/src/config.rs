@@ -215,8 +215,9 @@ pub fn thumbs(weight: f64) -> RewardConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use hone_config::TlsConfig;
+
+    use super::*;
 
     const MODES: [RewardsMode; 3] = [RewardsMode::Both, RewardsMode::Graded, RewardsMode::Feedback];
 
@@ -232,38 +233,26 @@ mod tests {
     }
 
     #[test]
-    fn every_mode_is_a_valid_configuration_file() {
-        for mode in MODES {
-            for config in [config(mode), to_serve(&config(mode))] {
-                let text = toml::to_string(&config).unwrap();
-                assert_eq!(hone_config::parse(&text).unwrap(), config, "{mode:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn every_backend_is_a_valid_configuration_file() {
+    fn every_configuration_is_valid_as_a_file() {
+        let mut all: Vec<Config> = MODES.map(config).into();
+        all.extend(MODES.map(|mode| to_serve(&config(mode))));
         for (backend, parallel) in [(EngineBackend::Mistralrs, 2), (EngineBackend::Native, 16)] {
-            let mut config = config(RewardsMode::Both);
-            serve_with(&mut config, backend);
-            let text = toml::to_string(&config).unwrap();
-            assert_eq!(hone_config::parse(&text).unwrap(), config, "{backend:?}");
-            assert_eq!(
-                (config.engine.backend, parallel_requests(&config.engine)),
-                (backend, parallel)
-            );
+            let mut served = config(RewardsMode::Both);
+            serve_with(&mut served, backend);
+            let engine = &served.engine;
+            assert_eq!((engine.backend, parallel_requests(engine)), (backend, parallel));
+            all.push(served);
         }
-    }
-
-    #[test]
-    fn every_promotion_is_a_valid_configuration_file() {
         for promotion in [Promotion::Direct, Promotion::Gate, Promotion::Canary] {
-            let mut config = config(RewardsMode::Both);
-            promote(&mut config, promotion);
-            assert_eq!(config.policy.promotion, promotion);
-            sabotage(&mut config);
+            let mut promoted = config(RewardsMode::Both);
+            promote(&mut promoted, promotion);
+            assert_eq!(promoted.policy.promotion, promotion);
+            sabotage(&mut promoted);
+            all.push(promoted);
+        }
+        for config in all {
             let text = toml::to_string(&config).unwrap();
-            assert_eq!(hone_config::parse(&text).unwrap(), config, "{promotion:?}");
+            assert_eq!(hone_config::parse(&text).unwrap(), config, "{text}");
         }
     }
 
@@ -279,30 +268,18 @@ mod tests {
     }
 
     #[test]
-    fn the_evaluation_has_no_rewards() {
-        for mode in MODES {
-            let routes = config(mode).routes.0;
-            assert!(routes[0].rewards.is_empty());
-            assert_eq!(routes[0].metadata["task"], TASK_HELD_OUT);
-            assert!(routes[1].metadata.is_empty(), "the last route matches everything");
-        }
-    }
-
-    #[test]
-    fn the_mode_selects_the_reward_parts() {
-        let names = |mode| {
-            let routes = config(mode).routes.0;
-            routes[1].rewards.iter().map(|part| part.name.clone()).collect::<Vec<_>>()
-        };
-        assert_eq!(names(RewardsMode::Both), ["answer", "format", "thumbs"]);
-        assert_eq!(names(RewardsMode::Graded), ["answer", "format"]);
-        assert_eq!(names(RewardsMode::Feedback), ["thumbs"]);
-    }
-
-    #[test]
-    fn rollout_permits_enough_groups_for_two_steps() {
-        for (mode, members) in [(RewardsMode::Both, GROUP_SIZE), (RewardsMode::Feedback, 1)] {
+    fn the_mode_selects_the_reward_parts_and_rollouts_are_enough_for_two_steps() {
+        for (mode, members, parts) in [
+            (RewardsMode::Both, GROUP_SIZE, &["answer", "format", "thumbs"][..]),
+            (RewardsMode::Graded, GROUP_SIZE, &["answer", "format"]),
+            (RewardsMode::Feedback, 1, &["thumbs"]),
+        ] {
             let config = config(mode);
+            let [eval, users] = config.routes.0.as_slice() else { panic!("{:?}", config.routes) };
+            assert!(eval.rewards.is_empty() && eval.metadata["task"] == TASK_HELD_OUT, "{mode:?}");
+            assert!(users.metadata.is_empty(), "the last route matches everything");
+            let names: Vec<&str> = users.rewards.iter().map(|part| part.name.as_str()).collect();
+            assert_eq!(names, parts, "{mode:?}");
             let most = config.rollout.max_ready_groups * members;
             assert!(most >= 2 * config.train.samples_per_step, "{mode:?}");
         }

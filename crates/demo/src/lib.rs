@@ -18,11 +18,9 @@ pub mod users;
 pub mod versions;
 
 use std::io::{IsTerminal as _, Write};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
 
-use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 
 use client::Client;
@@ -79,9 +77,9 @@ pub async fn run(
         () = &mut interrupt => return Err(DemoError::Interrupted),
     };
     let result = tokio::select! {
-        findings = session::run(&options, &config, daemon.url(), &mut progress) => {
+        findings = session::run(&options, &config, &daemon.url, &mut progress) => {
             let kept = options.data.is_some().then(|| dir.path.clone());
-            findings.and_then(|found| present(&options, kept, daemon.url(), &found, out))
+            findings.and_then(|found| present(&options, kept, &daemon.url, &found, out))
         }
         () = &mut interrupt => Err(DemoError::Interrupted),
     };
@@ -90,7 +88,7 @@ pub async fn run(
         interrupt.await;
     }
     progress.begin("shutting down");
-    let ended = daemon.shut_down().await;
+    let ended = daemon.shutdown.await;
     progress.clear();
     let outcome = result?;
     ended.map_err(DemoError::Shutdown)?;
@@ -149,31 +147,10 @@ async fn interrupted() {
     }
 }
 
-// The daemon under demonstration.
-
 /// A running daemon, known only by its URL. Tests start a fake one.
 pub struct DaemonHandle {
-    url: String,
-    shutdown: Box<dyn FnOnce() -> LocalBoxFuture<'static, anyhow::Result<()>>>,
-}
-
-impl DaemonHandle {
-    /// A daemon that listens on `addr` without TLS, as [`config`](super::config) has it; awaiting `shutdown` ends it.
-    pub fn new<F, Fut>(addr: SocketAddr, shutdown: F) -> Self
-    where
-        F: FnOnce() -> Fut + 'static,
-        Fut: Future<Output = anyhow::Result<()>> + 'static,
-    {
-        Self { url: format!("http://{addr}"), shutdown: Box::new(move || shutdown().boxed_local()) }
-    }
-
-    /// The base URL of its API.
-    pub fn url(&self) -> &str {
-        &self.url
-    }
-
-    /// Shuts it down.
-    pub async fn shut_down(self) -> anyhow::Result<()> {
-        (self.shutdown)().await
-    }
+    /// The base URL of its API, on loopback without TLS as [`config`] has it.
+    pub url: String,
+    /// Awaiting it shuts the daemon down.
+    pub shutdown: LocalBoxFuture<'static, anyhow::Result<()>>,
 }

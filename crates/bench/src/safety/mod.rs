@@ -6,14 +6,11 @@
 
 mod crowd;
 mod scenario;
-mod setup;
 mod verdict;
 mod windows;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +25,7 @@ use hone_core::types::{PolicyState, PolicyVersion};
 use hone_engine::EngineBackend;
 use hone_train::policy::Promotion;
 
+use crate::measure::{BenchOutcome, with_daemon};
 use crowd::{Crowd, CrowdCounts, ObservedAnswer, RatingHabits, Satisfaction, UserTaste, UserVisit};
 use hone_config::Config;
 use hone_config::flags::{engine_backend, promotion};
@@ -35,11 +33,9 @@ use hone_demo::client::{Client, ClientError, UserRequest};
 use hone_demo::config::{TASK_ASKED, TASK_HELD_OUT, serve_with};
 use hone_demo::task::MAX_TOKENS;
 use hone_report::terminal::Progress;
-use verdict::{VersionCounts, is_judged_by_windows, mode_name, was_active};
-use windows::{Experience, WINDOW, final_mean, moving_mean, worst_window};
-
-pub use scenario::SafetyScenario;
-pub use verdict::{SafetyReport, SafetyRun};
+use scenario::SafetyScenario;
+use verdict::{MODES, SafetyRun, VersionCounts, mode_name, was_active};
+use windows::{expected, final_mean, worst_window};
 
 /// Longest wait for the daemon to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,8 +43,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const EXAM_ANSWERS: u64 = 1200;
 /// Added to the seed for the users who ask the held-out questions.
 const EXAM_SEED: u64 = 1 << 32;
-/// Points of a curve.
-const POINTS: usize = 200;
 
 /// `hone-bench safety`.
 #[derive(Debug, Args)]
@@ -73,27 +67,16 @@ pub struct SafetyOptions {
     /// Engine that answers the users; mistralrs takes twice as long
     #[arg(long, value_name = "BACKEND", default_value = "native", value_parser = engine_backend())]
     pub backend: EngineBackend,
-    /// Write the results as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
     /// Exit code 1 if a canary does not keep its promise
     #[arg(long)]
     pub check: bool,
 }
 
-/// Runs the benchmark on daemons, one after the other, and writes the results to `--json`. Failed requests
-/// of users are counted; other failures end it.
-pub async fn run(options: &SafetyOptions) -> anyhow::Result<SafetyReport> {
-    let write = |text: &str| match &options.json {
-        Some(file) => {
-            fs::write(file, text).with_context(|| format!("{} cannot be written", file.display()))
-        }
-        None => Ok(()),
-    };
-    // An unusable file must not show only after an hour.
-    write("")?;
+/// Runs the benchmark on daemons, one after the other. Failed requests of users are counted; other failures
+/// end it.
+pub(crate) async fn run(options: &SafetyOptions) -> anyhow::Result<BenchOutcome> {
     let modes: &[Promotion] = match options.modes.as_slice() {
-        [] => &[Promotion::Direct, Promotion::Gate, Promotion::Canary],
+        [] => &MODES,
         chosen => chosen,
     };
     let scenarios = match options.scenarios.as_slice() {
@@ -121,10 +104,7 @@ pub async fn run(options: &SafetyOptions) -> anyhow::Result<SafetyReport> {
             }
         }
     }
-    let (verdicts, late_feedback) = (verdict::verdicts(&runs), verdict::late_feedback(&runs));
-    let report = SafetyReport { runs, verdicts, late_feedback };
-    write(&(serde_json::to_string_pretty(&report)? + "\n"))?;
-    Ok(report)
+    Ok(verdict::report(&runs, options.check))
 }
 
 /// The users who ask the held-out questions of a seed. They post no ratings.
@@ -134,31 +114,27 @@ fn examiners(options: &SafetyOptions, seed: u64) -> Crowd {
     Crowd::new(seed + EXAM_SEED, total, silent, None)
 }
 
-/// Starts a daemon, runs `f` with its client, and shuts it down.
-async fn with_daemon<T>(
+/// [`with_daemon`], with a client once it is ready.
+async fn with_client<T>(
     config: Config,
     f: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let daemon = super::measure::start(config).await?;
-    let done = async {
+    with_daemon(config, async |daemon| {
         let client = Client::new(&daemon.url())?;
         client.wait_ready(PATIENCE).await?;
         f(client).await
-    }
-    .await;
-    let ended = daemon.shutdown().await;
-    let done = done?;
-    ended.map(|()| done)
+    })
+    .await
 }
 
 /// Answers of the base model to held-out questions.
 async fn measure_base(options: &SafetyOptions, seed: u64) -> anyhow::Result<Vec<ObservedAnswer>> {
     let dir = tempfile::tempdir()?;
     let crowd = examiners(options, seed);
-    let mut config = setup::without_training(seed, dir.path());
+    let mut config = scenario::without_training(seed, dir.path());
     serve_with(&mut config, options.backend);
     let asked = async |client: Client| anyhow::Ok(send(&client, TASK_HELD_OUT, None, crowd).await);
-    let (answers, counts) = with_daemon(config, asked).await?;
+    let (answers, counts) = with_client(config, asked).await?;
     anyhow::ensure!(
         !answers.is_empty(),
         "the base model gave no answer: {}",
@@ -177,18 +153,18 @@ async fn measure(
     let began = Instant::now();
     let dir = tempfile::tempdir()?;
     let usual = scenario.requests(options.requests, options.late);
-    let total = if mode == Promotion::Canary && scenario.is_honest() { 2 * usual } else { usual };
-    let habits = scenario.habits(SafetyScenario::lag(options.requests, options.late));
+    let plan = scenario.plan(scenario::lag(options.requests, options.late));
+    let total = if mode == Promotion::Canary && plan.is_honest { 2 * usual } else { usual };
     let half = usize::try_from(total / 2).unwrap_or(usize::MAX);
     let change_at = (scenario == SafetyScenario::TasteChange).then_some(half);
-    let crowd = Crowd::new(seed, total, habits, change_at);
-    let mut config = setup::config(scenario, mode, seed, dir.path())?;
+    let crowd = Crowd::new(seed, total, plan.habits, change_at);
+    let mut config = scenario.config(mode, seed, dir.path())?;
     serve_with(&mut config, options.backend);
-    let most_waiting = Some(setup::most_waiting(scenario, &config));
-    let (answers, counts, versions, exam) = with_daemon(config, async |client: Client| {
+    let most_waiting = Some(scenario.most_waiting(&config));
+    let (answers, counts, versions, exam) = with_client(config, async |client: Client| {
         let (answers, counts) = send(&client, TASK_ASKED, most_waiting, crowd).await;
         let versions = final_state(&client).await?;
-        let exam = match is_judged_by_windows(scenario, mode) {
+        let exam = match scenario.is_judged_by_windows(mode) {
             true => examine(&client, &versions.good, || examiners(options, seed)).await?,
             false => Vec::new(),
         };
@@ -196,8 +172,7 @@ async fn measure(
     })
     .await?;
     let mut run = SafetyRun { scenario, mode, seed, versions, counts, ..SafetyRun::default() };
-    let good = run.versions.good.clone();
-    add_satisfaction(&mut run, base, &exam, &answers, &|version| good.contains(&version));
+    add_satisfaction(&mut run, base, &exam, &answers);
     run.minutes = began.elapsed().as_secs_f64() / 60.0;
     Ok(run)
 }
@@ -247,31 +222,15 @@ fn add_satisfaction(
     base: &[ObservedAnswer],
     exam: &[ObservedAnswer],
     answers: &[ObservedAnswer],
-    is_good: &dyn Fn(u64) -> bool,
 ) {
-    let expected = Experience::new(base.iter().chain(exam).chain(answers)).expected(answers);
+    let valued = expected(base.iter().chain(exam).chain(answers), answers);
     let of_base = Satisfaction::mean(base.iter().map(|answer| answer.satisfaction));
     let taste = answers.last().map_or(UserTaste::Form, |answer| answer.taste);
     let observed: Vec<f64> = answers.iter().map(ObservedAnswer::value).collect();
+    let good = &run.versions.good;
+    run.worst_window = worst_window(&valued, &|version| good.contains(&version), of_base);
     run.base = of_base.under(taste);
     run.final_satisfaction = final_mean(&observed);
-    run.worst_window = worst_window(&expected, is_good, of_base);
-    run.worst_window_observed = worst_window(answers, is_good, of_base);
-    run.curve = curve(&observed);
-}
-
-/// At most [`POINTS`] of the moving means, evenly spaced and with the last one.
-fn curve(values: &[f64]) -> Vec<(f64, f64)> {
-    let means = moving_mean(values);
-    let every = means.len().div_ceil(POINTS).max(1);
-    let width = values.len().min(WINDOW);
-    let points = means.iter().enumerate().map(|(start, mean)| ((start + width) as f64, *mean));
-    let last = points.clone().next_back();
-    let mut kept: Vec<(f64, f64)> = points.step_by(every).collect();
-    if kept.last() != last.as_ref() {
-        kept.extend(last);
-    }
-    kept
 }
 
 // Sends the users' requests and ratings to a daemon.
@@ -390,14 +349,15 @@ mod tests {
     use super::crowd::IDEAL;
     use super::*;
 
-    #[test]
-    fn curves_are_thinned_and_end_at_the_last_answer() {
-        let values: Vec<f64> = (0..6300).map(|i| f64::from(i % 2)).collect();
-        let points = curve(&values);
-        assert!(points.len() <= POINTS + 1, "{}", points.len());
-        assert_eq!((points[0], points[points.len() - 1]), ((300.0, 0.5), (6300.0, 0.5)));
-        assert_eq!(curve(&[0.0, 1.0]), [(2.0, 0.5)]);
-        assert!(curve(&[]).is_empty());
+    fn measured(
+        base: &[ObservedAnswer],
+        exam: &[ObservedAnswer],
+        all: &[ObservedAnswer],
+    ) -> SafetyRun {
+        let versions = VersionCounts { good: vec![0, 1, 2], ..VersionCounts::default() };
+        let mut run = SafetyRun { versions, ..SafetyRun::default() };
+        add_satisfaction(&mut run, base, exam, all);
+        run
     }
 
     #[test]
@@ -406,12 +366,10 @@ mod tests {
         let base: Vec<_> = [text, ""].repeat(100).into_iter().map(|t| answer(0, t)).collect();
         // By chance, every answer of the base is bad for 300 requests, then good for 300.
         let answers = [vec![answer(0, ""); 300], vec![answer(0, text); 300]].concat();
-        let mut run = SafetyRun::default();
-        add_satisfaction(&mut run, &base, &[], &answers, &|_| true);
+        let run = measured(&base, &[], &answers);
         assert!((run.base - 0.5).abs() < 1e-9);
         assert!((run.final_satisfaction - 1.0).abs() < 1e-9, "{run:?}");
         assert!(run.worst_window.shortfall.abs() < 1e-9, "{run:?}");
-        assert!((run.worst_window_observed.shortfall - 0.5).abs() < 1e-9, "{run:?}");
     }
 
     #[test]
@@ -420,10 +378,7 @@ mod tests {
         // Both versions are right in half of all cases; in the run, the first one was right in all.
         let exam = [vec![answer(1, ""); 900], vec![answer(1, text); 600]].concat();
         let answers = [vec![answer(1, text); 300], [answer(2, text), answer(2, "")].repeat(150)];
-        let mut run = SafetyRun::default();
-        let base = [answer(0, "")];
-        add_satisfaction(&mut run, &base, &exam, &answers.concat(), &|_| true);
+        let run = measured(&[answer(0, "")], &exam, &answers.concat());
         assert!(run.worst_window.shortfall.abs() < 1e-9, "{run:?}");
-        assert!((run.worst_window_observed.shortfall - 0.5).abs() < 1e-9, "{run:?}");
     }
 }

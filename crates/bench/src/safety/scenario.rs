@@ -1,16 +1,27 @@
-//! What goes wrong in each run.
+//! What goes wrong in each run, and the daemon's configuration for it.
 
 use std::fmt;
+use std::path::Path;
 
+use candle_core::{DType, Device, Tensor};
 use clap::ValueEnum;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use serde::Serialize;
 
+use hone_config::{Config, LogConfig};
+use hone_demo::RewardsMode;
+use hone_demo::config::{LEARNING_RATE, build, thumbs};
+use hone_model::adapter::weights::LoraWeights;
+use hone_model::adapter::{LoraConfig, peft};
 use hone_reward::kinds::{FormatStrict, Length, LengthUnit, NumericMatch, RewardKind};
 use hone_reward::routes::RewardConfig;
-use hone_train::config::{PeakRate, TrainConfig};
+use hone_train::config::PeakRate;
+use hone_train::policy::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion};
 
 use super::crowd::RatingHabits;
-use hone_demo::config::LEARNING_RATE;
+use crate::measure::cores;
+use crate::train::Subject;
 
 /// A scenario of `hone-bench safety`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
@@ -46,160 +57,288 @@ impl fmt::Display for SafetyScenario {
     }
 }
 
-impl SafetyScenario {
-    /// Whether learning can improve the answers, so that a canary must not keep it from that. The other
-    /// scenarios are sabotage.
-    pub(crate) fn is_honest(self) -> bool {
-        matches!(self, Self::Honest | Self::TasteChange | Self::LateFeedback | Self::SparseThumbs)
-    }
-
-    /// The parts that graders score, each with its weight. Without any, only rated answers are trained on.
-    pub(crate) fn graders(self) -> Vec<RewardConfig> {
-        let part = |name: &str, weight, kind| RewardConfig::new(name, weight, kind);
-        let format =
-            |weight| part("format", weight, RewardKind::FormatStrict(FormatStrict::default()));
-        let length = |weight, ideal, spread| {
-            let shape =
-                Length { ideal, spread, unit: LengthUnit::Tokens, shape: Default::default() };
-            part("length", weight, RewardKind::Length(shape))
-        };
-        match self {
-            Self::Honest | Self::HighRate | Self::CorruptAdapter | Self::KlExplosion => {
-                vec![
-                    part("answer", 1.0, RewardKind::NumericMatch(NumericMatch::default())),
-                    format(0.5),
-                ]
-            }
-            Self::LengthGrader => vec![length(1.0, 40, 40)],
-            Self::FormatGrader => vec![format(1.0), length(2.0, 1, 24)],
-            Self::TasteChange => {
-                // The last number of any text, so that the grader does not prefer a form.
-                let extract = r"(\d+)\D*$".to_owned();
-                let sum = NumericMatch { extract, ..NumericMatch::default() };
-                vec![part("answer", 1.0, RewardKind::NumericMatch(sum))]
-            }
-            Self::InvertedRaters | Self::LateFeedback | Self::SparseThumbs => Vec::new(),
-        }
-    }
-
+/// How a scenario differs from others.
+#[derive(Clone)]
+pub(super) struct ScenarioPlan {
+    /// Whether learning can improve the answers, so that a canary must not keep it from that. The others
+    /// are sabotage.
+    pub is_honest: bool,
+    /// The parts that graders score. Without any, only rated answers are trained on.
+    pub graders: Vec<RewardConfig>,
     /// Weight of the users' thumbs.
-    pub(crate) fn thumbs_weight(self) -> f64 {
-        match self {
-            Self::TasteChange => 1.0,
-            _ if self.graders().is_empty() => 1.0,
-            _ => 0.5,
-        }
-    }
-
-    /// How users rate. `lag` is that of [`Self::LateFeedback`], in answers.
-    pub(crate) fn habits(self, lag: usize) -> RatingHabits {
-        let usual = RatingHabits::default();
-        match self {
-            Self::InvertedRaters => RatingHabits { inverted: 0.3, ..usual },
-            Self::LateFeedback => RatingHabits { lag, ..usual },
-            Self::SparseThumbs => RatingHabits { share: 0.02, ..usual },
-            _ => usual,
-        }
-    }
-
-    /// Changes the trainer's settings.
-    pub(crate) fn set_train(self, train: &mut TrainConfig) {
-        match self {
-            Self::HighRate => scale_rate(train, 100.0),
-            Self::KlExplosion => {
-                scale_rate(train, 10.0);
-                (train.beta, train.max_grad_norm) = (0.0, 0.0);
-                train.num_iterations = 4;
-            }
-            // A step needs this many ratings.
-            Self::InvertedRaters => train.samples_per_step = 32,
-            Self::LateFeedback => {
-                train.samples_per_step = 32;
-                // The policy has moved on when a rating arrives, the more so with large steps.
-                scale_rate(train, 0.5);
-            }
-            // All steps of a candidate use samples of its parent, which is farther away with large steps.
-            Self::Honest => scale_rate(train, 0.5),
-            Self::SparseThumbs => {
-                // With fewer, each step follows the noise of a few thumbs.
-                train.samples_per_step = 16;
-                // A canary that large steps made much worse serves thousands of requests before enough of
-                // them are rated.
-                scale_rate(train, 0.5);
-            }
-            _ => {}
-        }
-    }
-
-    /// Requests of a run with direct publication, where runs have `usual` requests. Enough ratings for the
-    /// policy to stop improving, so that the ends of runs can be compared.
-    pub(crate) fn requests(self, usual: u64, late: Option<u64>) -> u64 {
-        match self {
-            Self::SparseThumbs => 36 * usual,
-            Self::InvertedRaters => 4 * usual,
-            Self::Honest => 6 * usual,
-            // More than twice the lag, because nothing is learned before the first ratings arrive.
-            Self::LateFeedback => (12 * usual).max(late.unwrap_or(0).saturating_mul(5) / 2),
-            _ => usual,
-        }
-    }
-
-    /// Answers between an answer and its rating in [`Self::LateFeedback`].
-    pub(crate) fn lag(usual: u64, late: Option<u64>) -> usize {
-        usize::try_from(late.unwrap_or(usual / LATE_SHARE)).unwrap_or(usize::MAX)
-    }
-
+    thumbs: f64,
+    /// How users rate.
+    pub habits: RatingHabits,
+    /// The learning rate, as a multiple of the demo's.
+    rate: f64,
+    /// Samples of a step; with thumbs alone, a step needs as many ratings.
+    samples: usize,
+    /// Requests with direct publication, as a multiple of the usual ones: enough for the policy to stop
+    /// improving, so that the ends of runs can be compared.
+    pub requests: u64,
     /// Steps of a candidate, except in direct mode. No step is taken during a canary. So where a decision
     /// takes many requests, or the policy needs many steps, candidates have more of them.
-    pub(crate) fn publish_every(self) -> u64 {
-        match self {
-            Self::Honest => 32,
-            Self::LateFeedback | Self::InvertedRaters => 16,
-            _ => 8,
-        }
-    }
-}
-
-/// Sets a multiple of the demo's learning rate.
-fn scale_rate(train: &mut TrainConfig, factor: f64) {
-    train.learning_rate = PeakRate::Fixed(factor * LEARNING_RATE);
+    publish_every: u64,
+    canary: CanaryConfig,
 }
 
 /// By default, a late rating arrives after the answers of one of this many parts of the usual requests.
 const LATE_SHARE: u64 = 6;
+
+/// Answers between an answer and its rating in [`SafetyScenario::LateFeedback`].
+pub(super) fn lag(usual: u64, late: Option<u64>) -> usize {
+    usize::try_from(late.unwrap_or(usual / LATE_SHARE)).unwrap_or(usize::MAX)
+}
+
+impl SafetyScenario {
+    /// Whether the worst window of such runs is bounded.
+    pub(super) fn is_judged_by_windows(self, mode: Promotion) -> bool {
+        mode == Promotion::Canary && !self.plan(0).is_honest
+    }
+
+    /// Requests of a run with direct publication, where runs have `usual` requests.
+    pub(super) fn requests(self, usual: u64, late: Option<u64>) -> u64 {
+        let requests = self.plan(0).requests * usual;
+        match self {
+            // More than twice the lag, because nothing is learned before the first ratings arrive.
+            Self::LateFeedback => requests.max(late.unwrap_or(0).saturating_mul(5) / 2),
+            _ => requests,
+        }
+    }
+
+    /// What the scenario does. `lag` is that of [`Self::LateFeedback`], in answers.
+    pub(super) fn plan(self, lag: usize) -> ScenarioPlan {
+        let numeric = |kind| RewardConfig::new("answer", 1.0, RewardKind::NumericMatch(kind));
+        let format = |weight| {
+            RewardConfig::new("format", weight, RewardKind::FormatStrict(FormatStrict::default()))
+        };
+        let length = |weight, ideal, spread| {
+            let unit = LengthUnit::Tokens;
+            let shape = Length { ideal, spread, unit, shape: Default::default() };
+            RewardConfig::new("length", weight, RewardKind::Length(shape))
+        };
+        // Larger first shares and fewer ratings than a service with more traffic would choose.
+        let canary = CanaryConfig {
+            shares: vec![0.1, 0.25, 0.5],
+            stage_ratings: 10,
+            margin: 0.1,
+            max_ratings: 300,
+            ..CanaryConfig::default()
+        };
+        let usual = ScenarioPlan {
+            is_honest: false,
+            graders: vec![numeric(NumericMatch::default()), format(0.5)],
+            thumbs: 0.5,
+            habits: RatingHabits::default(),
+            rate: 1.0,
+            samples: hone_demo::config::SAMPLES_PER_STEP,
+            requests: 1,
+            publish_every: 8,
+            canary: canary.clone(),
+        };
+        let alone = ScenarioPlan { graders: Vec::new(), thumbs: 1.0, ..usual.clone() };
+        match self {
+            Self::Honest => ScenarioPlan {
+                is_honest: true,
+                // All steps of a candidate use samples of its parent, which is farther away with large steps.
+                rate: 0.5,
+                requests: 6,
+                publish_every: 32,
+                // A candidate of more steps is worth a longer comparison.
+                canary: CanaryConfig { max_ratings: 600, ..canary },
+                ..usual
+            },
+            Self::HighRate => ScenarioPlan { rate: 100.0, ..usual },
+            Self::KlExplosion => ScenarioPlan { rate: 10.0, ..usual },
+            Self::CorruptAdapter => usual,
+            Self::LengthGrader => ScenarioPlan { graders: vec![length(1.0, 40, 40)], ..usual },
+            Self::FormatGrader => {
+                ScenarioPlan { graders: vec![format(1.0), length(2.0, 1, 24)], ..usual }
+            }
+            Self::TasteChange => {
+                // The last number of any text, so that the grader does not prefer a form.
+                let extract = r"(\d+)\D*$".to_owned();
+                let sum = NumericMatch { extract, ..NumericMatch::default() };
+                ScenarioPlan { is_honest: true, graders: vec![numeric(sum)], ..alone }
+            }
+            Self::InvertedRaters => ScenarioPlan {
+                habits: RatingHabits { inverted: 0.3, ..alone.habits },
+                samples: 32,
+                requests: 4,
+                publish_every: 16,
+                // Where 30 % of the raters post the contrary, ratings show 0.4 of a true difference, and an
+                // estimate from a thousand of them can be wrong by as much as the margin.
+                canary: CanaryConfig {
+                    shares: vec![0.25, 0.5],
+                    margin: 0.04,
+                    max_ratings: 1500,
+                    on_limit: CanaryLimit::RollBack,
+                    ..canary
+                },
+                ..alone
+            },
+            Self::LateFeedback => ScenarioPlan {
+                is_honest: true,
+                habits: RatingHabits { lag, ..alone.habits },
+                samples: 32,
+                // The policy has moved on when a rating arrives, the more so with large steps.
+                rate: 0.5,
+                requests: 12,
+                publish_every: 16,
+                canary: CanaryConfig { shares: vec![0.25, 0.5], ..canary },
+                ..alone
+            },
+            Self::SparseThumbs => ScenarioPlan {
+                is_honest: true,
+                habits: RatingHabits { share: 0.02, ..alone.habits },
+                // With fewer, each step follows the noise of a few thumbs.
+                samples: 16,
+                // A canary that large steps made much worse serves thousands of requests before enough of
+                // them are rated.
+                rate: 0.5,
+                requests: 36,
+                canary: CanaryConfig {
+                    shares: vec![0.25, 0.5],
+                    stage_ratings: 3,
+                    // A few ratings find only large losses.
+                    margin: 0.2,
+                    max_ratings: 60,
+                    ..canary
+                },
+                ..alone
+            },
+        }
+    }
+
+    /// The configuration of one run with its data in `dir`: thousands of requests, and a model that learns its
+    /// task in a hundred steps.
+    pub(super) fn config(
+        self,
+        promotion: Promotion,
+        seed: u64,
+        dir: &Path,
+    ) -> anyhow::Result<Config> {
+        let plan = self.plan(0);
+        let mode = if plan.graders.is_empty() { RewardsMode::Feedback } else { RewardsMode::Both };
+        let mut config = usual_config(mode, seed, dir);
+        for route in config.routes.0.iter_mut().filter(|route| !route.rewards.is_empty()) {
+            route.rewards = plan.graders.clone();
+            route.rewards.push(thumbs(plan.thumbs));
+        }
+        let train = &mut config.train;
+        train.learning_rate = PeakRate::Fixed(plan.rate * LEARNING_RATE);
+        train.samples_per_step = plan.samples;
+        if self == Self::KlExplosion {
+            (train.beta, train.max_grad_norm, train.num_iterations) = (0.0, 0.0, 4);
+        }
+        if self == Self::CorruptAdapter {
+            let adapter = dir.join("damaged");
+            write_damaged(&adapter, &train.lora, seed)?;
+            train.lora.init_adapter = adapter;
+        }
+        let usual = PolicyConfig::default();
+        config.policy = PolicyConfig {
+            promotion,
+            publish_every: if promotion == Promotion::Direct { 1 } else { plan.publish_every },
+            gate: GateConfig { prompts: 16, holdout_share: 0.05, ..usual.gate },
+            canary: plan.canary,
+            keep_versions: match self.is_judged_by_windows(promotion) {
+                // Every version that was promoted takes an exam after the run.
+                true => 1 << 10,
+                false => usual.keep_versions,
+            },
+            ..usual
+        };
+        Ok(config)
+    }
+
+    /// Prompts and groups that may wait for the trainer: those of the current step and the next one. With more,
+    /// users of a run that samples shadow completions would wait for the engines, and those of a run with
+    /// thumbs alone would end their requests before the trainer has used their ratings.
+    pub(super) fn most_waiting(self, config: &Config) -> u64 {
+        let is_sampled = !self.plan(0).graders.is_empty();
+        let group = if is_sampled { config.rollout.group_size } else { 1 };
+        2 * (config.train.samples_per_step / group) as u64
+    }
+}
+
+/// The configuration of a daemon that only answers, to measure the base.
+pub(super) fn without_training(seed: u64, dir: &Path) -> Config {
+    let mut config = usual_config(RewardsMode::Graded, seed, dir);
+    config.train.enabled = false;
+    config.rollout.enabled = false;
+    config.policy.promotion = Promotion::Direct;
+    config
+}
+
+/// The demo's configuration without an end of training.
+fn usual_config(mode: RewardsMode, seed: u64, dir: &Path) -> Config {
+    let demo = build(mode, 0, seed, &dir.join("data"), cores());
+    // Warnings about what a scenario breaks are expected.
+    Config { log: LogConfig { level: "off".to_owned(), ..LogConfig::default() }, ..demo }
+}
+
+/// Bound of the damaged weights, which are several times those of a trained adapter.
+const DAMAGE: f32 = 1.0;
+
+/// Writes an adapter whose second factors are random.
+fn write_damaged(dir: &Path, config: &LoraConfig, seed: u64) -> anyhow::Result<()> {
+    let model = Subject::Embedded.load()?;
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let lora = LoraWeights::fresh(model.spec(), config, &mut random, DType::F32, &Device::Cpu)?;
+    for (name, var) in lora.parameters() {
+        if name.contains("lora_B") {
+            let values = (0..var.elem_count()).map(|_| random.random_range(-DAMAGE..DAMAGE));
+            let values: Vec<f32> = values.collect();
+            var.set(&Tensor::from_vec(values, var.dims().to_vec(), &Device::Cpu)?)?;
+        }
+    }
+    Ok(peft::write(dir, &lora, config, "embedded")?)
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn scenarios_have_the_names_of_the_command_line() {
-        let names: Vec<String> =
-            SafetyScenario::value_variants().iter().map(ToString::to_string).collect();
-        assert_eq!(names.len(), 10);
-        assert!(names.contains(&"late-feedback".to_owned()), "{names:?}");
+    fn every_run_has_a_valid_configuration() {
+        let dir = tempfile::tempdir().unwrap();
         for scenario in SafetyScenario::value_variants() {
-            let json = serde_json::to_value(scenario).unwrap();
-            assert_eq!(json, scenario.to_string());
+            for promotion in [Promotion::Direct, Promotion::Gate, Promotion::Canary] {
+                let config = scenario.config(promotion, 1, dir.path()).unwrap();
+                hone_config::validate(&config).unwrap();
+                let text = toml::to_string(&config).unwrap();
+                assert_eq!(hone_config::parse(&text).unwrap(), config, "{scenario}");
+            }
+            assert_eq!(serde_json::to_value(scenario).unwrap(), scenario.to_string());
+            let plan = scenario.plan(0);
+            assert!(!plan.graders.is_empty() || plan.thumbs == 1.0, "{scenario}");
         }
+        hone_config::validate(&without_training(1, dir.path())).unwrap();
+    }
+
+    #[test]
+    fn the_damaged_adapter_fits_the_model_and_changes_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = LoraConfig::default();
+        write_damaged(dir.path(), &config, 1).unwrap();
+        let model = Subject::Embedded.load().unwrap();
+        let (_, lora) = peft::read(dir.path(), model.spec(), DType::F32, &Device::Cpu).unwrap();
+        let is_zero = |tensor: &Tensor| {
+            let sum = tensor.sqr().unwrap().sum_all().unwrap().to_scalar::<f32>().unwrap();
+            sum == 0.0
+        };
+        assert!(lora.parameters().iter().all(|(_, var)| !is_zero(var)));
     }
 
     #[test]
     fn late_ratings_arrive_within_the_run() {
         let late = SafetyScenario::LateFeedback;
-        assert_eq!((late.requests(3000, None), SafetyScenario::lag(3000, None)), (36_000, 500));
-        let most = Some(10_000);
-        assert_eq!((late.requests(3000, most), SafetyScenario::lag(3000, most)), (36_000, 10_000));
-        assert_eq!(SafetyScenario::HighRate.requests(3000, most), 3000);
-    }
-
-    #[test]
-    fn scenarios_without_graders_learn_from_thumbs_alone() {
-        for scenario in SafetyScenario::value_variants() {
-            assert!(scenario.thumbs_weight() > 0.0);
-            if scenario.graders().is_empty() {
-                assert_eq!(scenario.thumbs_weight(), 1.0, "{scenario}");
-            }
+        for (requests, answers, expected) in
+            [(3000, None, (36_000, 500)), (3000, Some(10_000), (36_000, 10_000))]
+        {
+            assert_eq!((late.requests(requests, answers), lag(requests, answers)), expected);
         }
+        assert_eq!(SafetyScenario::HighRate.requests(3000, Some(10_000)), 3000);
     }
 }

@@ -1,9 +1,8 @@
 //! Whether the runs meet what is promised for canaries, and the report of all runs.
 
-use std::fmt;
-
 use clap::ValueEnum;
 use serde::Serialize;
+use serde_json::json;
 
 use hone_core::types::{PolicyRecord, PolicyState};
 use hone_train::policy::Promotion;
@@ -11,6 +10,7 @@ use hone_train::policy::Promotion;
 use super::crowd::CrowdCounts;
 use super::scenario::SafetyScenario;
 use super::windows::WorstWindow;
+use crate::measure::BenchOutcome;
 use hone_report::terminal::{shown, table};
 
 /// Largest shortfall of a canary's worst window under sabotage.
@@ -21,7 +21,7 @@ const MIN_FINAL: f64 = 0.97;
 /// What a verdict is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum SafetyCheck {
+enum SafetyCheck {
     /// The shortfall of the worst window, at most `bound`.
     WorstWindow,
     /// The final satisfaction over that of direct publication with half as many requests, at least `bound`.
@@ -30,32 +30,22 @@ pub enum SafetyCheck {
 
 /// A verdict on canaries.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct SafetyVerdict {
-    /// The scenario.
-    pub scenario: SafetyScenario,
-    /// The seed; `None` for the mean of all seeds.
-    pub seed: Option<u64>,
-    /// What the verdict is about.
-    pub check: SafetyCheck,
-    /// The measurement.
-    pub value: f64,
-    /// Its bound.
-    pub bound: f64,
-    /// Whether the bound holds.
-    pub passed: bool,
-}
-
-/// Whether the worst window of such runs is bounded.
-pub(crate) fn is_judged_by_windows(scenario: SafetyScenario, mode: Promotion) -> bool {
-    mode == Promotion::Canary && !scenario.is_honest()
+struct SafetyVerdict {
+    scenario: SafetyScenario,
+    /// `None` for the mean of all seeds.
+    seed: Option<u64>,
+    check: SafetyCheck,
+    value: f64,
+    bound: f64,
+    passed: bool,
 }
 
 /// The verdicts on canaries: on the worst window of each run with sabotage, and on the final satisfaction in
 /// each honest scenario. The latter compares means over the seeds that also ran with direct publication,
 /// because the ends of single runs differ by chance as much as the bound allows.
-pub(crate) fn verdicts(runs: &[SafetyRun]) -> Vec<SafetyVerdict> {
+fn verdicts(runs: &[SafetyRun]) -> Vec<SafetyVerdict> {
     let canaries = || runs.iter().filter(|run| run.mode == Promotion::Canary);
-    let sabotage = runs.iter().filter(|run| is_judged_by_windows(run.scenario, run.mode));
+    let sabotage = runs.iter().filter(|run| run.scenario.is_judged_by_windows(run.mode));
     let sabotage = sabotage.map(|run| {
         let (scenario, value) = (run.scenario, run.worst_window.shortfall);
         let (check, bound) = (SafetyCheck::WorstWindow, MAX_SHORTFALL);
@@ -65,7 +55,7 @@ pub(crate) fn verdicts(runs: &[SafetyRun]) -> Vec<SafetyVerdict> {
     });
     let mut all: Vec<SafetyVerdict> = sabotage.collect();
     for &scenario in SafetyScenario::value_variants() {
-        let ends = canaries().filter(|run| run.scenario == scenario && scenario.is_honest());
+        let ends = canaries().filter(|run| run.scenario == scenario && scenario.plan(0).is_honest);
         let ends = ends.filter_map(|run| {
             let is_direct = |other: &&SafetyRun| {
                 (other.scenario, other.seed, other.mode) == (scenario, run.seed, Promotion::Direct)
@@ -86,24 +76,19 @@ pub(crate) fn verdicts(runs: &[SafetyRun]) -> Vec<SafetyVerdict> {
 
 /// In how many seeds late feedback moved the policy in the right direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct LateFeedbackTest {
-    /// How versions were published.
-    pub mode: Promotion,
-    /// Seeds.
-    pub seeds: usize,
+struct LateFeedbackTest {
+    mode: Promotion,
+    seeds: usize,
     /// Those whose final satisfaction is above the base's.
-    pub improved: usize,
+    improved: usize,
     /// Probability of as many or more if both directions were equally likely (sign test).
-    pub p_value: f64,
-    /// Posted ratings.
-    pub ratings: u64,
-    /// Those that were answered as not trained on.
-    pub not_trained: u64,
+    p_value: f64,
+    ratings: u64,
+    not_trained: u64,
 }
 
 /// The test for each mode with runs of [`SafetyScenario::LateFeedback`].
-pub(crate) fn late_feedback(runs: &[SafetyRun]) -> Vec<LateFeedbackTest> {
-    let modes = [Promotion::Direct, Promotion::Gate, Promotion::Canary];
+fn late_feedback(runs: &[SafetyRun]) -> Vec<LateFeedbackTest> {
     let test = |mode: Promotion| {
         let is_one =
             |run: &&SafetyRun| run.scenario == SafetyScenario::LateFeedback && run.mode == mode;
@@ -118,7 +103,7 @@ pub(crate) fn late_feedback(runs: &[SafetyRun]) -> Vec<LateFeedbackTest> {
             not_trained: of.iter().map(|run| run.counts.ratings_not_trained).sum(),
         })
     };
-    modes.into_iter().filter_map(test).collect()
+    MODES.into_iter().filter_map(test).collect()
 }
 
 /// Probability of `successes` or more of `count` fair coins.
@@ -142,119 +127,75 @@ const COLUMNS: [&str; 13] = [
 
 /// The cells of [`COLUMNS`].
 fn cells(run: &SafetyRun) -> [String; 13] {
-    let satisfaction = |value: f64| format!("{value:.3}");
+    let WorstWindow { satisfaction, shortfall, .. } = run.worst_window;
+    let [base, last, worst, below] =
+        [run.base, run.final_satisfaction, satisfaction, shortfall].map(|v| format!("{v:.3}"));
+    let VersionCounts { promoted, rejected, rolled_back, .. } = &run.versions;
+    let versions = [promoted, rejected, rolled_back].map(ToString::to_string);
+    let [promoted, rejected, rolled] = versions;
+    let requests = [run.counts.requests, run.counts.failed_requests].map(|n| n.to_string());
+    let [requests, failed] = requests;
+    let (scenario, mode) = (run.scenario.to_string(), mode_name(run.mode).to_owned());
+    let (seed, minutes) = (run.seed.to_string(), format!("{:.1}", run.minutes));
     [
-        run.scenario.to_string(),
-        mode_name(run.mode).to_owned(),
-        run.seed.to_string(),
-        satisfaction(run.base),
-        satisfaction(run.final_satisfaction),
-        satisfaction(run.worst_window.satisfaction),
-        satisfaction(run.worst_window.shortfall),
-        run.versions.promoted.to_string(),
-        run.versions.rejected.to_string(),
-        run.versions.rolled_back.to_string(),
-        run.counts.requests.to_string(),
-        run.counts.failed_requests.to_string(),
-        format!("{:.1}", run.minutes),
+        scenario, mode, seed, base, last, worst, below, promoted, rejected, rolled, requests,
+        failed, minutes,
     ]
 }
 
-/// The measurements of all runs.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SafetyReport {
-    /// Every run, in the order of execution.
-    pub runs: Vec<SafetyRun>,
-    /// The verdicts on the runs with a canary.
-    pub verdicts: Vec<SafetyVerdict>,
-    /// Whether late feedback moved the policy in the right direction.
-    pub late_feedback: Vec<LateFeedbackTest>,
-}
-
-impl SafetyVerdict {
-    /// The verdict in words.
-    fn sentence(&self) -> String {
-        let (what, relation) = match self.check {
+/// The report of all runs, in the order of execution. `is_check` lets a verdict fail the benchmark.
+pub(crate) fn report(runs: &[SafetyRun], is_check: bool) -> BenchOutcome {
+    let (verdicts, late) = (verdicts(runs), late_feedback(runs));
+    let failed = verdicts.iter().filter(|verdict| !verdict.passed).count();
+    let count = format!("{failed} of {} verdicts failed", verdicts.len());
+    let mut text = shown(&table(COLUMNS, runs.iter().map(cells), 2));
+    for run in runs.iter().filter(|run| !run.counts.failures.is_empty()) {
+        let (mode, failures) = (mode_name(run.mode), run.counts.failures.join("; "));
+        text += &format!("failure in {}, {mode}, seed {}: {failures}\n", run.scenario, run.seed);
+    }
+    for SafetyVerdict { scenario, seed, check, value, bound, passed } in &verdicts {
+        let mark = if *passed { "passed" } else { "FAILED" };
+        let seed = seed.map_or("mean of the seeds".to_owned(), |seed| format!("seed {seed}"));
+        let (what, relation) = match check {
             SafetyCheck::WorstWindow => ("worst window below the reference by", "at most"),
             SafetyCheck::Final => ("final satisfaction over that of direct", "at least"),
         };
-        let Self { scenario, value, bound, .. } = self;
-        let seed = self.seed.map_or("mean of the seeds".to_owned(), |seed| format!("seed {seed}"));
-        format!("{scenario}, {seed}: {what} {value:.3}, {relation} {bound}")
+        text += &format!("{mark}  {scenario}, {seed}: {what} {value:.3}, {relation} {bound}\n");
     }
-}
-
-impl LateFeedbackTest {
-    /// The result in words.
-    fn sentence(&self) -> String {
-        let mode = mode_name(self.mode);
-        let Self { seeds, improved, p_value, ratings, not_trained, .. } = self;
-        format!(
-            "late feedback, {mode}: better than the base in {improved} of {seeds} seeds (p = \
-             {p_value:.3}), {not_trained} of {ratings} ratings answered as not trained"
-        )
+    for LateFeedbackTest { mode, seeds, improved, p_value, ratings, not_trained } in &late {
+        text += &format!(
+            "late feedback, {}: better than the base in {improved} of {seeds} seeds (p = {p_value:.3}), \
+             {not_trained} of {ratings} ratings answered as not trained\n",
+            mode_name(*mode)
+        );
     }
-}
-
-impl SafetyReport {
-    /// Whether every verdict is passed.
-    pub fn passed(&self) -> bool {
-        self.verdicts.iter().all(|verdict| verdict.passed)
-    }
-}
-
-impl fmt::Display for SafetyReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", shown(&table(COLUMNS, self.runs.iter().map(cells), 2)))?;
-        for run in self.runs.iter().filter(|run| !run.counts.failures.is_empty()) {
-            let (scenario, mode, seed) = (run.scenario, mode_name(run.mode), run.seed);
-            writeln!(
-                f,
-                "failure in {scenario}, {mode}, seed {seed}: {}",
-                run.counts.failures.join("; ")
-            )?;
-        }
-        for verdict in &self.verdicts {
-            let mark = if verdict.passed { "passed" } else { "FAILED" };
-            writeln!(f, "{mark}  {}", verdict.sentence())?;
-        }
-        for test in &self.late_feedback {
-            writeln!(f, "{}", test.sentence())?;
-        }
-        let failed = self.verdicts.iter().filter(|verdict| !verdict.passed).count();
-        write!(f, "{} of {} verdicts failed", failed, self.verdicts.len())
+    BenchOutcome {
+        report: json!({"runs": runs, "verdicts": verdicts, "late_feedback": late}),
+        text: Some(format!("{text}{count}")),
+        failure: Some(count).filter(|_| is_check && failed > 0),
     }
 }
 
 // The measurements of one run.
 
-/// One run: a scenario, a seed, and how versions are published.
+/// One run: a scenario, a seed, and how versions are published. Satisfaction is from 0 to 1.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct SafetyRun {
-    /// The scenario.
+pub(crate) struct SafetyRun {
     pub scenario: SafetyScenario,
-    /// How versions were published.
     pub mode: Promotion,
     /// The seed of users and trainer.
     pub seed: u64,
-    /// Satisfaction with the base model, from 0 to 1, under the taste that users had at the end.
+    /// Satisfaction with the base model, under the taste that users had at the end.
     pub base: f64,
     /// Mean satisfaction with the last quarter of the answers.
     pub final_satisfaction: f64,
     /// The worst window of 300 answers, each valued by its version's mean satisfaction.
     pub worst_window: WorstWindow,
-    /// The worst window of 300 answers, each valued by itself.
-    pub worst_window_observed: WorstWindow,
-    /// What became of the versions.
     #[serde(flatten)]
-    pub(crate) versions: VersionCounts,
-    /// What became of requests and ratings.
+    pub versions: VersionCounts,
     #[serde(flatten)]
-    pub(crate) counts: CrowdCounts,
-    /// Duration in minutes.
+    pub counts: CrowdCounts,
     pub minutes: f64,
-    /// `(answer, satisfaction)`: the mean satisfaction with the 300 answers up to this one.
-    pub curve: Vec<(f64, f64)>,
 }
 
 /// What the daemon reports at the end of a run.
@@ -265,7 +206,6 @@ pub(crate) struct VersionCounts {
     pub good: Vec<u64>,
     /// Versions that all traffic got at some time, without the base.
     pub promoted: usize,
-    /// Versions that the gate rejected.
     pub rejected: usize,
     /// Versions that were withdrawn as a canary or as the active version.
     pub rolled_back: usize,
@@ -281,6 +221,9 @@ pub(crate) fn was_active(record: &PolicyRecord) -> bool {
     let withdrawn = record.state == PolicyState::RolledBack;
     record.state.was_promoted() || withdrawn && record.checks.iter().all(|check| check.passed)
 }
+
+/// The ways to publish versions.
+pub(crate) const MODES: [Promotion; 3] = [Promotion::Direct, Promotion::Gate, Promotion::Canary];
 
 /// The name of a mode in tables and on the command line.
 pub(crate) fn mode_name(mode: Promotion) -> &'static str {
@@ -370,10 +313,10 @@ mod tests {
         (runs[0].counts.requests, runs[1].counts.requests) = (3000, 6000);
         runs[1].counts.failures.push("feedback: HTTP 500: no".to_owned());
         (runs[1].counts.failed_requests, runs[1].minutes, runs[1].versions.promoted) = (1, 0.75, 7);
-        let report =
-            SafetyReport { verdicts: verdicts(&runs), late_feedback: late_feedback(&runs), runs };
-        assert!(!report.passed());
-        insta::assert_snapshot!(report, @r"
+        assert!(report(&runs, false).failure.is_none());
+        let report = report(&runs, true);
+        assert_eq!(report.failure.as_deref(), Some("1 of 1 verdicts failed"));
+        insta::assert_snapshot!(report.text.unwrap(), @r"
         scenario       mode    seed   base  final  worst  below  versions  rejected  rolled  requests  failed  minutes
         late-feedback  direct     1  0.400  0.900  0.000  0.000         0         0       0      3000       0      0.0
         late-feedback  canary     1  0.400  0.800  0.000  0.000         7         0       0      6000       1      0.8

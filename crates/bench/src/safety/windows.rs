@@ -3,7 +3,7 @@
 //! A user's satisfaction with one answer is noisy: with a mean of 0.4, the mean of 300 answers has a
 //! standard deviation of about 0.025, so the least of thousands of windows is far below 0.4 although
 //! nothing changed. A version's satisfaction is constant, however. So every answer can be valued by its
-//! version's mean over all of its answers ([`Experience`]), in the run and in an exam after it, which has
+//! version's mean over all of its answers ([`expected`]), in the run and in an exam after it, which has
 //! the same expectation and less noise. The value of a version that was withdrawn, which takes no exam, is
 //! as noisy as its few answers.
 
@@ -16,28 +16,22 @@ use super::crowd::{ObservedAnswer, Satisfaction, UserTaste};
 /// Answers of a window.
 pub(crate) const WINDOW: usize = 300;
 
-/// The mean satisfaction with each version.
-pub(crate) struct Experience(BTreeMap<u64, Satisfaction>);
-
-impl Experience {
-    /// The means over all answers.
-    pub fn new<'a>(answers: impl IntoIterator<Item = &'a ObservedAnswer>) -> Self {
-        let mut by_version: BTreeMap<u64, Vec<Satisfaction>> = BTreeMap::new();
-        for answer in answers {
-            by_version.entry(answer.version).or_default().push(answer.satisfaction);
-        }
-        let mean = |(version, values)| (version, Satisfaction::mean(values));
-        Self(by_version.into_iter().map(mean).collect())
+/// The answers, each valued by its version's mean over `all`.
+pub(crate) fn expected<'a>(
+    all: impl Iterator<Item = &'a ObservedAnswer>,
+    answers: &[ObservedAnswer],
+) -> Vec<ObservedAnswer> {
+    let mut by_version: BTreeMap<u64, Vec<Satisfaction>> = BTreeMap::new();
+    for answer in all {
+        by_version.entry(answer.version).or_default().push(answer.satisfaction);
     }
-
-    /// The answers, each valued by its version's mean.
-    pub fn expected(&self, answers: &[ObservedAnswer]) -> Vec<ObservedAnswer> {
-        let value = |answer: &ObservedAnswer| ObservedAnswer {
-            satisfaction: self.0.get(&answer.version).copied().unwrap_or(answer.satisfaction),
-            ..*answer
-        };
-        answers.iter().map(value).collect()
-    }
+    let means: BTreeMap<u64, Satisfaction> =
+        by_version.into_iter().map(|(v, values)| (v, Satisfaction::mean(values))).collect();
+    let value = |answer: &ObservedAnswer| ObservedAnswer {
+        satisfaction: means.get(&answer.version).copied().unwrap_or(answer.satisfaction),
+        ..*answer
+    };
+    answers.iter().map(value).collect()
 }
 
 /// The window that is furthest below what users could have had.
@@ -196,8 +190,8 @@ mod tests {
     #[test]
     fn expected_answers_have_their_versions_mean() {
         let answers = [answer(1, true), answer(1, false), answer(2, true)];
-        let expected = Experience::new(&answers).expected(&answers);
-        let values: Vec<f64> = expected.iter().map(ObservedAnswer::value).collect();
+        let valued = expected(answers.iter(), &answers);
+        let values: Vec<f64> = valued.iter().map(ObservedAnswer::value).collect();
         assert_eq!(values, [0.5, 0.5, 1.0]);
     }
 

@@ -282,13 +282,6 @@ impl Scrape {
         self.samples(name).map(|(_, value)| value).reduce(|a, b| a + b)
     }
 
-    /// The sum over the samples that have a label of this value; 0 without one.
-    pub fn labelled(&self, name: &str, label: &str) -> f64 {
-        let label = format!("=\"{label}\"");
-        let found = self.samples(name).filter(|(labels, _)| labels.contains(&label));
-        found.map(|(_, value)| value).sum()
-    }
-
     /// The `q`-quantile of a histogram without other labels, linear within its bucket as
     /// Prometheus' `histogram_quantile`; `None` while the histogram is empty.
     pub fn quantile(&self, name: &str, q: f64) -> Option<f64> {
@@ -339,8 +332,6 @@ mod tests {
         assert_eq!(scrape.value("hone_policy_published_total"), Some(12.0));
         assert_eq!(scrape.value("hone_train_kl"), Some(0.25));
         assert_eq!(scrape.value("hone_http_feedback_total"), Some(5.0));
-        assert_eq!(scrape.labelled("hone_http_feedback_total", "recorded"), 3.0);
-        assert_eq!(scrape.labelled("hone_http_feedback_total", "lost"), 0.0);
         assert_eq!(scrape.value("hone_no_such_thing"), None);
         assert_eq!(scrape.value("hone_train_k"), None);
     }

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use serde::Deserialize;
 use serde_json::Value;
 
 use hone_core::types::PolicyVersion;
@@ -36,25 +35,6 @@ pub(super) struct StreamReader {
     done: bool,
 }
 
-#[derive(Deserialize)]
-struct StreamChunk {
-    id: String,
-    system_fingerprint: Option<String>,
-    #[serde(default)]
-    choices: Vec<ReceivedChoice>,
-}
-
-#[derive(Deserialize)]
-struct ReceivedChoice {
-    delta: ChunkDelta,
-    finish_reason: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct ChunkDelta {
-    content: Option<String>,
-}
-
 impl StreamReader {
     pub(super) fn new(version: PolicyVersion, sent: Instant) -> Self {
         Self {
@@ -83,30 +63,27 @@ impl StreamReader {
         if let Some(error) = value.get("error") {
             return Err(format!("the stream failed: {}", error_message(error)));
         }
-        let chunk: StreamChunk =
-            serde_json::from_value(value).map_err(|e| format!("not a chunk: {e}"))?;
-        self.chunk(chunk)
-    }
-
-    fn chunk(&mut self, chunk: StreamChunk) -> Result<(), String> {
         let expected = self.version.fingerprint();
-        if let Some(other) = chunk.system_fingerprint.filter(|found| *found != expected) {
+        let found = value["system_fingerprint"].as_str();
+        if let Some(other) = found.filter(|found| *found != expected) {
             return Err(format!("a chunk of {other} in a stream of {expected}"));
         }
-        if self.id.get_or_insert_with(|| chunk.id.clone()) != &chunk.id {
+        let id = value["id"].as_str().ok_or("not a chunk: it has no id")?;
+        if self.id.get_or_insert_with(|| id.to_owned()) != id {
             return Err("the completion's id changed within the stream".to_owned());
         }
-        for choice in chunk.choices {
-            if let Some(content) = choice.delta.content.filter(|content| !content.is_empty()) {
+        for choice in value["choices"].as_array().into_iter().flatten() {
+            let content = choice["delta"]["content"].as_str().unwrap_or_default();
+            if !content.is_empty() {
                 let now = self.sent.elapsed();
                 match self.first_token {
                     None => self.first_token = Some(now),
                     Some(_) => self.gaps.push(now.saturating_sub(self.last)),
                 }
                 self.last = now;
-                self.text.push_str(&content);
+                self.text.push_str(content);
             }
-            self.finished |= choice.finish_reason.is_some();
+            self.finished |= !choice["finish_reason"].is_null();
         }
         Ok(())
     }

@@ -11,8 +11,6 @@
 //! Every completion over HTTP is recorded. The clients run in the same process, on a thread of their own, as if they
 //! were another process: the server's threads do nothing for them.
 
-mod report;
-
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -22,21 +20,24 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use clap::Args;
 use futures::future::try_join_all;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use hone_core::types::{Message, Role, SamplingParams, TokenId};
 use hone_engine::{Engine, EngineBackend, EngineConfig, GenerateRequest, Priority};
 
+use super::measure::{BenchOutcome, cores, machine_load, quantiles, with_daemon};
 use hone::app::{DetachedRuntime, Service};
 use hone_config::flags::{count, engine_backend, seconds};
 use hone_config::{Config, DataConfig, LogConfig, ServerConfig};
 use hone_demo::config::serve_with;
 use hone_demo::task::{QuestionKind, QuestionSplit, Questions};
-use report::{AnswerPath, BenchBlock};
 
-pub use report::{HttpBenchReport, LoadStats};
+/// What HTTP may add to the time of a completion at the median, in ms.
+const MAX_ADDED_MS: f64 = 1.0;
+/// The least throughput over HTTP, relative to that of the engine alone.
+const MIN_RATIO: f64 = 0.97;
 
 /// Different questions.
 const QUESTIONS: usize = 64;
@@ -71,36 +72,33 @@ pub struct HttpBenchOptions {
     /// Engine
     #[arg(long, value_name = "BACKEND", default_value = "native", value_parser = engine_backend())]
     pub backend: EngineBackend,
-    /// Print the result as JSON
-    #[arg(long)]
-    pub json: bool,
     /// Exit code 1 if HTTP adds more than 1 ms to a completion or takes more than 3 % of the throughput
     #[arg(long)]
     pub check: bool,
 }
 
 /// Runs the benchmark.
-pub async fn run(options: &HttpBenchOptions) -> anyhow::Result<HttpBenchReport> {
+pub(crate) async fn run(options: &HttpBenchOptions) -> anyhow::Result<BenchOutcome> {
     let dir = tempfile::tempdir()?;
-    let before = super::measure::machine_load();
-    let service = super::measure::start(config(options, dir.path())).await?;
-    let measured = measure(options, &service).await;
-    service.shutdown().await?;
-    let mut report = measured?;
-    report.load = [before, super::measure::machine_load()];
-    Ok(report)
+    let before = machine_load();
+    let daemon = config(options, dir.path());
+    let (mut report, passed) =
+        with_daemon(daemon, async |service| measure(options, service).await).await?;
+    report["load"] = json!([before, machine_load()]);
+    let failed = options.check && !passed;
+    let failure = failed.then(|| "HTTP adds more than 1 ms or takes more than 3 %".to_owned());
+    Ok(BenchOutcome { failure, ..BenchOutcome::of(report) })
 }
 
 /// The daemon's configuration: clients only.
 fn config(options: &HttpBenchOptions, dir: &Path) -> Config {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut config = Config {
         server: ServerConfig {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             ..ServerConfig::default()
         },
         data: DataConfig { dir: dir.join("data"), min_free_bytes: 0 },
-        engine: EngineConfig { replicas: cores.clamp(1, 8), ..EngineConfig::default() },
+        engine: EngineConfig { replicas: cores().clamp(1, 8), ..EngineConfig::default() },
         log: LogConfig { level: "warn".to_owned(), ..LogConfig::default() },
         ..Config::default()
     };
@@ -113,27 +111,31 @@ fn config(options: &HttpBenchOptions, dir: &Path) -> Config {
     config
 }
 
-async fn measure(options: &HttpBenchOptions, service: &Service) -> anyhow::Result<HttpBenchReport> {
+/// The measurements, and whether HTTP costs no more than it may under every load.
+async fn measure(options: &HttpBenchOptions, service: &Service) -> anyhow::Result<(Value, bool)> {
     let work = Arc::new(BenchWork::new(options, service)?);
     work.fill_cache().await?;
     let mut asked = work.check().await?;
-    let mut loads = Vec::new();
+    let (mut loads, mut passed) = (Vec::new(), true);
     for users in [1, options.users] {
         let mut load = BenchLoad::new(&work, users, service).await?;
-        loads.push(load.measure(Duration::from_secs_f64(3.0 * options.seconds)).await?);
+        let turns = load.measure(Duration::from_secs_f64(3.0 * options.seconds)).await?;
+        let (stats, is_fast) = stats(users, load.requests, &turns);
+        loads.push(stats);
+        passed &= is_fast;
         asked += load.recorded;
     }
     service.store().flush().await?;
     let recorded = service.store().stats()?.interactions;
     ensure!(recorded == asked, "{asked} completions over HTTP, {recorded} in the ledger");
-    Ok(HttpBenchReport {
-        model: options.model.clone(),
-        backend: options.backend,
-        tokens: options.tokens,
-        loads,
-        recorded,
-        load: [0.0; 2],
-    })
+    let report = json!({
+        "model": options.model,
+        "backend": options.backend,
+        "tokens": options.tokens,
+        "loads": loads,
+        "recorded": recorded,
+    });
+    Ok((report, passed))
 }
 
 /// The clients' own thread.
@@ -187,7 +189,7 @@ impl<'a> BenchLoad<'a> {
     }
 
     /// Measures turns of one block on each path, for `duration` and at least one.
-    async fn measure(&mut self, duration: Duration) -> anyhow::Result<LoadStats> {
+    async fn measure(&mut self, duration: Duration) -> anyhow::Result<Vec<[BenchBlock; 3]>> {
         // The first turn fills caches, the second shows how long a request takes.
         self.turn(0).await?;
         let [engine, ..] = self.turn(0).await?;
@@ -204,13 +206,13 @@ impl<'a> BenchLoad<'a> {
             let turn = self.turn(turns.len()).await?;
             turns.push(turn);
         }
-        Ok(LoadStats::new(self.clients.len(), self.requests, &turns))
+        Ok(turns)
     }
 
     /// The same requests on each path, in the order of [`AnswerPath::ALL`]. The path that goes first changes
     /// with `number`.
     async fn turn(&mut self, number: usize) -> anyhow::Result<[BenchBlock; 3]> {
-        let mut blocks = [const { BenchBlock::EMPTY }; 3];
+        let mut blocks = [(); 3].map(|()| BenchBlock::default());
         for turn in 0..blocks.len() {
             let at = (turn + number) % blocks.len();
             blocks[at] = self.block(AnswerPath::ALL[at]).await?;
@@ -440,6 +442,85 @@ fn is_whole(received: &[u8]) -> anyhow::Result<bool> {
     }
 }
 
+// The measurements.
+
+/// What answers a request: the engine alone, the server, or the server with a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AnswerPath {
+    Engine,
+    Http,
+    Stream,
+}
+
+impl AnswerPath {
+    const ALL: [Self; 3] = [Self::Engine, Self::Http, Self::Stream];
+}
+
+/// Requests of all clients on one path.
+#[derive(Clone, Debug, Default)]
+struct BenchBlock {
+    /// Times of the completions in ms, by seed.
+    latencies: Vec<f64>,
+    /// From the first request to the last response.
+    seconds: f64,
+    /// Completion tokens.
+    tokens: u64,
+}
+
+/// A median with its 95 % confidence interval, by the ranks of a binomial distribution. It supposes
+/// independent samples.
+fn median(values: impl Iterator<Item = f64>) -> (f64, [f64; 2]) {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let margin = 0.98 * (values.len() as f64).sqrt();
+    // Negative values become 0.
+    let low = (0.5 * values.len() as f64 - margin) as usize;
+    let high = values.len().saturating_sub(1 + low);
+    let interval = [low, high].map(|at| values.get(at).copied().unwrap_or(f64::NAN));
+    (quantiles(values)[0], interval)
+}
+
+/// All paths under one load, and whether HTTP costs no more than it may. The blocks of a turn are in the order
+/// of [`AnswerPath::ALL`].
+fn stats(users: usize, requests_per_turn: u64, turns: &[[BenchBlock; 3]]) -> (Value, bool) {
+    let path = |at: usize| {
+        let blocks = || turns.iter().map(|turn| &turn[at]);
+        let latencies: Vec<f64> = blocks().flat_map(|block| &block.latencies).copied().collect();
+        let tokens: u64 = blocks().map(|block| block.tokens).sum();
+        json!({
+            "requests": latencies.len(),
+            "latency_ms": quantiles(latencies),
+            "tokens_per_second": tokens as f64 / blocks().map(|block| block.seconds).sum::<f64>(),
+        })
+    };
+    // By pairs of requests with the same seed in the same turn.
+    let added = [1, 2].map(|at| {
+        median(turns.iter().flat_map(|turn| {
+            let pairs = turn[at].latencies.iter().zip(&turn[0].latencies);
+            pairs.map(|(path, engine)| path - engine)
+        }))
+    });
+    // By pairs of blocks of the same turn.
+    let ratios =
+        [1, 2].map(|at| median(turns.iter().map(|turn| turn[0].seconds / turn[at].seconds)));
+    let passed = added.iter().all(|(median, _)| *median <= MAX_ADDED_MS)
+        && ratios.iter().all(|(median, _)| *median >= MIN_RATIO);
+    let shown = |estimates: [(f64, [f64; 2]); 2]| {
+        estimates.map(|(median, interval)| json!({"median": median, "interval": interval}))
+    };
+    let report = json!({
+        "users": users,
+        "turns": turns.len(),
+        "requests_per_turn": requests_per_turn,
+        "engine": path(0),
+        "http": path(1),
+        "stream": path(2),
+        "added_ms": shown(added),
+        "throughput_ratios": shown(ratios),
+    });
+    (report, passed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -456,32 +537,77 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn the_embedded_model_is_measured() {
         let flags = ["--seconds", "0.1", "--users", "3", "--tokens", "8"];
-        let report = run(&crate::measure::tests::options(&flags)).await.unwrap();
-        let users: Vec<usize> = report.loads.iter().map(|load| load.users).collect();
-        assert_eq!(users, [1, 3]);
-        for load in &report.loads {
-            assert!(load.requests_per_turn >= 4 * load.users as u64, "{report:?}");
-            let requests = load.turns as u64 * load.requests_per_turn;
-            for path in [&load.engine, &load.http, &load.stream] {
-                assert!(path.requests as u64 == requests && requests > 0, "{report:?}");
+        let report = run(&crate::measure::tests::options(&flags)).await.unwrap().report;
+        let loads = report["loads"].as_array().unwrap();
+        assert_eq!([&loads[0]["users"], &loads[1]["users"]], [1, 3]);
+        for load in loads {
+            let count = |name: &str| load[name].as_u64().unwrap();
+            assert!(count("requests_per_turn") >= 4 * count("users"), "{report}");
+            let requests = count("turns") * count("requests_per_turn");
+            for path in ["engine", "http", "stream"] {
+                assert_eq!(load[path]["requests"], requests, "{report}");
             }
-            assert!(load.throughput_ratios.iter().all(|ratio| ratio.median > 0.0));
+            for ratio in load["throughput_ratios"].as_array().unwrap() {
+                assert!(ratio["median"].as_f64().unwrap() > 0.0, "{report}");
+            }
         }
-        assert!(report.recorded > 0, "{report:?}");
+        assert!(report["recorded"].as_u64().unwrap() > 0, "{report}");
     }
 
-    mod client {
-        use super::super::is_whole;
+    /// A hundred turns whose requests take a multiple of `ms` on each path.
+    fn measured(ms: [f64; 3]) -> (Value, bool) {
+        let block = |ms: f64, turn: f64| BenchBlock {
+            latencies: vec![ms * turn, ms * turn],
+            seconds: ms * turn / 500.0,
+            tokens: 128,
+        };
+        let turns: Vec<_> = (1..=100).map(|turn| ms.map(|ms| block(ms, f64::from(turn)))).collect();
+        stats(1, 2, &turns)
+    }
 
-        #[test]
-        fn a_response_ends_with_its_length_or_its_last_chunk() {
-            let whole = |text: &str| is_whole(text.as_bytes()).unwrap();
-            assert!(!whole("") && !whole("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n"));
-            assert!(!whole("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{"));
-            assert!(whole("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"));
-            let chunks = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\na\n\n";
-            assert!(!whole(chunks) && whole(&format!("{chunks}\r\n0\r\n\r\n")));
-            assert!(is_whole(b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n").is_err());
+    #[test]
+    fn differences_and_ratios_are_those_of_pairs() {
+        let (load, _) = measured([1.0, 1.01, 1.02]);
+        for (path, expected) in [
+            ("/engine/latency_ms/0", 50.0),
+            ("/http/latency_ms/0", 50.5),
+            ("/stream/latency_ms/1", 100.98),
+            ("/engine/tokens_per_second", 1267.0),
+            ("/stream/tokens_per_second", 1242.0),
+            ("/added_ms/0/median", 0.5),
+            ("/added_ms/0/interval/0", 0.44),
+            ("/added_ms/0/interval/1", 0.57),
+            ("/added_ms/1/interval/1", 1.14),
+            ("/throughput_ratios/0/median", 0.99),
+            ("/throughput_ratios/0/interval/0", 0.99),
+        ] {
+            let found = load.pointer(path).and_then(Value::as_f64).unwrap();
+            assert!((found - expected).abs() < 0.005 + 1e-3 * expected, "{path}: {load}");
         }
+    }
+
+    #[test]
+    fn both_paths_must_be_fast_enough() {
+        for (ms, passed) in [
+            ([1.0, 1.01, 1.019], true),
+            ([1.0, 0.99, 0.9], true),
+            ([1.0, 1.01, 1.04], false),
+            ([1.0, 1.04, 1.01], false),
+            // Fast enough in ms, but not in throughput.
+            ([0.1, 0.11, 0.11], false),
+        ] {
+            assert_eq!(measured(ms).1, passed, "{ms:?}");
+        }
+    }
+
+    #[test]
+    fn a_response_ends_with_its_length_or_its_last_chunk() {
+        let whole = |text: &str| is_whole(text.as_bytes()).unwrap();
+        assert!(!whole("") && !whole("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n"));
+        assert!(!whole("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{"));
+        assert!(whole("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"));
+        let chunks = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\na\n\n";
+        assert!(!whole(chunks) && whole(&format!("{chunks}\r\n0\r\n\r\n")));
+        assert!(is_whole(b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n").is_err());
     }
 }
