@@ -1,7 +1,6 @@
 //! `hone-bench sample`: the speed of the native sampler, and of its decoder step relative to the
 //! machine's memory bandwidth and arithmetic.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +14,7 @@ use serde_json::{Value, json};
 
 use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
-use hone_core::types::{GrammarSpec, PolicyVersion, SamplingParams, TokenId};
+use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
 use hone_model::adapter::LoraConfig;
 use hone_model::adapter::weights::LoraWeights;
@@ -59,9 +58,6 @@ pub struct SampleOptions {
     /// Number of threads [default: one per core]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
-    /// JSON schema that the completions follow and end with, to measure the time for masks
-    #[arg(long, value_name = "FILE")]
-    pub schema: Option<PathBuf>,
     /// Arithmetic of products with weights in bf16
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = compute())]
     pub compute: Compute,
@@ -95,7 +91,6 @@ pub(crate) fn run(options: &SampleOptions) -> anyhow::Result<Value> {
     let mut seconds = f64::INFINITY;
     let block = vec![1.0_f32; step.weight_bytes / size_of::<f32>()];
     whole.run(0)?;
-    let (mut sampling, before) = (0.0, whole.masks());
     for run in 0..options.runs.max(1) {
         // In turns, so that other processes affect all measurements.
         memory = memory.max(pool.install(|| read_rate(&block, threads)));
@@ -103,14 +98,11 @@ pub(crate) fn run(options: &SampleOptions) -> anyhow::Result<Value> {
         seconds = seconds.min(pool.install(|| step.median(options, threads))?);
         let (drawn, elapsed) = whole.run(run + 1)?;
         rates.push(drawn as f64 / elapsed);
-        sampling += elapsed;
     }
-    let after = whole.masks();
-    let (masks, mask_time) = (after.0 - before.0, after.1 - before.1);
     let step_flop = 2.0 * (multiplications(model.spec()) * options.batch) as f64;
     let (by_memory, by_products) =
         (step.weight_bytes as f64 / memory, step_flop / (peak.wall * 1e9));
-    let mut report = json!({
+    Ok(json!({
         "batch": options.batch,
         "prompt": options.prompt,
         "tokens": options.tokens,
@@ -129,12 +121,7 @@ pub(crate) fn run(options: &SampleOptions) -> anyhow::Result<Value> {
         // The resource whose lower bound is longer.
         "bound": if by_memory > by_products { "memory" } else { "products" },
         "share_of_bound": by_memory.max(by_products) / seconds,
-    });
-    if masks > 0 {
-        report["mask_seconds"] = json!(mask_time / masks as f64);
-        report["mask_share"] = json!(mask_time / (sampling * threads as f64));
-    }
-    Ok(report)
+    }))
 }
 
 /// Multiplications with weights for a token, whose logits are computed.
@@ -180,11 +167,10 @@ fn read_rate(block: &[f32], threads: usize) -> f64 {
 /// Measures the whole sampler.
 struct SamplerBench {
     engine: Arc<BatchedEngine>,
-    metrics: Arc<Metrics>,
     runtime: tokio::runtime::Runtime,
     requests: Vec<GenerateRequest>,
-    /// Tokens of every completion; `None` if a schema ends it.
-    tokens: Option<usize>,
+    /// Tokens of every completion.
+    tokens: usize,
 }
 
 impl SamplerBench {
@@ -197,17 +183,8 @@ impl SamplerBench {
     ) -> anyhow::Result<Self> {
         let codec = Arc::new(Codec::load(dir)?);
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        let grammar = match &options.schema {
-            Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .with_context(|| format!("cannot read {}", path.display()))?;
-                let spec = GrammarSpec::JsonSchema(text);
-                Some(runtime.block_on(codec.compile_grammar(&spec))?)
-            }
-            None => None,
-        };
-        // Completions without a schema never end early.
-        let stops = codec.stop_ids().iter().filter(|_| grammar.is_none());
+        // Completions never end early.
+        let stops = codec.stop_ids().iter();
         let params = SamplingParams {
             logit_bias: stops.map(|id| (*id, -1e4)).collect(),
             max_tokens: u32::try_from(options.tokens)?,
@@ -222,7 +199,7 @@ impl SamplerBench {
             priority: Priority::Shadow,
             owner: None,
             version: None,
-            grammar: grammar.clone(),
+            grammar: None,
             scored: Vec::new(),
         });
         let page = 16;
@@ -237,17 +214,9 @@ impl SamplerBench {
         };
         let metrics = Arc::new(Metrics::new()?);
         let requests = requests.collect();
-        let live = Arc::new(|| false);
-        let engine = BatchedEngine::start(model, codec, config, live, Arc::clone(&metrics))?;
+        let engine = BatchedEngine::start(model, codec, config, Arc::new(|| false), metrics)?;
         engine.publish(PolicyVersion(1), lora)?;
-        let tokens = grammar.is_none().then_some(options.tokens);
-        Ok(Self { requests, engine, metrics, runtime, tokens })
-    }
-
-    /// Masks so far, and the seconds that they took.
-    fn masks(&self) -> (u64, f64) {
-        let duration = &self.metrics.engine_mask_duration;
-        (duration.get_sample_count(), duration.get_sample_sum())
+        Ok(Self { requests, engine, runtime, tokens: options.tokens })
     }
 
     /// Tokens and seconds of one batch; `run` varies the prompts.
@@ -270,10 +239,8 @@ impl SamplerBench {
             anyhow::Ok(drawn)
         })?;
         let seconds = began.elapsed().as_secs_f64();
-        if let Some(tokens) = self.tokens {
-            let wanted = self.requests.len() * tokens;
-            anyhow::ensure!(drawn == wanted, "{drawn} tokens were drawn instead of {wanted}");
-        }
+        let wanted = self.requests.len() * self.tokens;
+        anyhow::ensure!(drawn == wanted, "{drawn} tokens were drawn instead of {wanted}");
         Ok((drawn, seconds))
     }
 }
@@ -346,7 +313,6 @@ mod tests {
         let flags: Vec<&str> = flags.split(' ').collect();
         let options: SampleOptions = crate::measure::tests::options(&flags);
         let report = run(&options).unwrap();
-        assert!(report.get("mask_share").is_none());
         let number = |name: &str| report[name].as_f64().unwrap();
         let (rate, share) = (number("best_tokens_per_second"), number("share_of_bound"));
         assert!(rate > 0.0 && share > 0.0, "{report}");
@@ -359,12 +325,5 @@ mod tests {
         let embedding = spec.vocab_size * spec.hidden_size;
         assert_eq!(report["weight_bytes"], 4 * (count(&spec.weight_shapes()) - embedding));
         assert_eq!(number("step_flop"), 2.0 * 9.0 * number("weight_bytes") / 4.0);
-
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), r#"{"type": "array", "items": {"type": "integer"}}"#).unwrap();
-        let schema = Some(file.path().to_owned());
-        let report = run(&SampleOptions { schema, tokens: 20, ..options }).unwrap();
-        let share = report["mask_share"].as_f64().unwrap();
-        assert!(share > 0.0 && share < 1.0, "{report}");
     }
 }

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use super::client::TrainerStatus;
 use super::report::{count, ms, percent};
+use super::task::REWARD_MAX;
 use super::users::UserTally;
 use hone_report::terminal::{Progress, clock, sparkline};
 
@@ -15,20 +17,14 @@ const SPARK_WIDTH: usize = 32;
 /// The state of the learning phase.
 #[derive(Clone, Debug, Default)]
 pub struct LearningView {
-    /// Optimizer steps taken.
-    pub step: u64,
     /// Optimizer steps requested.
     pub steps: u64,
-    /// The trainer's state.
-    pub trainer: String,
-    /// The version being served.
-    pub version: u64,
+    /// The trainer's state, with the steps of this demo.
+    pub status: TrainerStatus,
     /// KL to the reference policy, in nats per token.
     pub kl: Option<f64>,
     /// The served reward after each step.
     pub history: Vec<f64>,
-    /// The maximum reward of an answer.
-    pub reward_max: f64,
     /// The users' requests.
     pub tally: UserTally,
     /// Since the demo began.
@@ -82,7 +78,7 @@ impl DemoProgress {
     /// Shows the state of the learning phase.
     pub fn update(&mut self, view: &LearningView) {
         if self.display.has_bars() {
-            self.display.show(view.step, view.steps, &clock(view.elapsed), &rows(view));
+            self.display.show(view.status.step, view.steps, &clock(view.elapsed), &rows(view));
         } else if self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
             self.last_line = Some(Instant::now());
             self.display.note(&format!("{} {}", clock(view.elapsed), plain(view)));
@@ -97,10 +93,13 @@ impl DemoProgress {
 
 /// The rows below the bar.
 fn rows(view: &LearningView) -> Vec<String> {
-    let spark = sparkline(&view.history, 0.0, view.reward_max, SPARK_WIDTH);
+    let spark = sparkline(&view.history, 0.0, REWARD_MAX, SPARK_WIDTH);
     vec![
         format!("reward     {:<15}{spark}", reward(view)).trim_end().to_owned(),
-        format!("policy     version {}{} · trainer is {}", view.version, kl(view), view.trainer),
+        {
+            let TrainerStatus { policy_version, state, .. } = &view.status;
+            format!("policy     version {policy_version}{} · trainer is {state}", kl(view))
+        },
         format!("users      {}", traffic(&view.tally)),
     ]
 }
@@ -110,10 +109,10 @@ fn plain(view: &LearningView) -> String {
     format!(
         "{:<10} step {} of {} · reward {} · version {}{} · {}",
         "learning",
-        view.step,
+        view.status.step,
         view.steps,
         reward(view),
-        view.version,
+        view.status.policy_version,
         kl(view),
         traffic(&view.tally)
     )
@@ -125,7 +124,7 @@ fn kl(view: &LearningView) -> String {
 
 fn reward(view: &LearningView) -> String {
     match view.tally.reward {
-        Some(reward) => format!("{reward:.2} of {:.2}", view.reward_max),
+        Some(reward) => format!("{reward:.2} of {REWARD_MAX:.2}"),
         None => "–".to_owned(),
     }
 }
@@ -155,12 +154,8 @@ mod tests {
             tally.add_answer(1.2, Duration::from_millis(8), false);
             tally.add_thumb(index % 4 != 0);
         }
-        let mut view = LearningView {
-            steps: 60,
-            reward_max: 1.5,
-            trainer: "waiting".into(),
-            ..LearningView::default()
-        };
+        let mut view = LearningView { steps: 60, ..LearningView::default() };
+        view.status.state = "waiting".into();
         insta::assert_snapshot!(rows(&view).join("\n"), @r"
         reward     –
         policy     version 0 · trainer is waiting
@@ -170,7 +165,8 @@ mod tests {
         view.tally = tally.read();
         view.kl = Some(0.0421);
         view.elapsed = Duration::from_secs(83);
-        (view.step, view.version, view.trainer) = (5, 5, "training".into());
+        (view.status.step, view.status.policy_version) = (5, 5);
+        view.status.state = "training".into();
         insta::assert_snapshot!(rows(&view).join("\n"), @r"
         reward     1.20 of 1.50   ▄▅▅▆▇
         policy     version 5 · KL 0.042 · trainer is training

@@ -186,8 +186,7 @@ impl Session<'_> {
         progress: &mut DemoProgress,
     ) -> Result<LearningOutcome, DemoError> {
         let steps = self.options.steps;
-        let mut view =
-            LearningView { steps, reward_max: task::REWARD_MAX, ..LearningView::default() };
+        let mut view = LearningView { steps, ..LearningView::default() };
         let mut ticks = interval(POLL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut failed = 0;
@@ -212,7 +211,11 @@ impl Session<'_> {
                 scraped = Some(Instant::now());
                 view.kl = scrape.value("hone_train_kl");
             }
-            refresh(&mut view, &status, self.tally.read(), progress.elapsed());
+            (view.tally, view.elapsed) = (self.tally.read(), progress.elapsed());
+            if status.step > view.status.step {
+                view.history.extend(view.tally.reward);
+            }
+            view.status.clone_from(&status);
             progress.update(&view);
             let tally = &view.tally;
             if tally.is_settled()
@@ -225,11 +228,13 @@ impl Session<'_> {
                 return Err(DemoError::Trainer(reason));
             }
             let is_last = status.step >= steps || status.state == "finished";
-            // Another server's trainer goes on after the steps that were asked for.
-            let is_at_rest = match (&self.options.server, &followed) {
-                (Some(_), Some(followed)) => followed.polls_at_rest >= POLLS_AT_REST,
-                _ => is_at_rest(&status, followed.as_ref()),
-            };
+            // No version is being checked: users' ratings must decide on the last one. Without a gate or a
+            // canary, [`Session::settle`] waits for it. Another server's trainer goes on after the steps that
+            // were asked for.
+            let is_at_rest = followed.as_ref().is_none_or(|followed| {
+                (self.options.server.is_some() || status.settled())
+                    && followed.polls_at_rest >= POLLS_AT_REST
+            });
             let cut_short = if is_last && is_at_rest {
                 None
             } else if status.state == "paused" && status.hold.is_some() {
@@ -366,23 +371,6 @@ fn trainer_load(status: &TrainerStatus, followed: Option<&FollowedVersions>) -> 
         canary: followed.is_some_and(|followed| followed.history.is_pending),
         sabotaged: followed.is_some_and(|f| f.history.sabotaged_from.is_some()),
     }
-}
-
-/// Whether no version is being checked: users' ratings must decide on the last one. Without a gate or a
-/// canary, [`Session::settle`] waits for it.
-fn is_at_rest(status: &TrainerStatus, followed: Option<&FollowedVersions>) -> bool {
-    followed.is_none_or(|followed| status.settled() && followed.polls_at_rest >= POLLS_AT_REST)
-}
-
-fn refresh(view: &mut LearningView, status: &TrainerStatus, tally: UserTally, elapsed: Duration) {
-    if status.step > view.step {
-        view.history.extend(tally.reward);
-    }
-    view.step = status.step;
-    view.trainer.clone_from(&status.state);
-    view.version = status.policy_version;
-    view.tally = tally;
-    view.elapsed = elapsed;
 }
 
 /// A count, which Prometheus writes as a float.

@@ -311,12 +311,16 @@ mod tests {
     #[test]
     fn percentiles_are_by_nearest_rank() {
         let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
-        assert_eq!(percentile(&hundred, 0.50), Some(50.0));
-        assert_eq!(percentile(&hundred, 0.99), Some(99.0));
-        assert_eq!(percentile(&hundred, 1.0), Some(100.0));
-        assert_eq!(percentile(&[7.0], 0.01), Some(7.0));
-        assert_eq!(percentile(&[1.0, 2.0], 0.99), Some(2.0));
-        assert_eq!(percentile(&[], 0.5), None);
+        for (values, q, expected) in [
+            (&hundred[..], 0.50, Some(50.0)),
+            (&hundred, 0.99, Some(99.0)),
+            (&hundred, 1.0, Some(100.0)),
+            (&[7.0], 0.01, Some(7.0)),
+            (&[1.0, 2.0], 0.99, Some(2.0)),
+            (&[], 0.5, None),
+        ] {
+            assert_eq!(percentile(values, q), expected, "{q} of {}", values.len());
+        }
     }
 
     #[test]

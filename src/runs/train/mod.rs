@@ -82,20 +82,8 @@ pub async fn run(
             return Err(usage(error));
         }
     };
-    let held_out = dataset.held_out;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
-    let most = match config.run.eval_prompts {
-        0 => held_out.len(),
-        most => most.min(held_out.len()),
-    };
-    let eval_set = EvalSet {
-        prompts: held_out.into_iter().take(most).collect(),
-        route: Arc::clone(route),
-        samples: config.run.eval_samples,
-        temperature: config.run.eval_temperature,
-        max_tokens: config.rollout.max_tokens,
-        seed: config.train.seed,
-    };
+    let eval_set = EvalSet::new(&config, dataset.held_out, route);
     let mut run = Run::new(config, options, core, (eval_set, epochs, saved_config))?;
     if let Some(note) = note {
         run.folder.progress.note(&note);

@@ -256,20 +256,23 @@ mod tests {
         posted
     }
 
-    fn share_up(habits: RatingHabits, ideal: bool) -> f64 {
-        let posted = ask(&mut Crowd::new(1, 4000, habits, None), ideal);
-        posted.iter().filter(|(_, thumb)| thumb.up).count() as f64 / posted.len() as f64
-    }
-
     #[test]
     fn inverted_raters_and_mistakes_post_the_contrary() {
         let exact = RatingHabits { noise: 0.0, ..RatingHabits::default() };
-        assert_eq!([share_up(exact, true), share_up(exact, false)], [1.0, 0.0]);
         let inverted = RatingHabits { inverted: 0.3, ..exact };
-        assert!((share_up(inverted, true) - 0.7).abs() < 0.03);
-        assert!((share_up(inverted, false) - 0.3).abs() < 0.03);
         let noisy = RatingHabits { noise: 0.1, ..exact };
-        assert!((share_up(noisy, true) - 0.9).abs() < 0.03);
+        for (habits, ideal, expected, tolerance) in [
+            (exact, true, 1.0, 0.0),
+            (exact, false, 0.0, 0.0),
+            (inverted, true, 0.7, 0.03),
+            (inverted, false, 0.3, 0.03),
+            (noisy, true, 0.9, 0.03),
+        ] {
+            let posted = ask(&mut Crowd::new(1, 4000, habits, None), ideal);
+            let up = posted.iter().filter(|(_, thumb)| thumb.up).count() as f64;
+            let share = up / posted.len() as f64;
+            assert!((share - expected).abs() <= tolerance, "{habits:?}, {ideal}: {share}");
+        }
     }
 
     #[test]
@@ -320,21 +323,20 @@ mod tests {
         assert_eq!((crowd.counts.ratings, crowd.counts.ratings_not_trained), (2, 1));
     }
 
-    fn both(text: &str) -> [f64; 2] {
-        let found = Satisfaction::of(text, 19);
-        [found.under(UserTaste::Form), found.under(UserTaste::Brevity)]
-    }
-
     #[test]
     fn tastes_value_the_right_sum_and_their_own_form() {
-        let ideal = "<reasoning>12 + 7 = 19</reasoning><answer>19</answer>";
-        assert_eq!(both(ideal), [1.0, 2.0 / 3.0]);
-        assert_eq!(both("The sum is 19."), [0.0, 1.0]);
-        assert_eq!(both("The sum is 9."), [0.0, 0.0]);
-        assert_eq!(both(""), [0.0, 0.0]);
-        let wrong = "<reasoning>12 + 7 = 9</reasoning><answer>9</answer>";
-        assert!((both(wrong)[0] - 1.0 / 3.0).abs() < 1e-12 && both(wrong)[1] == 0.0);
-        assert_eq!(both("99999999999999999999"), [0.0, 0.0]);
+        for (text, form, brevity) in [
+            ("<reasoning>12 + 7 = 19</reasoning><answer>19</answer>", 1.0, 2.0 / 3.0),
+            ("<reasoning>12 + 7 = 9</reasoning><answer>9</answer>", 1.0 / 3.0, 0.0),
+            ("The sum is 19.", 0.0, 1.0),
+            ("The sum is 9.", 0.0, 0.0),
+            ("99999999999999999999", 0.0, 0.0),
+            ("", 0.0, 0.0),
+        ] {
+            let found = Satisfaction::of(text, 19);
+            assert!((found.under(UserTaste::Form) - form).abs() < 1e-12, "{text}: {found:?}");
+            assert_eq!(found.under(UserTaste::Brevity), brevity, "{text}");
+        }
     }
 
     #[test]
