@@ -23,7 +23,7 @@ use hone::runs::from_ledger::train::FromLedgerOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
 use hone::{UsageError, app, config, import_trl as trl, logging, runs, usage};
-use hone_demo::{DaemonHandle, DemoError, DemoOptions};
+use hone_demo::{DaemonHandle, DemoOptions, DemoUsage};
 use hone_model::adapter::merge::Precision;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
@@ -188,10 +188,8 @@ async fn start_daemon(config: Config) -> anyhow::Result<DaemonHandle> {
 
 fn run_demo(options: DemoOptions, out: &mut Output) -> Outcome {
     let outcome = runtime()?.block_on(hone_demo::run(options, start_daemon, out));
-    let outcome = outcome.map_err(|error| match error {
-        DemoError::Options(_) | DemoError::Data { .. } => usage(error),
-        error => error.into(),
-    })?;
+    let outcome =
+        outcome.map_err(|error| if error.is::<DemoUsage>() { usage(error) } else { error })?;
     Ok(if outcome.improved { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

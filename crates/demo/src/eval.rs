@@ -113,7 +113,7 @@ pub async fn measure(
         tasks.spawn(async move {
             // The semaphore is never closed.
             let _permit = permits.acquire().await;
-            tally.add_request();
+            tally.lock().requests += 1;
             (index, client.ask(&request).await)
         });
     }
@@ -128,7 +128,7 @@ pub async fn measure(
                 progress(answered);
             }
             Ok((_, Err(error))) => {
-                tally.add_failure(&error);
+                tally.lock().add_failure(&error);
                 first_error.get_or_insert(error);
             }
             Err(panic) => {

@@ -21,6 +21,7 @@ use std::io::{IsTerminal as _, Write};
 use std::path::PathBuf;
 use std::pin::pin;
 
+use anyhow::{Context as _, anyhow, bail};
 use futures::future::LocalBoxFuture;
 
 use client::Client;
@@ -30,8 +31,11 @@ use report::DemoDir;
 use report::{Findings, NextSteps};
 use versions::VersionHistory;
 
-pub use options::{DemoError, DemoOptions, RewardsMode};
+pub use options::{DemoOptions, DemoUsage, RewardsMode};
 pub use report::DemoReport;
+
+/// The error after Ctrl-C.
+const INTERRUPTED: &str = "interrupted";
 
 /// The result of a demo.
 #[derive(Clone, Debug)]
@@ -46,13 +50,13 @@ pub struct DemoOutcome {
 /// Runs a demo. Writes the report to `out` and progress to stderr.
 ///
 /// # Errors
-/// If there is nothing to report. Failed requests and a reward that did not rise are part of the
+/// [`DemoUsage`] for an unusable option or data directory, and any other error if there is nothing to report. Failed requests and a reward that did not rise are part of the
 /// outcome.
 pub async fn run(
     options: DemoOptions,
     start: impl AsyncFnOnce(Config) -> anyhow::Result<DaemonHandle>,
     out: &mut dyn Write,
-) -> Result<DemoOutcome, DemoError> {
+) -> anyhow::Result<DemoOutcome> {
     let options = options.of_visitors();
     options.check()?;
     if let Some(url) = &options.server {
@@ -73,15 +77,15 @@ pub async fn run(
 
     progress.begin("starting the daemon");
     let daemon = tokio::select! {
-        daemon = start(config.clone()) => daemon.map_err(DemoError::Start)?,
-        () = &mut interrupt => return Err(DemoError::Interrupted),
+        daemon = start(config.clone()) => daemon.map_err(|e| anyhow!("the daemon did not start: {e:#}"))?,
+        () = &mut interrupt => bail!(INTERRUPTED),
     };
     let result = tokio::select! {
         findings = session::run(&options, &config, &daemon.url, &mut progress) => {
             let kept = options.data.is_some().then(|| dir.path.clone());
             findings.and_then(|found| present(&options, kept, &daemon.url, &found, out))
         }
-        () = &mut interrupt => Err(DemoError::Interrupted),
+        () = &mut interrupt => Err(anyhow!(INTERRUPTED)),
     };
     progress.clear();
     if options.keep_serving && result.is_ok() {
@@ -91,7 +95,7 @@ pub async fn run(
     let ended = daemon.shutdown.await;
     progress.clear();
     let outcome = result?;
-    ended.map_err(DemoError::Shutdown)?;
+    ended.map_err(|e| anyhow!("the daemon did not shut down cleanly: {e:#}"))?;
     Ok(outcome)
 }
 
@@ -100,14 +104,14 @@ async fn visit(
     options: &DemoOptions,
     url: &str,
     out: &mut dyn Write,
-) -> Result<DemoOutcome, DemoError> {
+) -> anyhow::Result<DemoOutcome> {
     let mut progress = DemoProgress::new(std::io::stderr().is_terminal());
     let config = Config::default();
     let result = tokio::select! {
         findings = session::run(options, &config, url, &mut progress) => {
             findings.and_then(|found| present(options, None, url, &found, out))
         }
-        () = interrupted() => Err(DemoError::Interrupted),
+        () = interrupted() => Err(anyhow!(INTERRUPTED)),
     };
     progress.clear();
     // Also after a failure, because evaluations pause the trainer.
@@ -124,16 +128,20 @@ fn present(
     url: &str,
     findings: &Findings,
     out: &mut dyn Write,
-) -> Result<DemoOutcome, DemoError> {
+) -> anyhow::Result<DemoOutcome> {
     let next = NextSteps {
         kept,
         serving: (options.keep_serving || options.server.is_some()).then(|| url.to_owned()),
     };
-    write!(out, "\n{}", findings.render(&next))?;
-    out.flush()?;
-    if let Some(file) = &options.report {
-        report::write_json(&findings.report, file)?;
-    }
+    let mut write = || {
+        write!(out, "\n{}", findings.render(&next))?;
+        out.flush()?;
+        match &options.report {
+            Some(file) => report::write_json(&findings.report, file),
+            None => Ok(()),
+        }
+    };
+    write().context("cannot write the report")?;
     let report = findings.report.clone();
     let caught = report.versions.as_ref().is_some_and(VersionHistory::caught_sabotage);
     let improved = report.improved() && (!options.sabotage || caught);

@@ -1,4 +1,4 @@
-//! The command line of `hone demo`, and errors that end a demo without a report.
+//! The command line of `hone demo`.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,6 @@ use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
 use hone_train::policy::Promotion;
 
-use super::client::ClientError;
 use hone_config::flags::{engine_backend, promotion, sampler_kind};
 
 /// Default of `--steps`: enough to reach nearly the maximum reward.
@@ -113,13 +112,13 @@ impl DemoOptions {
     /// # Errors
     /// If there is no step, a canary has no ratings, there is nothing to sabotage, or the report cannot be
     /// written.
-    pub fn check(&self) -> Result<(), DemoError> {
-        let refuse = |reason: &str| Err(DemoError::Options(reason.to_owned()));
+    pub fn check(&self) -> Result<(), DemoUsage> {
+        let refuse = |reason: &str| Err(DemoUsage(reason.to_owned()));
         if self.steps == 0 {
             return refuse("--steps is 0; it must be at least 1");
         }
         if let Some(url) = self.server.as_ref().filter(|url| !url.starts_with("http://")) {
-            return Err(DemoError::Options(format!(
+            return Err(DemoUsage(format!(
                 "--server is {url:?}: it must begin with http://, such as http://localhost:8080"
             )));
         }
@@ -142,7 +141,7 @@ impl DemoOptions {
         };
         if file.is_dir() || !parent.is_dir() {
             let file = file.display();
-            return Err(DemoError::Options(format!(
+            return Err(DemoUsage(format!(
                 "--report {file}: it must be a file in a directory that exists"
             )));
         }
@@ -150,39 +149,10 @@ impl DemoOptions {
     }
 }
 
-/// Why there is no report.
+/// An unusable option or data directory.
 #[derive(Debug, thiserror::Error)]
-pub enum DemoError {
-    /// An unusable option.
-    #[error("{0}")]
-    Options(String),
-    /// An unusable data directory.
-    #[error("data directory {dir}: {reason}")]
-    Data {
-        /// The directory.
-        dir: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The daemon did not start.
-    #[error("the daemon did not start: {0:#}")]
-    Start(anyhow::Error),
-    /// The daemon did not shut down cleanly.
-    #[error("the daemon did not shut down cleanly: {0:#}")]
-    Shutdown(anyhow::Error),
-    /// A request that the demo depends on failed.
-    #[error(transparent)]
-    Request(#[from] ClientError),
-    /// The trainer failed.
-    #[error("the trainer failed: {0}")]
-    Trainer(String),
-    /// The report could not be written.
-    #[error("cannot write the report: {0}")]
-    Output(#[from] std::io::Error),
-    /// Ctrl-C before the end.
-    #[error("interrupted")]
-    Interrupted,
-}
+#[error("{0}")]
+pub struct DemoUsage(pub(super) String);
 
 #[cfg(test)]
 mod tests {

@@ -144,13 +144,12 @@ fn traffic(tally: &UserTally) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::users::SharedTally;
 
     #[test]
     fn rows_and_the_plain_line_show_the_same_state() {
-        let tally = SharedTally::default();
+        let mut tally = UserTally::default();
         for index in 0..40 {
-            tally.add_request();
+            tally.requests += 1;
             tally.add_answer(1.2, Duration::from_millis(8), false);
             tally.add_thumb(index % 4 != 0);
         }
@@ -162,7 +161,7 @@ mod tests {
         users      0 requests, 0 failed
         ");
         view.history = vec![0.7, 0.8, 0.8, 1.0, 1.2];
-        view.tally = tally.read();
+        view.tally = tally;
         view.kl = Some(0.0421);
         view.elapsed = Duration::from_secs(83);
         (view.status.step, view.status.policy_version) = (5, 5);

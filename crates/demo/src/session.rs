@@ -12,7 +12,7 @@ use hone_train::policy::Promotion;
 use super::client::{Client, Scrape, TrainerStatus};
 use super::config::parallel_requests;
 use super::eval::{self, Decoding, DemoEvaluation};
-use super::options::{DemoError, DemoOptions};
+use super::options::DemoOptions;
 use super::progress::{DemoProgress, LearningView};
 use super::report::{DemoReport, Findings, count, held_out_rows, peak_rss_mib};
 use super::task::{self, Question, QuestionKind};
@@ -83,7 +83,7 @@ pub(super) async fn run(
     config: &Config,
     url: &str,
     progress: &mut DemoProgress,
-) -> Result<Findings, DemoError> {
+) -> anyhow::Result<Findings> {
     let client = Client::new(url)?;
     client.wait_ready(READY).await?;
     let session = Session {
@@ -115,14 +115,14 @@ pub(super) async fn run(
 
     let learned = session.learn(deadline, progress).await?;
     session.settle().await?;
-    progress.done("learned", &learned_line(&learned, &session.tally.read()));
+    progress.done("learned", &learned_line(&learned, &session.tally.lock().clone()));
 
     let after = session.evaluate("after", progress).await?;
     let scrape = session.client.metrics().await?;
     if options.keep_serving {
         session.client.resume().await?;
     }
-    let tally = session.tally.read();
+    let tally = session.tally.lock().clone();
     let report = session.report(&before, &after, &learned, &tally, &scrape, progress.elapsed());
     Ok(Findings { report, before, after, tally, cut_short: learned.cut_short })
 }
@@ -132,7 +132,7 @@ impl Session<'_> {
         &self,
         label: &str,
         progress: &mut DemoProgress,
-    ) -> Result<DemoEvaluation, DemoError> {
+    ) -> anyhow::Result<DemoEvaluation> {
         let total = 2 * self.questions.len();
         progress.begin(&format!("{label}: {total} held-out answers"));
         let answered = |n| progress.message(&format!("{label}: {n} of {total} held-out answers"));
@@ -161,7 +161,7 @@ impl Session<'_> {
         &self,
         deadline: Duration,
         progress: &mut DemoProgress,
-    ) -> Result<LearningOutcome, DemoError> {
+    ) -> anyhow::Result<LearningOutcome> {
         let (sender, load) = watch::channel(TrainerLoad::default());
         // With feedback alone, users keep the engine busy; otherwise shadow completions need it.
         let users = if self.options.rewards.has_graders() { 4 } else { self.parallel };
@@ -184,7 +184,7 @@ impl Session<'_> {
         deadline: Duration,
         load: &watch::Sender<TrainerLoad>,
         progress: &mut DemoProgress,
-    ) -> Result<LearningOutcome, DemoError> {
+    ) -> anyhow::Result<LearningOutcome> {
         let steps = self.options.steps;
         let mut view = LearningView { steps, ..LearningView::default() };
         let mut ticks = interval(POLL);
@@ -211,7 +211,7 @@ impl Session<'_> {
                 scraped = Some(Instant::now());
                 view.kl = scrape.value("hone_train_kl");
             }
-            (view.tally, view.elapsed) = (self.tally.read(), progress.elapsed());
+            (view.tally, view.elapsed) = (self.tally.lock().clone(), progress.elapsed());
             if status.step > view.status.step {
                 view.history.extend(view.tally.reward);
             }
@@ -225,7 +225,7 @@ impl Session<'_> {
             }
             if status.state == "failed" {
                 let reason = status.last_error.unwrap_or_else(|| "unknown reason".to_owned());
-                return Err(DemoError::Trainer(reason));
+                anyhow::bail!("the trainer failed: {reason}");
             }
             let is_last = status.step >= steps || status.state == "finished";
             // No version is being checked: users' ratings must decide on the last one. Without a gate or a
@@ -260,7 +260,7 @@ impl Session<'_> {
         due: bool,
         followed: Option<&mut FollowedVersions>,
         progress: &DemoProgress,
-    ) -> Result<(TrainerStatus, Option<Scrape>), DemoError> {
+    ) -> anyhow::Result<(TrainerStatus, Option<Scrape>)> {
         let mut status = self.client.trainer().await?;
         status.step = status.step.saturating_sub(self.first_step);
         if !due {
@@ -277,7 +277,7 @@ impl Session<'_> {
         &self,
         followed: &mut FollowedVersions,
         progress: &DemoProgress,
-    ) -> Result<(), DemoError> {
+    ) -> anyhow::Result<()> {
         for decision in followed.history.observe(&self.client.policies().await?) {
             let good = decision.decision == DecisionKind::Promoted;
             progress.event(good, decision.label(), &decision.text());
@@ -301,7 +301,7 @@ impl Session<'_> {
     }
 
     /// Pauses the trainer and waits until it has published its last step.
-    async fn settle(&self) -> Result<(), DemoError> {
+    async fn settle(&self) -> anyhow::Result<()> {
         let paused = self.client.pause().await;
         let until = Instant::now() + SETTLE;
         while !self.client.trainer().await?.settled() {

@@ -122,23 +122,23 @@ impl User {
             max_tokens: MAX_TOKENS,
             store: true,
         };
-        self.tally.add_request();
+        self.tally.lock().requests += 1;
         let busy_before = self.load.borrow().trainer_busy;
         let answer = match self.client.ask(&request).await {
             Ok(answer) => answer,
             Err(error) => {
-                self.tally.add_failure(&error);
+                self.tally.lock().add_failure(&error);
                 return sleep(Duration::from_millis(200)).await;
             }
         };
         let busy = busy_before || self.load.borrow().trainer_busy;
         let score = task::score(&answer.text, question.answer());
-        self.tally.add_answer(score.reward(), answer.first_token, busy);
+        self.tally.lock().add_answer(score.reward(), answer.first_token, busy);
         if self.mode.has_thumbs() {
             let up = score.thumbs_up();
             match self.client.thumb(&answer.completion_id, up).await {
-                Ok(_) => self.tally.add_thumb(up),
-                Err(error) => self.tally.add_failure(&error),
+                Ok(_) => self.tally.lock().add_thumb(up),
+                Err(error) => self.tally.lock().add_failure(&error),
             }
         }
     }
@@ -175,8 +175,7 @@ const MEAN_WINDOW: f64 = 64.0;
 const FAILURES_KEPT: usize = 3;
 
 /// A tally that users, the evaluation and the progress display share.
-#[derive(Debug, Default)]
-pub struct SharedTally(Mutex<UserTally>);
+pub type SharedTally = Mutex<UserTally>;
 
 /// The counts up to now.
 #[derive(Clone, Debug, Default)]
@@ -209,46 +208,31 @@ pub struct Latency {
     pub p99: Option<f64>,
 }
 
-impl SharedTally {
-    /// A copy of the counts.
-    pub fn read(&self) -> UserTally {
-        self.0.lock().clone()
-    }
-
-    /// Counts a requested chat completion.
-    pub fn add_request(&self) {
-        self.0.lock().requests += 1;
-    }
-
+impl UserTally {
     /// Counts a failed request.
-    pub fn add_failure(&self, error: &ClientError) {
-        let mut tally = self.0.lock();
-        tally.failed += 1;
-        if tally.failures.len() < FAILURES_KEPT {
-            tally.failures.push(error.to_string());
+    pub fn add_failure(&mut self, error: &ClientError) {
+        self.failed += 1;
+        if self.failures.len() < FAILURES_KEPT {
+            self.failures.push(error.to_string());
         }
     }
 
     /// Counts an answer to a user.
-    pub fn add_answer(&self, reward: f64, first_token: Duration, trainer_busy: bool) {
-        let mut tally = self.0.lock();
-        tally.answers += 1;
-        let share = 1.0 / (tally.answers as f64).min(MEAN_WINDOW);
-        let mean = tally.reward.unwrap_or(reward);
-        tally.reward = Some(mean + share * (reward - mean));
+    pub fn add_answer(&mut self, reward: f64, first_token: Duration, trainer_busy: bool) {
+        self.answers += 1;
+        let share = 1.0 / (self.answers as f64).min(MEAN_WINDOW);
+        let mean = self.reward.unwrap_or(reward);
+        self.reward = Some(mean + share * (reward - mean));
         let ms = first_token.as_secs_f64() * 1e3;
-        if trainer_busy { tally.busy.push(ms) } else { tally.idle.push(ms) }
+        if trainer_busy { self.busy.push(ms) } else { self.idle.push(ms) }
     }
 
     /// Counts an acknowledged thumb.
-    pub fn add_thumb(&self, up: bool) {
-        let mut tally = self.0.lock();
-        tally.feedback += 1;
-        tally.thumbs_up += u64::from(up);
+    pub fn add_thumb(&mut self, up: bool) {
+        self.feedback += 1;
+        self.thumbs_up += u64::from(up);
     }
-}
 
-impl UserTally {
     /// Whether [`Self::reward`] averages over its whole window.
     pub fn is_settled(&self) -> bool {
         self.answers as f64 >= MEAN_WINDOW
@@ -325,12 +309,12 @@ mod tests {
 
     #[test]
     fn latencies_are_separated_by_the_trainers_activity() {
-        let tally = SharedTally::default();
+        let mut tally = UserTally::default();
         for ms in [1, 2, 3] {
             tally.add_answer(1.0, Duration::from_millis(ms), false);
         }
         tally.add_answer(1.0, Duration::from_millis(9), true);
-        let read = tally.read();
+        let read = tally;
         assert_eq!(read.idle(), Latency { p50: Some(2.0), p99: Some(3.0) });
         assert_eq!(read.busy(), Latency { p50: Some(9.0), p99: Some(9.0) });
         assert_eq!(read.overall(), Latency { p50: Some(2.0), p99: Some(9.0) });
@@ -338,25 +322,25 @@ mod tests {
 
     #[test]
     fn the_mean_reward_is_plain_at_first_and_a_moving_average_later() {
-        let tally = SharedTally::default();
+        let mut tally = UserTally::default();
         for reward in [0.0, 1.5, 1.5, 0.0] {
             tally.add_answer(reward, Duration::ZERO, false);
         }
-        assert!((tally.read().reward.unwrap() - 0.75).abs() < 1e-12);
+        assert!((tally.reward.unwrap() - 0.75).abs() < 1e-12);
         for _ in 0..1000 {
             tally.add_answer(1.5, Duration::ZERO, false);
         }
-        assert!(tally.read().reward.unwrap() > 1.499);
+        assert!(tally.reward.unwrap() > 1.499);
     }
 
     #[test]
     fn every_failure_is_counted_and_few_messages_are_kept() {
-        let tally = SharedTally::default();
+        let mut tally = UserTally::default();
         for status in 500..510 {
             let reason = format!("HTTP {status}: no");
             tally.add_failure(&ClientError { what: "feedback", reason });
         }
-        let read = tally.read();
+        let read = tally;
         assert_eq!(read.failed, 10);
         assert_eq!(read.failures.len(), FAILURES_KEPT);
         assert_eq!(read.failures[0], "feedback: HTTP 500: no");

@@ -196,9 +196,9 @@ impl Run {
     /// Adds a step to the logs, the warnings and the progress; shows samples if they are due.
     fn add_step(&mut self, record: &StepRecord) -> anyhow::Result<()> {
         self.folder.view.add_step(record, self.folder.began.elapsed());
-        let mut logged = record.clone();
-        logged.metrics.insert("epoch".to_owned(), self.epochs.at(record.step));
-        self.folder.steps.append(&logged)?;
+        let mut logged = record.metrics.clone();
+        logged.insert("epoch".to_owned(), self.epochs.at(record.step));
+        self.folder.steps.append(record.step, record.created, &logged)?;
         let raised = self.monitor.check(record, &self.core.metrics);
         self.state.watch = self.monitor.state().clone();
         for warning in raised {
@@ -235,13 +235,7 @@ impl Run {
                 shown.push(format!("{part} {mean:.3}"));
                 metrics.insert(format!("{}{part}", metric_names::HELD_OUT_PART), mean);
             }
-            let created = now_ms();
-            self.folder.evaluations.append(&StepRecord {
-                step,
-                groups: Vec::new(),
-                metrics,
-                created,
-            })?;
+            self.folder.evaluations.append(step, now_ms(), &metrics)?;
             let shown = shown.join(", ");
             self.folder
                 .progress

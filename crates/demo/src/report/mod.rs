@@ -13,7 +13,7 @@ use hone_rollout::SamplerKind;
 
 use super::config;
 use super::eval::{Decoding, DemoEvaluation, ScoredAnswer};
-use super::options::{DemoError, RewardsMode};
+use super::options::{DemoUsage, RewardsMode};
 use super::task::QuestionKind;
 use super::users::{Latency, UserTally};
 use super::versions::{DecisionKind, VersionHistory};
@@ -397,6 +397,10 @@ fn shortened(text: &str) -> String {
 /// The configuration file that a demo leaves in its data directory.
 pub const SERVE_FILE: &str = "hone.toml";
 
+fn wrong_directory(dir: &Path, reason: &str) -> DemoUsage {
+    DemoUsage(format!("data directory {}: {reason}", dir.display()))
+}
+
 /// The data directory.
 pub(super) struct DemoDir {
     pub(super) path: PathBuf,
@@ -406,13 +410,13 @@ pub(super) struct DemoDir {
 
 impl DemoDir {
     /// Creates the directory. It must be new or empty, because a demo starts from the base model.
-    pub(super) fn open(data: Option<&Path>) -> Result<Self, DemoError> {
+    pub(super) fn open(data: Option<&Path>) -> anyhow::Result<Self> {
         let Some(dir) = data else {
             let temporary = tempfile::Builder::new().prefix("hone-demo-").tempdir()?;
             let path = temporary.path().canonicalize()?;
             return Ok(Self { path, _temporary: Some(temporary) });
         };
-        let wrong = |reason: String| DemoError::Data { dir: dir.to_owned(), reason };
+        let wrong = |reason: String| wrong_directory(dir, &reason);
         let open = || {
             std::fs::create_dir_all(dir)?;
             Ok((std::fs::read_dir(dir)?.next().is_none(), dir.canonicalize()?))
@@ -420,14 +424,16 @@ impl DemoDir {
         let (is_empty, path) = open().map_err(|e: std::io::Error| wrong(e.to_string()))?;
         if !is_empty {
             let advice = "`hone serve --data` continues with an existing directory";
-            return Err(wrong(format!("is not empty, and a demo needs a new one ({advice})")));
+            return Err(
+                wrong(format!("is not empty, and a demo needs a new one ({advice})")).into()
+            );
         }
         Ok(Self { path, _temporary: None })
     }
 
     /// Writes the configuration with which `hone serve` continues.
-    pub(super) fn write_config(&self, demo: &Config) -> Result<(), DemoError> {
-        let wrong = |reason: String| DemoError::Data { dir: self.path.clone(), reason };
+    pub(super) fn write_config(&self, demo: &Config) -> Result<(), DemoUsage> {
+        let wrong = |reason: String| wrong_directory(&self.path, &reason);
         let text = toml::to_string(&config::to_serve(demo)).map_err(|e| wrong(e.to_string()))?;
         std::fs::write(self.path.join(SERVE_FILE), text).map_err(|e| wrong(e.to_string()))
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::users::SharedTally;
+
 use crate::versions::VersionDecision;
 use crate::{eval, task};
 
@@ -21,9 +21,9 @@ fn evaluation(text: &str, good: bool, version: u64) -> DemoEvaluation {
 }
 
 fn findings() -> Findings {
-    let tally = SharedTally::default();
+    let mut tally = UserTally::default();
     for up in [true, true, false] {
-        tally.add_request();
+        tally.requests += 1;
         tally.add_answer(1.0, Duration::from_millis(8), up);
         tally.add_thumb(up);
     }
@@ -56,7 +56,7 @@ fn findings() -> Findings {
         sampler: SamplerKind::Auto,
         versions: None,
     };
-    Findings { report, before, after, tally: tally.read(), cut_short: None }
+    Findings { report, before, after, tally, cut_short: None }
 }
 
 #[test]

@@ -75,17 +75,7 @@ pub fn mean_pass_at_k(prompts: &[(u64, u64)], k: u64, seed: u64) -> Option<Estim
 /// The mean with its interval: [`wilson`] if every value is 0 or 1, else [`bootstrap`]. `None` without
 /// values or if one is not finite.
 pub fn estimate(values: &[f64], seed: u64) -> Option<Estimate> {
-    let n = values.len();
-    if n == 0 || values.iter().any(|v| !v.is_finite()) {
-        return None;
-    }
-    let binary = values.iter().all(|v| *v == 0.0 || *v == 1.0);
-    let interval = match n {
-        1 => None,
-        _ if binary => wilson(values.iter().filter(|v| **v == 1.0).count() as u64, n as u64),
-        _ => bootstrap(values, RESAMPLES, seed),
-    };
-    Some(Estimate { mean: mean(values), interval, n })
+    summary(values, values.iter().all(|v| *v == 0.0 || *v == 1.0), seed)
 }
 
 /// The mean of `after - before` over the same prompts, and its bootstrap interval over pairs. Pairing
@@ -93,12 +83,21 @@ pub fn estimate(values: &[f64], seed: u64) -> Option<Estimate> {
 /// not finite.
 pub fn paired_difference(pairs: &[(f64, f64)], seed: u64) -> Option<Estimate> {
     let differences: Vec<f64> = pairs.iter().map(|(before, after)| after - before).collect();
-    if differences.is_empty() || differences.iter().any(|d| !d.is_finite()) {
+    summary(&differences, false, seed)
+}
+
+/// The mean with its interval: [`wilson`] of values that are 0 or 1, else [`bootstrap`].
+fn summary(values: &[f64], is_binary: bool, seed: u64) -> Option<Estimate> {
+    let n = values.len();
+    if n == 0 || values.iter().any(|v| !v.is_finite()) {
         return None;
     }
-    let n = differences.len();
-    let interval = if n > 1 { bootstrap(&differences, RESAMPLES, seed) } else { None };
-    Some(Estimate { mean: mean(&differences), interval, n })
+    let interval = match n {
+        1 => None,
+        _ if is_binary => wilson(values.iter().filter(|v| **v == 1.0).count() as u64, n as u64),
+        _ => bootstrap(values, RESAMPLES, seed),
+    };
+    Some(Estimate { mean: mean(values), interval, n })
 }
 
 /// Wilson's score interval of a share (Wilson 1927), without continuity correction:
