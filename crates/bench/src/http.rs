@@ -39,7 +39,6 @@ const MAX_ADDED_MS: f64 = 1.0;
 /// The least throughput over HTTP, relative to that of the engine alone.
 const MIN_RATIO: f64 = 0.97;
 
-/// Different questions.
 const QUESTIONS: usize = 64;
 /// Duration of a block, unless a single request takes longer.
 const BLOCK: Duration = Duration::from_millis(100);
@@ -54,7 +53,6 @@ const PAUSE_TOKENS: f64 = 2.0;
 /// request waits for none noticeably.
 const LEAST_PAUSE: Duration = Duration::from_millis(1);
 
-/// `hone-bench http`.
 #[derive(Debug, Args)]
 pub struct HttpBenchOptions {
     /// Seconds of the engine alone, of responses and of streams, first for one client and then for several
@@ -77,7 +75,6 @@ pub struct HttpBenchOptions {
     pub check: bool,
 }
 
-/// Runs the benchmark.
 pub(crate) async fn run(options: &HttpBenchOptions) -> anyhow::Result<BenchOutcome> {
     let dir = tempfile::tempdir()?;
     let before = machine_load();
@@ -148,7 +145,6 @@ impl ClientThread {
         Ok(Self(DetachedRuntime::new(runtime?)))
     }
 
-    /// Runs a task of a client.
     async fn run<T: Send + 'static>(
         &self,
         task: impl Future<Output = anyhow::Result<T>> + Send + 'static,
@@ -249,7 +245,6 @@ impl<'a> BenchLoad<'a> {
     }
 }
 
-/// A client with its connection.
 struct BenchClient {
     work: Arc<BenchWork>,
     connection: BenchConnection,
@@ -463,7 +458,6 @@ struct BenchBlock {
     latencies: Vec<f64>,
     /// From the first request to the last response.
     seconds: f64,
-    /// Completion tokens.
     tokens: u64,
 }
 

@@ -217,7 +217,6 @@ const SAMPLES_OF_LARGER: usize = 2 * GROUP_SIZE;
 /// answer take about a hundred tokens; a step of wide models computes up to so many at once.
 const MAX_TOKENS_OF_LARGER: usize = 1024;
 
-/// `hone-bench interference`.
 #[derive(Debug, Args)]
 pub struct InterferenceOptions {
     /// Rounds, each with an idle and a busy phase

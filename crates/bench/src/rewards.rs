@@ -25,7 +25,6 @@ const LIMIT: f64 = 1000.0;
 /// The completion size of the limit.
 const BYTES: usize = 4096;
 
-/// `hone-bench rewards`.
 #[derive(Debug, Args)]
 pub struct RewardsOptions {
     /// Size of each completion

@@ -31,7 +31,6 @@ use hone_config::flags::{compute, count};
 /// Minimum bytes read to measure the memory bandwidth.
 const READ: usize = 512 << 20;
 
-/// `hone-bench sample`.
 #[derive(Clone, Debug, Args)]
 pub struct SampleOptions {
     /// `embedded`, `100m` or `100m-bf16` (random weights), or a Hugging Face directory

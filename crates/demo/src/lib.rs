@@ -10,12 +10,12 @@ pub mod client;
 pub mod config;
 pub mod eval;
 mod options;
-pub mod progress;
-pub mod report;
+mod progress;
+mod report;
 mod session;
 pub mod task;
 pub mod users;
-pub mod versions;
+mod versions;
 
 use std::io::{IsTerminal as _, Write};
 use std::path::PathBuf;

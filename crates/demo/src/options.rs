@@ -161,33 +161,35 @@ mod tests {
     #[test]
     fn unusable_options_are_rejected() {
         let parent = tempfile::tempdir().unwrap();
-        let with = |steps, report: Option<PathBuf>| {
-            DemoOptions { steps, report, ..DemoOptions::default() }.check()
-        };
-        assert!(with(1, None).is_ok());
-        assert!(with(1, Some("report.json".into())).is_ok());
-        assert!(with(1, Some(parent.path().join("report.json"))).is_ok());
-        assert!(with(0, None).unwrap_err().to_string().contains("--steps is 0"));
-        assert!(with(1, Some(parent.path().to_owned())).is_err());
-        assert!(with(1, Some(parent.path().join("no/report.json"))).is_err());
-        let server = Some("localhost:8080".to_owned());
-        let error = DemoOptions { server, ..DemoOptions::default() }.check().unwrap_err();
-        assert!(error.to_string().contains("it must begin with http://"), "{error}");
-    }
-
-    #[test]
-    fn a_canary_needs_thumbs_and_sabotage_needs_a_canary() {
-        let check = |promotion, sabotage, rewards| {
-            let options = DemoOptions { promotion, sabotage, rewards, ..DemoOptions::default() };
-            options.check().map_err(|error| error.to_string())
-        };
-        let (canary, both) = (Promotion::Canary, RewardsMode::Both);
-        assert_eq!(check(canary, false, RewardsMode::Feedback), Ok(()));
-        assert_eq!(check(canary, true, both), Ok(()));
-        assert_eq!(check(Promotion::Gate, false, RewardsMode::Graded), Ok(()));
-        insta::assert_snapshot!(check(canary, false, RewardsMode::Graded).unwrap_err(), @"--promotion is canary: --rewards must be both or feedback, because users' thumbs decide");
-        let needed = "--sabotage needs --promotion canary, which rolls back, and --rewards both, whose grader is sabotaged";
-        assert_eq!(check(Promotion::Gate, true, both), Err(needed.to_owned()));
-        assert_eq!(check(canary, true, RewardsMode::Feedback), Err(needed.to_owned()));
+        let usual = DemoOptions::default;
+        let report = |path: PathBuf| DemoOptions { report: Some(path), ..usual() };
+        let file = |name: &str| parent.path().join(name);
+        let published =
+            |promotion, sabotage, rewards| DemoOptions { promotion, sabotage, rewards, ..usual() };
+        let (canary, gate, both) = (Promotion::Canary, Promotion::Gate, RewardsMode::Both);
+        let thumbs = "--promotion is canary: --rewards must be both or feedback, because users' thumbs decide";
+        let needed = "--sabotage needs --promotion canary, which rolls back, and --rewards both, whose grader is \
+                      sabotaged";
+        for (options, error) in [
+            (usual(), ""),
+            (report("report.json".into()), ""),
+            (report(file("report.json")), ""),
+            (report(parent.path().to_owned()), "it must be a file in a directory that exists"),
+            (report(file("no/report.json")), "it must be a file in a directory that exists"),
+            (DemoOptions { steps: 0, ..usual() }, "--steps is 0"),
+            (
+                DemoOptions { server: Some("localhost:8080".to_owned()), ..usual() },
+                "it must begin with http://",
+            ),
+            (published(canary, false, RewardsMode::Feedback), ""),
+            (published(canary, true, both), ""),
+            (published(gate, false, RewardsMode::Graded), ""),
+            (published(canary, false, RewardsMode::Graded), thumbs),
+            (published(gate, true, both), needed),
+            (published(canary, true, RewardsMode::Feedback), needed),
+        ] {
+            let found = options.check().err().map(|found| found.to_string()).unwrap_or_default();
+            assert!(found.contains(error) && found.is_empty() == error.is_empty(), "{found}");
+        }
     }
 }

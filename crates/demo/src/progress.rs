@@ -25,9 +25,7 @@ pub struct LearningView {
     pub kl: Option<f64>,
     /// The served reward after each step.
     pub history: Vec<f64>,
-    /// The users' requests.
     pub tally: UserTally,
-    /// Since the demo began.
     pub elapsed: Duration,
 }
 
@@ -39,17 +37,14 @@ pub struct DemoProgress {
 }
 
 impl DemoProgress {
-    /// Bars on a terminal, else lines.
     pub fn new(terminal: bool) -> Self {
         Self { began: Instant::now(), display: Progress::new(terminal), last_line: None }
     }
 
-    /// Since the demo began.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Begins a phase.
     pub fn begin(&mut self, message: &str) {
         self.display.spin(message);
     }
@@ -85,13 +80,11 @@ impl DemoProgress {
         }
     }
 
-    /// Removes the bars.
     pub fn clear(&mut self) {
         self.display.clear();
     }
 }
 
-/// The rows below the bar.
 fn rows(view: &LearningView) -> Vec<String> {
     let spark = sparkline(&view.history, 0.0, REWARD_MAX, SPARK_WIDTH);
     vec![
@@ -104,7 +97,6 @@ fn rows(view: &LearningView) -> Vec<String> {
     ]
 }
 
-/// The state in one line.
 fn plain(view: &LearningView) -> String {
     format!(
         "{:<10} step {} of {} · reward {} · version {}{} · {}",

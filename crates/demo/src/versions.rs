@@ -124,6 +124,7 @@ impl VersionHistory {
 
 #[cfg(test)]
 mod tests {
+    use hone_core::testing::policy;
     use hone_core::types::PolicyCheck;
 
     use super::*;
@@ -136,19 +137,8 @@ mod tests {
             bound: None,
             detail: "not worse".to_owned(),
         };
-        PolicyRecord {
-            version: PolicyVersion(version),
-            parent: None,
-            step: version,
-            adapter: None,
-            sha256: None,
-            metrics: BTreeMap::new(),
-            state,
-            reason: reason.map(str::to_owned),
-            created: 0,
-            pinned: false,
-            checks: vec![check],
-        }
+        let reason = reason.map(str::to_owned);
+        PolicyRecord { state, reason, checks: vec![check], ..policy(version, 0) }
     }
 
     #[test]

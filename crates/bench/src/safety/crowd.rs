@@ -32,28 +32,23 @@ impl Default for RatingHabits {
     }
 }
 
-/// One question that a user is about to ask.
 #[derive(Clone, Debug)]
 pub(crate) struct UserVisit {
     /// The user, below [`USERS`].
     pub user: u32,
     pub question: Question,
-    /// Seed of the sampling.
     pub seed: u64,
 }
 
 /// An answer as its user saw it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ObservedAnswer {
-    /// The policy version that generated it.
     pub version: u64,
-    /// The taste of users at the time.
     pub taste: UserTaste,
     pub satisfaction: Satisfaction,
 }
 
 impl ObservedAnswer {
-    /// The satisfaction of the user who got it.
     pub fn value(&self) -> f64 {
         self.satisfaction.under(self.taste)
     }
@@ -71,7 +66,6 @@ impl ObservedAnswer {
     }
 }
 
-/// A rating to post.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Thumb {
     pub completion_id: String,
@@ -81,13 +75,10 @@ pub(crate) struct Thumb {
 /// What became of requests and ratings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct CrowdCounts {
-    /// Chat completions requested.
     pub requests: u64,
     /// Chat completions and ratings that failed.
     pub failed_requests: u64,
-    /// The messages of the first failures.
     pub failures: Vec<String>,
-    /// Acknowledged ratings.
     pub ratings: u64,
     /// Ratings whose acknowledgment says that they are not trained on.
     pub ratings_not_trained: u64,
@@ -155,7 +146,6 @@ impl Crowd {
         self.delayed.drain(..due).map(|(_, thumb)| thumb).collect()
     }
 
-    /// Whether a user posts a thumb up for an answer.
     fn thumb(&mut self, user: u32, satisfaction: f64) -> bool {
         let content = self.random.random::<f64>() < satisfaction;
         let mistaken = self.random.random::<f64>() < self.habits.noise;
@@ -163,13 +153,11 @@ impl Crowd {
         content ^ mistaken ^ inverted
     }
 
-    /// Counts an acknowledged rating.
     pub fn rated(&mut self, trained: bool) {
         self.counts.ratings += 1;
         self.counts.ratings_not_trained += u64::from(!trained);
     }
 
-    /// Counts a failed request.
     pub fn failed(&mut self, message: String) {
         self.counts.failed_requests += 1;
         if self.counts.failures.len() < FAILURES_KEPT {
@@ -188,7 +176,6 @@ const BRIEF: usize = 24;
 pub(crate) enum UserTaste {
     /// The form of the demo's task: reasoning and answer in their tags.
     Form,
-    /// A brief sentence.
     Brevity,
 }
 
@@ -209,7 +196,6 @@ impl Satisfaction {
         Self([form, brevity])
     }
 
-    /// The satisfaction under one taste.
     pub fn under(self, taste: UserTaste) -> f64 {
         self.0[taste as usize]
     }
@@ -219,7 +205,6 @@ impl Satisfaction {
         Self([f(self.0[0], other.0[0]), f(self.0[1], other.0[1])])
     }
 
-    /// Every value times `factor`.
     pub fn scaled(self, factor: f64) -> Self {
         Self(self.0.map(|value| value * factor))
     }
@@ -235,7 +220,6 @@ impl Satisfaction {
     }
 }
 
-/// The last run of digits.
 fn last_number(text: &str) -> Option<u32> {
     text.split(|c: char| !c.is_ascii_digit()).rfind(|digits| !digits.is_empty())?.parse().ok()
 }

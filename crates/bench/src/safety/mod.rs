@@ -44,7 +44,6 @@ const EXAM_ANSWERS: u64 = 1200;
 /// Added to the seed for the users who ask the held-out questions.
 const EXAM_SEED: u64 = 1 << 32;
 
-/// `hone-bench safety`.
 #[derive(Debug, Args)]
 pub struct SafetyOptions {
     /// Number of seeds

@@ -236,7 +236,8 @@ pub(crate) fn mode_name(mode: Promotion) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use hone_core::types::{PolicyCheck, PolicyVersion};
+    use hone_core::testing::policy;
+    use hone_core::types::PolicyCheck;
 
     use super::*;
 
@@ -328,36 +329,26 @@ mod tests {
         ");
     }
 
-    fn record(state: PolicyState, passed: &[bool]) -> PolicyRecord {
-        let check = |passed: &bool| PolicyCheck {
-            name: "canary/ratings".to_owned(),
-            passed: *passed,
-            value: None,
-            bound: None,
-            detail: String::new(),
-        };
-        PolicyRecord {
-            version: PolicyVersion(1),
-            parent: None,
-            step: 1,
-            adapter: None,
-            sha256: None,
-            metrics: Default::default(),
-            state,
-            reason: None,
-            created: 0,
-            pinned: false,
-            checks: passed.iter().map(check).collect(),
-        }
-    }
-
     #[test]
     fn a_withdrawn_canary_was_never_active() {
-        assert!(was_active(&record(PolicyState::Active, &[true])));
-        assert!(was_active(&record(PolicyState::Retired, &[])));
-        assert!(was_active(&record(PolicyState::RolledBack, &[true, true])));
-        assert!(!was_active(&record(PolicyState::RolledBack, &[true, false])));
-        assert!(!was_active(&record(PolicyState::Rejected, &[false])));
-        assert!(!was_active(&record(PolicyState::Canary, &[true])));
+        for (state, passed, expected) in [
+            (PolicyState::Active, &[true][..], true),
+            (PolicyState::Retired, &[], true),
+            (PolicyState::RolledBack, &[true, true], true),
+            (PolicyState::RolledBack, &[true, false], false),
+            (PolicyState::Rejected, &[false], false),
+            (PolicyState::Canary, &[true], false),
+        ] {
+            let check = |passed: &bool| PolicyCheck {
+                name: "canary/ratings".to_owned(),
+                passed: *passed,
+                value: None,
+                bound: None,
+                detail: String::new(),
+            };
+            let checks = passed.iter().map(check).collect();
+            let record = PolicyRecord { state, checks, ..policy(1, 0) };
+            assert_eq!(was_active(&record), expected, "{state:?}, {passed:?}");
+        }
     }
 }

@@ -18,21 +18,17 @@ use hone_model::{Model, ModelSpec, embedded};
 use hone_train::memory::BaseMemory;
 use hone_train::{Learner, TrainSample};
 
-/// Seed of random weights.
 const WEIGHTS_SEED: u64 = 1;
 
-/// Seed of random tokens.
 const TOKENS_SEED: u64 = 2;
 
 /// The model of a benchmark.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Subject {
-    /// The embedded model.
     #[default]
     Embedded,
     /// A random Qwen2 with 100 million parameters and matrices in f32 or bf16.
     Random100m(DType),
-    /// A Hugging Face directory.
     Dir(PathBuf),
 }
 
@@ -101,7 +97,6 @@ impl Subject {
         }
     }
 
-    /// The memory of its weights.
     pub fn base(&self, spec: &ModelSpec) -> anyhow::Result<BaseMemory> {
         Ok(match self {
             Self::Embedded => BaseMemory::new(spec, BaseDtype::Float32, |_| Ok(DType::F32))?,
@@ -134,11 +129,8 @@ impl Subject {
 /// The shape of random samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
-    /// Prompts.
     pub groups: usize,
-    /// Completions per prompt.
     pub group_size: usize,
-    /// Tokens of a prompt.
     pub prompt: usize,
     /// Mean tokens of a completion.
     pub completion: usize,
@@ -150,18 +142,15 @@ pub struct Workload {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// The prompt's ids.
     pub prompt: Vec<u32>,
     /// The completion's ids, including the stop token.
     pub completion: Vec<u32>,
-    /// The advantage.
     pub advantage: f64,
     /// Recorded log-probabilities of the completion's ids; computed by the model if absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<f32>,
 }
 
-/// A data file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
@@ -170,7 +159,6 @@ pub struct Data {
 }
 
 impl Data {
-    /// Reads a file.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))

@@ -1,4 +1,4 @@
-//! `hone-bench safety` on the real daemon, with few requests.
+//! `hone-bench` with few requests.
 
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
@@ -17,6 +17,17 @@ fn a_scenario_is_measured_without_failed_requests() {
 #[test]
 fn a_scenario_is_measured_without_failed_requests_of_the_native_engine() {
     measured("native");
+}
+
+#[test]
+fn benchmarks_use_plain_http_whatever_tls_the_environment_sets() {
+    let output = Command::new(env!("CARGO_BIN_EXE_hone-bench"))
+        .args(["http", "--seconds", "1", "--users", "1", "--tokens", "4", "--json"])
+        .env("HONE_SERVER_TLS_CERTIFICATE", "/nonexistent.pem")
+        .env("HONE_SERVER_TLS_KEY", "/nonexistent.pem")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn measured(backend: &str) {
