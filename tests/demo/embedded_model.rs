@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use hone::demo::task::{
+use hone_demo::task::{
     MAX_TOKENS, Question, QuestionKind, QuestionSplit, Questions, REWARD_MAX, score,
 };
 use hone_model::adapter::BaseDtype;
