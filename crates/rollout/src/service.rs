@@ -212,8 +212,7 @@ async fn sweep(context: &RolloutContext) -> Result<(), StoreError> {
                 None => tracing::warn!(sample = %id, "feedback on a sample that is not recorded"),
             }
         }
-        let values: Vec<_> = rated.iter().map(RatedParts::of).collect();
-        let Regrouping { groups, merged } = Regrouping::of(context, rated)?;
+        let Regrouping { groups, merged } = Regrouping::of(context, &rated)?;
         let formed = groups.len().saturating_sub(merged.len());
         let skipped: Vec<GroupState> = dropped.iter().map(|group| group.state.clone()).collect();
         let merge = |id| Op::GroupState(id, GroupState::Dropped(MERGED.to_owned()));
@@ -228,7 +227,12 @@ async fn sweep(context: &RolloutContext) -> Result<(), StoreError> {
                 context.count_skipped(&reason);
             }
         }
-        values.iter().try_for_each(|rated| rated.record(context))?;
+        for RatedSample { sample, route, parts, .. } in &rated {
+            let rewards = context.store.rewards_of(sample.id)?;
+            for reward in rewards.iter().filter(|reward| parts.contains(&reward.name)) {
+                record(&context.metrics, &route.name, &reward.name, [reward.value]);
+            }
+        }
     }
     Ok(())
 }
@@ -274,28 +278,4 @@ fn usable(
     }
     let has_parts = !parts.is_empty();
     Ok(has_parts.then_some(RatedSample { sample, interaction, route, parts }))
-}
-
-/// The rated parts of a completion, for metrics.
-struct RatedParts {
-    sample: SampleId,
-    route: String,
-    parts: Vec<String>,
-}
-
-impl RatedParts {
-    fn of(rated: &RatedSample) -> Self {
-        let (route, parts) = (rated.route.name.clone(), rated.parts.clone());
-        Self { sample: rated.sample.id, route, parts }
-    }
-
-    /// Counts the values of a committed group.
-    fn record(&self, context: &RolloutContext) -> Result<(), StoreError> {
-        for reward in context.store.rewards_of(self.sample)? {
-            if self.parts.contains(&reward.name) {
-                record(&context.metrics, &self.route, &reward.name, [reward.value]);
-            }
-        }
-        Ok(())
-    }
 }

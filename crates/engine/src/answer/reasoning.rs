@@ -2,13 +2,6 @@
 
 use crate::codec::overlap;
 
-/// A piece of the answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Piece {
-    Reasoning(String),
-    Text(String),
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// Before the first character that is not white space.
@@ -29,7 +22,8 @@ pub(super) struct ReasoningSplitter {
     open: String,
     close: String,
     place: Place,
-    has_begun: bool,
+    /// Whether the answer has reasoning, so far as is known.
+    pub(super) has_begun: bool,
     /// Text that is not certain yet.
     held: String,
 }
@@ -41,79 +35,53 @@ impl ReasoningSplitter {
         Self { open, close, place, has_begun: inside, held: String::new() }
     }
 
-    /// Whether the answer has reasoning, so far as is known.
-    pub(super) fn has_begun(&self) -> bool {
-        self.has_begun
-    }
-
     /// Whether the reasoning has ended, or the answer has none.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.place, Place::Closed | Place::After)
     }
 
-    /// Adds text and returns the pieces that are certain now. `last` ends the answer.
-    pub(super) fn push(&mut self, text: &str, last: bool) -> Vec<Piece> {
+    /// Adds text and returns the reasoning, and the text after it, that are certain now. `last` ends the answer.
+    pub(super) fn push(&mut self, text: &str, last: bool) -> (String, String) {
         self.held.push_str(text);
-        let mut pieces = Vec::new();
-        while self.step(last, &mut pieces) {}
-        pieces
+        let mut thought = String::new();
+        while let Some(place) = self.next_place(last, &mut thought) {
+            self.place = place;
+        }
+        let said =
+            if self.place == Place::After { std::mem::take(&mut self.held) } else { String::new() };
+        (thought, said)
     }
 
-    /// Decides what can be decided at this place. Returns whether the place has changed.
-    fn step(&mut self, last: bool, pieces: &mut Vec<Piece>) -> bool {
+    /// The place after this one, if it has been reached.
+    fn next_place(&mut self, last: bool, thought: &mut String) -> Option<Place> {
+        let start = match self.place {
+            Place::Start => self.held.trim_start(),
+            _ => self.held.trim_start_matches('\n'),
+        };
+        let skipped = self.held.len() - start.len();
         match self.place {
-            Place::Start => self.start(last),
+            // Some models repeat the tag that the prompt contains.
+            Place::Start | Place::Opened if start.starts_with(&self.open) => {
+                self.held.drain(..skipped + self.open.len());
+                self.has_begun = true;
+                Some(Place::Opened)
+            }
+            Place::Start | Place::Opened if !last && self.open.starts_with(start) => None,
+            Place::Start => Some(Place::After),
             Place::Opened => {
-                let start = self.held.trim_start_matches('\n');
-                // Some models repeat the tag that the prompt contains.
-                let repeats = start.starts_with(&self.open);
-                if !repeats && !last && (start.is_empty() || self.open.starts_with(start)) {
-                    return false;
-                }
-                let skipped = self.held.len() - start.len();
-                let skipped = skipped + if repeats { self.open.len() } else { 0 };
                 self.held.drain(..skipped);
-                // After a repeated tag, line feeds may follow again.
-                self.place = if repeats { Place::Opened } else { Place::Inside };
-                true
+                Some(Place::Inside)
             }
-            Place::Inside => self.inside(last, pieces),
+            Place::Inside => self.inside(last, thought),
             Place::Closed => {
-                let start = self.held.trim_start_matches('\n');
-                let skipped = self.held.len() - start.len();
-                let is_empty = start.is_empty();
                 self.held.drain(..skipped);
-                if is_empty {
-                    return false;
-                }
-                self.place = Place::After;
-                true
+                (!self.held.is_empty()).then_some(Place::After)
             }
-            Place::After => {
-                if !self.held.is_empty() {
-                    pieces.push(Piece::Text(std::mem::take(&mut self.held)));
-                }
-                false
-            }
+            Place::After => None,
         }
     }
 
-    fn start(&mut self, last: bool) -> bool {
-        let start = self.held.trim_start();
-        if start.starts_with(&self.open) {
-            let skipped = self.held.len() - start.len() + self.open.len();
-            self.held.drain(..skipped);
-            (self.place, self.has_begun) = (Place::Opened, true);
-            return true;
-        }
-        if !last && self.open.starts_with(start) {
-            return false;
-        }
-        self.place = Place::After;
-        true
-    }
-
-    fn inside(&mut self, last: bool, pieces: &mut Vec<Piece>) -> bool {
+    fn inside(&mut self, last: bool, thought: &mut String) -> Option<Place> {
         let closed = self.held.find(&self.close);
         let certain = match closed {
             Some(at) => at,
@@ -121,19 +89,19 @@ impl ReasoningSplitter {
             None => self.held.len() - overlap(&self.held, &self.close),
         };
         // Line feeds wait for what follows them; those before the tag or the end are dropped.
-        let thought = self.held.get(..certain).unwrap_or_default().trim_end_matches('\n').len();
-        if thought > 0 {
-            let text: String = self.held.drain(..thought).collect();
-            pieces.push(Piece::Reasoning(text));
-        }
-        let Some(at) = closed else {
-            if last {
-                self.held.clear();
+        let length = self.held.get(..certain).unwrap_or_default().trim_end_matches('\n').len();
+        thought.extend(self.held.drain(..length));
+        match closed {
+            Some(at) => {
+                self.held.drain(..at - length + self.close.len());
+                Some(Place::Closed)
             }
-            return false;
-        };
-        self.held.drain(..at - thought + self.close.len());
-        self.place = Place::Closed;
-        true
+            None => {
+                if last {
+                    self.held.clear();
+                }
+                None
+            }
+        }
     }
 }

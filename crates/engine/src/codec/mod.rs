@@ -139,7 +139,7 @@ impl Codec {
     ) -> Result<RenderedChat<'_>, EngineError> {
         let texts = texts::of(messages, options);
         let stand_ins = match &self.markup {
-            Some(finder) => StandIns::choose(finder, texts.iter().map(|text| &**text))?,
+            Some(finder) => StandIns::choose(finder, texts.iter().map(String::as_str))?,
             None => None,
         };
         let text = match &stand_ins {

@@ -1,38 +1,19 @@
 //! The texts of clients in a conversation: those of messages, calls, tools and template variables.
 
-use std::borrow::Cow;
+use std::cell::RefCell;
 
 use serde_json::{Map, Value};
 
 use hone_core::types::{ChatOptions, Message, Tool, ToolCall};
 
 /// All texts.
-pub(super) fn of<'a>(messages: &'a [Message], options: &'a ChatOptions) -> Vec<Cow<'a, str>> {
-    let mut all: Vec<Cow<'a, str>> = Vec::with_capacity(messages.len());
-    for message in messages {
-        all.push(Cow::Borrowed(&message.content));
-        let more = [&message.name, &message.reasoning, &message.tool_call_id];
-        all.extend(more.into_iter().flatten().map(|text| Cow::Borrowed(text.as_str())));
-        for call in &message.tool_calls {
-            all.extend([Cow::Borrowed(call.id.as_str()), Cow::Borrowed(call.name.as_str())]);
-            match escaped(&call.arguments) {
-                Some(value) => add_json(&value, &mut |text| all.push(Cow::Owned(text.to_owned()))),
-                None => all.push(Cow::Borrowed(&call.arguments)),
-            }
-        }
-    }
-    for tool in &options.tools {
-        all.push(Cow::Borrowed(&tool.name));
-        all.extend(tool.description.iter().map(|text| Cow::Borrowed(text.as_str())));
-        if let Some(schema) = &tool.parameters {
-            add_json(schema, &mut |text| all.push(Cow::Borrowed(text)));
-        }
-    }
-    for (name, value) in &options.template_variables {
-        all.push(Cow::Borrowed(name));
-        add_json(value, &mut |text| all.push(Cow::Borrowed(text)));
-    }
-    all
+pub(super) fn of(messages: &[Message], options: &ChatOptions) -> Vec<String> {
+    let all = RefCell::new(Vec::new());
+    changed(messages, options, &|text| {
+        all.borrow_mut().push(text.to_owned());
+        String::new()
+    });
+    all.into_inner()
 }
 
 /// A copy whose texts are changed.
@@ -79,20 +60,6 @@ pub(super) fn changed(
 /// Arguments whose JSON has escapes, which hide characters of its texts.
 fn escaped(arguments: &str) -> Option<Value> {
     arguments.contains('\\').then(|| serde_json::from_str(arguments).ok()).flatten()
-}
-
-fn add_json<'a>(value: &'a Value, add: &mut impl FnMut(&'a str)) {
-    match value {
-        Value::String(text) => add(text),
-        Value::Array(items) => items.iter().for_each(|item| add_json(item, add)),
-        Value::Object(map) => {
-            for (name, value) in map {
-                add(name);
-                add_json(value, add);
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
-    }
 }
 
 fn changed_json(value: &Value, change: &impl Fn(&str) -> String) -> Value {

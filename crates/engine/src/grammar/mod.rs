@@ -30,7 +30,6 @@ use hone_core::types::{GrammarSpec, TokenId};
 
 pub use calls::{CallGrammar, CallPiece, FreeText, Thought};
 pub(crate) use queue::GrammarQueue;
-pub use schema::random_schema;
 
 // Why a grammar is refused, and why a sequence cannot follow one.
 

@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 
 use minijinja::Value;
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use hone_core::digest::sha256;
 use hone_core::text::inexact_number;
 use hone_core::types::{Message, Role, Tool, ToolCall};
 
-use super::python::{PyDict, PyList, dumps, value_of};
+use super::python::dumps;
 use crate::tools::{ToolFormat, function_json, tool_json};
 
 /// What a template can show, according to its text.
@@ -51,7 +51,7 @@ impl Turn {
             None => Value::from(""),
         };
         let own = [("role", Value::from(self.role)), ("content", content)];
-        PyDict::value(own.into_iter().chain(self.more.iter().cloned()))
+        own.into_iter().chain(self.more.iter().cloned()).collect()
     }
 }
 
@@ -79,7 +79,7 @@ impl Conversation {
             return own;
         }
         if able.tools && format != ToolFormat::Prompt {
-            own.tools = PyList::value(tools.iter().map(|tool| value_of(&tool_json(tool))));
+            own.tools = tools.iter().map(|tool| Value::from_serialize(tool_json(tool))).collect();
         } else if able.system_tools && format == ToolFormat::Phi {
             let list = Json::Array(tools.iter().map(function_json).collect());
             own.system().more.push(("tools", Value::from(dumps(&list))));
@@ -187,7 +187,7 @@ fn calling_turn(message: &Message, format: ToolFormat, shows_calls: bool) -> Tur
         let calls = message.tool_calls.iter().map(|call| call_value(call, format));
         return Turn {
             content: (!said.is_empty()).then(|| said.clone()),
-            more: vec![("tool_calls", PyList::value(calls))],
+            more: vec![("tool_calls", calls.collect())],
             ..Turn::text("assistant", "")
         };
     }
@@ -221,16 +221,11 @@ fn named_fields(
 }
 
 fn call_value(call: &ToolCall, format: ToolFormat) -> Value {
-    let function = [
-        ("name", Value::from(call.name.as_str())),
-        ("arguments", value_of(&arguments_json(&call.arguments))),
-    ];
-    let own = [
-        ("id", Value::from(shown_id(&call.id, format))),
-        ("type", Value::from("function")),
-        ("function", PyDict::value(function)),
-    ];
-    PyDict::value(own)
+    Value::from_serialize(json!({
+        "id": shown_id(&call.id, format),
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments_json(&call.arguments)},
+    }))
 }
 
 /// The arguments as an object, as in transformers; as a text if they are not one, or would lose digits.
@@ -258,12 +253,9 @@ fn shown_id(id: &str, format: ToolFormat) -> String {
 
 /// Calls as the model would have written them.
 fn written(calls: &[ToolCall], format: ToolFormat) -> String {
-    let framing = format.framing();
+    let framing = format.calls();
     let call = |call: &ToolCall| {
-        let mut object = Map::new();
-        object.insert("name".to_owned(), Json::from(call.name.as_str()));
-        object.insert(framing.arguments.to_owned(), arguments_json(&call.arguments));
-        dumps(&Json::Object(object))
+        dumps(&json!({"name": call.name, framing.arguments: arguments_json(&call.arguments)}))
     };
     let calls: Vec<String> = calls.iter().map(call).collect();
     format!("{}{}{}", framing.open, calls.join(framing.separator), framing.close)
@@ -272,7 +264,7 @@ fn written(calls: &[ToolCall], format: ToolFormat) -> String {
 /// Describes the functions, and how to call them, to a model whose template does not. The text is that of
 /// Qwen's templates if the format is Hermes'.
 fn description(tools: &[Tool], format: ToolFormat) -> String {
-    let framing = format.framing();
+    let framing = format.calls();
     let list: String = tools.iter().map(|tool| format!("\n{}", dumps(&tool_json(tool)))).collect();
     let how = match format {
         ToolFormat::Hermes | ToolFormat::SmolLm3 | ToolFormat::Prompt => {

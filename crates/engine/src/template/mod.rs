@@ -11,8 +11,8 @@ mod python;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use minijinja::value::{Kwargs, merge_maps};
-use minijinja::{Environment, Error, ErrorKind, State, Value, context};
+use minijinja::value::merge_maps;
+use minijinja::{Environment, Error, ErrorKind, Value, context};
 use regex::{Captures, Regex};
 
 use hone_core::digest::sha256;
@@ -20,9 +20,9 @@ use hone_core::types::{ChatOptions, Message};
 
 use crate::error::EngineError;
 use crate::tools::ToolFormat;
-use bounded::{Bounded, BoundedTemplate};
+use bounded::BoundedTemplate;
 use conversation::{Abilities, Conversation};
-use python::{PyDict, value_of, write_json};
+use python::to_json;
 
 /// The texts around a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,14 +152,14 @@ impl ChatTemplate {
             variables.push(("xml_tools", tools.clone()));
         }
         let own = options.template_variables.iter();
-        variables.extend(own.map(|(name, value)| (name.as_str(), value_of(value))));
+        variables.extend(own.map(|(name, value)| (name.as_str(), Value::from_serialize(value))));
         let special_tokens = Value::from_serialize(&self.special_tokens);
         let context = context! {
             messages,
             add_generation_prompt => generate,
             tools => tools.clone(),
             documents => (),
-            ..merge_maps([special_tokens, PyDict::value(variables)])
+            ..merge_maps([special_tokens, Value::from_iter(variables)])
         };
         self.template.render(context).map_err(fail)
     }
@@ -190,15 +190,6 @@ fn without_generation_blocks(text: &str) -> Result<String, EngineError> {
         format!("{{%{} {statement} {}%}}", &tag[1], &tag[3])
     };
     Ok(tag.replace_all(text, replace).into_owned())
-}
-
-/// The filter `tojson`.
-fn to_json(state: &State, value: Value, kwargs: Kwargs) -> Result<Value, Error> {
-    let mut bytes = Vec::new();
-    write_json(&value, &kwargs, &mut Bounded::new(state, &mut bytes))?;
-    let text = String::from_utf8(bytes);
-    let text = text.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(Value::from_safe_string(text))
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

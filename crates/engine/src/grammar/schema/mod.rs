@@ -2,7 +2,6 @@
 
 mod disjoint;
 mod pointer;
-mod random;
 mod rewrite;
 mod values;
 
@@ -14,8 +13,6 @@ use serde_json::{Map, Value, json};
 use self::rewrite::SchemaRewriter;
 use crate::grammar::GrammarError;
 use pointer::{member, resolve};
-
-pub use random::random_schema;
 
 /// Longest schema, in bytes of JSON.
 const MAX_BYTES: usize = 128 << 10;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing::random_schema;
 
 /// The prepared schema without the library's options.
 fn rewritten(schema: &Value) -> Value {

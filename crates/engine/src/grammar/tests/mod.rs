@@ -14,6 +14,7 @@ mod compiled;
 mod limits;
 
 use super::*;
+use crate::testing::random_schema;
 use crate::{Codec, ModelDir};
 
 fn fixtures() -> PathBuf {
