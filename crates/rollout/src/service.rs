@@ -263,11 +263,8 @@ fn usable(
         drop(parts, if route_name.is_empty() { "no_route" } else { "unknown_route" });
         return Ok(None);
     };
-    if interaction.held_out {
-        drop(parts, "held_out");
-        return Ok(None);
-    }
-    if let Some(reason) = &sample.untrainable {
+    let untrainable = interaction.held_out.then_some("held_out").or(sample.untrainable.as_deref());
+    if let Some(reason) = untrainable {
         drop(parts, reason);
         return Ok(None);
     }

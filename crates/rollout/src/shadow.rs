@@ -103,17 +103,9 @@ async fn generate(
         Some(spec) => Some(context.engine.codec().compile_grammar(spec).await?),
         None => None,
     };
-    let request = GenerateRequest {
-        prompt_ids: interaction.prompt_ids.clone(),
-        params: params.clone(),
-        stop: interaction.stop.clone(),
-        top_logprobs: 0,
-        priority: Priority::Shadow,
-        owner: None,
-        version: None,
-        grammar,
-        scored: Vec::new(),
-    };
+    let request =
+        GenerateRequest::new(interaction.prompt_ids.clone(), params.clone(), Priority::Shadow);
+    let request = GenerateRequest { stop: interaction.stop.clone(), grammar, ..request };
     context.engine.generate(request).await?.collect().await
 }
 

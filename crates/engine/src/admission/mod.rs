@@ -148,9 +148,6 @@ impl Admission {
     }
 
     /// [`Self::acquire_for`] a caller without a key.
-    ///
-    /// # Errors
-    /// As [`Self::acquire_for`].
     pub async fn acquire(self: &Arc<Self>, priority: Priority) -> Result<Lease, EngineError> {
         self.acquire_for(&None, priority).await
     }
@@ -322,12 +319,7 @@ impl Admission {
 
     /// Makes the color that holds `version` the active one; false if no color does.
     pub fn activate_version(self: &Arc<Self>, version: PolicyVersion) -> bool {
-        let mut state = self.state.lock();
-        let holds = |color: &Color| state.slots(*color).version == Some(version);
-        let Some(color) = Color::BOTH.into_iter().find(holds) else { return false };
-        state.active = color;
-        self.dispatch(&mut state);
-        true
+        self.color_of(version).is_some_and(|color| self.activate(color))
     }
 
     /// Marks a color as being replaced, unless it is active or runs a sequence. Returns whether it was

@@ -298,8 +298,6 @@ pub(super) struct BoundedTemplate {
 }
 
 impl BoundedTemplate {
-    /// # Errors
-    /// If the template does not parse, or includes another.
     pub(super) fn new(mut environment: Environment<'static>, text: String) -> Result<Self, Error> {
         environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment.set_formatter(|out, state, value| print(state, out, value));
@@ -366,8 +364,6 @@ impl BoundedTemplate {
         template.map_or_else(|_| HashSet::new(), |template| template.undeclared_variables(false))
     }
 
-    /// # Errors
-    /// The template's own, or that its budget is used up.
     pub(super) fn render(&self, variables: Value) -> Result<String, Error> {
         let template = self.environment.get_template(NAME)?;
         let compiled = get_compiled_template(&template);

@@ -11,8 +11,8 @@ use hone_core::types::{PolicyVersion, TokenId};
 use hone_engine::admission::{Admission, Color};
 use hone_engine::{EngineError, ModelDir};
 
-use super::worker::{ReplicaWorker, no_thread, panicked};
-use crate::hot_swap::{Adapter, PipelineLoader, SwapPipeline};
+use super::worker::ReplicaWorker;
+use crate::hot_swap::{Adapter, PipelineLoader, SharedPipeline};
 
 /// The hot swap of a whole color, which must be idle.
 pub(super) struct HotSwap {
@@ -28,23 +28,20 @@ pub(super) struct HotSwap {
 }
 
 impl HotSwap {
-    /// Loads and swaps as many replicas at a time as [`PipelineLoader::copies_at_once`] allows.
+    /// Loads and swaps one replica after the other, so that at most one additional copy is in memory.
     ///
     /// If the first load fails, the color is unchanged. If a later one fails, the color holds no
     /// version, and the next staging loads all its replicas.
     pub fn run(mut self) -> Result<(), EngineError> {
         let start = Instant::now();
         let adapter = self.adapter.as_deref().map(Adapter::read).transpose()?;
-        let replicas = &self.replicas[self.color as usize];
         let mut locked = Duration::ZERO;
-        for replicas in replicas.chunks(self.loader.copies_at_once(replicas.len())) {
-            let fresh = self.load(replicas.len(), adapter.as_ref())?;
+        for replica in &self.replicas[self.color as usize] {
+            let (fresh, _) = self.loader.load(adapter.as_ref())?;
             if !self.admission.begin_replacement(self.color) {
                 return Err(EngineError::Internal("the idle color became active".to_owned()));
             }
-            for (replica, fresh) in replicas.iter().zip(&fresh) {
-                locked = locked.max(replica.pipeline.swap(fresh.as_ref())?);
-            }
+            locked = locked.max(replica.pipeline.swap(&fresh)?);
             drop(fresh);
             self.loader.trim_memory();
         }
@@ -58,26 +55,6 @@ impl HotSwap {
         );
         Ok(())
     }
-
-    /// Loads copies of the model with the adapter merged, in parallel.
-    fn load(
-        &self,
-        copies: usize,
-        adapter: Option<&Adapter>,
-    ) -> Result<Vec<Box<dyn SwapPipeline>>, EngineError> {
-        let load = || self.loader.load(adapter).map(|loaded| loaded.pipeline);
-        thread::scope(|scope| {
-            let spawn =
-                |_| thread::Builder::new().name("hone-stage".to_owned()).spawn_scoped(scope, load);
-            let others: Vec<_> = (1..copies).map(spawn).collect();
-            let mut loaded = vec![load()];
-            for other in others {
-                let result = other.map_err(no_thread)?.join();
-                loaded.push(result.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))));
-            }
-            loaded.into_iter().collect()
-        })
-    }
 }
 
 // One mistral.rs engine and the thread that runs its requests.
@@ -85,7 +62,7 @@ impl HotSwap {
 /// One engine of one color.
 pub(super) struct Replica {
     /// The engine's pipeline, shared with the engine, for hot swaps.
-    pub pipeline: Box<dyn SwapPipeline>,
+    pub pipeline: SharedPipeline,
     pub worker: ReplicaWorker,
 }
 
@@ -97,15 +74,15 @@ impl Replica {
         stop: TokenId,
         threads: usize,
     ) -> Result<Self, EngineError> {
-        let loaded = loader.load(None)?;
+        let (pipeline, engine) = loader.load(None)?;
         // mistral.rs runs a prompt of its own if it is built within a multi-threaded runtime.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|e| EngineError::Internal(format!("a runtime cannot be started: {e}")))?;
-        let engine = runtime.block_on(loaded.engine.build());
+        let engine = runtime.block_on(engine.build());
         let worker = ReplicaWorker::spawn(engine, stop, threads)?;
-        Ok(Self { pipeline: loaded.pipeline, worker })
+        Ok(Self { pipeline, worker })
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::pointer::resolve;
+use super::values::resolve;
 
 /// Schemas that are read to find the facts of one.
 const MAX_READ: usize = 500;

@@ -335,7 +335,7 @@ fn errors_name_the_invalid_parameter() {
         (SamplingParams { presence_penalty: f32::INFINITY, ..params(1.0) }, "presence_penalty"),
         (SamplingParams { logit_bias: [(7, f32::NAN)].into(), ..params(1.0) }, "logit_bias[7]"),
     ] {
-        let error = TokenSampler::new(&params, 0).unwrap_err().to_string();
+        let error = TokenSampler::new(&params, 0).err().unwrap().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
     assert!(TokenSampler::new(&params(1.0), 21).is_err());
