@@ -17,12 +17,12 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Map, Value, json};
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
+use hone_core::types::{PolicyVersion, TokenId};
 
 use crate::admission::{Admission, Color, Lease, Owner, QueueLimits};
 use crate::api::{
-    Completion, Engine, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, Probe,
-    Publisher, Token,
+    Completion, Engine, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, Publisher,
+    Token,
 };
 use crate::codec::Codec;
 use crate::error::EngineError;
@@ -315,16 +315,6 @@ impl Publisher for FakeEngine {
         Ok(())
     }
 
-    async fn probe(
-        &self,
-        prompt_ids: &[TokenId],
-        params: &SamplingParams,
-    ) -> Result<Vec<Probe>, EngineError> {
-        let request = GenerateRequest::probe(prompt_ids, params);
-        let tokens = self.complete_staged(request).await?.token_logprobs();
-        Ok(vec![Probe { sampler: "serving", dtype: "f32", tokens }])
-    }
-
     async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
         let lease = match self.admission.acquire_on(self.staged_color()?) {
             Some(lease) => lease,
@@ -484,7 +474,7 @@ impl RandomSchema {
 
 #[cfg(test)]
 mod tests {
-    use hone_core::types::{FinishReason, GrammarSpec};
+    use hone_core::types::{FinishReason, GrammarSpec, SamplingParams};
 
     use super::*;
     use crate::ModelDir;
@@ -507,33 +497,6 @@ mod tests {
         let params = SamplingParams::default();
         let request = GenerateRequest::new(prompt_ids.to_vec(), params, Priority::Live);
         GenerateRequest { top_logprobs: 2, ..request }
-    }
-
-    #[tokio::test]
-    async fn answers_from_the_script() {
-        let fake = fake(|config| {
-            config.script =
-                Arc::new(|request, version| format!("v{version} {}", request.params.seed));
-        });
-        let generation = fake.generate(request(7, Priority::Live)).await.unwrap();
-        let completion = generation.collect().await.unwrap();
-        assert_eq!((completion.text.as_str(), completion.finish), ("v0 7", FinishReason::Stop));
-        let last = completion.tokens.last().unwrap();
-        assert!(fake.codec.stop_ids().contains(&last.id) && last.text.is_empty());
-        assert_eq!((last.logprob, last.top.len()), (FakeEngine::logprob(last.id), 2));
-        assert_eq!(fake.requests().len(), 1);
-
-        let adapter = Path::new("some/adapter");
-        assert!(fake.activate().await.is_err());
-        fake.stage(PolicyVersion(3), Some(adapter)).await.unwrap();
-        assert_eq!(fake.active_version(), PolicyVersion(0));
-        let probes = fake.probe(&[1], &SamplingParams::default()).await.unwrap();
-        assert!(!probes[0].tokens.is_empty());
-        fake.activate().await.unwrap();
-        let generation = fake.generate(request(7, Priority::Shadow)).await.unwrap();
-        let completion = generation.collect().await.unwrap();
-        assert_eq!((completion.text.as_str(), completion.version), ("v3 7", PolicyVersion(3)));
-        assert_eq!(fake.staged(), [(PolicyVersion(3), Some(adapter.to_path_buf()))]);
     }
 
     #[tokio::test]

@@ -3,9 +3,6 @@
 //! A slot runs one sequence at a time. There are two colors of slots, and each color holds one
 //! policy version, so that the idle color can load the next version while the active one serves.
 //!
-//! Waiting live requests are served in turn between their owners, the API keys ([`FairQueue`]), so that one
-//! key cannot delay the others by many requests.
-//!
 //! Invariants: new leases are of the active color; a slot has at most one lease; a shadow request
 //! gets no slot while a live request waits; a lease names the version that its color held when the
 //! lease began, and the color keeps that version until the lease ends
@@ -52,10 +49,9 @@ impl Color {
 struct RunningSequence {
     priority: Priority,
     owner: Owner,
+    /// Preemption takes the newest shadow, which loses the least work.
     since: Instant,
     cancel: Arc<CancelFlag>,
-    /// Increases with every lease. Preemption takes the newest shadow, which loses the least work.
-    order: u64,
 }
 
 struct ColorSlots {
@@ -72,8 +68,6 @@ struct AdmissionState {
     /// How long live requests occupy a slot.
     rate: ServiceRate,
     closed: bool,
-    /// Leases so far.
-    leases: u64,
 }
 
 /// Leases slots to requests.
@@ -139,7 +133,6 @@ impl Admission {
                 waiting: Default::default(),
                 rate: ServiceRate::default(),
                 closed: false,
-                leases: 0,
             }),
             limits,
             metrics,
@@ -246,10 +239,8 @@ impl Admission {
         let slot = slots.free_slot()?;
         let mut lease = Lease::without_slot(slots.version?, priority);
         lease.slot = Some((Arc::clone(self), color, slot));
-        state.leases += 1;
-        let (cancel, order) = (Arc::clone(&lease.cancel), state.leases);
-        let since = Instant::now();
-        slots.running[slot] = Some(RunningSequence { priority, owner, since, cancel, order });
+        let (since, cancel) = (Instant::now(), Arc::clone(&lease.cancel));
+        slots.running[slot] = Some(RunningSequence { priority, owner, since, cancel });
         Some(lease)
     }
 
@@ -422,7 +413,7 @@ impl AdmissionState {
     fn preempt(&mut self) -> usize {
         self.forget_abandoned();
         let mut shadows: Vec<_> = self.slots(self.active).shadows().collect();
-        shadows.sort_by_key(|running| Reverse(running.order));
+        shadows.sort_by_key(|running| Reverse(running.since));
         let ending = shadows.iter().filter(|r| r.cancel.get().is_some()).count();
         let missing = self.waiting[Priority::Live as usize].len().saturating_sub(ending);
         let others = shadows.iter().filter(|r| r.cancel.get().is_none());

@@ -223,7 +223,7 @@ impl CallParser {
         let Some(after) = found.filter(|_| self.names.iter().any(|known| known == name)) else {
             return self.reject();
         };
-        let reader = CallReader::named(name.to_owned());
+        let reader = CallReader::new(Some(name.to_owned()), 1);
         self.doubt(self.buffer.len() - after.len());
         self.go(State::Unreported(reader))
     }
@@ -239,9 +239,9 @@ impl CallParser {
                 return self.reject();
             }
             read += c.len_utf8();
-            let is_long = reader.waiting() > CHECKED && reader.is_in_arguments();
-            if let Some(name) = reader.name().filter(|_| outcome == Read::Done || is_long) {
-                self.parts.push(AnswerPart::Call { index: self.calls, name: name.to_owned() });
+            let is_long = reader.arguments.len() > CHECKED && reader.is_in_arguments;
+            if let Some(name) = reader.name.as_ref().filter(|_| outcome == Read::Done || is_long) {
+                self.parts.push(AnswerPart::Call { index: self.calls, name: name.clone() });
                 self.calls += 1;
                 self.take(read);
                 self.add_arguments(reader.take_arguments());
@@ -269,7 +269,7 @@ impl CallParser {
             // A wrong character is read again, because it may begin the end of the call.
             read += if outcome == Read::Bad { 0 } else { c.len_utf8() };
             if outcome != Read::More {
-                let is_broken = outcome == Read::Bad && reader.is_in_arguments();
+                let is_broken = outcome == Read::Bad && reader.is_in_arguments;
                 let mut json = reader.take_arguments();
                 if is_broken {
                     json.pop();
@@ -433,7 +433,7 @@ struct CallReader {
     /// The last key of the object.
     key: String,
     name: Option<String>,
-    /// The arguments' text that was read and not taken.
+    /// The arguments' text that was read and not taken. It is certain while the arguments are being read.
     arguments: String,
     has_arguments: bool,
     is_in_arguments: bool,
@@ -450,11 +450,7 @@ impl CallReader {
         reader
     }
 
-    /// A reader of the arguments of a function.
-    fn named(name: String) -> Self {
-        Self::new(Some(name), 1)
-    }
-
+    /// A reader of an object, or with `name` of the arguments of this function.
     fn new(name: Option<String>, arguments_depth: usize) -> Self {
         Self {
             parser: JsonParser::new(PushJsonFeeder::new()),
@@ -469,22 +465,6 @@ impl CallReader {
         }
     }
 
-    /// The function, when it is known.
-    fn name(&self) -> Option<&str> {
-        self.name.as_deref()
-    }
-
-    /// The length in bytes of the arguments that were not taken.
-    fn waiting(&self) -> usize {
-        self.arguments.len()
-    }
-
-    /// Whether the arguments are being read, so that their text is certain.
-    fn is_in_arguments(&self) -> bool {
-        self.is_in_arguments
-    }
-
-    /// Takes the arguments' text so far.
     fn take_arguments(&mut self) -> String {
         std::mem::take(&mut self.arguments)
     }
@@ -619,7 +599,7 @@ mod tests {
 
     /// The length in bytes of the object at the beginning of `text`; `None` if there is none.
     fn object_length(text: &str) -> Option<usize> {
-        let mut reader = CallReader::named("f".to_owned());
+        let mut reader = CallReader::new(Some("f".to_owned()), 1);
         for (at, c) in text.char_indices() {
             match reader.push(c, |_| false) {
                 Read::More => {}

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, LazyLock};
 
 use regex::{Captures, Regex};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokenizers::{
     DecoderWrapper, Model as _, NormalizedString, OffsetType, PreTokenizer as _, Token, Tokenizer,
 };
@@ -57,8 +57,8 @@ impl Codec {
     /// Reads the tokenizer and the template of a model directory.
     ///
     /// # Errors
-    /// [`EngineError::Model`] if one of them cannot be read, or the tokenizer is neither byte-level nor of
-    /// SentencePiece's kind; [`EngineError::Component`] if one does not parse.
+    /// [`EngineError::Model`] if one of them cannot be read or parsed, or the tokenizer is neither byte-level nor of
+    /// SentencePiece's kind.
     pub fn load(dir: &ModelDir) -> Result<Self, EngineError> {
         let path = dir.tokenizer_file();
         let fail = |error| EngineError::component(path.display(), error);
@@ -201,7 +201,7 @@ impl Codec {
     /// The ids of a text. Special tokens in it are recognized; none are added.
     ///
     /// # Errors
-    /// [`EngineError::Component`] if the tokenizer fails.
+    /// [`EngineError::Model`] if the tokenizer fails.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, EngineError> {
         self.encode_text(text, false)
     }
@@ -219,7 +219,7 @@ impl Codec {
     /// contains a special token, which no answer contains before its end.
     ///
     /// # Errors
-    /// [`EngineError::Component`] if the tokenizer fails.
+    /// [`EngineError::Model`] if the tokenizer fails.
     pub fn answer(&self, text: &str) -> Result<Option<Vec<TokenId>>, EngineError> {
         let mut ids = self.encode(text)?;
         if ids.iter().any(|id| self.is_markup(*id)) {
@@ -247,7 +247,7 @@ impl Codec {
     /// The text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors
-    /// [`EngineError::Component`] if the tokenizer fails.
+    /// [`EngineError::Model`] if the tokenizer fails.
     pub fn decode(&self, ids: &[TokenId]) -> Result<String, EngineError> {
         if self.alphabet == Alphabet::Bytes {
             let text = self.tokenizer.decode(ids, true);
@@ -373,8 +373,21 @@ enum Alphabet {
     },
 }
 
-/// The byte for each character of a byte-level token, by code point.
-static BYTE_OF_CHAR: LazyLock<Vec<Option<u8>>> = LazyLock::new(byte_of_char);
+/// The byte for each character of a byte-level token, by code point. In GPT-2's alphabet printable Latin-1
+/// characters represent their own byte, the characters from U+0100 on represent the other bytes in order.
+static BYTE_OF_CHAR: LazyLock<[Option<u8>; 512]> = LazyLock::new(|| {
+    let mut table = [None; 512];
+    let mut next = 256;
+    for byte in 0..=u8::MAX {
+        if matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
+            table[usize::from(byte)] = Some(byte);
+        } else {
+            table[next] = Some(byte);
+            next += 1;
+        }
+    }
+    table
+});
 
 impl Alphabet {
     /// The alphabet whose tokens a decoder joins, if it is known.
@@ -385,15 +398,14 @@ impl Alphabet {
             _ => return None,
         };
         let steps = decoder.get("decoders")?.as_array()?;
-        let kinds: Vec<&str> = steps.iter().filter_map(|step| step["type"].as_str()).collect();
-        let prefixed = match kinds[..] {
-            ["Replace", "ByteFallback", "Fuse"] => false,
-            ["Replace", "ByteFallback", "Fuse", "Strip"] => is_one_space(&steps[3]),
-            _ => return None,
-        };
-        let replace = &steps[0];
-        let spaces = replace["pattern"]["String"] == SPACE.to_string() && replace["content"] == " ";
-        (spaces && (prefixed || kinds.len() == 3)).then_some(Self::Pieces { prefixed })
+        let pieces = [
+            json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+            json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}),
+        ];
+        let prefixed = *steps == pieces;
+        (prefixed || *steps == pieces[..3]).then_some(Self::Pieces { prefixed })
     }
 
     /// The bytes of a token.
@@ -421,11 +433,6 @@ impl Alphabet {
     }
 }
 
-/// Whether a `Strip` removes one space before the text.
-fn is_one_space(strip: &Value) -> bool {
-    strip["content"] == " " && strip["start"] == 1 && strip["stop"] == 0
-}
-
 /// The byte of a token like `<0x0A>`.
 fn single_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
@@ -433,22 +440,6 @@ fn single_byte(token: &str) -> Option<u8> {
         return None;
     }
     u8::from_str_radix(digits, 16).ok()
-}
-
-/// GPT-2's byte alphabet: printable Latin-1 characters represent their own byte, the characters
-/// from U+0100 on represent the other bytes in order.
-fn byte_of_char() -> Vec<Option<u8>> {
-    let mut table = vec![None; 512];
-    let mut next = 256;
-    for byte in 0..=u8::MAX {
-        if matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
-            table[usize::from(byte)] = Some(byte);
-        } else {
-            table[next] = Some(byte);
-            next += 1;
-        }
-    }
-    table
 }
 
 // Special tokens in the texts of clients, where they are ordinary text.

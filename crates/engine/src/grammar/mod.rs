@@ -152,10 +152,6 @@ pub struct CompiledGrammar {
 }
 
 impl CompiledGrammar {
-    fn new(spec: GrammarSpec, start: Matcher, not_first: Arc<[TokenId]>) -> Self {
-        Self { spec, start: Mutex::new(start), not_first }
-    }
-
     /// What was compiled.
     pub fn spec(&self) -> &GrammarSpec {
         &self.spec

@@ -147,7 +147,11 @@ impl GrammarCompiler {
         if let Some(message) = start.get_error() {
             return Err(GrammarError::Refused(shortened(&message)));
         }
-        let compiled = CompiledGrammar::new(spec.clone(), start, Arc::clone(&self.not_first));
+        let compiled = CompiledGrammar {
+            spec: spec.clone(),
+            start: Mutex::new(start),
+            not_first: Arc::clone(&self.not_first),
+        };
         // Finds a grammar that matches no text, or is too complex, before anything is sampled.
         compiled.matcher().allowed().map_err(|error| match error {
             GrammarError::DeadEnd => {

@@ -23,7 +23,7 @@ use hone_core::types::{SamplingParams, TokenId};
 use crate::api::{GenerateRequest, Token};
 use crate::codec::Codec;
 use crate::error::{EngineError, SampleError};
-use crate::grammar::{AllowedTokens, CompiledGrammar, GrammarError, GrammarMatcher};
+use crate::grammar::{AllowedTokens, GrammarError, GrammarMatcher};
 
 /// Most alternatives that can be reported for each token.
 const MAX_TOP_LOGPROBS: u8 = 20;
@@ -98,7 +98,14 @@ pub struct TokenSampler {
     counts: HashMap<TokenId, u32>,
     /// The tokens of the prompt, each once and in order, for the repetition penalty; empty without one.
     prompt: Vec<TokenId>,
-    limits: TokenLimits,
+    /// The model's own stop tokens.
+    own_stops: Vec<TokenId>,
+    /// Further stop tokens of the request.
+    further_stops: Vec<TokenId>,
+    /// Tokens so far.
+    drawn: u32,
+    /// The state of the grammar, and how long its masks take.
+    grammar: Option<(GrammarMatcher, Histogram)>,
     /// Tokens that are taken before one is drawn, in reverse order.
     scored: Vec<TokenId>,
     // Buffers that are reused for every token.
@@ -149,8 +156,12 @@ impl TokenSampler {
             sampler.prompt = prompt.into_iter().collect();
         }
         sampler.scored = request.scored.iter().rev().copied().collect();
+        sampler.own_stops = codec.stop_ids().to_vec();
+        let further = params.stop_token_ids.iter().filter(|id| !sampler.own_stops.contains(id));
+        let further: BTreeSet<TokenId> = further.copied().collect();
+        sampler.further_stops = further.into_iter().collect();
         let grammar = request.grammar.as_deref();
-        sampler.limits = TokenLimits::new(params, codec.stop_ids(), grammar, metrics);
+        sampler.grammar = grammar.map(|own| (own.matcher(), metrics.engine_mask_duration.clone()));
         Ok(sampler)
     }
 
@@ -172,7 +183,10 @@ impl TokenSampler {
             rng: ChaCha8Rng::seed_from_u64(params.seed),
             counts: HashMap::new(),
             prompt: Vec::new(),
-            limits: TokenLimits::default(),
+            own_stops: Vec::new(),
+            further_stops: Vec::new(),
+            drawn: 0,
+            grammar: None,
             scored: Vec::new(),
             logits: Vec::new(),
             raw: Vec::new(),
@@ -191,7 +205,7 @@ impl TokenSampler {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
         adjust(&mut self.logits, &self.params, &self.counts, &self.prompt)?;
-        let permitted = self.limits.permitted(logits.len())?;
+        let permitted = self.permitted(logits.len())?;
         let (mut token, permitted_mass) = if self.params.temperature == 0.0 {
             self.draw_greedily(logits, permitted.as_ref())?
         } else {
@@ -204,7 +218,7 @@ impl TokenSampler {
         let kept = f64::from(token.kept_mass) * permitted_mass.max(LEAST_MASS);
         // Never 0, whose logarithm is not finite.
         token.kept_mass = (kept as f32).max(f32::MIN_POSITIVE);
-        self.limits.push(token.id)?;
+        self.follow(token.id)?;
         *self.counts.entry(token.id).or_insert(0) += 1;
         Ok(token)
     }
@@ -444,21 +458,6 @@ fn most_probable(candidates: &mut [Candidate], n: usize, total: f64) -> Vec<(Tok
 
 // Which tokens a request permits next: those of its grammar, and stop tokens only where it may end.
 
-/// The limits of one sequence.
-#[derive(Default)]
-struct TokenLimits {
-    /// The model's own stop tokens.
-    own_stops: Vec<TokenId>,
-    /// Further stop tokens of the request.
-    further_stops: Vec<TokenId>,
-    min_tokens: u32,
-    ignore_eos: bool,
-    /// Tokens so far.
-    drawn: u32,
-    /// The state of the grammar, and how long its masks take.
-    grammar: Option<(GrammarMatcher, Histogram)>,
-}
-
 /// The tokens that may be drawn next.
 struct PermittedTokens {
     tokens: AllowedTokens,
@@ -466,28 +465,7 @@ struct PermittedTokens {
     forced: bool,
 }
 
-impl TokenLimits {
-    pub fn new(
-        params: &SamplingParams,
-        own_stops: &[TokenId],
-        grammar: Option<&CompiledGrammar>,
-        metrics: &Metrics,
-    ) -> Self {
-        let further = params.stop_token_ids.iter().filter(|id| !own_stops.contains(id));
-        let mut further_stops: Vec<TokenId> = further.copied().collect();
-        further_stops.sort_unstable();
-        further_stops.dedup();
-        Self {
-            own_stops: own_stops.to_vec(),
-            further_stops,
-            min_tokens: params.min_tokens,
-            ignore_eos: params.ignore_eos,
-            drawn: 0,
-            grammar: grammar
-                .map(|grammar| (grammar.matcher(), metrics.engine_mask_duration.clone())),
-        }
-    }
-
+impl TokenSampler {
     fn stops(&self) -> impl Iterator<Item = TokenId> {
         self.own_stops.iter().chain(&self.further_stops).copied()
     }
@@ -512,8 +490,8 @@ impl TokenLimits {
                 Ok(Some(PermittedTokens { tokens, forced }))
             };
         }
-        let excludes_further = self.drawn < self.min_tokens;
-        if !(excludes_further || self.ignore_eos) {
+        let excludes_further = self.drawn < self.params.min_tokens;
+        if !(excludes_further || self.params.ignore_eos) {
             return Ok(None);
         }
         let mut tokens = AllowedTokens::all(vocab);
@@ -523,7 +501,7 @@ impl TokenLimits {
     }
 
     /// Adds the token that was drawn.
-    pub fn push(&mut self, id: TokenId) -> Result<(), GrammarError> {
+    fn follow(&mut self, id: TokenId) -> Result<(), GrammarError> {
         self.drawn += 1;
         let is_stop = self.stops().any(|stop| stop == id);
         match &mut self.grammar {

@@ -27,48 +27,38 @@ const BUDGET: &str = "hone_budget";
 const MAX_INSTRUCTIONS: u64 = 5_000_000;
 /// Most bytes that the values of a rendering have, together. A megabyte of messages takes about ten.
 const MAX_BYTES: u64 = 256 << 20;
-/// Most values that a rendering visits inside of lists and maps. Each takes some ten nanoseconds.
-const MAX_VISITS: u64 = 10_000_000;
+/// What a visit of a value inside of a list or map costs, as bytes. It takes some ten nanoseconds.
+const VISIT: u64 = 25;
 /// Most levels of lists and maps within each other, since values are visited and freed by recursion.
 const MAX_DEPTH: usize = 200;
 /// The size of a list's item, in bytes.
 const ITEM: u64 = 32;
 
-/// What is left to a rendering.
+/// The bytes that are left to a rendering.
 #[derive(Debug)]
-struct Budget {
-    bytes: AtomicU64,
-    visits: AtomicU64,
-}
+struct Budget(AtomicU64);
 
 impl Object for Budget {}
 
 impl Budget {
     fn of(state: &State) -> Arc<Self> {
-        state.get_or_set_temp_object(BUDGET, || Self {
-            bytes: AtomicU64::new(MAX_BYTES),
-            visits: AtomicU64::new(MAX_VISITS),
-        })
+        state.get_or_set_temp_object(BUDGET, || Self(AtomicU64::new(MAX_BYTES)))
     }
 
-    fn take(left: &AtomicU64, amount: u64) -> Result<(), Error> {
-        let less = |left: u64| left.checked_sub(amount);
-        match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+    fn take(&self, bytes: u64) -> Result<(), Error> {
+        let less = |left: u64| left.checked_sub(bytes);
+        match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
             Ok(_) => Ok(()),
             Err(_) => {
-                left.store(0, Ordering::Relaxed);
+                self.0.store(0, Ordering::Relaxed);
                 Err(refusal("it builds more than a chat template may"))
             }
         }
     }
 
-    fn take_bytes(&self, bytes: u64) -> Result<(), Error> {
-        Self::take(&self.bytes, bytes)
-    }
-
     /// The bytes of the texts in a value.
     fn visit(&self, value: &Value, depth: usize) -> Result<u64, Error> {
-        Self::take(&self.visits, 1)?;
+        self.take(VISIT)?;
         // A namespace is the one value that can come to contain itself.
         let is_namespace = value.as_object().is_some_and(|o| o.type_name().ends_with("Namespace"));
         if is_namespace || depth > MAX_DEPTH {
@@ -94,7 +84,7 @@ impl Budget {
     /// Takes the bytes of a new value: its text, or the places of its items, which it shares with others.
     fn take_value(&self, value: &Value) -> Result<(), Error> {
         self.visit(value, 0)?;
-        self.take_bytes(match value.as_str() {
+        self.take(match value.as_str() {
             Some(text) => text.len() as u64,
             None => value.len().unwrap_or(1) as u64 * ITEM,
         })
@@ -115,14 +105,14 @@ impl<'a, W> Bounded<'a, W> {
 
 impl<W: fmt::Write> fmt::Write for Bounded<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.budget.take_bytes(text.len() as u64).map_err(|_| fmt::Error)?;
+        self.budget.take(text.len() as u64).map_err(|_| fmt::Error)?;
         self.to.write_str(text)
     }
 }
 
 impl<W: io::Write> io::Write for Bounded<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.budget.take_bytes(bytes.len() as u64).map_err(io::Error::other)?;
+        self.budget.take(bytes.len() as u64).map_err(io::Error::other)?;
         self.to.write(bytes)
     }
 
@@ -199,11 +189,11 @@ fn call(
 ) -> Result<Value, Error> {
     let budget = Budget::of(state);
     let mut bytes = growth(name, args);
-    budget.take_bytes(bytes)?;
+    budget.take(bytes)?;
     for arg in args {
         bytes = bytes.saturating_add(budget.visit(arg, 0)?);
     }
-    if bytes > budget.bytes.load(Ordering::Relaxed) {
+    if bytes > budget.0.load(Ordering::Relaxed) {
         return Err(refusal("it builds more than a chat template may"));
     }
     let mut value = run()?;
@@ -263,23 +253,23 @@ fn slice(
         None => return Err(refusal("only a text or a list can be sliced")),
     };
     let (count, step) = (i64::try_from(items.len()).unwrap_or(i64::MAX), step.unwrap_or(1));
+    if step == 0 {
+        return Err(refusal("the step of a slice must not be 0"));
+    }
     let (least, most) = if step > 0 { (0, count) } else { (-1, count - 1) };
     let place = |index: i64| match index {
-        ..0 => (index.saturating_add(count)).max(least),
+        ..0 => index.saturating_add(count).max(least),
         _ => index.min(most),
     };
     let (first, end) = if step > 0 { (least, most) } else { (most, least) };
-    let (mut at, end) = (start.map_or(first, place), stop.map_or(end, place));
-    let mut taken = Vec::new();
-    while step != 0 && if step > 0 { at < end } else { at > end } {
-        taken.extend(usize::try_from(at).ok().and_then(|at| items.get(at)).cloned());
-        at = at.saturating_add(step);
-    }
-    match (step, a.as_str()) {
-        (0, _) => Err(refusal("the step of a slice must not be 0")),
-        (_, Some(_)) => Ok(Value::from(taken.iter().filter_map(Value::as_str).collect::<String>())),
-        (_, None) => Ok(Value::from(taken)),
-    }
+    let (first, end) = (start.map_or(first, place), stop.map_or(end, place));
+    let places = std::iter::successors(Some(first), |at| at.checked_add(step));
+    let within = places.take_while(|at| if step > 0 { *at < end } else { *at > end });
+    let taken = within.filter_map(|at| items.get(usize::try_from(at).ok()?));
+    Ok(match a.as_str() {
+        Some(_) => Value::from(taken.filter_map(Value::as_str).collect::<String>()),
+        None => taken.cloned().collect(),
+    })
 }
 
 fn list(items: Rest<Value>) -> Value {

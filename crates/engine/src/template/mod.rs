@@ -11,8 +11,8 @@ mod python;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use minijinja::value::merge_maps;
-use minijinja::{Environment, Error, ErrorKind, Value, context};
+use minijinja::value::{Kwargs, merge_maps};
+use minijinja::{Environment, Error, ErrorKind, State, Value, context};
 use regex::{Captures, Regex};
 
 use hone_core::digest::sha256;
@@ -20,9 +20,9 @@ use hone_core::types::{ChatOptions, Message};
 
 use crate::error::EngineError;
 use crate::tools::ToolFormat;
-use bounded::BoundedTemplate;
+use bounded::{Bounded, BoundedTemplate};
 use conversation::{Abilities, Conversation};
-use python::to_json;
+use python::write_json;
 
 /// The texts around a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl ChatTemplate {
     /// Compiles a template. `special_tokens` (`bos_token`, …) are variables in it.
     ///
     /// # Errors
-    /// [`EngineError::Component`] if the template does not parse.
+    /// [`EngineError::Model`] if the template does not parse.
     pub fn new(text: &str, special_tokens: &BTreeMap<String, String>) -> Result<Self, EngineError> {
         let fail = |error| EngineError::component("the chat template does not parse", error);
         let mut environment = Environment::new();
@@ -190,6 +190,13 @@ fn without_generation_blocks(text: &str) -> Result<String, EngineError> {
         format!("{{%{} {statement} {}%}}", &tag[1], &tag[3])
     };
     Ok(tag.replace_all(text, replace).into_owned())
+}
+
+/// The filter `tojson`.
+fn to_json(state: &State, value: Value, kwargs: Kwargs) -> Result<Value, Error> {
+    let mut bytes = Vec::new();
+    write_json(&value, &kwargs, &mut Bounded::new(state, &mut bytes))?;
+    Ok(Value::from_safe_string(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

@@ -4,12 +4,10 @@ use std::fmt::{self, Write as _};
 use std::io;
 
 use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Error, ErrorKind, State};
+use minijinja::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::Value as Json;
 use serde_json::ser::{Formatter, Serializer};
-
-use super::bounded::Bounded;
 
 /// Most spaces of an indentation.
 const MAX_INDENT: usize = 64;
@@ -96,7 +94,11 @@ pub(super) fn dumps(json: &Json) -> String {
 
 /// The filter `tojson` of transformers: `json.dumps` with its options, of which `ensure_ascii` is false unless it
 /// is given. Jinja's filter would escape HTML.
-pub(super) fn to_json(state: &State, value: Value, kwargs: Kwargs) -> Result<Value, Error> {
+pub(super) fn write_json(
+    value: &Value,
+    kwargs: &Kwargs,
+    to: &mut impl io::Write,
+) -> Result<(), Error> {
     let fail = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
     let mut formatter = PythonFormatter::default();
     if let Some(indent) = kwargs.get::<Option<Value>>("indent")? {
@@ -119,19 +121,15 @@ pub(super) fn to_json(state: &State, value: Value, kwargs: Kwargs) -> Result<Val
     formatter.ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sorts = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     kwargs.assert_all_used()?;
-    let mut bytes = Vec::new();
-    let mut to = Bounded::new(state, &mut bytes);
     let written = if sorts {
-        serde_json::to_value(&value).and_then(|mut json| {
+        serde_json::to_value(value).and_then(|mut json| {
             json.sort_all_objects();
-            formatter.write(&json, &mut to)
+            formatter.write(&json, to)
         })
     } else {
-        formatter.write(&value, &mut to)
+        formatter.write(value, to)
     };
-    written.map_err(|error| fail(error.to_string()))?;
-    let text = String::from_utf8(bytes).map_err(|error| fail(error.to_string()))?;
-    Ok(Value::from_safe_string(text))
+    written.map_err(|error| fail(error.to_string()))
 }
 
 /// Writes JSON as Python's `json.dumps`.
@@ -267,7 +265,7 @@ mod tests {
     #[test]
     fn wrong_options_of_tojson_are_named() {
         let mut environment = minijinja::Environment::new();
-        environment.add_filter("tojson", to_json);
+        environment.add_filter("tojson", crate::template::to_json);
         for (arguments, reason) in [
             ("indent=1000", "indent is 1000: at most 64 are possible"),
             ("separators=(',',)", "separators must be two texts"),

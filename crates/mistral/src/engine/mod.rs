@@ -12,13 +12,13 @@ use tokio::sync::{Mutex, oneshot};
 
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
-use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
+use hone_core::types::{PolicyVersion, SamplingParams};
 use hone_engine::admission::{Admission, Color, Lease, Owner};
 use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{
     Codec, Completion, Engine, EngineConfig, EngineError, EngineLoad, Event, GenerateRequest,
-    Generation, ModelDir, ModelInfo, Priority, Probe, Publisher, run,
+    Generation, ModelDir, ModelInfo, Priority, Publisher, run,
 };
 
 use crate::hot_swap::PipelineLoader;
@@ -209,16 +209,6 @@ impl Publisher for MistralEngine {
             .map_err(no_thread)?;
         let died = |_| EngineError::Internal("the hot swap panicked".to_owned());
         receiver.await.map_err(died)?
-    }
-
-    async fn probe(
-        &self,
-        prompt_ids: &[TokenId],
-        params: &SamplingParams,
-    ) -> Result<Vec<Probe>, EngineError> {
-        let request = GenerateRequest::probe(prompt_ids, params);
-        let tokens = self.complete_staged(request).await?.token_logprobs();
-        Ok(vec![Probe { sampler: "serving", dtype: "f32", tokens }])
     }
 
     async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {

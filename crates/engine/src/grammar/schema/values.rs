@@ -153,14 +153,6 @@ pub(super) fn divisor(value: &Value, at: &str) -> Result<u64, GrammarError> {
     })
 }
 
-/// The value of `pattern` for the grammar library.
-pub(super) fn pattern_of(value: &Value, at: &str) -> Result<String, GrammarError> {
-    match value.as_str() {
-        Some(text) => pattern(text, at),
-        None => Err(GrammarError::schema(at, "pattern must be a string")),
-    }
-}
-
 /// A pattern for the grammar library, whose `.` matches line breaks other than `\n`.
 pub(super) fn pattern(text: &str, at: &str) -> Result<String, GrammarError> {
     let refuse = |reason: String| Err(GrammarError::schema(at, reason));
