@@ -5,7 +5,7 @@
 //! writes itself: earlier calls in prompts of templates without tools, and grammars of calls.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use hone_core::types::Tool;
 
@@ -144,15 +144,12 @@ pub fn tool_json(tool: &Tool) -> Value {
 
 /// The inner object of [`tool_json`].
 pub fn function_json(tool: &Tool) -> Value {
-    let mut function = Map::new();
-    function.insert("name".to_owned(), Value::from(tool.name.as_str()));
-    if let Some(description) = &tool.description {
-        function.insert("description".to_owned(), Value::from(description.as_str()));
-    }
-    if let Some(parameters) = &tool.parameters {
-        function.insert("parameters".to_owned(), parameters.clone());
-    }
-    Value::Object(function)
+    let fields = [
+        ("name", Some(Value::from(tool.name.as_str()))),
+        ("description", tool.description.as_deref().map(Value::from)),
+        ("parameters", tool.parameters.clone()),
+    ];
+    fields.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
 }
 
 #[cfg(test)]

@@ -282,9 +282,7 @@ impl Admission {
 
     /// The color that holds a version, the active one first.
     pub fn color_of(&self, version: PolicyVersion) -> Option<Color> {
-        let state = self.state.lock();
-        let colors = [state.active, state.active.other()];
-        colors.into_iter().find(|color| state.slots(*color).version == Some(version))
+        self.state.lock().color_of(version)
     }
 
     /// The color that is not active.
@@ -310,7 +308,11 @@ impl Admission {
 
     /// Makes the color that holds `version` the active one; false if no color does.
     pub fn activate_version(self: &Arc<Self>, version: PolicyVersion) -> bool {
-        self.color_of(version).is_some_and(|color| self.activate(color))
+        let mut state = self.state.lock();
+        let Some(color) = state.color_of(version) else { return false };
+        state.active = color;
+        self.dispatch(&mut state);
+        true
     }
 
     /// Marks a color as being replaced, unless it is active or runs a sequence. Returns whether it was
@@ -367,6 +369,11 @@ impl ColorSlots {
 impl AdmissionState {
     fn slots(&self, color: Color) -> &ColorSlots {
         &self.colors[color as usize]
+    }
+
+    fn color_of(&self, version: PolicyVersion) -> Option<Color> {
+        let colors = [self.active, self.active.other()];
+        colors.into_iter().find(|color| self.slots(*color).version == Some(version))
     }
 
     fn free(&mut self, color: Color, slot: usize) -> Option<RunningSequence> {

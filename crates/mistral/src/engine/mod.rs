@@ -24,7 +24,7 @@ use hone_engine::{
 use crate::hot_swap::PipelineLoader;
 use crate::model_files::ModelFiles;
 
-use staging::{HotSwap, Replica, threads_per_engine};
+use staging::{Replica, hot_swap, threads_per_engine};
 use worker::{GenerateJob, no_thread, run_on_thread};
 
 /// Serves a model with mistral.rs. See the [crate's documentation](crate).
@@ -182,27 +182,25 @@ impl Publisher for MistralEngine {
         }
         let color = self.admission.idle_color();
         self.admission.wait_until_idle(color).await;
-        let swap = HotSwap {
-            loader: Arc::clone(&self.loader),
-            admission: Arc::clone(&self.admission),
-            replicas: Arc::clone(&self.replicas),
-            color,
-            version,
-            adapter: adapter.map(Path::to_path_buf),
-            staged,
-        };
+        let (loader, admission) = (Arc::clone(&self.loader), Arc::clone(&self.admission));
+        let replicas = Arc::clone(&self.replicas);
+        let adapter = adapter.map(Path::to_path_buf);
         let (sender, receiver) = oneshot::channel();
         // On a thread of its own, because loading blocks, and because the hot swap must complete also
-        // if the caller drops this future.
+        // if the caller drops this future. The guard of `staged` lets only one run.
         std::thread::Builder::new()
             .name("hone-stage".to_owned())
             .spawn(move || {
                 to_background();
-                let loader = Arc::clone(&swap.loader);
-                let result = swap.run();
-                if result.is_err() {
+                let replicas = &replicas[color as usize];
+                let result = hot_swap(&loader, &admission, color, replicas, adapter.as_deref());
+                match result {
+                    Ok(()) => {
+                        admission.set_version(color, version);
+                        *staged = Some(color);
+                    }
                     // The failed load left unused memory.
-                    loader.trim_memory();
+                    Err(_) => loader.trim_memory(),
                 }
                 let _ = sender.send(result);
             })
@@ -232,6 +230,7 @@ impl Publisher for MistralEngine {
             _ => Err(EngineError::nothing_staged()),
         }
     }
+
     /// Serves the version if one of the colors holds it, which is so for the version before the last
     /// publication until the next one is staged.
     async fn serve_now(

@@ -1,60 +1,43 @@
 //! Loads a policy version into the idle color.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio::sync::OwnedMutexGuard;
-
-use hone_core::types::{PolicyVersion, TokenId};
+use hone_core::types::TokenId;
 use hone_engine::admission::{Admission, Color};
 use hone_engine::{EngineError, ModelDir};
 
 use super::worker::ReplicaWorker;
 use crate::hot_swap::{Adapter, PipelineLoader, SharedPipeline};
 
-/// The hot swap of a whole color, which must be idle.
-pub(super) struct HotSwap {
-    pub loader: Arc<PipelineLoader>,
-    pub admission: Arc<Admission>,
-    pub replicas: Arc<[Vec<Replica>; 2]>,
-    pub color: Color,
-    pub version: PolicyVersion,
-    /// The PEFT directory; `None` is the base model.
-    pub adapter: Option<PathBuf>,
-    /// Held during the hot swap, so that only one runs. Set to the color when it succeeds.
-    pub staged: OwnedMutexGuard<Option<Color>>,
-}
-
-impl HotSwap {
-    /// Loads and swaps one replica after the other, so that at most one additional copy is in memory.
-    ///
-    /// If the first load fails, the color is unchanged. If a later one fails, the color holds no
-    /// version, and the next staging loads all its replicas.
-    pub fn run(mut self) -> Result<(), EngineError> {
-        let start = Instant::now();
-        let adapter = self.adapter.as_deref().map(Adapter::read).transpose()?;
-        let mut locked = Duration::ZERO;
-        for replica in &self.replicas[self.color as usize] {
-            let (fresh, _) = self.loader.load(adapter.as_ref())?;
-            if !self.admission.begin_replacement(self.color) {
-                return Err(EngineError::Internal("the idle color became active".to_owned()));
-            }
-            locked = locked.max(replica.pipeline.swap(&fresh)?);
-            drop(fresh);
-            self.loader.trim_memory();
+/// Loads a version into the replicas of a color, which must be idle, one after the other, so that at most one
+/// additional copy is in memory. `adapter` is the PEFT directory; `None` is the base model.
+///
+/// If the first load fails, the color is unchanged. If a later one fails, the color holds no
+/// version, and the next staging loads all its replicas.
+pub(super) fn hot_swap(
+    loader: &PipelineLoader,
+    admission: &Admission,
+    color: Color,
+    replicas: &[Replica],
+    adapter: Option<&Path>,
+) -> Result<(), EngineError> {
+    let start = Instant::now();
+    let adapter = adapter.map(Adapter::read).transpose()?;
+    let mut locked = Duration::ZERO;
+    for replica in replicas {
+        let (fresh, _) = loader.load(adapter.as_ref())?;
+        if !admission.begin_replacement(color) {
+            return Err(EngineError::Internal("the idle color became active".to_owned()));
         }
-        self.admission.set_version(self.color, self.version);
-        *self.staged = Some(self.color);
-        tracing::debug!(
-            version = %self.version,
-            seconds = start.elapsed().as_secs_f64(),
-            lock_seconds = locked.as_secs_f64(),
-            "staged a version"
-        );
-        Ok(())
+        locked = locked.max(replica.pipeline.swap(&fresh)?);
+        drop(fresh);
+        loader.trim_memory();
     }
+    let (seconds, lock_seconds) = (start.elapsed().as_secs_f64(), locked.as_secs_f64());
+    tracing::debug!(seconds, lock_seconds, "loaded a version");
+    Ok(())
 }
 
 // One mistral.rs engine and the thread that runs its requests.

@@ -1,5 +1,7 @@
 //! The values of keywords that contain no schema, and places in a schema.
 
+use std::collections::BTreeSet;
+
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 
@@ -190,12 +192,8 @@ pub(super) fn check_property_counts(
     map: &Map<String, Value>,
     path: &str,
 ) -> Result<(), GrammarError> {
-    let mut required: Vec<&str> = match map.get("required") {
-        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
-        _ => Vec::new(),
-    };
-    required.sort_unstable();
-    required.dedup();
+    let names = map.get("required").and_then(Value::as_array);
+    let required: BTreeSet<&str> = names.into_iter().flatten().filter_map(Value::as_str).collect();
     let beyond = |key: &str| {
         let count = map.get(key)?.as_u64()?;
         Some(count.saturating_sub(required.len() as u64))
@@ -209,12 +207,9 @@ pub(super) fn check_property_counts(
         |reason: &str| Err(GrammarError::schema(&format!("{path}/{key}"), reason.to_owned()));
     let has_patterns = map.get("patternProperties").is_some_and(|value| *value != json!({}));
     let is_open = map.get("additionalProperties") != Some(&Value::Bool(false)) || has_patterns;
-    let optional = match map.get("properties") {
-        Some(Value::Object(listed)) => {
-            listed.keys().any(|name| required.binary_search(&name.as_str()).is_err())
-        }
-        _ => false,
-    };
+    let listed = map.get("properties").and_then(Value::as_object);
+    let optional =
+        listed.is_some_and(|listed| listed.keys().any(|name| !required.contains(name.as_str())));
     let one_of_several = least <= 1 && most.unwrap_or(1) == 1 && !is_open;
     if optional && !one_of_several {
         return refuse(
