@@ -350,6 +350,16 @@ impl Publisher for FakeEngine {
     }
 }
 
+/// The tokenizer of a fixture: byte-level, with few merges.
+#[cfg(test)]
+pub(crate) fn codec() -> &'static Arc<Codec> {
+    static CODEC: std::sync::OnceLock<Arc<Codec>> = std::sync::OnceLock::new();
+    CODEC.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny");
+        Arc::new(Codec::load(&crate::ModelDir::open(&dir).unwrap()).unwrap())
+    })
+}
+
 // Random schemas for tests of grammars.
 
 /// Schemas that contain each other in a random schema.
@@ -477,12 +487,10 @@ mod tests {
     use hone_core::types::{FinishReason, GrammarSpec, SamplingParams};
 
     use super::*;
-    use crate::ModelDir;
     use crate::api::Event;
 
     fn fake(change: impl FnOnce(&mut FakeConfig)) -> Arc<FakeEngine> {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny");
-        let codec = Arc::new(Codec::load(&ModelDir::open(&dir).unwrap()).unwrap());
+        let codec = Arc::clone(codec());
         let mut config = FakeConfig::new(&codec);
         change(&mut config);
         FakeEngine::new(codec, config, Arc::new(Metrics::new().unwrap()))

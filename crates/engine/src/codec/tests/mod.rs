@@ -6,14 +6,7 @@ use proptest::prelude::*;
 use hone_core::types::{Tool, ToolCall};
 
 use super::*;
-
-fn codec() -> &'static Arc<Codec> {
-    static CODEC: OnceLock<Arc<Codec>> = OnceLock::new();
-    CODEC.get_or_init(|| {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny");
-        Arc::new(Codec::load(&ModelDir::open(&dir).unwrap()).unwrap())
-    })
-}
+use crate::testing::codec;
 
 /// All pieces of a stream, and whether it stopped.
 fn stream(ids: &[TokenId], stop: &[String]) -> (Vec<TextPiece>, bool) {

@@ -1,18 +1,12 @@
 //! Grammars, stop tokens and the repetition penalty.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use hone_core::types::GrammarSpec;
 
 use super::*;
-use crate::{CompiledGrammar, ModelDir};
-
-/// A model of the fixture's vocabulary.
-fn codec() -> Arc<Codec> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny");
-    Arc::new(Codec::load(&ModelDir::open(&dir).unwrap()).unwrap())
-}
+use crate::CompiledGrammar;
+use crate::testing::codec;
 
 fn sampler(
     codec: &Codec,
