@@ -1,12 +1,14 @@
 //! Loads pipelines of one model.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use candle_core::Device;
 use mistralrs::core::{
     AdapterPaths, DefaultSchedulerMethod, DeviceMapSetting, LocalModelPaths, MistralRsBuilder,
     ModelDType, ModelPaths, NormalLoaderBuilder, NormalSpecificConfig, SchedulerConfig,
 };
+use parking_lot::Mutex;
 
 use hone_engine::{EngineError, ModelDir};
 
@@ -16,6 +18,10 @@ use super::adapter::Adapter;
 /// Bytes of weights that need not be trimmed at once.
 const SMALL: u64 = 64 << 20;
 
+/// The minimum time between two trims for a small model. A trim stops every thread, and the next copy
+/// needs the pages again.
+const TRIM_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Loads pipelines of one model.
 pub(crate) struct PipelineLoader {
     id: String,
@@ -23,6 +29,7 @@ pub(crate) struct PipelineLoader {
     weights: Vec<PathBuf>,
     /// Whether the weights are at most [`SMALL`].
     small: bool,
+    trimmed: Mutex<Option<Instant>>,
 }
 
 impl PipelineLoader {
@@ -36,15 +43,20 @@ impl PipelineLoader {
             weights: names.map(|name| dir.join(name)).collect(),
             dir,
             small: bytes <= SMALL,
+            trimmed: Mutex::default(),
         }
     }
 
-    /// Returns freed pages to the operating system, unless the model is small. glibc keeps them, and a replaced copy
-    /// of the weights is a large part of the process. A trim stops every thread.
+    /// Returns freed pages to the operating system. glibc keeps them, and a replaced copy of the
+    /// weights is a large part of the process. Does nothing within [`TRIM_INTERVAL`] of the last trim
+    /// if the model is small.
     pub fn trim_memory(&self) {
-        if !self.small {
-            hone_core::memory::trim();
+        let mut trimmed = self.trimmed.lock();
+        if self.small && trimmed.is_some_and(|at| at.elapsed() < TRIM_INTERVAL) {
+            return;
         }
+        *trimmed = Some(Instant::now());
+        hone_core::memory::trim();
     }
 
     /// Loads the model in f32 on the CPU, with `adapter` merged into its weights: a pipeline for hot swaps, and what
@@ -70,7 +82,7 @@ impl PipelineLoader {
             NormalLoaderBuilder::new(config, None, None, Some(self.id.clone()), false, None)
                 .build(None)
                 .map_err(fail)?;
-        if adapter.is_some() {
+        if adapter.is_some() && !self.small {
             // The optimizer step before has freed about as much memory as this copy takes.
             self.trim_memory();
         }
