@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use hone_core::types::{GrammarSpec, Interaction, InteractionId, Sample, TokenSpan};
-use hone_engine::ToolFormatSetting;
+use hone_engine::ToolFormat;
 use hone_engine::grammar::CallGrammar;
 
 use crate::server::{Server, Setup, ask};
@@ -73,12 +73,7 @@ async fn recorded(server: &Server, choice: &Value) -> (Interaction, Sample) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forced_call_has_the_arguments_that_its_schema_describes() {
-    let formats = [
-        ToolFormatSetting::Hermes,
-        ToolFormatSetting::Llama3,
-        ToolFormatSetting::Mistral,
-        ToolFormatSetting::Phi,
-    ];
+    let formats = [ToolFormat::Hermes, ToolFormat::Llama3, ToolFormat::Mistral, ToolFormat::Phi];
     let tools = json!([tool("add", true), tool("sub", true)]);
     for format in formats {
         let server = server("free text", |setup| setup.server.tool_format = format).await;
@@ -110,10 +105,10 @@ async fn several_calls_may_be_forced() {
     let llama = [call("add", "parameters"), call("sub", "parameters")].join("; ");
     let hermes = format!("<tool_call>\n{add}\n</tool_call>\n<tool_call>\n{sub}\n</tool_call>");
     let formats = [
-        (ToolFormatSetting::Hermes, hermes),
-        (ToolFormatSetting::Llama3, llama),
-        (ToolFormatSetting::Mistral, format!("[TOOL_CALLS][{add}, {sub}]")),
-        (ToolFormatSetting::Phi, format!("<|tool_call|>[{add}, {sub}]<|/tool_call|>")),
+        (ToolFormat::Hermes, hermes),
+        (ToolFormat::Llama3, llama),
+        (ToolFormat::Mistral, format!("[TOOL_CALLS][{add}, {sub}]")),
+        (ToolFormat::Phi, format!("<|tool_call|>[{add}, {sub}]<|/tool_call|>")),
     ];
     for (format, text) in formats {
         let server = server(&text, |setup| setup.server.tool_format = format).await;
@@ -167,7 +162,7 @@ async fn the_arguments_of_strict_functions_satisfy_their_schema() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_with_strict_functions_may_be_text() {
-    for format in [ToolFormatSetting::Hermes, ToolFormatSetting::Llama3, ToolFormatSetting::Phi] {
+    for format in [ToolFormat::Hermes, ToolFormat::Llama3, ToolFormat::Phi] {
         let text = "import functools, or (a < b) { }";
         let server = server(text, |setup| setup.server.tool_format = format).await;
         let choice = choice(&server, json!({"tools": [tool("add", true)]})).await;

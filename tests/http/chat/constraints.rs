@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use hone_core::types::{GrammarSpec, InteractionId, Sample};
-use hone_engine::grammar::random_schema;
+use hone_engine::testing::random_schema;
 
 use crate::server::{Server, ask};
 

@@ -6,7 +6,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use hone_core::types::{InteractionId, Role, ToolChoice};
-use hone_engine::{Engine, ToolFormatSetting};
+use hone_engine::{Engine, ToolFormat};
 
 use crate::server::{Server, Setup, ask};
 use crate::streaming::chunks;
@@ -266,14 +266,12 @@ async fn a_transcript_with_calls_continues() {
 async fn the_format_can_be_configured() {
     let llama = "{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
     let mistral = "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 1}}]";
-    for (text, format) in
-        [(llama, ToolFormatSetting::Llama3), (mistral, ToolFormatSetting::Mistral)]
-    {
-        for setting in [format, ToolFormatSetting::Auto] {
+    for (text, format) in [(llama, ToolFormat::Llama3), (mistral, ToolFormat::Mistral)] {
+        for setting in [format, ToolFormat::Auto] {
             let server = server(text, |s| s.server.tool_format = setting).await;
             let (_, answer) = server.chat(&with_tools(json!({}))).await;
             let choice = &answer["choices"][0];
-            if setting == ToolFormatSetting::Auto {
+            if setting == ToolFormat::Auto {
                 assert_eq!(choice["message"]["content"], text);
             } else {
                 assert_eq!(

@@ -4,7 +4,7 @@
 //! size. So every instruction that builds a value becomes a call of a filter of this module, which takes the
 //! value's size from the budget of the rendering, before the value exists where one call can make it large.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::{self, Write as _};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,48 +27,38 @@ const BUDGET: &str = "hone_budget";
 const MAX_INSTRUCTIONS: u64 = 5_000_000;
 /// Most bytes that the values of a rendering have, together. A megabyte of messages takes about ten.
 const MAX_BYTES: u64 = 256 << 20;
-/// Most values that a rendering visits inside of lists and maps. Each takes some ten nanoseconds.
-const MAX_VISITS: u64 = 10_000_000;
+/// What a visit of a value inside of a list or map costs, as bytes. It takes some ten nanoseconds.
+const VISIT: u64 = 25;
 /// Most levels of lists and maps within each other, since values are visited and freed by recursion.
 const MAX_DEPTH: usize = 200;
 /// The size of a list's item, in bytes.
 const ITEM: u64 = 32;
 
-/// What is left to a rendering.
+/// The bytes that are left to a rendering.
 #[derive(Debug)]
-struct Budget {
-    bytes: AtomicU64,
-    visits: AtomicU64,
-}
+struct Budget(AtomicU64);
 
 impl Object for Budget {}
 
 impl Budget {
     fn of(state: &State) -> Arc<Self> {
-        state.get_or_set_temp_object(BUDGET, || Self {
-            bytes: AtomicU64::new(MAX_BYTES),
-            visits: AtomicU64::new(MAX_VISITS),
-        })
+        state.get_or_set_temp_object(BUDGET, || Self(AtomicU64::new(MAX_BYTES)))
     }
 
-    fn take(left: &AtomicU64, amount: u64) -> Result<(), Error> {
-        let less = |left: u64| left.checked_sub(amount);
-        match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+    fn take(&self, bytes: u64) -> Result<(), Error> {
+        let less = |left: u64| left.checked_sub(bytes);
+        match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
             Ok(_) => Ok(()),
             Err(_) => {
-                left.store(0, Ordering::Relaxed);
+                self.0.store(0, Ordering::Relaxed);
                 Err(refusal("it builds more than a chat template may"))
             }
         }
     }
 
-    fn take_bytes(&self, bytes: u64) -> Result<(), Error> {
-        Self::take(&self.bytes, bytes)
-    }
-
     /// The bytes of the texts in a value.
     fn visit(&self, value: &Value, depth: usize) -> Result<u64, Error> {
-        Self::take(&self.visits, 1)?;
+        self.take(VISIT)?;
         // A namespace is the one value that can come to contain itself.
         let is_namespace = value.as_object().is_some_and(|o| o.type_name().ends_with("Namespace"));
         if is_namespace || depth > MAX_DEPTH {
@@ -94,7 +84,7 @@ impl Budget {
     /// Takes the bytes of a new value: its text, or the places of its items, which it shares with others.
     fn take_value(&self, value: &Value) -> Result<(), Error> {
         self.visit(value, 0)?;
-        self.take_bytes(match value.as_str() {
+        self.take(match value.as_str() {
             Some(text) => text.len() as u64,
             None => value.len().unwrap_or(1) as u64 * ITEM,
         })
@@ -115,14 +105,14 @@ impl<'a, W> Bounded<'a, W> {
 
 impl<W: fmt::Write> fmt::Write for Bounded<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.budget.take_bytes(text.len() as u64).map_err(|_| fmt::Error)?;
+        self.budget.take(text.len() as u64).map_err(|_| fmt::Error)?;
         self.to.write_str(text)
     }
 }
 
 impl<W: io::Write> io::Write for Bounded<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.budget.take_bytes(bytes.len() as u64).map_err(io::Error::other)?;
+        self.budget.take(bytes.len() as u64).map_err(io::Error::other)?;
         self.to.write(bytes)
     }
 
@@ -146,16 +136,22 @@ fn print(state: &State, to: &mut impl fmt::Write, value: &Value) -> Result<(), E
     written.map_err(|_| refusal("it writes more than a chat template may"))
 }
 
-/// Bytes that a filter or a method may add to its arguments in one call.
+/// Bytes that an operator, a filter or a method may have beyond those of its arguments.
 fn growth(name: &str, args: &[Value]) -> u64 {
     let text = |i: usize| args.get(i).and_then(Value::as_str).unwrap_or_default();
-    let counts = args.iter().skip(1).filter_map(|arg| match arg.kind() {
+    let counts = args.iter().filter_map(|arg| match arg.kind() {
         ValueKind::Map => arg.get_attr("width").ok().and_then(|width| width.as_usize()),
         _ => arg.as_usize(),
     });
     let count = counts.max().unwrap_or(0) as u64;
+    let length = |value: &Value| match value.as_str() {
+        Some(text) => text.len() as u64,
+        None if is_list(value) => value.len().unwrap_or(0) as u64 * ITEM,
+        None => 0,
+    };
     let pieces = |pieces: usize| pieces as u64 * ITEM;
     match name {
+        "*" => args.iter().map(length).sum::<u64>().saturating_mul(count),
         "replace" => {
             let found = match text(1) {
                 "" => text(0).len() + 1,
@@ -170,10 +166,9 @@ fn growth(name: &str, args: &[Value]) -> u64 {
         }
         "indent" => (text(0).lines().count() as u64).saturating_mul(count.max(4)),
         "batch" | "slice" => count.saturating_mul(ITEM),
-        "split" if text(1).is_empty() => pieces(text(0).split_whitespace().count()),
-        "split" => pieces(text(0).matches(text(1)).count()),
-        "lines" | "splitlines" => pieces(text(0).lines().count()),
-        "list" | "reverse" | "sort" | "unique" => pieces(text(0).len()),
+        "split" if !text(1).is_empty() => pieces(text(0).matches(text(1)).count()),
+        "split" | "lines" | "splitlines" => pieces(text(0).matches(char::is_whitespace).count()),
+        "list" | "reverse" | "sort" | "unique" | "[:]" => pieces(text(0).len()),
         // A width or a precision of four digits, or from an argument, could be any number.
         "format" => {
             let wide =
@@ -184,7 +179,8 @@ fn growth(name: &str, args: &[Value]) -> u64 {
     }
 }
 
-/// Calls a filter or a method, whose arguments may have as many bytes as a rendering, and takes its value.
+/// Calls an operator, a filter or a method, whose arguments may have as many bytes as a rendering, and takes its
+/// value.
 fn call(
     state: &State,
     name: &str,
@@ -193,11 +189,11 @@ fn call(
 ) -> Result<Value, Error> {
     let budget = Budget::of(state);
     let mut bytes = growth(name, args);
-    budget.take_bytes(bytes)?;
+    budget.take(bytes)?;
     for arg in args {
         bytes = bytes.saturating_add(budget.visit(arg, 0)?);
     }
-    if bytes > budget.bytes.load(Ordering::Relaxed) {
+    if bytes > budget.0.load(Ordering::Relaxed) {
         return Err(refusal("it builds more than a chat template may"));
     }
     let mut value = run()?;
@@ -214,8 +210,8 @@ fn call(
     Ok(value)
 }
 
-/// `a + b` and `a * b` where the operands are no lists or texts.
-fn number(state: &State, expression: &str, a: Value, b: Value) -> Result<Value, Error> {
+/// `a + b` and `a * b` as the library computes them.
+fn computed(state: &State, expression: &str, a: Value, b: Value) -> Result<Value, Error> {
     state.env().compile_expression(expression)?.eval(Value::from_iter([("a", a), ("b", b)]))
 }
 
@@ -224,44 +220,27 @@ fn is_list(value: &Value) -> bool {
 }
 
 fn add(state: &State, a: Value, b: Value) -> Result<Value, Error> {
-    let budget = Budget::of(state);
-    if let (Some(a), Some(b)) = (a.as_i64(), b.as_i64()) {
-        return Ok(Value::from(i128::from(a) + i128::from(b)));
+    match (a.as_i64(), b.as_i64(), a.as_str(), b.as_str()) {
+        (Some(a), Some(b), ..) => Ok(Value::from(i128::from(a) + i128::from(b))),
+        (.., Some(a), Some(b)) => Ok(Value::from([a, b].concat())),
+        _ => computed(state, "a + b", a, b),
     }
-    if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
-        budget.take_bytes((a.len() + b.len()) as u64)?;
-        return Ok(Value::from([a, b].concat()));
-    }
-    if is_list(&a) && is_list(&b) {
-        let items = a.len().unwrap_or(0) + b.len().unwrap_or(0);
-        budget.take_bytes(items as u64 * ITEM)?;
-        return Ok(Value::from_iter(a.try_iter()?.chain(b.try_iter()?)));
-    }
-    number(state, "a + b", a, b)
 }
 
 fn multiply(state: &State, a: Value, b: Value) -> Result<Value, Error> {
-    let length = |value: &Value| match value.as_str() {
-        Some(text) => text.len() as u64,
-        None if is_list(value) => value.len().unwrap_or(0) as u64 * ITEM,
-        None => 0,
-    };
-    let times = a.as_usize().or(b.as_usize()).unwrap_or(0) as u64;
-    Budget::of(state).take_bytes((length(&a) + length(&b)).saturating_mul(times))?;
-    number(state, "a * b", a, b)
+    computed(state, "a * b", a, b)
 }
 
-fn concatenate(state: &State, a: Value, b: Value) -> Result<Value, Error> {
+/// The text that is printed of values, one after the other: `~`, and the filter `string`.
+fn string(state: &State, values: Rest<Value>) -> Result<Value, Error> {
     let mut text = String::new();
-    print(state, &mut text, &a)?;
-    print(state, &mut text, &b)?;
+    values.iter().try_for_each(|value| print(state, &mut text, value))?;
     Ok(Value::from(text))
 }
 
 /// `a[start:stop:step]` as in Python. Minijinja's panics for an empty text and a negative step, and slices of
 /// slices would be iterated by recursion.
 fn slice(
-    state: &State,
     a: Value,
     start: Option<i64>,
     stop: Option<i64>,
@@ -273,82 +252,69 @@ fn slice(
         None if is_list(&a) => a.try_iter()?.collect(),
         None => return Err(refusal("only a text or a list can be sliced")),
     };
-    Budget::of(state).take_bytes(items.len() as u64 * ITEM)?;
     let (count, step) = (i64::try_from(items.len()).unwrap_or(i64::MAX), step.unwrap_or(1));
+    if step == 0 {
+        return Err(refusal("the step of a slice must not be 0"));
+    }
     let (least, most) = if step > 0 { (0, count) } else { (-1, count - 1) };
     let place = |index: i64| match index {
-        ..0 => (index.saturating_add(count)).max(least),
+        ..0 => index.saturating_add(count).max(least),
         _ => index.min(most),
     };
     let (first, end) = if step > 0 { (least, most) } else { (most, least) };
-    let (mut at, end) = (start.map_or(first, place), stop.map_or(end, place));
-    let mut taken = Vec::new();
-    while step != 0 && if step > 0 { at < end } else { at > end } {
-        taken.extend(usize::try_from(at).ok().and_then(|at| items.get(at)).cloned());
-        at = at.saturating_add(step);
-    }
-    match (step, a.as_str()) {
-        (0, _) => Err(refusal("the step of a slice must not be 0")),
-        (_, Some(_)) => Ok(Value::from(taken.iter().filter_map(Value::as_str).collect::<String>())),
-        (_, None) => Ok(Value::from(taken)),
-    }
+    let (first, end) = (start.map_or(first, place), stop.map_or(end, place));
+    let places = std::iter::successors(Some(first), |at| at.checked_add(step));
+    let within = places.take_while(|at| if step > 0 { *at < end } else { *at > end });
+    let taken = within.filter_map(|at| items.get(usize::try_from(at).ok()?));
+    Ok(match a.as_str() {
+        Some(_) => Value::from(taken.filter_map(Value::as_str).collect::<String>()),
+        None => taken.cloned().collect(),
+    })
 }
 
-fn list(state: &State, items: Rest<Value>) -> Result<Value, Error> {
-    let list = Value::from(items.0);
-    Budget::of(state).take_value(&list)?;
-    Ok(list)
+fn list(items: Rest<Value>) -> Value {
+    Value::from(items.0)
 }
 
-fn map(state: &State, pairs: Rest<Value>) -> Result<Value, Error> {
-    let pairs = pairs.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
-    let map: Value = pairs.collect();
-    Budget::of(state).take_value(&map)?;
-    Ok(map)
-}
-
-/// What a namespace may hold.
-fn held(state: &State, value: Value) -> Result<Value, Error> {
-    Budget::of(state).visit(&value, 0)?;
-    Ok(value)
+fn map(pairs: Rest<Value>) -> Value {
+    pairs.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
 }
 
 /// A template whose renderings have a budget.
 pub(super) struct BoundedTemplate {
     environment: Environment<'static>,
-    /// The filters that call a filter or a method within the budget, by the names of those.
-    filters: BTreeMap<String, String>,
-    methods: BTreeMap<String, String>,
+    /// The names of the filters that call a filter or a method of the template within the budget.
+    bounded: BTreeSet<String>,
 }
 
 impl BoundedTemplate {
-    /// # Errors
-    /// If the template does not parse, or includes another.
     pub(super) fn new(mut environment: Environment<'static>, text: String) -> Result<Self, Error> {
         environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment.set_formatter(|out, state, value| print(state, out, value));
-        for (name, filter) in [
+        for (name, run) in [
+            ("+", Value::from_function(add)),
+            ("*", Value::from_function(multiply)),
+            ("~", Value::from_function(string)),
+            ("[:]", Value::from_function(slice)),
+            ("[]", Value::from_function(list)),
+            ("{}", Value::from_function(map)),
+            // What a namespace may hold.
+            ("held!", Value::from_function(|value: Value| value)),
+            // Under their names, since `map` calls filters, too.
             ("replace", Value::from_function(filters::replace)),
             ("join", Value::from_function(filters::join)),
             ("indent", Value::from_function(filters::indent)),
             ("format", Value::from_function(filters::format)),
             ("batch", Value::from_function(filters::batch)),
             ("slice", Value::from_function(filters::slice)),
+            ("string", Value::from_function(string)),
         ] {
-            // Under its name, since `map` calls filters, too.
             environment.add_filter(name, move |state: &State, args: Rest<Value>| {
-                call(state, name, &args, || filter.call(state, &args))
+                call(state, name, &args, || run.call(state, &args))
             });
         }
-        environment.add_filter("+", add);
-        environment.add_filter("*", multiply);
-        environment.add_filter("~", concatenate);
-        environment.add_filter("[:]", slice);
-        environment.add_filter("[]", list);
-        environment.add_filter("{}", map);
-        environment.add_filter("held!", held);
         environment.add_template_owned(NAME, text)?;
-        let (mut filters, mut methods) = (BTreeMap::new(), BTreeMap::new());
+        let mut bounded = BTreeSet::new();
         {
             let template = environment.get_template(NAME)?;
             let compiled = get_compiled_template(&template);
@@ -356,30 +322,30 @@ impl BoundedTemplate {
                 for instruction in (0..).map_while(|i| code.get(i)) {
                     match instruction {
                         Instruction::ApplyFilter(name, ..) => {
-                            filters.insert((*name).to_owned(), format!("filter:{name}"));
+                            bounded.insert(format!("filter:{name}"))
                         }
                         Instruction::CallMethod(name, _) => {
-                            methods.insert((*name).to_owned(), format!("method:{name}"));
+                            bounded.insert(format!("method:{name}"))
                         }
                         Instruction::Include(_) | Instruction::LoadBlocks => {
                             return Err(refusal("a chat template cannot include another"));
                         }
-                        _ => {}
-                    }
+                        _ => false,
+                    };
                 }
             }
         }
-        for (name, bounded) in filters.clone() {
-            environment.add_filter(bounded, move |state: &State, args: Rest<Value>| {
-                call(state, &name, &args, || state.apply_filter(&name, &args))
+        for name in &bounded {
+            let (kind, inner) = name.split_once(':').unwrap_or_default();
+            let (is_filter, inner) = (kind == "filter", inner.to_owned());
+            environment.add_filter(name.clone(), move |state: &State, args: Rest<Value>| {
+                call(state, &inner, &args, || match is_filter {
+                    true => state.apply_filter(&inner, &args),
+                    false => args[0].call_method(state, &inner, &args[1..]),
+                })
             });
         }
-        for (name, bounded) in methods.clone() {
-            environment.add_filter(bounded, move |state: &State, args: Rest<Value>| {
-                call(state, &name, &args, || args[0].call_method(state, &name, &args[1..]))
-            });
-        }
-        Ok(Self { environment, filters, methods })
+        Ok(Self { environment, bounded })
     }
 
     /// The variables that the template reads and does not set.
@@ -388,14 +354,12 @@ impl BoundedTemplate {
         template.map_or_else(|_| HashSet::new(), |template| template.undeclared_variables(false))
     }
 
-    /// # Errors
-    /// The template's own, or that its budget is used up.
     pub(super) fn render(&self, variables: Value) -> Result<String, Error> {
         let template = self.environment.get_template(NAME)?;
         let compiled = get_compiled_template(&template);
-        let code = self.bounded(&compiled.instructions);
+        let code = self.rewritten(&compiled.instructions);
         let blocks =
-            compiled.blocks.iter().map(|(name, code)| (*name, self.bounded(code))).collect();
+            compiled.blocks.iter().map(|(name, code)| (*name, self.rewritten(code))).collect();
         let mut text = String::new();
         let mut output = make_string_output(&mut text);
         let vm = Vm::new(&self.environment);
@@ -409,9 +373,12 @@ impl BoundedTemplate {
     /// The instructions, with those that build a value replaced by filters.
     ///
     /// What takes more than one instruction stands at the end, so that no target of a jump changes.
-    fn bounded<'a>(&'a self, code: &Instructions<'a>) -> Instructions<'a> {
+    fn rewritten<'a>(&'a self, code: &Instructions<'a>) -> Instructions<'a> {
         const UNCACHED: u8 = u8::MAX;
         let filter = |name, args| Instruction::ApplyFilter(name, args, UNCACHED);
+        let known = |kind: &str, name: &str| {
+            self.bounded.get(&format!("{kind}:{name}")).map_or("", String::as_str)
+        };
         let mut bounded = Instructions::new(code.name(), code.source());
         let mut ends = Vec::new();
         let length = code.len() as u32;
@@ -428,13 +395,8 @@ impl BoundedTemplate {
                 Instruction::BuildMap(n) if u16::try_from(n * 2).is_ok() => {
                     filter("{}", Some(*n as u16 * 2))
                 }
-                Instruction::ApplyFilter(name, args, _) => {
-                    filter(self.filters.get(*name).map_or(*name, String::as_str), *args)
-                }
-                Instruction::CallMethod(name, args) => match self.methods.get(*name) {
-                    Some(method) => filter(method, *args),
-                    None => instruction.clone(),
-                },
+                Instruction::ApplyFilter(name, args, _) => filter(known("filter", name), *args),
+                Instruction::CallMethod(name, args) => filter(known("method", name), *args),
                 Instruction::EmitRaw(text) => {
                     let text = Instruction::LoadConst(Value::from(*text));
                     ends.extend([text, Instruction::Emit, Instruction::Jump(i + 1)]);
