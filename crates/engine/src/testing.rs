@@ -76,6 +76,7 @@ impl FakeConfig {
 struct Records {
     requests: Vec<GenerateRequest>,
     staged: Vec<(PolicyVersion, Option<PathBuf>)>,
+    next_stage_error: Option<EngineError>,
     /// The color staged last.
     color: Option<Color>,
     /// The color of the canary.
@@ -147,6 +148,11 @@ impl FakeEngine {
     /// Sets what [`Engine::trouble`] returns.
     pub fn set_trouble(&self, trouble: Option<&str>) {
         self.records().trouble = trouble.map(str::to_owned);
+    }
+
+    /// Makes the next staging fail.
+    pub fn fail_next_stage(&self, error: EngineError) {
+        self.records().next_stage_error = Some(error);
     }
 
     /// The log-probability of a token: a fixed negative function of its id.
@@ -299,6 +305,9 @@ impl Publisher for FakeEngine {
         version: PolicyVersion,
         adapter: Option<&Path>,
     ) -> Result<(), EngineError> {
+        if let Some(error) = self.records().next_stage_error.take() {
+            return Err(error);
+        }
         self.records().color = None;
         let color = match self.admission.color_of(version) {
             Some(color) => color,
