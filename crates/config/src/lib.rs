@@ -81,7 +81,7 @@ pub fn differences(config: &Config) -> Result<Vec<(String, String)>, toml::ser::
 /// Keys without a default, which the serialized default configuration therefore does not contain, each
 /// with a value of its type.
 const OPTIONAL: [(&str, Value); 2] =
-    [("run.warnings.reward_max", Value::Float(0.0)), ("train.warmup_steps", Value::Integer(0))];
+    [("run.warnings.reward_max", Value::Float(0.0)), ("train.warmup_steps", Value::Float(0.0))];
 
 /// Parses and validates TOML, without the environment.
 ///

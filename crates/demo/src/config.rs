@@ -167,7 +167,7 @@ fn train(steps: u64, seed: u64) -> TrainConfig {
         samples_per_step: SAMPLES_PER_STEP,
         // All else is the default.
         learning_rate: PeakRate::Fixed(LEARNING_RATE),
-        warmup_steps: Some(2),
+        warmup_steps: Some(2.0),
         ..TrainConfig::default()
     }
 }

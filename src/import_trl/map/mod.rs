@@ -149,7 +149,7 @@ impl TrlConversion {
         }
         self.evaluation()?;
         if let Some(limit) = self.options.count("save_total_limit")? {
-            self.settings.set_count("train.keep_checkpoints", limit.max(1), "save_total_limit");
+            self.settings.set_count("policy.keep_versions", limit.max(2), "save_total_limit");
         }
         Ok(())
     }
@@ -285,7 +285,7 @@ impl TrlConversion {
             } else if name == "warmup_steps" && value == 0.0 {
                 self.settings.set_count("train.warmup_steps", 0, name);
             } else {
-                self.settings.set("train.warmup_ratio", value, name);
+                self.settings.set("train.warmup_steps", value, name);
             }
             is_set |= value > 0.0;
         }

@@ -56,7 +56,7 @@ fn memory_optimized_configuration_of_the_guides() {
     let (train, rollout) = (&config.train, &config.rollout);
     assert_eq!(config.data.dir.to_str(), Some("outputs/run"));
     assert_eq!(
-        (train.learning_rate, train.warmup_ratio, train.epochs),
+        (train.learning_rate, train.warmup_steps, train.epochs),
         (PeakRate::Fixed(5e-6), 0.1, 1.0)
     );
     assert_eq!((train.adam_beta1, train.adam_beta2, train.weight_decay), (0.9, 0.99, 0.1));
@@ -168,7 +168,7 @@ fn a_file_of_trls_command_line() {
             (32, 64.0, PeakRate::Fixed(5e-6))
         );
         assert_eq!((train.loss, train.advantage_scale), (LossKind::DrGrpo, AdvantageScale::None));
-        assert_eq!((train.warmup_ratio, train.warmup_steps), (0.1, None));
+        assert_eq!(train.warmup_steps, Some(0.1));
         assert_eq!(train.recompute, Recompute::Always);
         assert!(imported.toml.contains("# function = \"accuracy_reward\"\n"), "{}", imported.toml);
     }

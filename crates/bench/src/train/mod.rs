@@ -113,7 +113,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         compute: options.compute,
         threads,
         learning_rate: PeakRate::Fixed(1e-5),
-        warmup_steps: Some(0),
+        warmup_steps: Some(0.0),
         // The whole step in one pass.
         micro_batch: usize::MAX,
         max_sampler_difference: 0.0,

@@ -21,7 +21,7 @@ fn common(config: &Config) {
     assert_eq!(train.lora.target_modules, LinearKind::ALL.map(LinearKind::as_str).into());
     assert_eq!((train.clip_low, train.clip_high), (0.2, 0.2));
     // A tenth of the run is warm-up, and the run is one epoch.
-    assert_eq!((train.warmup_ratio, train.epochs, train.lora.dropout), (0.1, 1.0, 0.05));
+    assert_eq!((train.warmup_steps, train.epochs, train.lora.dropout), (Some(0.1), 1.0, 0.05));
     // A step consists of whole groups.
     assert_eq!(train.samples_per_step % config.rollout.group_size, 0);
 }

@@ -110,6 +110,16 @@ pub mod ranges {
         Err(Problem::value(key, value, "greater than 0 and at most 1"))
     }
 
+    /// A whole number of steps, or a share of them below 1, if there is a value.
+    pub fn steps_or_share(key: &str, value: &Option<f64>) -> Checked {
+        match value {
+            Some(steps) if !(*steps >= 0.0 && (*steps < 1.0 || steps.fract() == 0.0)) => {
+                Err(Problem::value(key, steps, "a number of steps, or a share of them below 1"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// As [`config::finite`], if there is a value.
     pub fn finite_if_any(key: &str, value: &Option<f64>) -> Checked {
         value.map_or(Ok(()), |value| config::finite(key, value))

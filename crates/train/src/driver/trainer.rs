@@ -91,8 +91,6 @@ pub(super) struct Trainer<'a> {
     pub(super) pools: &'a ThreadPools,
     pub(super) learner: Learner,
     pub(super) progress: TrainProgress,
-    /// When the last publication began, or the trainer started.
-    pub(super) last_publication: Instant,
     /// Wakes this thread at the end of a publication.
     pub(super) wake: Sender<TrainCommand>,
     pub(super) marker: AttemptMarker,
@@ -549,15 +547,12 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Starts to publish the weights every `policy.publish_every` steps or `policy.publish_seconds`, and if
+    /// Starts to publish the weights every `policy.publish_every` steps, and if
     /// no step follows (`is_last`), unless another version was activated: the trainer continues from that
     /// one.
     fn propose(&mut self, is_last: bool) -> Result<TrainPhase, TrainFailure> {
-        let policy = &self.setup.policy;
         let steps = self.progress.unpublished_steps;
-        let limit = Duration::from_secs(policy.publish_seconds);
-        let is_late = !limit.is_zero() && self.last_publication.elapsed() >= limit;
-        let is_due = steps >= policy.publish_every || steps > 0 && (is_last || is_late);
+        let is_due = steps >= self.setup.policy.publish_every || steps > 0 && is_last;
         let is_free = self.progress.hold.is_none() && !self.has_new_activation();
         if is_due && is_free { self.publish() } else { Ok(TrainPhase::Idle) }
     }
@@ -580,7 +575,6 @@ impl Trainer<'_> {
 impl Trainer<'_> {
     /// Starts to publish the weights. No other publication may be in progress.
     pub(super) fn publish(&mut self) -> Result<TrainPhase, TrainFailure> {
-        self.last_publication = Instant::now();
         Ok(TrainPhase::Publishing(Publication::start(
             self.setup,
             (self.runtime, &self.pools.probe, self.wake.clone()),

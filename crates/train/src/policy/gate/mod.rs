@@ -292,7 +292,7 @@ async fn check_rewards(
             }
         }
         let name = format!("exam/{route}");
-        if !not_below(checks, &name, &scores.totals, -config.exam_margin) {
+        if !not_below(checks, &name, &scores.totals, 0.0) {
             return;
         }
         let mean = MeanBounds::of(&scores.own, CONFIDENCE).map(|bounds| bounds.mean);
