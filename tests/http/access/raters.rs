@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use hone::config::KeyScope;
 use hone_core::types::{InteractionId, SampleId, rater_id};
 
-use crate::server::{Server, ask, key, read};
+use crate::server::{Server, ask, key, merged, ok, read};
 
 /// A route whose ratings need a majority.
 const MAJORITY: &str = "[[route]]\nname = \"users\"\n[[route.reward]]\nname = \"thumbs\"\n\
@@ -30,14 +30,12 @@ async fn post(server: &Server, path: &str, key: &str, body: &Value) -> (u16, Val
 
 /// A completion for the key `app`.
 async fn asked(server: &Server, more: Value) -> String {
-    let (status, answer) = post(server, "/v1/chat/completions", "app", &ask(more)).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(post(server, "/v1/chat/completions", "app", &ask(more)).await);
     answer["id"].as_str().unwrap().to_owned()
 }
 
 async fn rate(server: &Server, key: &str, id: &str, more: Value) -> (u16, Value) {
-    let mut body = json!({"completion_id": id, "name": "thumbs", "value": 1});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let body = merged(json!({"completion_id": id, "name": "thumbs", "value": 1}), more);
     post(server, "/v1/feedback", key, &body).await
 }
 
@@ -90,9 +88,7 @@ async fn end_users_of_one_key_are_raters_of_their_own() {
     let server = server().await;
     let id = asked(&server, json!({})).await;
     for (user, value) in [("ann", 1), ("bob", 0), ("cid", 0)] {
-        let (status, answer) =
-            rate(&server, "app", &id, json!({"end_user": user, "value": value})).await;
-        assert_eq!(status, 200, "{answer}");
+        ok(rate(&server, "app", &id, json!({"end_user": user, "value": value})).await);
     }
     assert_eq!((raters(&server, &id).len(), value(&server, &id)), (3, Some(0.0)));
     // A later rating of one of them replaces that one's.
@@ -142,8 +138,7 @@ async fn an_end_user_or_the_whole_key_is_quarantined() {
     let server = Server::with(|s| s.server.client_keys = vec!["app".to_owned()]).await;
     let id = asked(&server, json!({})).await;
     let reason = async |user: &str| {
-        let (status, answer) = rate(&server, "app", &id, json!({"end_user": user})).await;
-        assert_eq!(status, 200, "{answer}");
+        let answer = ok(rate(&server, "app", &id, json!({"end_user": user})).await);
         answer["reason"].clone()
     };
     assert_eq!(reason("ann").await, Value::Null);

@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 
 use hone_core::types::InteractionId;
 
-use super::error;
-use crate::server::{Server, ask, read};
+use crate::server::{Server, ask, error, ok, read};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -37,8 +36,7 @@ async fn get(server: &Server, key: &str, path: &str) -> (u16, Value) {
 
 /// A completion for a key; its id.
 async fn chat(server: &Server, key: &str, more: Value) -> String {
-    let (status, answer) = send(server, key, Method::POST, PATH, Some(&ask(more))).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(send(server, key, Method::POST, PATH, Some(&ask(more))).await);
     answer["id"].as_str().unwrap().to_owned()
 }
 
