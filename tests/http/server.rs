@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use reqwest::{Client, Response};
+use reqwest::{Client, Method, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -323,6 +323,29 @@ impl Server {
     pub async fn chat_as(&self, key: &str, body: &Value) -> Response {
         let request = self.client.post(self.url("/v1/chat/completions"));
         request.bearer_auth(key).json(body).send().await.unwrap()
+    }
+
+    /// A request with a bearer key.
+    pub async fn as_key(
+        &self,
+        key: &str,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> (u16, Value) {
+        let mut request = self.client.request(method, self.url(path)).bearer_auth(key);
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        read(request.send().await.unwrap()).await
+    }
+
+    pub async fn get_as(&self, key: &str, path: &str) -> (u16, Value) {
+        self.as_key(key, Method::GET, path, None).await
+    }
+
+    pub async fn post_as(&self, key: &str, path: &str, body: &Value) -> (u16, Value) {
+        self.as_key(key, Method::POST, path, Some(body)).await
     }
 
     pub async fn send(&self, path: &str, body: &Value) -> Response {

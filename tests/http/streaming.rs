@@ -30,11 +30,8 @@ fn masked(text: &str) -> String {
 
 /// The events of a stream, without `[DONE]`.
 pub fn chunks(text: &str) -> Vec<Value> {
-    text.split("\n\n")
-        .filter_map(|event| event.strip_prefix("data: "))
-        .filter(|data| *data != "[DONE]")
-        .map(|data| serde_json::from_str(data).unwrap())
-        .collect()
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]

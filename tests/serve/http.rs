@@ -1,11 +1,9 @@
-//! What clients of the HTTP surface get from each engine: sampling parameters, streams, limits,
-//! disconnects and the end of the daemon. `tests/http` covers the surface itself with a scripted engine.
+//! What clients of the HTTP surface get from each engine: sampling parameters, streams and the end of the
+//! daemon. `tests/http` covers the surface itself with a scripted engine.
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 
-use futures::future::join_all;
 use serde_json::{Value, json};
 
 use hone_engine::EngineBackend;
@@ -75,26 +73,6 @@ fn chunks(stream: &str) -> Vec<Value> {
     let chunks = events.filter(|data| *data != "[DONE]");
     chunks.map(|data| serde_json::from_str(data).unwrap()).collect()
 }
-
-/// The value of a metric, written with its labels.
-async fn metric(daemon: &Daemon, series: &str) -> f64 {
-    let text = daemon.metrics().await;
-    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-    line.map_or(0.0, |value| value.parse().unwrap())
-}
-
-/// Waits until a metric has a value.
-async fn until(daemon: &Daemon, series: &str, wanted: f64) {
-    for _ in 0..600 {
-        if metric(daemon, series).await == wanted {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("{series} is not {wanted}:\n{}", daemon.metrics().await);
-}
-
-const LIVE: &str = "hone_engine_sequences{priority=\"live\"}";
 
 async fn sampling_parameters_have_their_effect(backend: EngineBackend) {
     let dir = tempfile::tempdir().unwrap();

@@ -1,10 +1,9 @@
 //! Lists of feedback: posted at once, and what a key has posted.
 
 use insta::assert_snapshot;
-use reqwest::header::AUTHORIZATION;
 use serde_json::{Value, json};
 
-use crate::server::{Server, ask, error, ok, read};
+use crate::server::{Server, ask, error, ok};
 
 const PATH: &str = "/v1/feedback";
 
@@ -92,22 +91,12 @@ async fn malformed_lists_are_refused() {
     "#);
 }
 
-/// A request to `path` with a key.
-async fn with_key(server: &Server, key: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
-    let url = server.url(path);
-    let request = match body {
-        Some(body) => server.client.post(url).json(body),
-        None => server.client.get(url),
-    };
-    read(request.header(AUTHORIZATION, format!("Bearer {key}")).send().await.unwrap()).await
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_lists_what_it_has_posted_on_a_completion() {
     let server =
         Server::with(|s| s.server.client_keys = vec!["alice".to_owned(), "bob".to_owned()]).await;
     let chat = ask(json!({"n": 2}));
-    let (_, answer) = with_key(&server, "alice", "/v1/chat/completions", Some(&chat)).await;
+    let (_, answer) = server.post_as("alice", "/v1/chat/completions", &chat).await;
     let id = answer["id"].as_str().unwrap();
     let posts = [
         ("alice", json!({"completion_id": id, "name": "thumbs", "value": 0})),
@@ -117,10 +106,10 @@ async fn a_key_lists_what_it_has_posted_on_a_completion() {
         ("bob", json!({"completion_id": id, "name": "thumbs", "value": 0.5})),
     ];
     for (key, body) in &posts {
-        ok(with_key(&server, key, PATH, Some(body)).await);
+        ok(server.post_as(key, PATH, body).await);
     }
     let list = format!("{PATH}?completion_id={id}");
-    let (status, answer) = with_key(&server, "alice", &list, None).await;
+    let (status, answer) = server.get_as("alice", &list).await;
     assert_eq!((status, &answer["object"]), (200, &json!("list")), "{answer}");
     let found: Vec<Value> = answer["data"].as_array().unwrap().clone();
     assert!(found.iter().all(|item| {
@@ -152,13 +141,12 @@ async fn a_key_lists_what_it_has_posted_on_a_completion() {
         expected.sort_by_key(Value::to_string);
         expected
     });
-    let (_, answer) = with_key(&server, "bob", &list, None).await;
+    let (_, answer) = server.get_as("bob", &list).await;
     assert_eq!(answer["data"].as_array().unwrap().len(), 1);
     assert_eq!(answer["data"][0]["value"], 0.5);
     // Unstored, unknown and missing ids.
     let (_, unstored) =
-        with_key(&server, "alice", "/v1/chat/completions", Some(&ask(json!({"store": false}))))
-            .await;
+        server.post_as("alice", "/v1/chat/completions", &ask(json!({"store": false}))).await;
     let unstored = unstored["id"].as_str().unwrap();
     for (path, status, code) in [
         (format!("{PATH}?completion_id={unstored}"), 404, "completion_not_stored"),
@@ -167,7 +155,7 @@ async fn a_key_lists_what_it_has_posted_on_a_completion() {
         (format!("{PATH}?completion_id=x"), 400, "invalid_value"),
         (format!("{list}&name=thumbs"), 400, "unsupported_parameter"),
     ] {
-        let (found, answer) = with_key(&server, "alice", &path, None).await;
+        let (found, answer) = server.get_as("alice", &path).await;
         assert_eq!((found, &answer["error"]["code"]), (status, &json!(code)), "{path}");
     }
 }

@@ -102,18 +102,14 @@ async fn a_correction_that_cannot_be_used_is_answered_with_the_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quarantined_keys_correction_is_not_trained_on() {
     let server = Server::with(|s| s.server.client_keys = vec!["secret".to_owned()]).await;
-    let post = async |path: &str, body: &Value| -> Value {
-        let request = server.client.post(server.url(path)).bearer_auth("secret").json(body);
-        request.send().await.unwrap().json().await.unwrap()
-    };
-    let asked = post("/v1/chat/completions", &ask(json!({}))).await;
+    let asked = server.post_as("secret", "/v1/chat/completions", &ask(json!({}))).await.1;
     let id = id_of(&asked);
     server.store.flush().await.unwrap();
     let key_id = server.store.interaction(id).unwrap().unwrap().key_id.unwrap();
     let row = QuarantinedKey { key_id, reason: "{}".to_owned(), since: 1 };
     server.store.commit(vec![Op::Quarantine(row)]).await.unwrap();
     let body = json!({"completion_id": asked["id"], "correction": "Five."});
-    let answer = post("/v1/feedback", &body).await;
+    let answer = server.post_as("secret", "/v1/feedback", &body).await.1;
     assert_eq!((&answer["trained"], &answer["reason"]), (&json!(false), &json!("quarantined")));
 }
 
