@@ -14,8 +14,7 @@ use serde::Deserialize;
 
 use hone_core::types::{FinishReason, Message, PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{
-    Completion, EngineBackend, EngineError, EngineLoad, Event, GenerateRequest, Generation,
-    Priority,
+    Completion, EngineBackend, EngineError, EngineLoad, Event, GenerateRequest, Priority,
 };
 
 #[path = "../serve/backend.rs"]
