@@ -77,6 +77,10 @@ fn an_error_before_any_output_is_reported_despite_a_closed_pipe() {
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).starts_with("error: "), "{}", stderr(&output));
+    assert!(
+        !Path::new("no-such-directory").exists(),
+        "reading statistics must not create a ledger"
+    );
 }
 
 #[test]

@@ -222,6 +222,8 @@ fn values_out_of_range_are_refused() {
     );
     assert_snapshot!(error(&format!("{native}replicas = 2")), @r#"engine.replicas is 2: it must be 1 with engine.backend = "native", which runs up to engine.slots sequences in one batch"#);
     assert_snapshot!(error("[engine]\nbackend = \"vllm\""), @r#"engine.backend is "vllm": it must be "mistralrs" or "native""#);
+    assert_snapshot!(error("[model]\nnames = ['a', 'a']"), @r#"model.names[1] is "a": it must be a name that occurs once"#);
+    assert!(error("[model]\nnames = ['']").starts_with(r#"model.names[0] is """#));
     assert_snapshot!(error("[engine]\nslots = 0"), @"engine.slots is 0: it must be from 1 to 65536");
     assert!(
         error("[rollout]\nsampler = \"fast\"")

@@ -17,7 +17,7 @@ use hone_reward::sandbox::{Setup as SandboxSetup, testing};
 use hone_reward::tools::GradersConfig;
 use hone_reward::{GraderEndpoint, LazySandbox, Routes, Tools};
 
-use crate::server::{Server, eventually, key, within_a_minute};
+use crate::server::{Server, eventually, key, ok, within_a_minute};
 
 async fn post_json(server: &Server, path: &str, body: &Value) -> (u16, Value) {
     let url = format!("http://{}/v1/fine_tuning/alpha/graders/{path}", server.addr);
@@ -27,8 +27,7 @@ async fn post_json(server: &Server, path: &str, body: &Value) -> (u16, Value) {
 
 async fn run(server: &Server, grader: Value, item: Value, sample: &str) -> Value {
     let body = json!({"grader": grader, "item": item, "model_sample": sample});
-    let (status, answer) = post_json(server, "run", &body).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(post_json(server, "run", &body).await);
     answer
 }
 
@@ -315,8 +314,7 @@ async fn graders_that_cost_something_need_a_permission() {
     .await;
     let (status, answer) = post_json(&listed, "validate", &json!({"grader": long})).await;
     assert!(status == 400 && answer.to_string().contains("at most 100 are allowed"), "{answer}");
-    let (status, answer) = post_json(&listed, "validate", &json!({"grader": grader})).await;
-    assert_eq!(status, 200, "{answer}");
+    ok(post_json(&listed, "validate", &json!({"grader": grader})).await);
     // A route that asks a model permits it. Building the route needs an endpoint.
     let config =
         GradersConfig { base_url: "http://127.0.0.1:9/v1".to_owned(), ..GradersConfig::default() };
