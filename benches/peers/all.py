@@ -66,7 +66,6 @@ samples_per_step = {count}
 learning_rate = 1e-7
 warmup_steps = 0
 beta = {beta}
-threads = {threads}
 compute = "{compute}"
 lora = {{ r = {rank}, alpha = {alpha} }}
 [[route]]
@@ -254,7 +253,7 @@ class Bench:
             with open(config, "w") as file:
                 file.write(CONFIG.format(
                     scratch=scratch, model=self.model, count=count, group_size=GROUP, beta=BETA, rank=RANK,
-                    alpha=2 * RANK, threads=self.threads, compute=compute, last=shape["warm_up"] + shape["steps"],
+                    alpha=2 * RANK, compute=compute, last=shape["warm_up"] + shape["steps"],
                     dataset=os.path.join(ROOT, "datasets", "additions.jsonl"), **shape))
             _, peak = self.run_hone("train", "--config", config)
             with open(os.path.join(scratch, "data", "run", "steps.jsonl")) as file:

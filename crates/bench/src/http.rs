@@ -94,7 +94,7 @@ fn config(options: &HttpBenchOptions, dir: &Path) -> Config {
             bind: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             ..ServerConfig::default()
         },
-        data: DataConfig { dir: dir.join("data"), ..DataConfig::default() },
+        data: DataConfig { dir: dir.join("data"), min_free_bytes: 0 },
         engine: EngineConfig { replicas: cores().clamp(1, 8), ..EngineConfig::default() },
         log: LogConfig { level: "warn".to_owned(), ..LogConfig::default() },
         ..Config::default()

@@ -49,7 +49,7 @@ pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize)
             shutdown_grace_seconds: 10,
             ..ServerConfig::default()
         },
-        data: DataConfig { dir: dir.to_owned(), ..DataConfig::default() },
+        data: DataConfig { dir: dir.to_owned(), min_free_bytes: 0 },
         engine: EngineConfig { replicas: cores.clamp(1, 8), ..EngineConfig::default() },
         rollout: RolloutConfig {
             group_size: GROUP_SIZE,

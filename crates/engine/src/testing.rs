@@ -305,10 +305,10 @@ impl Publisher for FakeEngine {
         version: PolicyVersion,
         adapter: Option<&Path>,
     ) -> Result<(), EngineError> {
+        self.records().color = None;
         if let Some(error) = self.records().next_stage_error.take() {
             return Err(error);
         }
-        self.records().color = None;
         let color = match self.admission.color_of(version) {
             Some(color) => color,
             None => {

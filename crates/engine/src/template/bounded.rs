@@ -27,38 +27,48 @@ const BUDGET: &str = "hone_budget";
 const MAX_INSTRUCTIONS: u64 = 5_000_000;
 /// Most bytes that the values of a rendering have, together. A megabyte of messages takes about ten.
 const MAX_BYTES: u64 = 256 << 20;
-/// What a visit of a value inside of a list or map costs, as bytes. It takes some ten nanoseconds.
-const VISIT: u64 = 25;
+/// Most values that a rendering visits inside of lists and maps. Each takes some ten nanoseconds.
+const MAX_VISITS: u64 = 10_000_000;
 /// Most levels of lists and maps within each other, since values are visited and freed by recursion.
 const MAX_DEPTH: usize = 200;
 /// The size of a list's item, in bytes.
 const ITEM: u64 = 32;
 
-/// The bytes that are left to a rendering.
+/// What is left to a rendering.
 #[derive(Debug)]
-struct Budget(AtomicU64);
+struct Budget {
+    bytes: AtomicU64,
+    visits: AtomicU64,
+}
 
 impl Object for Budget {}
 
 impl Budget {
     fn of(state: &State) -> Arc<Self> {
-        state.get_or_set_temp_object(BUDGET, || Self(AtomicU64::new(MAX_BYTES)))
+        state.get_or_set_temp_object(BUDGET, || Self {
+            bytes: AtomicU64::new(MAX_BYTES),
+            visits: AtomicU64::new(MAX_VISITS),
+        })
     }
 
-    fn take(&self, bytes: u64) -> Result<(), Error> {
-        let less = |left: u64| left.checked_sub(bytes);
-        match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+    fn take(left: &AtomicU64, amount: u64) -> Result<(), Error> {
+        let less = |left: u64| left.checked_sub(amount);
+        match left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
             Ok(_) => Ok(()),
             Err(_) => {
-                self.0.store(0, Ordering::Relaxed);
+                left.store(0, Ordering::Relaxed);
                 Err(refusal("it builds more than a chat template may"))
             }
         }
     }
 
+    fn take_bytes(&self, bytes: u64) -> Result<(), Error> {
+        Self::take(&self.bytes, bytes)
+    }
+
     /// The bytes of the texts in a value.
     fn visit(&self, value: &Value, depth: usize) -> Result<u64, Error> {
-        self.take(VISIT)?;
+        Self::take(&self.visits, 1)?;
         // A namespace is the one value that can come to contain itself.
         let is_namespace = value.as_object().is_some_and(|o| o.type_name().ends_with("Namespace"));
         if is_namespace || depth > MAX_DEPTH {
@@ -84,7 +94,7 @@ impl Budget {
     /// Takes the bytes of a new value: its text, or the places of its items, which it shares with others.
     fn take_value(&self, value: &Value) -> Result<(), Error> {
         self.visit(value, 0)?;
-        self.take(match value.as_str() {
+        self.take_bytes(match value.as_str() {
             Some(text) => text.len() as u64,
             None => value.len().unwrap_or(1) as u64 * ITEM,
         })
@@ -105,14 +115,14 @@ impl<'a, W> Bounded<'a, W> {
 
 impl<W: fmt::Write> fmt::Write for Bounded<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.budget.take(text.len() as u64).map_err(|_| fmt::Error)?;
+        self.budget.take_bytes(text.len() as u64).map_err(|_| fmt::Error)?;
         self.to.write_str(text)
     }
 }
 
 impl<W: io::Write> io::Write for Bounded<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.budget.take(bytes.len() as u64).map_err(io::Error::other)?;
+        self.budget.take_bytes(bytes.len() as u64).map_err(io::Error::other)?;
         self.to.write(bytes)
     }
 
@@ -139,19 +149,13 @@ fn print(state: &State, to: &mut impl fmt::Write, value: &Value) -> Result<(), E
 /// Bytes that an operator, a filter or a method may have beyond those of its arguments.
 fn growth(name: &str, args: &[Value]) -> u64 {
     let text = |i: usize| args.get(i).and_then(Value::as_str).unwrap_or_default();
-    let counts = args.iter().filter_map(|arg| match arg.kind() {
+    let counts = args.iter().skip(1).filter_map(|arg| match arg.kind() {
         ValueKind::Map => arg.get_attr("width").ok().and_then(|width| width.as_usize()),
         _ => arg.as_usize(),
     });
     let count = counts.max().unwrap_or(0) as u64;
-    let length = |value: &Value| match value.as_str() {
-        Some(text) => text.len() as u64,
-        None if is_list(value) => value.len().unwrap_or(0) as u64 * ITEM,
-        None => 0,
-    };
     let pieces = |pieces: usize| pieces as u64 * ITEM;
     match name {
-        "*" => args.iter().map(length).sum::<u64>().saturating_mul(count),
         "replace" => {
             let found = match text(1) {
                 "" => text(0).len() + 1,
@@ -168,7 +172,7 @@ fn growth(name: &str, args: &[Value]) -> u64 {
         "batch" | "slice" => count.saturating_mul(ITEM),
         "split" if !text(1).is_empty() => pieces(text(0).matches(text(1)).count()),
         "split" | "lines" | "splitlines" => pieces(text(0).matches(char::is_whitespace).count()),
-        "list" | "reverse" | "sort" | "unique" | "[:]" => pieces(text(0).len()),
+        "list" | "reverse" | "sort" | "unique" => pieces(text(0).len()),
         // A width or a precision of four digits, or from an argument, could be any number.
         "format" => {
             let wide =
@@ -179,7 +183,7 @@ fn growth(name: &str, args: &[Value]) -> u64 {
     }
 }
 
-/// Calls an operator, a filter or a method, whose arguments may have as many bytes as a rendering, and takes its
+/// Calls a filter or a method, whose arguments may have as many bytes as a rendering, and takes its
 /// value.
 fn call(
     state: &State,
@@ -189,11 +193,11 @@ fn call(
 ) -> Result<Value, Error> {
     let budget = Budget::of(state);
     let mut bytes = growth(name, args);
-    budget.take(bytes)?;
+    budget.take_bytes(bytes)?;
     for arg in args {
         bytes = bytes.saturating_add(budget.visit(arg, 0)?);
     }
-    if bytes > budget.0.load(Ordering::Relaxed) {
+    if bytes > budget.bytes.load(Ordering::Relaxed) {
         return Err(refusal("it builds more than a chat template may"));
     }
     let mut value = run()?;
@@ -220,14 +224,30 @@ fn is_list(value: &Value) -> bool {
 }
 
 fn add(state: &State, a: Value, b: Value) -> Result<Value, Error> {
-    match (a.as_i64(), b.as_i64(), a.as_str(), b.as_str()) {
-        (Some(a), Some(b), ..) => Ok(Value::from(i128::from(a) + i128::from(b))),
-        (.., Some(a), Some(b)) => Ok(Value::from([a, b].concat())),
-        _ => computed(state, "a + b", a, b),
+    let budget = Budget::of(state);
+    if let (Some(a), Some(b)) = (a.as_i64(), b.as_i64()) {
+        return Ok(Value::from(i128::from(a) + i128::from(b)));
     }
+    if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
+        budget.take_bytes((a.len() + b.len()) as u64)?;
+        return Ok(Value::from([a, b].concat()));
+    }
+    if is_list(&a) && is_list(&b) {
+        let items = a.len().unwrap_or(0) + b.len().unwrap_or(0);
+        budget.take_bytes(items as u64 * ITEM)?;
+        return Ok(Value::from_iter(a.try_iter()?.chain(b.try_iter()?)));
+    }
+    computed(state, "a + b", a, b)
 }
 
 fn multiply(state: &State, a: Value, b: Value) -> Result<Value, Error> {
+    let length = |value: &Value| match value.as_str() {
+        Some(text) => text.len() as u64,
+        None if is_list(value) => value.len().unwrap_or(0) as u64 * ITEM,
+        None => 0,
+    };
+    let times = a.as_usize().or(b.as_usize()).unwrap_or(0) as u64;
+    Budget::of(state).take_bytes((length(&a) + length(&b)).saturating_mul(times))?;
     computed(state, "a * b", a, b)
 }
 
@@ -241,6 +261,7 @@ fn string(state: &State, values: Rest<Value>) -> Result<Value, Error> {
 /// `a[start:stop:step]` as in Python. Minijinja's panics for an empty text and a negative step, and slices of
 /// slices would be iterated by recursion.
 fn slice(
+    state: &State,
     a: Value,
     start: Option<i64>,
     stop: Option<i64>,
@@ -252,6 +273,7 @@ fn slice(
         None if is_list(&a) => a.try_iter()?.collect(),
         None => return Err(refusal("only a text or a list can be sliced")),
     };
+    Budget::of(state).take_bytes(items.len() as u64 * ITEM)?;
     let (count, step) = (i64::try_from(items.len()).unwrap_or(i64::MAX), step.unwrap_or(1));
     if step == 0 {
         return Err(refusal("the step of a slice must not be 0"));
@@ -272,12 +294,23 @@ fn slice(
     })
 }
 
-fn list(items: Rest<Value>) -> Value {
-    Value::from(items.0)
+fn list(state: &State, items: Rest<Value>) -> Result<Value, Error> {
+    let list = Value::from(items.0);
+    Budget::of(state).take_value(&list)?;
+    Ok(list)
 }
 
-fn map(pairs: Rest<Value>) -> Value {
-    pairs.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
+fn map(state: &State, pairs: Rest<Value>) -> Result<Value, Error> {
+    let pairs = pairs.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
+    let map: Value = pairs.collect();
+    Budget::of(state).take_value(&map)?;
+    Ok(map)
+}
+
+/// What a namespace may hold.
+fn held(state: &State, value: Value) -> Result<Value, Error> {
+    Budget::of(state).visit(&value, 0)?;
+    Ok(value)
 }
 
 /// A template whose renderings have a budget.
@@ -292,14 +325,6 @@ impl BoundedTemplate {
         environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment.set_formatter(|out, state, value| print(state, out, value));
         for (name, run) in [
-            ("+", Value::from_function(add)),
-            ("*", Value::from_function(multiply)),
-            ("~", Value::from_function(string)),
-            ("[:]", Value::from_function(slice)),
-            ("[]", Value::from_function(list)),
-            ("{}", Value::from_function(map)),
-            // What a namespace may hold.
-            ("held!", Value::from_function(|value: Value| value)),
             // Under their names, since `map` calls filters, too.
             ("replace", Value::from_function(filters::replace)),
             ("join", Value::from_function(filters::join)),
@@ -307,12 +332,19 @@ impl BoundedTemplate {
             ("format", Value::from_function(filters::format)),
             ("batch", Value::from_function(filters::batch)),
             ("slice", Value::from_function(filters::slice)),
-            ("string", Value::from_function(string)),
         ] {
             environment.add_filter(name, move |state: &State, args: Rest<Value>| {
                 call(state, name, &args, || run.call(state, &args))
             });
         }
+        environment.add_filter("+", add);
+        environment.add_filter("*", multiply);
+        environment.add_filter("~", string);
+        environment.add_filter("string", string);
+        environment.add_filter("[:]", slice);
+        environment.add_filter("[]", list);
+        environment.add_filter("{}", map);
+        environment.add_filter("held!", held);
         environment.add_template_owned(NAME, text)?;
         let mut bounded = BTreeSet::new();
         {

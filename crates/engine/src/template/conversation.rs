@@ -13,7 +13,7 @@ use hone_core::digest::sha256;
 use hone_core::text::inexact_number;
 use hone_core::types::{Message, Role, Tool, ToolCall};
 
-use super::python::dumps;
+use super::python::{dumps, python, value_of};
 use crate::tools::{ToolFormat, function_json, tool_json};
 
 /// What a template can show, according to its text.
@@ -72,7 +72,7 @@ impl Conversation {
             return own;
         }
         if able.tools && format != ToolFormat::Prompt {
-            own.tools = tools.iter().map(|tool| Value::from_serialize(tool_json(tool))).collect();
+            own.tools = python(tools.iter().map(|tool| value_of(&tool_json(tool))).collect());
         } else if able.system_tools && format == ToolFormat::Phi {
             let list = Json::Array(tools.iter().map(function_json).collect());
             own.system().insert("tools".to_owned(), Json::from(dumps(&list)));
@@ -89,11 +89,11 @@ impl Conversation {
     pub(super) fn values(&self, silent: bool) -> Vec<Value> {
         let value = |turn: &Turn| {
             if silent || !turn["content"].is_null() {
-                return Value::from_serialize(turn);
+                return value_of(turn);
             }
             let mut shown = turn.clone();
             shown["content"] = Json::from("");
-            Value::from_serialize(shown)
+            value_of(&shown)
         };
         self.turns.iter().map(value).collect()
     }

@@ -22,7 +22,7 @@ use crate::error::EngineError;
 use crate::tools::ToolFormat;
 use bounded::{Bounded, BoundedTemplate};
 use conversation::{Abilities, Conversation};
-use python::write_json;
+use python::{python, value_of, write_json};
 
 /// The texts around a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,15 +147,15 @@ impl ChatTemplate {
             let reason = e.detail().map_or_else(|| e.to_string(), str::to_owned);
             EngineError::Invalid(format!("the chat template refuses these messages: {reason}"))
         };
-        let mut variables: Vec<(&str, Value)> = Vec::new();
+        let given = options.template_variables.iter();
+        let mut variables: Vec<(&str, Value)> =
+            given.map(|(name, value)| (name.as_str(), value_of(value))).collect();
         if self.has_xml_tools && !tools.is_none() {
             variables.push(("xml_tools", tools.clone()));
         }
-        let own = options.template_variables.iter();
-        variables.extend(own.map(|(name, value)| (name.as_str(), Value::from_serialize(value))));
         let special_tokens = Value::from_serialize(&self.special_tokens);
         let context = context! {
-            messages,
+            messages => python(Value::from(messages)),
             add_generation_prompt => generate,
             tools => tools.clone(),
             documents => (),

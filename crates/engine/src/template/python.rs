@@ -1,9 +1,10 @@
 //! Values as Python prints them, and JSON with Python's separators.
 
-use std::fmt::{self, Write as _};
+use std::fmt::{self, Display as _, Write as _};
 use std::io;
+use std::sync::Arc;
 
-use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::Value as Json;
@@ -11,6 +12,41 @@ use serde_json::ser::{Formatter, Serializer};
 
 /// Most spaces of an indentation.
 const MAX_INDENT: usize = 64;
+
+/// A list or map that prints as in Python wherever minijinja prints it: its own prints texts in double quotes.
+#[derive(Debug)]
+struct PyValue(Value);
+
+impl Object for PyValue {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        if self.0.kind() == ValueKind::Map { ObjectRepr::Map } else { ObjectRepr::Seq }
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.0.as_object()?.get_value(key).map(python)
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        self.0.as_object().map_or(Enumerator::NonEnumerable, |object| object.enumerate())
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        PyRepr(&self.0).fmt(f)
+    }
+}
+
+/// A value that prints as in Python, and so do those within it.
+pub(super) fn python(value: Value) -> Value {
+    match value.kind() {
+        ValueKind::Map | ValueKind::Seq => Value::from_object(PyValue(value)),
+        _ => value,
+    }
+}
+
+/// The value of `json` for templates.
+pub(super) fn value_of(json: &impl Serialize) -> Value {
+    python(Value::from_serialize(json))
+}
 
 /// `repr(value)`. Tuples print as lists.
 pub(super) struct PyRepr<'a>(pub(super) &'a Value);

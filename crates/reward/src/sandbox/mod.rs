@@ -162,7 +162,7 @@ pub struct Setup {
     pub launcher: PathBuf,
     /// The Python interpreter: a path, or a name to look up on `PATH`.
     pub python: PathBuf,
-    /// Runs at a time; at least 1. By default one per processor.
+    /// Runs at a time; at least 1.
     pub concurrency: usize,
     /// The user and group id of programs if the daemon is root; not 0. No other process should
     /// use it.
@@ -176,7 +176,7 @@ impl Default for Setup {
         Self {
             launcher: PathBuf::from("/proc/self/exe"),
             python: PathBuf::from("python3"),
-            concurrency: std::thread::available_parallelism().map_or(2, usize::from),
+            concurrency: 2,
             uid: 65_534,
             without: Vec::new(),
         }

@@ -522,7 +522,7 @@ impl Trainer<'_> {
         if !stats.refused.is_empty() {
             tracing::warn!(
                 samples = stats.refused.len(),
-                "sampler and trainer differ by more than train.max_sampler_difference"
+                "sampler and trainer differ by more than 0.05 nats"
             );
         }
         let (mut ops, groups) = self.faded(&prepared, &stats.faded);

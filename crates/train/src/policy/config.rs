@@ -30,8 +30,7 @@ hone_core::parameters! {
         pub keep_versions: usize = 20 => between(2, 1 << 20),
         /// Seconds for which training pauses after an operator activated a version; 0 until it is
         /// resumed. Otherwise the next step would undo the activation.
-        #[serde(skip)]
-        pub hold_seconds: u64 = 0,
+        pub hold_seconds: u64 = 0 => between(0, 1 << 32),
         /// Versions in a row that may be rejected or rolled back before training pauses until it is
         /// resumed; 0 never pauses. Without it, a trainer whose every version is rejected would not stop.
         #[serde(skip)]
