@@ -84,32 +84,23 @@ pub fn fuzzy_match(candidate: &str, reference: &str) -> f64 {
 /// OpenAI's `cosine` compares embeddings (`text-embedding-3-large`) and so recognizes synonyms; this
 /// one does not, as it needs no embedding model.
 pub fn cosine(candidate: &str, reference: &str) -> f64 {
-    let lower = |text: &str| tokenize_13a(&text.to_lowercase());
-    let (given, wanted) = (lower(candidate), lower(reference));
-    let (given, wanted) = (words(&given), words(&wanted));
-    let words = number(&given, &wanted);
-    let mut counts = vec![(0.0, 0.0); words.distinct];
-    for word in &words.reference {
-        if let Some((_, count)) = counts.get_mut(*word as usize) {
-            *count += 1.0;
-        }
-    }
-    for word in &words.candidate {
-        if let Some((count, _)) = counts.get_mut(*word as usize) {
-            *count += 1.0;
-        }
-    }
-    let shared: f64 = counts.iter().map(|(a, b)| a * b).sum();
+    let [given, wanted] = [candidate, reference].map(|text| tokenize_13a(&text.to_lowercase()));
+    let (given, wanted) = (counts(&given), counts(&wanted));
+    let shared = given.iter().filter_map(|(word, count)| Some(count * wanted.get(word)?));
+    let square = |counts: &HashMap<&str, f64>| counts.values().map(|n| n * n).sum::<f64>();
+    let shared: f64 = shared.sum();
     if shared == 0.0 {
         return 0.0;
     }
-    let of_reference: f64 = counts.iter().map(|(_, b): &(f64, f64)| b * b).sum();
-    let strange = given.iter().zip(&words.candidate).filter(|(_, number)| **number == ABSENT);
-    let mut strange: Vec<&str> = strange.map(|(word, _)| *word).collect();
-    strange.sort_unstable();
-    let repeats = strange.chunk_by(|a, b| a == b).map(|same| (same.len() as f64).powi(2));
-    let of_candidate: f64 = counts.iter().map(|(a, _)| a * a).sum::<f64>() + repeats.sum::<f64>();
-    (shared / (of_candidate * of_reference).sqrt()).clamp(0.0, 1.0)
+    (shared / (square(&given) * square(&wanted)).sqrt()).clamp(0.0, 1.0)
+}
+
+fn counts(line: &str) -> HashMap<&str, f64> {
+    let mut counts = HashMap::new();
+    for word in words(line) {
+        *counts.entry(word).or_default() += 1.0;
+    }
+    counts
 }
 
 // BLEU and Google's GLEU.
