@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{PidfdFlags, Signal, geteuid, kill_process, pidfd_open};
+use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::confine::{ChildSetup, LANDLOCK_ENOUGH};
 use super::{Isolation, IsolationLayer, RunOutcome, Status};
@@ -76,9 +76,8 @@ fn isolate(spec: &LaunchSpec) -> Result<Isolation, SandboxError> {
     let entered = if !has(IsolationLayer::Namespaces) {
         Err("switched off".to_owned())
     } else {
-        let owner = if geteuid().is_root() { spec.uid } else { namespaces::INNER_ID };
         namespaces::enter().and_then(|user_namespace| {
-            namespaces::new_root(&spec.readable, spec.limits.scratch_mb, owner)?;
+            namespaces::new_root(&spec.readable)?;
             Ok(user_namespace)
         })
     };
@@ -98,8 +97,6 @@ fn isolate(spec: &LaunchSpec) -> Result<Isolation, SandboxError> {
         "system calls cannot be filtered: seccomp is switched off"
     } else if !isolation.namespaces && landlock < LANDLOCK_ENOUGH {
         "files cannot be protected: neither a mount namespace nor landlock"
-    } else if !isolation.namespaces && spec.limits.processes {
-        "processes cannot be allowed without a pid namespace that contains them"
     } else {
         return Ok(isolation);
     };

@@ -18,10 +18,10 @@ use rustix::thread::{
     set_thread_res_uid,
 };
 
-use super::LaunchSpec;
-use super::namespaces::{DEVICES, SCRATCH};
+use super::namespaces::{DEVICES, DIRECTORY};
 use super::syscalls::Permitted;
 use super::{Isolation, IsolationLayer};
+use super::{LaunchSpec, Limits};
 use super::{sys, syscalls};
 
 /// The first Landlock ABI that can replace a mount namespace: version 3 (Linux 6.2) also restricts
@@ -30,7 +30,10 @@ pub(super) const LANDLOCK_ENOUGH: u32 = 3;
 
 /// The interpreter's environment.
 const ENVIRONMENT: [(&str, &str); 4] =
-    [("LANG", "C.UTF-8"), ("HOME", SCRATCH), ("TMPDIR", SCRATCH), ("PATH", "")];
+    [("LANG", "C.UTF-8"), ("HOME", DIRECTORY), ("TMPDIR", DIRECTORY), ("PATH", "")];
+
+/// Threads that may exist at the same time.
+const THREADS: u64 = 16;
 
 /// The child's inputs from the launcher.
 pub(super) struct ChildSetup<'a> {
@@ -82,25 +85,19 @@ fn prepare(
     if has_ended(&launcher) {
         sys::exit(1);
     }
-    set_limits(spec, alone).map_err(at("limits"))?;
+    set_limits(&spec.limits, alone).map_err(at("limits"))?;
     set_no_new_privs(true).map_err(at("no_new_privs"))?;
-    let writable = isolation.namespaces && spec.limits.scratch_mb > 0;
     if isolation.landlock_abi > 0 {
-        let status = landlock(&spec.readable, writable).map_err(at("landlock"))?;
+        let status = landlock(&spec.readable).map_err(at("landlock"))?;
         if status == RulesetStatus::NotEnforced {
             return Err("landlock: the kernel supports it but did not enforce it".to_owned());
         }
     }
-    let directory = if isolation.namespaces { SCRATCH } else { "/" };
+    let directory = if isolation.namespaces { DIRECTORY } else { "/" };
     std::env::set_current_dir(directory).map_err(at("the working directory"))?;
     report(&isolation);
     if !spec.without.contains(&IsolationLayer::Seccomp) {
-        let permitted = Permitted {
-            threads: alone,
-            processes: spec.limits.processes,
-            signals: isolation.namespaces,
-            writing: writable,
-        };
+        let permitted = Permitted { threads: alone, signals: isolation.namespaces };
         syscalls::restrict(permitted).map_err(at("seccomp"))?;
     }
     Ok(program)
@@ -141,36 +138,31 @@ fn has_ended(launcher: &OwnedFd) -> bool {
 }
 
 /// Sets every limit but the address space, which [`sys::exec`] sets.
-fn set_limits(spec: &LaunchSpec, alone: bool) -> io::Result<()> {
-    let limits = &spec.limits;
+fn set_limits(limits: &Limits, alone: bool) -> io::Result<()> {
     sys::limit(Resource::Cpu, limits.cpu_seconds())?;
-    sys::limit(Resource::Fsize, limits.scratch_mb << 20)?;
+    sys::limit(Resource::Fsize, 0)?;
     sys::limit(Resource::Nofile, 64)?;
     sys::limit(Resource::Core, 0)?;
     sys::limit(Resource::Memlock, 0)?;
     sys::limit(Resource::Msgqueue, 0)?;
     if alone {
-        sys::limit(Resource::Nproc, limits.tasks)?;
+        sys::limit(Resource::Nproc, THREADS)?;
     }
     Ok(())
 }
 
-/// Restricts file access to reading `readable`, [`DEVICES`], and if `writable` the scratch
-/// directory. Also forbids TCP, and signals and abstract sockets to processes outside, as far as
-/// the kernel's ABI version supports it.
-fn landlock(readable: &[PathBuf], writable: bool) -> Result<RulesetStatus, landlock::RulesetError> {
+/// Restricts file access to reading `readable`, and to [`DEVICES`]. Also forbids TCP, and signals and
+/// abstract sockets to processes outside, as far as the kernel's ABI version supports it.
+fn landlock(readable: &[PathBuf]) -> Result<RulesetStatus, landlock::RulesetError> {
     let abi = ABI::V6;
-    let scratch = writable.then_some(SCRATCH);
-    let all = AccessFs::from_all(abi);
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(all)?
+        .handle_access(AccessFs::from_all(abi))?
         .handle_access(AccessNet::from_all(abi))?
         .scope(Scope::from_all(abi))?
         .create()?
         .add_rules(path_beneath_rules(readable, AccessFs::from_read(abi)))?
         .add_rules(path_beneath_rules(DEVICES, AccessFs::ReadFile | AccessFs::WriteFile))?
-        .add_rules(path_beneath_rules(scratch, all & !AccessFs::Execute))?
         .restrict_self()?;
     Ok(status.ruleset)
 }

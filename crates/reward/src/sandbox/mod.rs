@@ -12,10 +12,10 @@
 //!
 //! | attack | with namespaces | without namespaces | in both cases |
 //! | --- | --- | --- | --- |
-//! | fork bomb | `RLIMIT_NPROC`, counted in the run's own user namespace; the pid namespace ends with its first process | - | seccomp: no new process unless [`Limits::processes`], and no new thread where the run's threads cannot be counted separately |
+//! | fork bomb | `RLIMIT_NPROC`, counted in the run's own user namespace; the pid namespace ends with its first process | - | seccomp: no new process, and no new thread where the run's threads cannot be counted separately |
 //! | endless loop | the launcher kills the first process, the kernel kills the rest | no other process can exist | wall clock in launcher and daemon; `RLIMIT_CPU`; parent-death signal |
-//! | memory | the scratch directory is a tmpfs of limited size | nothing is writable | `RLIMIT_AS`; no memfd, no shared memory; limited output |
-//! | files | a read-only root with only the interpreter's files | Landlock 3 or later is required | Landlock if available; `RLIMIT_FSIZE`; only the scratch directory is writable |
+//! | memory | - | - | `RLIMIT_AS`; nothing is writable; no memfd, no shared memory; limited output |
+//! | files | a read-only root with only the interpreter's files | Landlock 3 or later is required | Landlock if available; `RLIMIT_FSIZE`; nothing is writable |
 //! | network | a network namespace without interfaces | - | seccomp: no socket but local pairs, no destination addresses; Landlock 4: no TCP |
 //! | other processes, secrets | own pid namespace, no `/proc` | Landlock hides `/proc`, seccomp blocks signals | empty environment, no inherited descriptors, no ptrace, no privileges gained by exec |
 //!
@@ -118,13 +118,6 @@ hone_core::parameters! {
         pub memory_mb: u64 = 256 => between(32, 65_536),
         /// Bytes kept of standard output, and of standard error. More ends the run.
         pub output_bytes: usize = 64 * 1024 => between(0, 16 << 20),
-        /// Size of the private scratch directory, in MiB. With 0, or without a mount namespace to contain it, nothing is
-        /// writable.
-        pub scratch_mb: u64 = 0 => between(0, 1_024),
-        /// Threads and processes that may exist at the same time.
-        pub tasks: u64 = 16 => between(1, 256),
-        /// Whether processes may be started. The run is refused without a pid namespace.
-        pub processes: bool = false,
     }
 }
 

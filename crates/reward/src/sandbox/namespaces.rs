@@ -17,11 +17,11 @@ use rustix::thread::UnshareFlags;
 
 use super::sys;
 
-/// The program's only writable directory, if it has one.
-pub(super) const SCRATCH: &str = "/scratch";
+/// The program's working directory, which is empty and cannot be written.
+pub(super) const DIRECTORY: &str = "/scratch";
 
 /// The program's user and group id in a user namespace: the conventional unprivileged id.
-pub(super) const INNER_ID: u32 = 65_534;
+const INNER_ID: u32 = 65_534;
 
 /// The devices that a program may use.
 pub(super) const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
@@ -64,10 +64,9 @@ fn at<E: Display>(step: &str) -> impl Fn(E) -> String + '_ {
     move |error| format!("{step}: {error}")
 }
 
-/// Builds a root with the `readable` paths, read-only, [`DEVICES`], and a scratch directory of
-/// `scratch_mb` MiB owned by `owner`, and moves into it.
+/// Builds a root with the `readable` paths, read-only, [`DEVICES`] and [`DIRECTORY`], and moves into it.
 /// Errors: names the mount that the kernel refused.
-pub(super) fn new_root(readable: &[PathBuf], scratch_mb: u64, owner: u32) -> Result<(), String> {
+pub(super) fn new_root(readable: &[PathBuf]) -> Result<(), String> {
     // The program is another user than this process, whose files may be private.
     umask(Mode::WGRP | Mode::WOTH);
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
@@ -94,14 +93,7 @@ pub(super) fn new_root(readable: &[PathBuf], scratch_mb: u64, owner: u32) -> Res
         std::os::unix::fs::symlink(target, inside(base, &link)).map_err(at("a link"))?;
     }
 
-    let scratch = inside(base, Path::new(SCRATCH));
-    fs::create_dir(&scratch).map_err(at("the scratch directory"))?;
-    if scratch_mb > 0 {
-        let options = format!("size={scratch_mb}m,nr_inodes=1024,mode=700,uid={owner},gid={owner}");
-        let options = CString::new(options).map_err(|e| e.to_string())?;
-        mount(c"tmpfs", &scratch, c"tmpfs", plain | MountFlags::NOEXEC, options.as_c_str())
-            .map_err(at("the scratch directory"))?;
-    }
+    fs::create_dir(inside(base, Path::new(DIRECTORY))).map_err(at("the working directory"))?;
     env::set_current_dir(base).map_err(at("the new root"))?;
     // Pivoting onto itself stacks the old root on the new one, from where it is detached
     // (pivot_root(2), "pivot_root(".", ".")").
