@@ -153,9 +153,8 @@ impl JudgePrompts {
         let shows_reference = matches!(self.params.rubric, Rubric::Correctness | Rubric::Custom);
         let reference = reference.filter(|_| shows_reference);
         let fence = fence(sample, texts);
-        let prompt = sample.messages.iter().rev().find(|m| m.role == Role::User);
         let mut variables = context! {
-            prompt => prompt.map_or("", |m| m.content.as_str()),
+            prompt => sample.prompt().unwrap_or_default(),
             messages => *sample.messages,
             metadata => *sample.metadata,
             min => self.params.min,

@@ -6,7 +6,6 @@
 //! standard input (also by dying). The child is the first process of its pid namespace, so the
 //! kernel kills every process that it started.
 
-use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -21,8 +20,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::confine::{ChildSetup, LANDLOCK_ENOUGH};
-use super::{Isolation, IsolationLayer, RunOutcome, Status};
-use super::{LaunchSpec, SandboxError};
+use super::{Isolation, IsolationLayer, LaunchSpec, RunOutcome, SandboxError, Status, failed};
 use super::{confine, namespaces, sys};
 
 /// Longest line accepted as a specification.
@@ -42,10 +40,6 @@ pub fn child_main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
-}
-
-fn failed<E: Display>(step: &str) -> impl Fn(E) -> SandboxError + '_ {
-    move |error| SandboxError::Launcher(format!("{step}: {error}"))
 }
 
 /// Reads the specification's line without `BufRead`, whose buffer would hold on to later bytes:

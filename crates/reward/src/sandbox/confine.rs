@@ -1,6 +1,5 @@
 //! The child's steps between fork and exec: the restrictions that a process can only put on itself.
 
-use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -19,10 +18,11 @@ use rustix::thread::{
 };
 
 use super::namespaces::{DEVICES, DIRECTORY};
+use super::sys::{self, at};
 use super::syscalls::Permitted;
 use super::{Isolation, IsolationLayer};
 use super::{LaunchSpec, Limits};
-use super::{sys, syscalls};
+use super::{USER, syscalls};
 
 /// The first Landlock ABI that can replace a mount namespace: version 3 (Linux 6.2) also restricts
 /// truncation.
@@ -73,8 +73,8 @@ fn prepare(
     place(files).map_err(at("descriptors"))?;
     setsid().map_err(at("setsid"))?;
     if geteuid().is_root() {
-        become_user(spec.uid).map_err(at("giving up root"))?;
-        isolation.user_id = Some(spec.uid);
+        become_user().map_err(at("giving up root"))?;
+        isolation.user_id = Some(USER);
     }
     // The kernel counts threads by user and user namespace: in its own, this run counts alone.
     let alone = isolation.user_namespace
@@ -103,10 +103,6 @@ fn prepare(
     Ok(program)
 }
 
-fn at<E: Display>(step: &'static str) -> impl Fn(E) -> String {
-    move |error| format!("{step}: {error}")
-}
-
 /// Puts the files on descriptors 0 to 4. Copies them to 16 and above first, so that none is
 /// overwritten before it is copied.
 fn place(files: &[OwnedFd; 5]) -> io::Result<()> {
@@ -119,13 +115,13 @@ fn place(files: &[OwnedFd; 5]) -> io::Result<()> {
 
 /// Gives up root permanently: groups, group, user, and with the user every capability. These calls
 /// change one thread only, and this process has one.
-fn become_user(id: u32) -> io::Result<()> {
-    let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
+fn become_user() -> io::Result<()> {
+    let (user, group) = (Uid::from_raw(USER), Gid::from_raw(USER));
     set_thread_groups(&[])?;
     set_thread_res_gid(group, group, group)?;
     set_thread_res_uid(user, user, user)?;
     // Must fail now; otherwise the process has kept privileges.
-    if id != 0 && set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).is_ok() {
+    if set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).is_ok() {
         return Err(io::Error::other("root could be regained after it was given up"));
     }
     Ok(())

@@ -20,7 +20,7 @@
 //! | other processes, secrets | own pid namespace, no `/proc` | Landlock hides `/proc`, seccomp blocks signals | empty environment, no inherited descriptors, no ptrace, no privileges gained by exec |
 //!
 //! A launcher that is root enters the namespaces directly, and the child then switches to
-//! [`Setup::uid`]. If root may not enter namespaces, the column "without namespaces" applies; if it
+//! user 65534. If root may not enter namespaces, the column "without namespaces" applies; if it
 //! cannot switch the user, the run is refused. Other users enter them through a user namespace.
 //! Seccomp is always required. If a layer and its substitute are both missing, nothing is run:
 //! [`SandboxError::Unavailable`].
@@ -40,12 +40,11 @@ mod sys;
 #[cfg(target_os = "linux")]
 mod syscalls;
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
-use crate::kinds::define::KindParameters;
 
 #[cfg(target_os = "linux")]
 pub use child::child_main;
@@ -81,8 +80,6 @@ struct LaunchSpec {
     pub readable: Vec<PathBuf>,
     /// The resources that the run may use.
     pub limits: Limits,
-    /// The id to switch to if the launcher is root.
-    pub uid: u32,
     /// Layers to treat as unsupported by the kernel.
     pub without: Vec<IsolationLayer>,
     /// The content of descriptor 3.
@@ -97,13 +94,21 @@ pub enum SandboxError {
     /// This machine cannot confine it: a layer and its substitute are missing.
     #[error("code is not executed here: {0}")]
     Unavailable(String),
-    /// The interpreter does not work, or a limit is out of range.
+    /// The interpreter does not work.
     #[error("sandbox: {0}")]
     Setting(String),
     /// The launcher could not be started or asked, failed, or did not report.
     #[error("the sandbox's launcher failed: {0}")]
     Launcher(String),
 }
+
+fn failed<E: Display>(step: &str) -> impl Fn(E) -> SandboxError + '_ {
+    move |error| SandboxError::Launcher(format!("{step}: {error}"))
+}
+
+/// The user and group id of programs: the conventional unprivileged id, to which the child switches if the daemon is
+/// root, and which it has in a user namespace.
+const USER: u32 = 65_534;
 
 // The resource limits of one run.
 
@@ -113,25 +118,16 @@ hone_core::parameters! {
     pub struct Limits {
         /// Time from the interpreter's start to its end, in milliseconds. Processor time is limited to the same, rounded
         /// up to seconds.
-        pub wall_ms: u64 = 5_000 => between(10, 600_000),
+        pub wall_ms: u64 = 5_000,
         /// Address space of each process, in MiB. Python itself takes about 20.
-        pub memory_mb: u64 = 256 => between(32, 65_536),
+        pub memory_mb: u64 = 256,
         /// Bytes kept of standard output, and of standard error. More ends the run.
-        pub output_bytes: usize = 64 * 1024 => between(0, 16 << 20),
+        pub output_bytes: usize = 64 * 1024,
     }
 }
 
 impl Limits {
-    /// Checks every range.
-    ///
-    /// # Errors
-    /// The first limit that is out of range.
-    pub fn check(&self) -> Result<(), SandboxError> {
-        self.check_ranges().map_err(|problem| SandboxError::Setting(problem.sentence()))
-    }
-
-    /// The wall time as a duration.
-    pub fn wall(&self) -> Duration {
+    fn wall(&self) -> Duration {
         Duration::from_millis(self.wall_ms)
     }
 
@@ -157,9 +153,6 @@ pub struct Setup {
     pub python: PathBuf,
     /// Runs at a time; at least 1. By default one per processor.
     pub concurrency: usize,
-    /// The user and group id of programs if the daemon is root; not 0. No other process should
-    /// use it.
-    pub uid: u32,
     /// Layers to treat as unsupported by the kernel; the remaining ones must still suffice.
     pub without: Vec<IsolationLayer>,
 }
@@ -170,7 +163,6 @@ impl Default for Setup {
             launcher: PathBuf::from("/proc/self/exe"),
             python: PathBuf::from("python3"),
             concurrency: std::thread::available_parallelism().map_or(2, usize::from),
-            uid: 65_534,
             without: Vec::new(),
         }
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
-use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -15,13 +14,11 @@ use rustix::mount::{
 use rustix::process::{getegid, geteuid, pivot_root, umask};
 use rustix::thread::UnshareFlags;
 
-use super::sys;
+use super::USER;
+use super::sys::{self, at};
 
 /// The program's working directory, which is empty and cannot be written.
 pub(super) const DIRECTORY: &str = "/scratch";
-
-/// The program's user and group id in a user namespace: the conventional unprivileged id.
-const INNER_ID: u32 = 65_534;
 
 /// The devices that a program may use.
 pub(super) const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
@@ -37,7 +34,7 @@ const NAMESPACES: UnshareFlags = UnshareFlags::NEWNS
 const MOUNT_POINTS: [&str; 3] = ["/sys", "/mnt", "/srv"];
 
 /// Enters new mount, pid (for children), network, IPC and UTS namespaces: directly as root, else
-/// through a user namespace in which this process is [`INNER_ID`]. Returns whether a user namespace
+/// through a user namespace in which this process is [`USER`]. Returns whether a user namespace
 /// was entered.
 /// Errors: names the step that the kernel refused.
 pub(super) fn enter() -> Result<bool, String> {
@@ -50,18 +47,13 @@ pub(super) fn enter() -> Result<bool, String> {
         .map_err(at("unshare with a user namespace"))?;
     let maps = [
         ("setgroups", "deny".to_owned()),
-        ("uid_map", format!("{INNER_ID} {} 1", user.as_raw())),
-        ("gid_map", format!("{INNER_ID} {} 1", group.as_raw())),
+        ("uid_map", format!("{USER} {} 1", user.as_raw())),
+        ("gid_map", format!("{USER} {} 1", group.as_raw())),
     ];
     for (file, text) in maps {
         fs::write(format!("/proc/self/{file}"), text).map_err(at(file))?;
     }
     Ok(true)
-}
-
-/// An error of one step.
-fn at<E: Display>(step: &str) -> impl Fn(E) -> String + '_ {
-    move |error| format!("{step}: {error}")
 }
 
 /// Builds a root with the `readable` paths, read-only, [`DEVICES`] and [`DIRECTORY`], and moves into it.

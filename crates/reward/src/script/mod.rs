@@ -24,8 +24,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use rhai::{AST, Array, Dynamic, Engine, INT, Map, Scope};
 
-use hone_core::types::Role;
-
 use crate::kinds::define::define_kind;
 use crate::{RewardFn, ScoreInput};
 
@@ -104,7 +102,6 @@ impl RewardFn for ScriptReward {
 }
 
 fn scope(input: &ScoreInput) -> Scope<'static> {
-    let prompt = input.messages.iter().rfind(|m| m.role == Role::User).map(|m| m.content.clone());
     let messages: Vec<Dynamic> = input
         .messages
         .iter()
@@ -119,7 +116,7 @@ fn scope(input: &ScoreInput) -> Scope<'static> {
     scope
         .push_constant("text", input.text.clone())
         .push_constant("tokens", INT::try_from(input.ids.len()).unwrap_or(INT::MAX))
-        .push_constant("prompt", prompt.unwrap_or_default())
+        .push_constant("prompt", input.prompt().unwrap_or_default().to_owned())
         .push_constant("messages", messages)
         .push_constant("metadata", metadata);
     scope

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use hone_core::types::Message;
+use hone_core::types::{Message, Role};
 
 use super::*;
 use crate::kinds::tests::samples::with_answer;

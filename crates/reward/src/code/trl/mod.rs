@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use hone_core::config::{Checked, Problem, quoted};
-use hone_core::types::Role;
 
 use crate::kinds::define::define_kind;
 use crate::sandbox::{Limits, RunRequest, Sandbox};
@@ -157,9 +156,7 @@ impl RewardFn for PythonFunction {
 fn arguments(samples: &[ScoreInput], params: &PythonParams) -> Value {
     let prompt = |input: &ScoreInput| match params.format {
         PromptForm::Chat => json!(*input.messages),
-        PromptForm::Text => {
-            json!(input.messages.iter().rfind(|m| m.role == Role::User).map(|m| &m.content))
-        }
+        PromptForm::Text => json!(input.prompt()),
     };
     let completion = |input: &ScoreInput| match params.format {
         PromptForm::Chat => json!([{"role": "assistant", "content": input.text}]),
@@ -267,7 +264,7 @@ impl PythonParams {
 
 #[cfg(test)]
 mod tests {
-    use hone_core::types::Message;
+    use hone_core::types::{Message, Role};
 
     use super::*;
     use crate::kinds::Kind;
