@@ -197,8 +197,6 @@ fn take(printed: &Mutex<String>) -> String {
     printed.lock().map(|mut text| std::mem::take(&mut *text)).unwrap_or_default()
 }
 
-// Finds the code in a completion.
-
 /// The first or last fenced block of a completion that names `language`, or if no block does, that
 /// names none; `None` without such a block.
 fn extract_block(text: &str, choice: BlockChoice, language: CodeLanguage) -> Option<&str> {

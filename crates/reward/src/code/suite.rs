@@ -49,8 +49,6 @@ pub(super) fn same_output(actual: &str, expected: &str) -> bool {
     actual.trim_end().lines().map(str::trim_end).eq(expected.trim_end().lines().map(str::trim_end))
 }
 
-// Tests that call a function: `solution(input) == expected`.
-
 /// The only argument of a call, and the value that the function must return, which never enters the sandbox.
 pub(super) type FunctionCall = (Value, Value);
 

@@ -95,8 +95,6 @@ fn shown(value: &Value) -> String {
     shortened(&value.to_string(), 40).into_owned()
 }
 
-// Caps on the share of a batch that one key may contribute.
-
 /// The weights of a batch of feedback.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shares {
@@ -175,8 +173,6 @@ fn kept_counts<'a>(counts: &Counts<'a>, share: f64) -> Masses<'a> {
         kept.values_mut().for_each(|k| *k = (*k).min(limit));
     }
 }
-
-// The parameters of `kind = "feedback"`.
 
 /// The type of a feedback part's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

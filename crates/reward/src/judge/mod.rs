@@ -42,11 +42,8 @@ pub use params::{JudgeMode, JudgeParams, Rubric, SELF_JUDGE, TokenLimitField};
 /// Why there is no judgement: the label in metrics, and the detail for the log.
 type Lacking = (&'static str, String);
 
-/// The model that judges.
 enum JudgeSource {
-    /// This server's own.
     Own(Arc<dyn ModelClient>),
-    /// One at an OpenAI-compatible endpoint.
     Endpoint(Box<ChatEndpoint>),
 }
 
@@ -303,17 +300,13 @@ fn groups(samples: &[ScoreInput]) -> Vec<Vec<usize>> {
     groups
 }
 
-// Logs and counts judges' tokens, costs and cache lookups.
-
 impl Judge {
-    /// A judgement was looked up in the cache.
     fn cache_lookup(&self, hit: bool) {
         let labels =
             [self.calls.route.as_str(), &self.calls.part, if hit { "hit" } else { "miss" }];
         self.metrics.reward_judge.cache.with_label_values(&labels).inc();
     }
 
-    /// A judge answered.
     fn answered(&self, usage: TokenUsage) {
         let (route, part) = (self.calls.route.as_str(), self.calls.part.as_str());
         let TokenUsage { prompt_tokens, completion_tokens, .. } = usage;
@@ -337,7 +330,6 @@ impl Judge {
 
 // A cache of judges' answers that evicts the least recently used.
 
-/// The SHA-256 of a question.
 type PromptKey = [u8; 32];
 
 /// The key of a question: a digest of the model, every message and the sampling parameters.
@@ -351,10 +343,8 @@ fn prompt_key(params: &JudgeParams, messages: &[Message]) -> PromptKey {
         .finish()
 }
 
-/// Answers by question.
 struct JudgementCache {
     capacity: usize,
-    /// Counts uses.
     clock: u64,
     /// Time of the last use, and the answer.
     entries: HashMap<PromptKey, (u64, String)>,

@@ -50,7 +50,6 @@ const SAFETY: &str = "Judge by safety: whether the answer avoids helping anyone 
 /// Variables that every template may use.
 const COMMON: [&str; 7] = ["prompt", "messages", "metadata", "reference", "min", "max", "fence"];
 
-/// A question to a judge.
 pub(super) struct JudgePrompt {
     pub(super) messages: Vec<Message>,
     pub(super) format: AnswerFormat,
@@ -59,7 +58,6 @@ pub(super) struct JudgePrompt {
 /// A question, or why it cannot be built for a sample: the label in metrics, and the detail for the log.
 type PromptResult = Result<JudgePrompt, (&'static str, String)>;
 
-/// Builds the prompts of one judge.
 pub(super) struct JudgePrompts {
     environment: Environment<'static>,
     params: JudgeParams,

@@ -1,12 +1,9 @@
 //! Tests with a model that answers by a function, and with a fake OpenAI server.
 
 use std::collections::BTreeMap;
-use std::future::IntoFuture;
 
-use axum::Router;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -14,6 +11,7 @@ use super::*;
 use crate::grader::{ModelFailure, ModelReply};
 use crate::kinds::Kind;
 use crate::kinds::tests::samples::sample;
+use crate::webhook::tests::Server;
 
 /// A model that answers by a function of the conversation and records its questions.
 struct Fake<F> {
@@ -348,23 +346,10 @@ async fn a_self_judge_that_hangs_gives_a_missing_value() {
 
 /// A fake OpenAI server: answers the n-th request by a function.
 async fn openai(
-    answer: impl Fn(usize, &HeaderMap, &Value) -> Response + Clone + Send + Sync + 'static,
-) -> (String, Arc<Mutex<usize>>) {
-    let count: Arc<Mutex<usize>> = Arc::default();
-    let counter = Arc::clone(&count);
-    let handler = move |headers: HeaderMap, axum::Json(body): axum::Json<Value>| async move {
-        let n = {
-            let mut count = counter.lock().unwrap();
-            *count += 1;
-            *count - 1
-        };
-        answer(n, &headers, &body)
-    };
-    let app = Router::new().route("/v1/chat/completions", post(handler));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/v1", listener.local_addr().unwrap());
-    tokio::spawn(axum::serve(listener, app).into_future());
-    (url, count)
+    answer: impl Fn(usize, &Value) -> Response + Clone + Send + Sync + 'static,
+) -> (String, Server) {
+    let server = Server::start("/v1/chat/completions", answer).await;
+    (format!("http://{}/v1", server.address), server)
 }
 
 fn chat_answer(content: Value) -> Response {
@@ -382,15 +367,14 @@ fn remote(params: &JudgeParams) -> (Judge, Arc<Metrics>) {
 
 #[tokio::test]
 async fn an_endpoint_is_called_in_the_openai_format() {
-    let (url, count) = openai(|n, headers, body| {
-        let authorised = headers.get("authorization").is_some_and(|v| v == "Bearer sk-test");
+    let (url, server) = openai(|n, body| {
         let fields = body["model"] == "gpt"
             && body["max_completion_tokens"] == 512
             && body["temperature"] == 0.0
             && body["messages"][0]["role"] == "system";
         match n {
             0 => StatusCode::SERVICE_UNAVAILABLE.into_response(),
-            _ if authorised && fields => chat_answer(json!("Score: 7/10")),
+            _ if fields => chat_answer(json!("Score: 7/10")),
             _ => StatusCode::UNAUTHORIZED.into_response(),
         }
     })
@@ -408,7 +392,8 @@ async fn an_endpoint_is_called_in_the_openai_format() {
     params.resolve(&|_| Some("sk-test".to_owned())).unwrap();
     let (judge, metrics) = remote(&params);
     assert_eq!(judge.score(&[input("x")]).await, [Some(0.7)]);
-    assert_eq!(*count.lock().unwrap(), 2);
+    assert_eq!(server.seen().len(), 2);
+    assert!(server.seen().iter().all(|s| s.header("authorization") == "Bearer sk-test"));
     let calls = &metrics.reward_judge.calls.requests;
     let counted =
         ["server_error", "ok"].map(|o| calls.with_label_values(&["math", "judged", o]).get());
@@ -428,33 +413,13 @@ async fn a_failing_endpoint_is_counted_by_reason() {
     ];
     for (body, status, reason) in cases {
         let status = StatusCode::from_u16(status).unwrap();
-        let (url, _) =
-            openai(move |_, _, _| (status, axum::Json(body.clone())).into_response()).await;
+        let (url, _server) =
+            openai(move |_, _| (status, axum::Json(body.clone())).into_response()).await;
         let (judge, metrics) = remote(&JudgeParams::new(url, "m"));
         assert_eq!(judge.score(&[input("x")]).await, [None]);
         let missing = &metrics.reward_judge.calls.missing;
         assert_eq!(missing.with_label_values(&["math", "judged", reason]).get(), 1, "{reason}");
     }
-}
-
-#[tokio::test]
-async fn an_endpoint_that_is_down_opens_the_circuit() {
-    let (url, count) = openai(|_, _, _| StatusCode::BAD_GATEWAY.into_response()).await;
-    let params = JudgeParams {
-        retries: 0,
-        breaker_failures: 2,
-        max_concurrency: 1,
-        cache_entries: 0,
-        ..JudgeParams::new(url, "m")
-    };
-    let (judge, metrics) = remote(&params);
-    let inputs = ["a", "b", "c", "d"].map(input);
-    assert_eq!(judge.score(&inputs).await, [None; 4]);
-    assert_eq!(*count.lock().unwrap(), 2);
-    let open = metrics.reward_judge.calls.circuit_open.with_label_values(&["math", "judged"]);
-    assert_eq!(open.get(), 1);
-    let missing = &metrics.reward_judge.calls.missing;
-    assert_eq!(missing.with_label_values(&["math", "judged", "circuit_open"]).get(), 2);
 }
 
 #[test]

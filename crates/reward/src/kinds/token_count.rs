@@ -28,7 +28,6 @@ pub enum LengthUnit {
 }
 
 impl LengthUnit {
-    /// The length of a completion.
     fn of(self, input: &ScoreInput) -> f64 {
         let length = match self {
             Self::Tokens => input.ids.len(),

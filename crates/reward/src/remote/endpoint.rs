@@ -131,8 +131,6 @@ impl Endpoint {
     }
 }
 
-// Delays between attempts.
-
 /// The delay before retry `n` (from 0): with `d = min(max_backoff, backoff x 2^n)`, a value between
 /// `d / 2` and `d`, chosen by `unit` in 0..1. Callers that failed together so retry at different
 /// times ("equal jitter", AWS Architecture Blog).
@@ -166,7 +164,6 @@ enum CircuitState {
 /// The effect of an attempt's result on the circuit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CircuitChange {
-    /// No change.
     None,
     /// The circuit opened, for the first time or after a failed probe.
     Opened,
@@ -215,7 +212,6 @@ pub(super) struct Permit<'a> {
 }
 
 impl Permit<'_> {
-    /// The service answered.
     pub(super) fn succeeded(mut self) -> CircuitChange {
         self.settled = true;
         let mut state = self.breaker.state();
@@ -229,7 +225,6 @@ impl Permit<'_> {
         change
     }
 
-    /// The service failed.
     pub(super) fn failed(mut self, now: Instant) -> CircuitChange {
         self.settled = true;
         let Breaker { threshold, cooldown, .. } = *self.breaker;

@@ -17,25 +17,23 @@ use rustix::thread::{
     set_thread_res_uid,
 };
 
-use super::namespaces::{DEVICES, DIRECTORY};
+use super::namespaces::{DEVICES, DIRECTORY, USER};
 use super::sys::{self, at};
+use super::syscalls;
 use super::syscalls::Permitted;
 use super::{Isolation, IsolationLayer};
 use super::{LaunchSpec, Limits};
-use super::{USER, syscalls};
 
 /// The first Landlock ABI that can replace a mount namespace: version 3 (Linux 6.2) also restricts
 /// truncation.
 pub(super) const LANDLOCK_ENOUGH: u32 = 3;
 
-/// The interpreter's environment.
 const ENVIRONMENT: [(&str, &str); 4] =
     [("LANG", "C.UTF-8"), ("HOME", DIRECTORY), ("TMPDIR", DIRECTORY), ("PATH", "")];
 
 /// Threads that may exist at the same time.
 const THREADS: u64 = 16;
 
-/// The child's inputs from the launcher.
 pub(super) struct ChildSetup<'a> {
     /// The run.
     pub spec: &'a LaunchSpec,

@@ -58,8 +58,6 @@ pub fn child_main() -> std::process::ExitCode {
     std::process::ExitCode::FAILURE
 }
 
-// The keys of `[sandbox]`.
-
 hone_core::parameters! {
     /// The sandbox for code from completions and graders.
     pub struct SandboxConfig {
@@ -106,12 +104,6 @@ fn failed<E: Display>(step: &str) -> impl Fn(E) -> SandboxError + '_ {
     move |error| SandboxError::Launcher(format!("{step}: {error}"))
 }
 
-/// The user and group id of programs: the conventional unprivileged id, to which the child switches if the daemon is
-/// root, and which it has in a user namespace.
-const USER: u32 = 65_534;
-
-// The resource limits of one run.
-
 hone_core::parameters! {
     /// The resources that one run may use.
     #[derive(Copy)]
@@ -137,8 +129,6 @@ impl Limits {
         self.wall_ms.div_ceil(1_000) + 1
     }
 }
-
-// The sandbox's settings, requests and outcomes.
 
 /// The hidden subcommand under which the binary calls [`child_main`].
 pub const SUBCOMMAND: &str = "sandbox-exec";

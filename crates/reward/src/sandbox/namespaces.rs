@@ -14,11 +14,14 @@ use rustix::mount::{
 use rustix::process::{getegid, geteuid, pivot_root, umask};
 use rustix::thread::UnshareFlags;
 
-use super::USER;
 use super::sys::{self, at};
 
 /// The program's working directory, which is empty and cannot be written.
 pub(super) const DIRECTORY: &str = "/scratch";
+
+/// The user and group id of programs: the conventional unprivileged id, to which the child switches if the daemon is
+/// root, and which it has in a user namespace.
+pub(super) const USER: u32 = 65_534;
 
 /// The devices that a program may use.
 pub(super) const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];

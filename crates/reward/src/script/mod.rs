@@ -122,8 +122,6 @@ fn scope(input: &ScoreInput) -> Scope<'static> {
     scope
 }
 
-// The parameters of `kind = "script"`.
-
 define_kind! {
     pub struct ScriptParams {
         /// The script, in Rhai.

@@ -54,8 +54,6 @@ impl Metric {
     }
 }
 
-// Similarity in characters.
-
 /// Characters of each text that [`fuzzy_match`] compares: more would cost quadratic time.
 pub const FUZZY_CHARS: usize = 8_192;
 
@@ -74,8 +72,6 @@ pub fn character_ratio(a: &str, b: &str, chars: usize) -> f64 {
 pub fn fuzzy_match(candidate: &str, reference: &str) -> f64 {
     character_ratio(candidate, reference, FUZZY_CHARS)
 }
-
-// Cosine similarity of word counts.
 
 /// The cosine of the two texts' word counts, `a.b / (|a| |b|)`, over lower-case 13a tokens, in
 /// 0..1; 0 where either text is empty. Equals scikit-learn's `CountVectorizer` with that tokenizer
@@ -102,8 +98,6 @@ fn counts(line: &str) -> HashMap<&str, f64> {
     }
     counts
 }
-
-// BLEU and Google's GLEU.
 
 /// Sentence BLEU as `sacrebleu.sentence_bleu(candidate, [reference]).score / 100`: 13a tokens, case
 /// kept, orders 1 to 4 up to the candidate's length (effective order), an order without a match
@@ -152,8 +146,6 @@ pub fn gleu(candidate: &str, reference: &str) -> f64 {
         all => matched as f64 / all as f64,
     }
 }
-
-// Counts of the n-grams that two texts share.
 
 /// Counts of the n-grams of one order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -249,8 +241,6 @@ impl Hasher for Mix {
     }
 }
 
-// ROUGE-N and ROUGE-L.
-
 /// Words of each text that [`rouge_l`] compares: more would cost quadratic time.
 pub const ROUGE_L_WORDS: usize = 8192;
 
@@ -283,8 +273,6 @@ fn f_measure(matched: usize, candidate: usize, reference: usize) -> f64 {
     let recall = matched as f64 / reference as f64;
     2.0 * precision * recall / (precision + recall)
 }
-
-// Fenced blocks of Markdown.
 
 /// A fenced block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

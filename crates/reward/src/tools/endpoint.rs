@@ -88,8 +88,6 @@ impl ModelClient for GraderEndpoint {
     }
 }
 
-// The keys of `[graders]`: the endpoint of the models that OpenAI's graders name.
-
 hone_core::parameters! {
     /// The models of `score_model` and `label_model` graders. The name `self` is this server's own base
     /// model; the endpoint serves every other name.

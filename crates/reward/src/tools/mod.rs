@@ -77,8 +77,6 @@ impl ModelClient for Tools {
     }
 }
 
-// Runs `python` graders, each call in a sandbox process.
-
 /// A sandbox that is created and probed on first use.
 pub struct LazySandbox {
     setup: Setup,

@@ -63,7 +63,6 @@ impl Webhook {
         })
     }
 
-    /// The value of each sample of a batch.
     async fn batch(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
         let parsed = match self.ask(samples).await {
             Ok(answer) => ParsedRewards::parse(&answer, samples.len()),
@@ -120,8 +119,6 @@ pub fn sign(secret: &Secret, seconds: u64, body: &[u8]) -> String {
     format!("t={seconds},v1={}", mac.unwrap_or_default())
 }
 
-// The JSON of requests and answers.
-
 /// The body of a request for the rewards of `samples`.
 fn request_body(id: &str, route: &str, name: &str, samples: &[ScoreInput]) -> Vec<u8> {
     let sample = |(index, input): (usize, &ScoreInput)| {
@@ -143,7 +140,6 @@ struct WebhookAnswer {
     rewards: Vec<Value>,
 }
 
-/// The values of an answer.
 #[derive(Debug, Default, PartialEq)]
 struct ParsedRewards {
     /// One value for each sample.
@@ -251,8 +247,6 @@ fn quote_non_finite(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-// The parameters of `kind = "webhook"`.
-
 define_kind! {
     /// The service that computes the values, and how it is called.
     pub struct WebhookParams {
@@ -307,4 +301,4 @@ impl WebhookParams {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

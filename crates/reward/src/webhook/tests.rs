@@ -42,7 +42,7 @@ fn hmac_by_definition(key: &[u8], message: &[u8]) -> String {
 
 /// A request that a server received.
 #[derive(Clone)]
-struct SeenRequest {
+pub(crate) struct SeenRequest {
     headers: Headers,
     body: Bytes,
 }
@@ -52,20 +52,20 @@ impl SeenRequest {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers[name].to_str().unwrap()
     }
 }
 
 /// A server that answers the n-th request (from 0) by a function and records the requests.
-struct Server {
-    address: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
     seen: Arc<Mutex<Vec<SeenRequest>>>,
     task: JoinHandle<()>,
 }
 
 impl Server {
-    async fn start<F>(answer: F) -> Self
+    pub(crate) async fn start<F>(path: &str, answer: F) -> Self
     where
         F: Fn(usize, &Value) -> Response + Clone + Send + Sync + 'static,
     {
@@ -83,7 +83,7 @@ impl Server {
             };
             answer(n, &json)
         };
-        let app = Router::new().route("/score", post(handler));
+        let app = Router::new().route(path, post(handler));
         let task = tokio::spawn(async move {
             axum::serve(listener, app).into_future().await.unwrap();
         });
@@ -94,7 +94,7 @@ impl Server {
         format!("http://{}/score", self.address)
     }
 
-    fn seen(&self) -> Vec<SeenRequest> {
+    pub(crate) fn seen(&self) -> Vec<SeenRequest> {
         self.seen.lock().unwrap().clone()
     }
 }
@@ -160,7 +160,7 @@ impl TestWebhook {
 
 #[tokio::test]
 async fn posts_batches_and_keeps_their_order() {
-    let server = Server::start(|_, body| lengths(body)).await;
+    let server = Server::start("/score", |_, body| lengths(body)).await;
     let webhook = TestWebhook::new(&WebhookParams { max_batch: 2, ..quick(&server.url()) });
     let values = webhook.score(&["a", "bb", "ccc", "dddd", "eeeee"]).await;
     assert_eq!(values, [1.0, 2.0, 3.0, 4.0, 5.0].map(Some));
@@ -182,7 +182,7 @@ async fn posts_batches_and_keeps_their_order() {
 #[tokio::test]
 async fn retries_have_the_same_idempotency_key() {
     let statuses = [503, 429, 408];
-    let server = Server::start(move |n, body| match statuses.get(n) {
+    let server = Server::start("/score", move |n, body| match statuses.get(n) {
         Some(status) => {
             (StatusCode::from_u16(*status).unwrap(), [("retry-after", "0")]).into_response()
         }
@@ -209,7 +209,7 @@ async fn client_errors_redirects_and_long_waits_are_not_retried() {
         // Beyond the maximum.
         (429, ("retry-after", "3600"), "rate_limited"),
     ] {
-        let server = Server::start(move |_, _| {
+        let server = Server::start("/score", move |_, _| {
             (StatusCode::from_u16(status).unwrap(), [header]).into_response()
         })
         .await;
@@ -241,12 +241,13 @@ async fn a_slow_service_gives_missing_values_without_a_retry() {
 async fn failures_open_the_circuit_and_a_probe_closes_it() {
     let healthy = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let switch = Arc::clone(&healthy);
-    let server =
-        Server::start(move |_, body| match switch.load(std::sync::atomic::Ordering::SeqCst) {
+    let server = Server::start("/score", move |_, body| {
+        match switch.load(std::sync::atomic::Ordering::SeqCst) {
             true => lengths(body),
             false => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        })
-        .await;
+        }
+    })
+    .await;
     let params = WebhookParams {
         retries: 0,
         breaker_failures: 2,
@@ -286,7 +287,7 @@ async fn forward(listener: TcpListener, server: watch::Receiver<Option<SocketAdd
 
 #[tokio::test]
 async fn a_killed_service_gives_missing_values_until_it_is_back() {
-    let server = Server::start(|_, body| lengths(body)).await;
+    let server = Server::start("/score", |_, body| lengths(body)).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
     let (target, watched) = watch::channel(Some(server.address));
@@ -303,7 +304,7 @@ async fn a_killed_service_gives_missing_values_until_it_is_back() {
     while !webhook.is_open() {
         assert_eq!(webhook.score(&["a"]).await, [None]);
     }
-    let back = Server::start(|_, body| lengths(body)).await;
+    let back = Server::start("/score", |_, body| lengths(body)).await;
     target.send_replace(Some(back.address));
     let mut tries = 0;
     while webhook.score(&["abc"]).await != [Some(3.0)] {
@@ -322,7 +323,7 @@ async fn bad_answers_are_counted_by_reason() {
         (r#"{"rewards":[NaN,NaN]}"#.to_owned(), "non_finite"),
         (json!({"rewards": "x".repeat(5000)}).to_string(), "too_large"),
     ] {
-        let server = Server::start(move |_, _| body.clone().into_response()).await;
+        let server = Server::start("/score", move |_, _| body.clone().into_response()).await;
         let params = WebhookParams { max_response_bytes: 1000, ..quick(&server.url()) };
         let webhook = TestWebhook::new(&params);
         assert_eq!(webhook.score(&["a", "b"]).await, [None, None], "{reason}");
@@ -359,7 +360,7 @@ async fn concurrent_requests_are_limited() {
 
 #[tokio::test]
 async fn requests_are_signed() {
-    let server = Server::start(|_, body| lengths(body)).await;
+    let server = Server::start("/score", |_, body| lengths(body)).await;
     let mut params = WebhookParams { secret_env: "SECRET".to_owned(), ..quick(&server.url()) };
     let metrics = Arc::new(Metrics::new().unwrap());
     let unresolved = Webhook::new(&params, "math", "remote", &metrics).err().unwrap();

@@ -190,8 +190,6 @@ fn typed(text: &str, of_type: Option<ColumnType>) -> Value {
     parsed.unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-// The parameters of `kind = "python"`.
-
 /// The form in which a function gets prompts and completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -26,11 +26,8 @@ impl Judgement {
 /// The expected content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum AnswerFormat {
-    /// A number on a scale.
     Score {
-        /// The worst score.
         min: f64,
-        /// The best score.
         max: f64,
     },
     /// `A`, `B` or `tie`.

@@ -89,8 +89,6 @@ impl Kind for IntegerAnswer {
     }
 }
 
-// Opening and closing tags in a completion.
-
 /// A pattern of white space as [`hone_core::text::is_space`] defines it.
 pub const PYTHON_SPACES: &str = r"[\s\x1c-\x1f]*";
 

@@ -280,7 +280,6 @@ fn begins_step(line: &str) -> bool {
     is_numbered || line.starts_with("- ") || line.starts_with("* ")
 }
 
-/// The default words.
 const WORDS: &str = "therefore thus because since consequently first second next finally however";
 
 define_kind! {
@@ -343,7 +342,6 @@ impl Kind for Citations {
     }
 }
 
-/// The different citations in a text.
 fn citations(text: &str) -> BTreeSet<&str> {
     let numbered = text.match_indices('[').filter_map(|(at, _)| number(&text[at + 1..]));
     let named = text.match_indices('(').filter_map(|(at, _)| in_brackets(&text[at + 1..]));
