@@ -113,7 +113,7 @@ async fn model_graders_use_the_configured_endpoint() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base_url = format!("http://{}/v1", listener.local_addr().unwrap());
     let service = tokio::spawn(async move { axum::serve(listener, app).await });
-    let config = GradersConfig { base_url, retries: 0, ..GradersConfig::default() };
+    let config = GradersConfig { base_url, ..GradersConfig::default() };
     let endpoint = GraderEndpoint::new(&config, &Metrics::new().unwrap()).unwrap();
     let tools = Tools { endpoint, ..Tools::default() };
     let server = Server::with(|setup| {

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -34,6 +35,11 @@ pub(super) const SETTLE_TIME: Duration = Duration::from_millis(250);
 
 /// Number of the newest steps whose groups may be replayed.
 const REPLAY_WINDOW: u64 = 50;
+
+/// The steps whose groups may be replayed after step `last`: the newest ones.
+pub(super) fn replayable(last: u64) -> RangeInclusive<u64> {
+    last.saturating_sub(REPLAY_WINDOW) + 1..=last
+}
 
 /// Reason of a dropped correction that has no weight in the loss.
 const NO_CORRECTION_WEIGHT: &str = "correction_weight";
@@ -440,8 +446,7 @@ impl Trainer<'_> {
             group.longest_tokens() <= setup.longest_sample
                 && (during.is_none() || !self.is_long_shard(group.tokens()))
         };
-        let last = self.learner.step_count();
-        let steps = last.saturating_sub(REPLAY_WINDOW) + 1..=last;
+        let steps = replayable(self.learner.step_count());
         let (store, routes) = (&setup.store, &setup.routes);
         let mut old = draw_replayed(store, routes, &ages, config.seed, steps, most, fits)?;
         feedback_cap::cap(&mut old, &setup.routes, None);
