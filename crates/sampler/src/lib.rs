@@ -67,5 +67,5 @@ pub use config::{LiveTraffic, SamplerConfig};
 pub use decoder::{Decoder, Scratch};
 pub use engine::{BatchedEngine, BatchedPublisher, BridgedEngine};
 pub use error::SamplerError;
-pub use kv_cache::{BatchMember, CacheShape, CacheType, PagePool, SequencePages, WeightsId};
+pub use kv_cache::{CacheShape, CacheType, PagePool, SequencePages, WeightsId};
 pub use weights::AdapterWeights;

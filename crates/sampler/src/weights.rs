@@ -153,9 +153,6 @@ pub(crate) struct BaseWeights {
 
 impl BaseWeights {
     /// Shares a model's weights.
-    ///
-    /// # Errors
-    /// If they are neither contiguous f32, f16 or bf16 in main memory nor quantized.
     pub fn new(model: &Model) -> Result<Self> {
         let spec = model.spec().clone();
         let layers = (0..spec.num_layers).map(|layer| DecoderLayer::new(model, layer));
@@ -221,10 +218,9 @@ impl DecoderLayer {
             let rounding = InputRounding::of_all(roundings);
             Ok::<_, SamplerError>(LinearGroup { linears, inner, outputs, rounding })
         };
-        let norms = |[a, b]: [&Tensor; 2]| -> Result<_> {
+        let norms = |[a, b]: &[Tensor; 2]| -> Result<_> {
             Ok([norm_weight(a, spec)?, norm_weight(b, spec)?])
         };
-        let optional = |pair: Option<&[Tensor; 2]>| pair.map(|p| norms(p.each_ref())).transpose();
         let (qkv, gate_up): (&[_], &[_]) = if spec.fused {
             (&[LinearKind::QkvProj], &[LinearKind::GateUpProj])
         } else {
@@ -232,9 +228,9 @@ impl DecoderLayer {
             (qkv, &[LinearKind::GateProj, LinearKind::UpProj])
         };
         Ok(Self {
-            norms: norms(block.norms())?,
-            output_norms: optional(block.output_norms())?,
-            head_norms: optional(block.head_norms())?,
+            norms: norms(&block.norms)?,
+            output_norms: block.output_norms.as_ref().map(norms).transpose()?,
+            head_norms: block.head_norms.as_ref().map(norms).transpose()?,
             qkv: group(qkv)?,
             o: group(&[LinearKind::OProj])?,
             gate_up: group(gate_up)?,

@@ -200,14 +200,7 @@ impl QuantizedMatrix {
     pub fn dequantize(&self, first: usize, to: &mut [f32]) {
         let values = self.format.values();
         assert!(first.is_multiple_of(values), "{first} is within a block");
-        dispatch(DequantizeTask {
-            format: self.format,
-            blocks: &self.bytes,
-            rows: self.rows,
-            row_blocks: self.columns / values,
-            first: first / values,
-            to,
-        });
+        dispatch(DequantizeTask { matrix: self, first: first / values, to });
     }
 }
 
@@ -216,12 +209,7 @@ impl QuantizedMatrix {
 
 /// Writes values of a matrix to `to`, row by row.
 struct DequantizeTask<'a> {
-    format: BlockFormat,
-    /// The interleaved blocks of the matrix.
-    blocks: &'a [u8],
-    rows: usize,
-    /// Blocks of a row.
-    row_blocks: usize,
+    matrix: &'a QuantizedMatrix,
     /// The first block, counted row by row.
     first: usize,
     /// The values of whole blocks.
@@ -233,7 +221,7 @@ impl SimdTask for DequantizeTask<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        match self.format {
+        match self.matrix.format {
             BlockFormat::Q8_0 => self.each(q8_0),
             BlockFormat::Q4_0 => self.each(q4_0),
             BlockFormat::Q4_1 => self.each(q4_1),
@@ -249,17 +237,18 @@ impl DequantizeTask<'_> {
         self,
         decode: impl Fn(&[u8; BYTES], &mut [f32; VALUES]),
     ) {
+        let QuantizedMatrix { format, rows: all, columns, ref bytes } = *self.matrix;
         let (to, rest) = self.to.as_chunks_mut::<VALUES>();
-        assert!(rest.is_empty() && self.first + to.len() <= self.rows * self.row_blocks);
-        let (mut row, mut column) = (self.first / self.row_blocks, self.first % self.row_blocks);
+        let row_blocks = columns / VALUES;
+        assert!(rest.is_empty() && self.first + to.len() <= all * row_blocks);
+        let (mut row, mut column) = (self.first / row_blocks, self.first % row_blocks);
         for to in to {
             let group = row / GROUP_ROWS * GROUP_ROWS;
-            let rows = GROUP_ROWS.min(self.rows - group);
-            let at = (group * self.row_blocks + column * rows) * BYTES;
-            let interleaved = &self.blocks[at..at + rows * BYTES];
-            decode(&self.format.block(interleaved, rows, row - group), to);
+            let rows = GROUP_ROWS.min(all - group);
+            let at = (group * row_blocks + column * rows) * BYTES;
+            decode(&format.block(&bytes[at..at + rows * BYTES], rows, row - group), to);
             column += 1;
-            if column == self.row_blocks {
+            if column == row_blocks {
                 (row, column) = (row + 1, 0);
             }
         }

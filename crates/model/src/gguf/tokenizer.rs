@@ -10,9 +10,6 @@ use crate::Result;
 
 /// The whole `tokenizer.json`. Its post-processor puts the token before a text that the file asks for;
 /// chat templates write their own.
-///
-/// # Errors
-/// If the vocabulary is missing, or the tokenizer is of a kind that is not supported.
 pub(crate) fn tokenizer_json(file: &GgufFile) -> Result<Value> {
     let tokens = GgufVocabulary::read(file)?;
     let kind = file.required("tokenizer.ggml.model", GgufFile::text)?;
@@ -106,9 +103,6 @@ pub(crate) struct GgufVocabulary<'a> {
 
 impl<'a> GgufVocabulary<'a> {
     /// Reads the vocabulary.
-    ///
-    /// # Errors
-    /// If it is missing or inconsistent.
     pub fn read(file: &'a GgufFile) -> Result<Self> {
         let texts = file.required("tokenizer.ggml.tokens", GgufFile::texts)?;
         let kinds = file.list("tokenizer.ggml.token_type", |value| match value {
@@ -134,9 +128,6 @@ impl<'a> GgufVocabulary<'a> {
     }
 
     /// Tokens that end a completion: those that the file names, then those with a known text.
-    ///
-    /// # Errors
-    /// If there are none.
     pub fn stop_ids(&self) -> Result<Vec<u32>> {
         let mut found = Vec::new();
         for key in ENDS {
@@ -156,9 +147,6 @@ impl<'a> GgufVocabulary<'a> {
     }
 
     /// `bos_token`, `eos_token` and so on.
-    ///
-    /// # Errors
-    /// If an id is not a whole number.
     pub fn special(&self) -> Result<BTreeMap<String, String>> {
         let mut found = BTreeMap::new();
         for (name, key) in SPECIAL {

@@ -5,6 +5,7 @@ mod keys_values;
 mod linear;
 mod scratch;
 
+use std::borrow::BorrowMut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hone_core::simd::{SimdTask, dispatch, mul_add};
@@ -15,7 +16,7 @@ use hone_kernels::transpose::{SharedRows, rows_to_columns};
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::kv_cache::{BatchMember, CacheShape, CacheType, KvView, SequencePages};
+use crate::kv_cache::{CacheShape, CacheType, KvView, SequencePages};
 use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
 use crate::weights::{AdapterWeights, BaseWeights};
 use linear::{LinearPass, MinWork};
@@ -138,7 +139,7 @@ impl Decoder {
     /// If the scratch buffers have too few rows, a token has no page
     /// ([`SequencePages::ensure_pages`]), or it is missing ([`SequencePages::push`]) or outside the
     /// vocabulary.
-    pub fn step<M: BatchMember>(
+    pub fn step<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         members: &mut [M],
         adapter: Option<&AdapterWeights>,
@@ -153,10 +154,7 @@ impl Decoder {
 
     /// [`Self::step`], and [`Self::prefill`] of several prompts, in one pass, which reads the weights once. Call
     /// it within [`Self::hot`].
-    ///
-    /// # Errors
-    /// Those of both.
-    pub(crate) fn compute<M: BatchMember>(
+    pub(crate) fn compute<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         members: &mut [M],
         chunks: &mut [PromptChunk<'_>],
@@ -185,7 +183,7 @@ impl Decoder {
     }
 
     /// Computes all layers and the final norm, which is left in `scratch.normed`.
-    fn pass<M: BatchMember>(
+    fn pass<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         tokens: &mut PassRows<'_, '_, M>,
         scratch: &mut Scratch,
@@ -268,7 +266,7 @@ impl Decoder {
     }
 
     /// Writes the embeddings to `scratch.residual`.
-    fn embed<M: BatchMember>(
+    fn embed<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         tokens: &PassRows<'_, '_, M>,
         scratch: &mut Scratch,
@@ -395,14 +393,14 @@ struct SequenceRow<'a> {
     rest: usize,
 }
 
-impl<M: BatchMember> PassRows<'_, '_, M> {
+impl<M: BorrowMut<SequencePages> + Send + Sync> PassRows<'_, '_, M> {
     pub fn len(&self) -> usize {
         self.members.len() + self.chunks.iter().map(|chunk| chunk.tokens).sum::<usize>()
     }
 
     fn find(&self, row: usize) -> Option<SequenceRow<'_>> {
         if let Some(member) = self.members.get(row) {
-            return Some(SequenceRow { sequence: member.sequence(), offset: 0, rest: 1 });
+            return Some(SequenceRow { sequence: member.borrow(), offset: 0, rest: 1 });
         }
         let mut offset = row - self.members.len();
         for PromptChunk { sequence, tokens } in self.chunks.iter() {
@@ -435,7 +433,7 @@ impl<M: BatchMember> PassRows<'_, '_, M> {
 
     /// Marks all rows as computed.
     pub fn advance(self) {
-        self.members.iter_mut().for_each(|member| member.sequence_mut().advance(1));
+        self.members.iter_mut().for_each(|member| member.borrow_mut().advance(1));
         self.chunks.iter_mut().for_each(|chunk| chunk.sequence.advance(chunk.tokens));
     }
 }

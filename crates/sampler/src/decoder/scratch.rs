@@ -108,9 +108,6 @@ impl Scratch {
     }
 
     /// Prepares a pass with adapters of this rank together. Allocates only if no earlier rank was as great.
-    ///
-    /// # Errors
-    /// If there are more rows than the buffers hold.
     pub(super) fn prepare(&mut self, rows: usize, rank: usize) -> Result<()> {
         if rows > self.rows {
             let reason = format!("{rows} rows do not fit in {}", self.rows);

@@ -46,9 +46,6 @@ pub(super) struct AdapterFiles {
 
 impl AdapterFiles {
     /// The adapter in `dir`. Reads no content.
-    ///
-    /// # Errors
-    /// If a file is missing.
     pub fn of(version: PolicyVersion, dir: &Path) -> io::Result<Self> {
         let stamp = |name| FileStamp::of(&dir.join(name));
         let stamps = [stamp(CONFIG_FILE)?, stamp(WEIGHTS_FILE)?];

@@ -89,13 +89,6 @@ impl BatchedEngine {
     ) -> Result<(Self, Decoder), SamplerError> {
         let spec = model.spec().clone();
         let capacity = SamplerCapacity::new(&config)?;
-        if !(config.busy_share > 0.0 && config.busy_share <= 1.0) {
-            let share = config.busy_share;
-            return Err(SamplerError::Refused(format!(
-                "the share of the time while clients are served is {share}; more than 0 and at most \
-                 1 was expected"
-            )));
-        }
         let decoder = Decoder::new(model)?;
         let dtype = decoder.dtype();
         let info = ModelInfo {

@@ -188,9 +188,6 @@ impl EngineShared {
     }
 
     /// Adds a request to the queue and wakes the scheduler.
-    ///
-    /// # Errors
-    /// As [`Self::admits`] for a live request; [`EngineError::ShuttingDown`].
     pub fn enqueue(&self, queued: QueuedRequest) -> Result<(), EngineError> {
         let mut state = self.lock();
         let (priority, owner) = (queued.request.priority, queued.request.owner.clone());

@@ -32,7 +32,7 @@ pub use page::{CacheShape, CacheType};
 pub use pool::PagePool;
 pub use prefix_cache::{CacheSpace, WeightsId};
 pub(crate) use sequence::KvView;
-pub use sequence::{BatchMember, SequencePages};
+pub use sequence::SequencePages;
 
 // The memory of pages: large blocks, which the system can back with huge pages.
 

@@ -64,13 +64,8 @@ impl PagePool {
     }
 
     /// Evicts the cached pages of all other weights as soon as no sequence uses them.
-    pub(crate) fn keep_only(&mut self, weights: Vec<WeightsId>) {
+    pub(crate) fn keep_only(&mut self, weights: &[WeightsId]) {
         self.cache.keep_only(weights, &mut self.free);
-    }
-
-    /// Whether the last [`Self::keep_only`] was of the same weights, in the same order.
-    pub(crate) fn keeps_only(&self, weights: &[WeightsId]) -> bool {
-        self.cache.keeps_only(weights)
     }
 
     /// Promises `pages` pages to a new sequence that begins with `tokens`. Returns false, without any

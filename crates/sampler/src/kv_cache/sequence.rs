@@ -231,29 +231,3 @@ impl SequencePages {
         &self.pages
     }
 }
-
-/// A member of a decoding batch: a [`SequencePages`], or a type that has one.
-pub trait BatchMember: Send + Sync {
-    /// Its sequence.
-    fn sequence(&self) -> &SequencePages;
-    /// Its sequence, to add the next position.
-    fn sequence_mut(&mut self) -> &mut SequencePages;
-}
-
-impl<M: BatchMember> BatchMember for &mut M {
-    fn sequence(&self) -> &SequencePages {
-        (**self).sequence()
-    }
-    fn sequence_mut(&mut self) -> &mut SequencePages {
-        (**self).sequence_mut()
-    }
-}
-
-impl BatchMember for SequencePages {
-    fn sequence(&self) -> &SequencePages {
-        self
-    }
-    fn sequence_mut(&mut self) -> &mut SequencePages {
-        self
-    }
-}

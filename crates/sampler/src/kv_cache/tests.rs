@@ -137,7 +137,7 @@ proptest! {
                 Action::End(which) if which < running.len() => {
                     running.swap_remove(which).sequence.free(&mut pool);
                 }
-                Action::Keep(weights) => pool.keep_only(vec![WeightsId(weights)]),
+                Action::Keep(weights) => pool.keep_only(&[WeightsId(weights)]),
                 Action::Prepare => {
                     // As many as were in use at once, within the limit.
                     let prepared = (0..).take_while(|_| pool.prepare_page()).count();

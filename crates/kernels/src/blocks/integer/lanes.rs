@@ -45,7 +45,6 @@ pub(super) trait RowVectors: Copy {
     fn floats(self, x: f32) -> Self::Floats;
 
     fn and(self, a: Self::Words, b: Self::Words) -> Self::Words;
-    fn or(self, a: Self::Words, b: Self::Words) -> Self::Words;
     fn xor(self, a: Self::Words, b: Self::Words) -> Self::Words;
 
     /// Words shifted by fewer than 32 bits.
@@ -55,7 +54,13 @@ pub(super) trait RowVectors: Copy {
     fn shift_right(self, words: Self::Words, bits: u32) -> Self::Words;
 
     /// Byte `at` of each word as a signed number.
-    fn signed_bytes(self, words: Self::Words, at: u32) -> Self::Floats;
+    #[inline(always)]
+    fn signed_bytes(self, words: Self::Words, at: u32) -> Self::Floats {
+        // The byte plus 128, exactly.
+        let byte = self.and(self.shift_right(words, 8 * at), self.words(255));
+        let byte = self.to_floats(self.xor(byte, self.words(128)));
+        self.mul_add(byte, self.floats(1.0), self.floats(-128.0))
+    }
 
     /// Weights of unsigned bytes.
     fn weights(self, words: Self::Words) -> Self::Weights;

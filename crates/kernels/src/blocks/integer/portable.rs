@@ -49,12 +49,6 @@ impl<const FUSED: bool> RowVectors for Portable<FUSED> {
     }
 
     #[inline(always)]
-    fn or(self, mut a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
-        a.iter_mut().zip(&b).for_each(|(a, b)| *a |= b);
-        a
-    }
-
-    #[inline(always)]
     fn xor(self, mut a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
         a.iter_mut().zip(&b).for_each(|(a, b)| *a ^= b);
         a
@@ -68,11 +62,6 @@ impl<const FUSED: bool> RowVectors for Portable<FUSED> {
     #[inline(always)]
     fn shift_right(self, words: [u32; LANES], bits: u32) -> [u32; LANES] {
         words.map(|word| word >> bits)
-    }
-
-    #[inline(always)]
-    fn signed_bytes(self, words: [u32; LANES], at: u32) -> [f32; LANES] {
-        words.map(|word| (word << (24 - 8 * at)).cast_signed() >> 24).map(|byte| byte as f32)
     }
 
     #[inline(always)]

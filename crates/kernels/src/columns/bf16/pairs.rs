@@ -8,7 +8,7 @@ use half::bf16;
 
 use crate::columns::is_narrow;
 use crate::columns::kernel::{COLUMN_BLOCK, WeightMatrix};
-use crate::columns::narrow::{FewColumns, RowPointers, Transposed};
+use crate::columns::narrow::{FewColumns, Transposed};
 use crate::columns::tiles::{ColumnBlocks, TileWeight};
 use crate::columns::vector_weight::LINE;
 
@@ -48,19 +48,8 @@ pub(super) unsafe fn add_product(out: &mut [f32], w: WeightMatrix<'_, bf16>, x: 
 struct PairedWeight([bf16; 2]);
 
 impl Transposed for PairedWeight {
-    const STEP: usize = <bf16 as Transposed>::STEP;
-    const STEP_BYTES: usize = <bf16 as Transposed>::STEP_BYTES;
     const PER_WORD: usize = 2;
     const INPUTS: usize = 1;
-
-    type Words = <bf16 as Transposed>::Words;
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize) -> Self::Words {
-        // SAFETY: the caller's guarantees.
-        unsafe { <bf16 as Transposed>::read::<PART>(rows, bytes) }
-    }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]

@@ -59,8 +59,6 @@ impl<'a, T> Columns<'a, T> {
 }
 
 impl<'s> Attention<'s> {
-    /// # Errors
-    /// If the window is 0, or the key heads do not divide the query heads.
     pub fn new(
         segments: &'s Segments,
         heads: HeadLayout,

@@ -175,23 +175,6 @@ fn only_the_fused_kernels_compute_in_bf16() {
 }
 
 #[test]
-fn matrices_have_the_formats_that_fit() {
-    let (dir, spec) = (tempfile::tempdir().unwrap(), spec());
-    let files = WeightFiles::open(&spec, &weight_file(&dir)).unwrap();
-    let options = LoadOptions { quantize: Quantize::Q4K, ..LoadOptions::default() };
-    let weights = files.load_all(&spec, &options, &Device::Cpu).unwrap();
-    let stored = |name: &str| weights[name].stored();
-    let blocks = WeightType::Blocks;
-    assert_eq!(stored("model.embed_tokens.weight"), blocks(BlockFormat::Q6K));
-    assert_eq!(stored("model.layers.1.self_attn.q_proj.weight"), blocks(BlockFormat::Q4K));
-    // Rows of 128 values.
-    assert_eq!(stored("model.layers.1.self_attn.o_proj.weight"), blocks(BlockFormat::Q8_0));
-    assert_eq!(stored("model.norm.weight"), WeightType::Float(DType::F32));
-    assert_eq!(weights["model.embed_tokens.weight"].size(), 90 * 210);
-    assert_eq!(weights["model.layers.0.mlp.down_proj.weight"].size(), 256 * 2 * 144);
-}
-
-#[test]
 fn rows_are_selected_by_id() {
     let blocks: Vec<u8> =
         (0..4_u8).flat_map(|row| [[0, 60].to_vec(), vec![row; 32]].concat()).collect();

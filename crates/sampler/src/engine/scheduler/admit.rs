@@ -19,7 +19,9 @@ impl BatchScheduler {
     /// Admits requests, live ones first and their owners in turn, until a request does not fit. A
     /// live request that does not fit preempts shadow sequences, the newest first.
     pub(super) fn admit(&mut self) {
-        self.keep_held_weights();
+        // Only of weights in memory: of the versions that requests can get, or that can be activated without being
+        // read.
+        self.pool.keep_only(&self.shared.lock().held);
         while let Some((queued, policy)) = self.next_request() {
             match self.try_admit(queued, policy) {
                 Ok(None) => {}
@@ -123,17 +125,5 @@ impl BatchScheduler {
         }
         self.end(sequence);
         true
-    }
-
-    /// Keeps cached pages only of weights in memory: those of the versions that requests can get, or that
-    /// can be activated without being read.
-    fn keep_held_weights(&mut self) {
-        let state = self.shared.lock();
-        if self.pool.keeps_only(&state.held) {
-            return;
-        }
-        let held = state.held.clone();
-        drop(state);
-        self.pool.keep_only(held);
     }
 }

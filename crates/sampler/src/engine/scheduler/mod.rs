@@ -135,8 +135,7 @@ impl BatchScheduler {
     /// Pauses while another engine serves clients, so that passes take at most `busy_share` of the time.
     /// Returns the number of threads for the next pass, which may compute parts of prompts.
     fn throttle(&self, parts: &[PromptPart]) -> usize {
-        let SamplerConfig { threads, busy_threads, busy_share, serves_clients, .. } =
-            self.shared.config;
+        let SamplerConfig { threads, busy_share, serves_clients, .. } = self.shared.config;
         let threads = threads.max(1);
         let parts = parts.iter().map(|part| &part.sequence);
         let mut all = self.running.iter().chain(&self.prefilling).chain(parts);
@@ -152,7 +151,7 @@ impl BatchScheduler {
                 return threads;
             }
         }
-        busy_threads.clamp(1, threads)
+        1
     }
 
     /// Pauses after an iteration for clients that took `spent`, if background threads have something to compute.
@@ -270,15 +269,9 @@ impl BatchScheduler {
 
     /// Computes a part in a pass of its own. Returns false if the pass was interrupted.
     fn compute_part(&mut self, part: PromptPart) -> bool {
+        let is_live = self.shared.config.serves_clients && part.sequence.is_live();
         let mut parts = [part];
-        let threads = self.throttle(&parts);
-        let start = Instant::now();
-        let Self { shared, decoder, scratch, .. } = self;
-        let pass = DecodingPass { decoder, shared, threads };
-        let is_live = parts.iter().any(|part| part.sequence.is_live());
-        let _serving = serving(decoder, threads, shared.config.serves_clients && is_live);
-        decoder.hot(threads, || pass.compute_all(Vec::new(), &mut parts, scratch));
-        self.last_pass = start.elapsed();
+        self.compute(|_| false, &mut parts, is_live);
         let [part] = parts;
         let computed = part.outcome == PassOutcome::Computed;
         self.end_part(part);
@@ -326,16 +319,28 @@ impl BatchScheduler {
             self.remove_finished();
         }
         if rows > 0 || !parts.is_empty() {
-            let threads = self.throttle(&parts);
-            let start = Instant::now();
-            let Self { shared, decoder, scratch, running, .. } = self;
-            let pass = DecodingPass { decoder, shared, threads };
-            let rows = running.iter_mut().filter(|s| plan.takes_part(s, newest)).collect();
-            let _serving = serving(decoder, threads, plan.busy);
-            decoder.hot(threads, || pass.compute_all(rows, &mut parts, scratch));
-            self.last_pass = start.elapsed();
+            self.compute(|s| plan.takes_part(s, newest), &mut parts, plan.busy);
         }
         parts.into_iter().for_each(|part| self.end_part(part));
+    }
+
+    /// Computes a pass over the decoding sequences that take part, and parts of prompts.
+    fn compute(
+        &mut self,
+        takes_part: impl Fn(&EngineSequence) -> bool,
+        parts: &mut [PromptPart],
+        is_live: bool,
+    ) {
+        let threads = self.throttle(parts);
+        let start = Instant::now();
+        let Self { shared, decoder, scratch, running, .. } = self;
+        let pass = DecodingPass { decoder, shared, threads };
+        let rows = running.iter_mut().filter(|sequence| takes_part(sequence)).collect();
+        // Background threads wait for the end of a pass for clients on several threads, which yield their processors
+        // between the pass's parts.
+        let _serving = (is_live && threads > 1 && !decoder.is_small).then(Serving::begin);
+        decoder.hot(threads, || pass.compute_all(rows, parts, scratch));
+        self.last_pass = start.elapsed();
     }
 
     /// Removes sequences that have ended, and frees their pages.
@@ -381,12 +386,6 @@ impl BatchScheduler {
             pages.with_label_values(&[state]).set(metric_value(count));
         }
     }
-}
-
-/// Makes background threads wait for the end of a pass for clients on several threads, which yield their
-/// processors between the pass's parts.
-fn serving(decoder: &Decoder, threads: usize, is_live: bool) -> Option<Serving> {
-    (is_live && threads > 1 && !decoder.is_small).then(Serving::begin)
 }
 
 fn metric_value(count: usize) -> i64 {

@@ -8,7 +8,7 @@ use hone_engine::sampling::TokenSampler;
 use hone_engine::{EngineError, Priority};
 
 use crate::engine::adapters::PolicyWeights;
-use crate::kv_cache::{BatchMember, SequencePages};
+use crate::kv_cache::SequencePages;
 
 /// A sequence that computes its prompt or decodes.
 pub(super) struct EngineSequence {
@@ -22,15 +22,6 @@ pub(super) struct EngineSequence {
     pub order: u64,
     /// Whether it leaves the engine before the next step.
     pub finished: bool,
-}
-
-impl BatchMember for EngineSequence {
-    fn sequence(&self) -> &SequencePages {
-        &self.pages
-    }
-    fn sequence_mut(&mut self) -> &mut SequencePages {
-        &mut self.pages
-    }
 }
 
 impl EngineSequence {
