@@ -34,7 +34,6 @@ pub(crate) struct LinearGroup {
     pub inner: usize,
     /// Outputs of all layers together.
     pub outputs: usize,
-    /// What the layers' input is rounded to.
     pub rounding: InputRounding,
 }
 
@@ -66,7 +65,6 @@ impl InputRounding {
         Self { integers: false, bf16: computes && has_pairs && tensor.dtype() == DType::BF16 }
     }
 
-    /// For products with all of these.
     fn of_all(all: impl Iterator<Item = Self>) -> Self {
         all.fold(Self::default(), |all, one| Self {
             integers: all.integers || one.integers,
@@ -89,7 +87,6 @@ impl InputRounding {
     }
 }
 
-/// Buffers for rounded activations.
 #[derive(Debug, Default)]
 pub(crate) struct RoundedColumns {
     integers: IntegerColumns,
@@ -144,7 +141,6 @@ pub(crate) struct BaseWeights {
     head: BaseMatrix,
     /// What the head's input is rounded to.
     pub head_rounding: InputRounding,
-    /// The final norm.
     pub norm: Vec<f32>,
     pub layers: Vec<DecoderLayer>,
     /// Bytes of the matrices that a decoding step reads: all but the embedding, unless it is the head.
@@ -332,7 +328,6 @@ pub(crate) struct AdapterPair {
 /// A copy of a LoRA adapter. Training the original further does not change it.
 pub struct AdapterWeights {
     layers: Vec<Vec<AdapterPair>>,
-    /// The greatest rank.
     pub(crate) rank: usize,
     /// Whether every value of the second factors is finite, so that zeros times them are zeros.
     pub(crate) is_finite: bool,

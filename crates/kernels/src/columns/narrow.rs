@@ -55,14 +55,12 @@ const STEP_BYTES: usize = size_of::<__m512i>();
 #[derive(Clone, Copy)]
 pub(super) struct RowPointers {
     pub first: *const u8,
-    /// Bytes of a row.
     pub stride: usize,
     /// Index of the last row, at most 15.
     pub last: usize,
 }
 
 impl RowPointers {
-    /// Row `i`.
     #[inline(always)]
     pub fn at(self, i: usize) -> *const u8 {
         self.first.wrapping_add(i.min(self.last) * self.stride)
@@ -105,7 +103,6 @@ pub(super) struct FewColumns {
     pub out: *mut f32,
     /// Rows of stored weights.
     pub w: *const u8,
-    /// Bytes of a row of weights.
     pub row_bytes: usize,
     /// `[inner, width]`, or with pairs of activations in a word, `[inner / 2, width]`
     pub x: *const f32,

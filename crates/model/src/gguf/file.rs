@@ -83,20 +83,15 @@ impl GgufTensor {
 /// A value of a file's metadata. Numbers of any width are widened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GgufValue {
-    /// A whole number.
     Integer(i64),
-    /// A float.
     Float(f64),
-    /// True or false.
     Bool(bool),
     /// A text. Bytes that are not UTF-8 become U+FFFD.
     Text(String),
-    /// Several values.
     List(Vec<GgufValue>),
 }
 
 impl GgufValue {
-    /// The value if it is a text.
     pub fn as_text(&self) -> Option<&str> {
         if let Self::Text(text) = self { Some(text) } else { None }
     }
@@ -108,7 +103,6 @@ pub(super) fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| value.into())
 }
 
-/// Whether a path has the extension of GGUF files.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
@@ -164,7 +158,6 @@ impl GgufFile {
         Ok(Self { path: path.to_owned(), file: from.into_inner(), metadata, tensors, data })
     }
 
-    /// The tensors by name.
     pub fn tensors(&self) -> &BTreeMap<String, GgufTensor> {
         &self.tensors
     }
@@ -202,7 +195,6 @@ impl GgufFile {
         })
     }
 
-    /// A number.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         self.get(key, "a number", |value| match value {
             GgufValue::Float(number) => Some(decimal(*number as f32)),
@@ -211,7 +203,6 @@ impl GgufFile {
         })
     }
 
-    /// True or false.
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         self.get(key, "true or false", |value| match value {
             GgufValue::Bool(flag) => Some(*flag),
@@ -219,7 +210,6 @@ impl GgufFile {
         })
     }
 
-    /// A text.
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
         self.get(key, "a text", GgufValue::as_text)
     }
@@ -236,7 +226,6 @@ impl GgufFile {
         })
     }
 
-    /// A list of texts.
     pub fn texts(&self, key: &str) -> Result<Option<Vec<&str>>> {
         self.list(key, GgufValue::as_text)
     }
@@ -272,7 +261,6 @@ impl GgufFile {
     }
 }
 
-/// Bytes of a tensor.
 fn tensor_bytes(tensor: &GgufTensor) -> std::result::Result<usize, String> {
     let dtype = tensor.dtype().map_err(|name| format!("type {name} cannot be read"))?;
     let columns = tensor.shape.last().copied().unwrap_or(1);

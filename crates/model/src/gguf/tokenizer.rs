@@ -92,7 +92,6 @@ const SPECIAL: [(&str, &str); 4] = [
     ("pad_token", "padding_token_id"),
 ];
 
-/// The vocabulary.
 pub(crate) struct GgufVocabulary<'a> {
     file: &'a GgufFile,
     /// By id.
@@ -102,7 +101,6 @@ pub(crate) struct GgufVocabulary<'a> {
 }
 
 impl<'a> GgufVocabulary<'a> {
-    /// Reads the vocabulary.
     pub fn read(file: &'a GgufFile) -> Result<Self> {
         let texts = file.required("tokenizer.ggml.tokens", GgufFile::texts)?;
         let kinds = file.list("tokenizer.ggml.token_type", |value| match value {
@@ -175,7 +173,6 @@ impl<'a> GgufVocabulary<'a> {
         }))
     }
 
-    /// The `vocab`.
     fn vocab(&self) -> Map<String, Value> {
         let ids = self.texts.iter().enumerate();
         ids.map(|(id, text)| ((*text).to_owned(), json!(id))).collect()
@@ -334,12 +331,10 @@ impl PreTokenizer {
         })
     }
 
-    /// The `normalizer` of a `tokenizer.json`.
     fn normalizer(&self) -> Value {
         if self.nfc { json!({ "type": "NFC" }) } else { Value::Null }
     }
 
-    /// The `pre_tokenizer` of a `tokenizer.json`.
     fn json(&self) -> Value {
         let split = |expression: &&str| {
             json!({

@@ -46,7 +46,6 @@ impl Context {
         })
     }
 
-    /// Whether a layer rotates queries and keys.
     pub fn has_rope(&self, layer: usize) -> bool {
         self.spec.layers.get(layer).is_some_and(|layer| layer.rope)
     }
@@ -133,18 +132,15 @@ impl Block {
         self.linears.get(&kind).map(|linear| (&linear.weight, linear.bias.as_ref()))
     }
 
-    /// All biases.
     pub(super) fn biases(&self) -> impl Iterator<Item = &Tensor> {
         self.linears.values().filter_map(|linear| linear.bias.as_ref())
     }
 
-    /// Weights of all norms.
     pub(super) fn all_norms(&self) -> impl Iterator<Item = &Tensor> {
         let more = [&self.output_norms, &self.head_norms].into_iter().flatten().flatten();
         self.norms.iter().chain(more)
     }
 
-    /// Weights of the linear layers.
     pub(super) fn matrices(&self) -> impl Iterator<Item = &BaseMatrix> {
         self.linears.values().map(|linear| &linear.weight)
     }

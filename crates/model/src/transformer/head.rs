@@ -27,7 +27,6 @@ const NAME: &str = "head-stats";
 /// long as the product.
 const LOGITS: usize = 1 << 23;
 
-/// Rows of a chunk.
 fn chunk_rows(vocab: usize) -> usize {
     (LOGITS / vocab.max(1)).clamp(1, 512)
 }
@@ -60,7 +59,6 @@ pub fn head_packed_values(spec: &ModelSpec) -> usize {
     block_rows(PACKED, spec.vocab_size, spec.hidden_size) * spec.hidden_size
 }
 
-/// The frozen output layer.
 pub(super) struct OutputLayer {
     /// `[vocab, hidden]`
     pub weight: BaseMatrix,

@@ -31,7 +31,6 @@ pub(super) struct Layers<'a> {
     pub norm: &'a Tensor,
     pub context: &'a Context,
     pub lora: Option<&'a LoraWeights>,
-    /// Whether to use fused layers.
     pub fused: bool,
 }
 

@@ -9,8 +9,6 @@ use super::head::{OutputLayer, SoftcapTask, head_stats};
 use super::token_stats::{StatsGradTask, StatsTask, TokenTargets};
 use crate::Model;
 use crate::kernels::compute::Compute;
-use crate::kernels::ops;
-use crate::spec::{RopeScaling, RopeSpec, rope_tables};
 use crate::testing::{test_file, tiny_model, tiny_spec, tiny_weights, token_stats, values, waves};
 use crate::weights::BaseMatrix;
 
@@ -64,54 +62,11 @@ fn wave(shape: (usize, usize)) -> Tensor {
 }
 
 #[test]
-fn head_statistics_equal_the_definition() {
-    // Logits are the hidden states themselves.
-    let identity = Tensor::eye(5, DType::F64, &Device::Cpu).unwrap();
-    let (targets, temperatures) = ([4, 0, 2], [1.0, 0.5, 2.0]);
-    let logits = wave((3, 5));
-    let layer = output_layer(&identity.into(), None);
-    let stats = values(&head_stats(&logits, layer, &targets, &temperatures).unwrap());
-    for (row, x) in values(&logits).chunks(5).enumerate() {
-        let scaled: Vec<f64> = x.iter().map(|x| x / f64::from(temperatures[row])).collect();
-        let sum: f64 = scaled.iter().map(|x| x.exp()).sum();
-        let p: Vec<f64> = scaled.iter().map(|x| x.exp() / sum).collect();
-        let entropy: f64 = -p.iter().map(|p| p * p.ln()).sum::<f64>();
-        assert!((stats[2 * row] - p[targets[row] as usize].ln()).abs() < 1e-12);
-        assert!((stats[2 * row + 1] - entropy).abs() < 1e-12);
-    }
-}
-
-#[test]
 fn head_statistics_of_huge_logits_are_finite() {
     let logits = Tensor::from_vec(vec![1e30_f32, -1e30, 3e4, 0.0], (2, 2), &Device::Cpu).unwrap();
     let layer = output_layer(&Tensor::eye(2, DType::F32, &Device::Cpu).unwrap().into(), None);
     let stats = head_stats(&logits, layer, &[0, 0], &[1.0, 0.1]).unwrap();
     assert_eq!(values(&stats), vec![0.0, 0.0, 0.0, 0.0]);
-}
-
-#[test]
-fn rope_rotates_by_position_and_leaves_the_rest() {
-    // Two heads of six values, of which four are rotated.
-    let rope = RopeSpec { theta: 16.0, rotary_dim: 4, scaling: RopeScaling::Default };
-    let frequencies = [1.0, 0.25];
-    assert_eq!(rope.frequencies(), frequencies);
-    let positions = [0, 3, 4, 3];
-    let tables = rope_tables(&rope, &positions, DType::F64, &Device::Cpu).unwrap();
-    let x = wave((4, 12));
-    let rotated = ops::rope(&x, 6, &tables).unwrap();
-    let (x, y) = (values(&x), values(&rotated));
-    for (token, position) in positions.into_iter().enumerate() {
-        for head in 0..2 {
-            let at = token * 12 + head * 6;
-            for (i, frequency) in frequencies.into_iter().enumerate() {
-                let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
-                let (a, b) = (x[at + i], x[at + i + 2]);
-                assert!((y[at + i] - (a * cos - b * sin)).abs() < 1e-12);
-                assert!((y[at + i + 2] - (b * cos + a * sin)).abs() < 1e-12);
-            }
-            assert_eq!(x[at + 4..at + 6], y[at + 4..at + 6]);
-        }
-    }
 }
 
 fn output_layer(weight: &BaseMatrix, softcap: Option<f64>) -> OutputLayer {

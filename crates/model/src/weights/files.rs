@@ -198,7 +198,6 @@ pub(super) fn quantize(
 /// of pairs: it rotates values 2i and 2i + 1, transformers i and i + half.
 const PERMUTED: [&str; 2] = ["llama", "smollm3"];
 
-/// Names of the modules of a layer.
 const MODULES: [(&str, &str); 16] = [
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -219,7 +218,6 @@ const MODULES: [(&str, &str); 16] = [
     ("post_attention_layernorm", "post_attention_norm"),
 ];
 
-/// A GGUF file of a model.
 pub(super) struct GgufWeights {
     file: GgufFile,
     /// Query heads and key heads, if their rows are permuted.
@@ -229,7 +227,6 @@ pub(super) struct GgufWeights {
 }
 
 impl GgufWeights {
-    /// Reads the header.
     pub fn open(spec: &ModelSpec, path: &Path) -> Result<Self> {
         let file = GgufFile::open(path)?;
         let architecture = file.required("general.architecture", GgufFile::text)?;
@@ -268,7 +265,6 @@ impl GgufWeights {
         Some(format!("{stored}.{kind}"))
     }
 
-    /// The type of a weight.
     pub fn stored(&self, name: &str) -> Result<WeightType> {
         let (stored, tensor) = self.tensor(name)?;
         tensor.dtype().map_err(|kind| {

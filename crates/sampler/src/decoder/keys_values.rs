@@ -42,7 +42,8 @@ impl Decoder {
         let write = |(member, qkv): (&mut M, &mut [f32])| -> Result<()> {
             let sequence = member.borrow_mut();
             let position = sequence.position(0);
-            let (page, _) = sequence.slot(0).ok_or(SamplerError::NoPage)?;
+            let page = sequence.next_pages(1).and_then(|pages| pages.first_mut()?.values_mut());
+            let page = page.ok_or(SamplerError::NoPage)?;
             self.write_rows(layer, page, &mut PageRows { position, qkv });
             Ok(())
         };

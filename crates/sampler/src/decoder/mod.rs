@@ -384,7 +384,6 @@ pub(crate) struct PassRows<'a, 'c, M> {
     pub chunks: &'a mut [PromptChunk<'c>],
 }
 
-/// A row's place in its sequence.
 struct SequenceRow<'a> {
     sequence: &'a SequencePages,
     /// Tokens between the sequence's next one and the row's.
@@ -431,7 +430,6 @@ impl<M: BorrowMut<SequencePages> + Send + Sync> PassRows<'_, '_, M> {
         self.find(row).map_or(1, |row| row.rest)
     }
 
-    /// Marks all rows as computed.
     pub fn advance(self) {
         self.members.iter_mut().for_each(|member| member.borrow_mut().advance(1));
         self.chunks.iter_mut().for_each(|chunk| chunk.sequence.advance(chunk.tokens));

@@ -92,7 +92,6 @@ impl Scratch {
         rows.max(logits).next_multiple_of(COLUMN_BLOCK)
     }
 
-    /// The maximum number of rows of a pass.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }

@@ -62,12 +62,10 @@ pub(crate) struct KeptAdapters {
 }
 
 impl KeptAdapters {
-    /// Keeps at most `limit` adapters.
     pub fn new(limit: usize) -> Self {
         Self { limit, kept: Vec::new() }
     }
 
-    /// The weights of an adapter, if they are kept.
     pub(super) fn get(&mut self, files: &AdapterFiles) -> Option<PolicyWeights> {
         let at = self.kept.iter().position(|(other, _)| other == files)?;
         self.kept[at..].rotate_left(1);
@@ -103,7 +101,6 @@ impl KeptAdapters {
         }
     }
 
-    /// The adapters that are kept.
     pub fn ids(&self) -> impl Iterator<Item = WeightsId> {
         self.kept.iter().map(|(_, weights)| weights.id)
     }

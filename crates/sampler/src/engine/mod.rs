@@ -68,7 +68,6 @@ impl BatchedEngine {
         engine.with_thread(decoder)
     }
 
-    /// Starts the scheduler's thread.
     fn with_thread(mut self, decoder: Decoder) -> Result<Arc<Self>, SamplerError> {
         let shared = Arc::clone(&self.shared);
         let thread = thread::Builder::new()

@@ -48,7 +48,6 @@ impl PagePool {
         Self { reuse: false, ..self }
     }
 
-    /// Whether computed pages are reused.
     pub(crate) fn reuses(&self) -> bool {
         self.reuse
     }
@@ -204,13 +203,11 @@ impl PagePool {
         self.free.pop().or_else(|| if full { self.cache.evict() } else { None })
     }
 
-    /// Allocated pages.
     #[cfg(test)]
     pub(super) fn allocated(&self) -> usize {
         self.in_use + self.cache.unused() + self.free.len()
     }
 
-    /// Checks the invariants.
     #[cfg(test)]
     pub(super) fn check(&self) {
         let cached = self.cache.check();

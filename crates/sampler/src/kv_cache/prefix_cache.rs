@@ -50,7 +50,6 @@ impl From<WeightsId> for CacheSpace {
     }
 }
 
-/// An index of a node.
 type NodeId = usize;
 
 /// The page before the first, or a page.
@@ -94,7 +93,6 @@ pub(super) struct CacheMatch {
 #[derive(Default)]
 pub(super) struct PrefixCache {
     nodes: Vec<CacheNode>,
-    /// Indices of removed nodes.
     vacant: Vec<NodeId>,
     children: BTreeMap<(CachePlace, PageTokens), NodeId>,
     /// The nodes without users, in the order in which they became unused or were last copied.
@@ -105,7 +103,6 @@ pub(super) struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// The number of pages without users.
     pub fn unused(&self) -> usize {
         self.unused.len()
     }

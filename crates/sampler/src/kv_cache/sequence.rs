@@ -154,16 +154,8 @@ impl SequencePages {
         self.ids.get(self.len + offset).copied()
     }
 
-    /// Its position.
     pub(crate) fn position(&self, offset: usize) -> usize {
         self.len + offset
-    }
-
-    /// Its page and its slot in the page.
-    pub(crate) fn slot(&mut self, offset: usize) -> Option<(&mut [f32], usize)> {
-        let position = self.len + offset;
-        let page = self.pages.get_mut(position / PAGE)?;
-        Some((page.values_mut()?, position % PAGE))
     }
 
     /// The pages of the next `count` tokens, if they have pages.
@@ -225,7 +217,6 @@ impl SequencePages {
         pool.release_cached(self.last_cached);
     }
 
-    /// Its pages, for comparisons.
     #[cfg(test)]
     pub(crate) fn pages(&self) -> &[Page] {
         &self.pages

@@ -52,7 +52,6 @@ pub(super) struct ColumnGroup<'a> {
 /// upper byte of 128.
 pub(super) const GREATEST: f32 = (127 << 8) as f32;
 
-/// Rounds the columns of a group.
 pub(super) struct RoundToPairs<'a>(pub ColumnGroup<'a>);
 
 impl SimdTask for RoundToPairs<'_> {

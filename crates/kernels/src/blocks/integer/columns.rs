@@ -93,17 +93,14 @@ impl IntegerColumns {
         self.instructions
     }
 
-    /// Columns of all groups.
     pub(super) fn all_columns(&self) -> usize {
         self.whole * LANES + self.last
     }
 
-    /// Groups of columns.
     pub(super) fn groups(&self) -> usize {
         self.whole + usize::from(self.last > 0)
     }
 
-    /// Blocks of a column.
     pub(super) fn blocks(&self) -> usize {
         self.blocks
     }

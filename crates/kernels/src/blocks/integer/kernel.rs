@@ -9,7 +9,6 @@ use super::lanes::RowVectors;
 use super::product::Product;
 use crate::processor::prefetch;
 
-/// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 
 /// Bytes that weights are fetched ahead of their use.
@@ -76,12 +75,10 @@ fn fill_rows<F: RowsFormat>(stored: &[u8], rows: usize, to: &mut Vec<u8>) {
 struct RowsTile<'a> {
     /// The interleaved blocks of the rows.
     blocks: *const u8,
-    /// The blocks of the columns.
     x: &'a [u32],
     /// Whether no other group of columns has used these rows.
     is_first: bool,
     bias: &'a [f32; LANES],
-    /// The rows that are computed.
     rows: Range<usize>,
 }
 

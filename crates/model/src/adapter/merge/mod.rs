@@ -99,7 +99,6 @@ pub fn merge(base: &Path, adapter: &Path, target: &Path, precision: Precision) -
     Ok(merged)
 }
 
-/// Whether a directory holds a GGUF file.
 fn holds_gguf(dir: &Path) -> bool {
     let mut files = fs::read_dir(dir).into_iter().flatten().flatten();
     files.any(|file| is_gguf(&file.path()))
@@ -335,7 +334,6 @@ fn copy_others(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A file of the base that cannot be read.
 fn damaged(base: &Path, file: &str, error: impl Error + Send + Sync + 'static) -> ModelError {
     ModelError::model(base, format!("{file}: {error}")).caused_by(error)
 }

@@ -116,7 +116,6 @@ fn matches(modules: &Modules, pattern: Option<&Regex>, module: &str) -> bool {
     }
 }
 
-/// The value of the first pattern that matches.
 fn first<T: Copy>(patterns: &[(Regex, T)], module: &str) -> Option<T> {
     patterns.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, value)| *value)
 }

@@ -187,7 +187,6 @@ enum OneOrMany {
     Many(Vec<usize>),
 }
 
-/// The adapter's settings.
 pub(crate) fn read_config(dir: &Path) -> Result<LoraConfig> {
     let wrong = |reason: String| ModelError::adapter(dir, format!("{CONFIG_FILE}: {reason}"));
     let text =

@@ -21,7 +21,6 @@ use crate::weights::BaseMatrix;
 
 type Result<T> = candle_core::Result<T>;
 
-/// Operation that errors name.
 const NAME: &str = "product with a weight";
 
 /// What this process computes products of matrices in where `compute` is configured: [`Compute::F32`] instead
@@ -50,7 +49,6 @@ pub(crate) struct WeightRows<'a> {
 
 /// The left factor of products with weights, `[n, inner]`: activations or gradients.
 pub(crate) enum LeftFactor<'a, T> {
-    /// For products in `T`.
     Exact(Matrix<'a, T>),
     /// For products in bf16. Packed once, for several products.
     #[cfg(target_arch = "x86_64")]
@@ -71,7 +69,6 @@ impl<'a, T: Real> LeftFactor<'a, T> {
         Self::Exact(matrix)
     }
 
-    /// The product, row by row.
     pub fn product(&self, right: &WeightRows<'_>) -> Result<Vec<T>> {
         match self {
             Self::Exact(left) => right.read(|right| product(1.0, *left, right)),

@@ -252,7 +252,6 @@ fn add_rows<'a, T: Real>(
 
 // Tiles of queries, and the vectorized loops over their scores.
 
-/// Queries of a tile.
 const TILE: usize = 64;
 
 /// Queries of one segment, and the keys that they attend to, at consecutive positions.
@@ -262,7 +261,6 @@ struct Tile {
     pub token: usize,
     /// Position of the first query in its sequence.
     position: usize,
-    /// Number of queries.
     pub rows: usize,
     /// Position of the first key.
     first: usize,
@@ -285,7 +283,6 @@ impl Tile {
     }
 }
 
-/// The tiles of a group.
 fn tiles(group: &PrefixGroup, window: Option<usize>) -> Vec<Tile> {
     let mut tiles = Vec::new();
     for (before, start, len) in group.segments() {

@@ -40,7 +40,6 @@ pub(super) enum Save {
     ActivationsOnly,
 }
 
-/// One layer of one pass.
 pub(super) struct FusedLayer<'a> {
     pub block: &'a Block,
     pub index: usize,
@@ -318,7 +317,6 @@ impl FusedLayer<'_> {
         Ok(LoraLinear { weight, bias, pair, compute: self.context.compute })
     }
 
-    /// Low-rank inputs of all projections.
     fn low_rank<T: Real>(
         &self,
         projections: Projections,

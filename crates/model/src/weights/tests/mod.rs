@@ -14,9 +14,9 @@ use serde_json::json;
 
 use hone_core::testing::skip_without;
 
-use super::{BaseMatrix, BlockFormat, LoadOptions, Quantize, WeightFiles, WeightType};
+use super::{BaseMatrix, BlockFormat, LoadOptions, Quantize, WeightFiles};
+use crate::adapter::LoraConfig;
 use crate::adapter::weights::LoraWeights;
-use crate::adapter::{BaseDtype, LoraConfig};
 use crate::kernels::compute::{Compute, available};
 use crate::testing::{
     randomize, relative_difference, test_file, tiny_spec, tiny_weights, values, waves,
@@ -208,15 +208,4 @@ fn quantized_weights_need_the_fused_kernels() {
     weights.insert(norm, blocks.into());
     let error = Model::new(tiny_spec(), weights).unwrap_err().to_string();
     insta::assert_snapshot!(error, @"model weights: `model.norm.weight` has shape [1, 32], but config.json requires [32]");
-}
-
-#[test]
-fn all_values_in_f32_on_request() {
-    let (dir, spec) = (tempfile::tempdir().unwrap(), spec());
-    let files = weight_file(&dir);
-    let wide = Model::load(spec.clone(), &files, BaseDtype::Float32, &Device::Cpu).unwrap();
-    assert_eq!(wide.head().stored(), WeightType::Float(DType::F32));
-    let half = Model::load(spec, &files, BaseDtype::Auto, &Device::Cpu).unwrap();
-    assert_eq!(half.head().stored(), WeightType::Float(DType::BF16));
-    assert_eq!(half.head().size() * 2, wide.head().size());
 }

@@ -107,19 +107,14 @@ impl BatchScheduler {
 
     /// Ends the newest shadow sequence, which loses the least work. Returns false if there is none.
     fn preempt_newest_shadow(&mut self) -> bool {
-        let newest = |list: &[EngineSequence]| {
+        let newest = |prefilling: bool, list: &[EngineSequence]| {
             let shadows = list.iter().enumerate().filter(|(_, sequence)| !sequence.is_live());
-            shadows.map(|(index, sequence)| (sequence.order, index)).max()
+            shadows.map(|(index, sequence)| (sequence.order, prefilling, index)).max()
         };
-        let lists = [newest(&self.prefilling), newest(&self.running)];
-        let sequence = match lists {
-            [None, None] => return false,
-            [Some((order, index)), other] if other.is_none_or(|(other, _)| order > other) => {
-                self.prefilling.remove(index)
-            }
-            [_, Some((_, index))] => self.running.remove(index),
-            [Some((_, index)), None] => self.prefilling.remove(index),
-        };
+        let newest = newest(true, &self.prefilling).max(newest(false, &self.running));
+        let Some((_, prefilling, index)) = newest else { return false };
+        let list = if prefilling { &mut self.prefilling } else { &mut self.running };
+        let sequence = list.remove(index);
         if sequence.cancel.set(CancelReason::Preempted) {
             self.shared.metrics.engine_preempted.inc();
         }

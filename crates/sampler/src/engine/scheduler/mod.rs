@@ -34,7 +34,6 @@ use sequence::EngineSequence;
 /// How often a pause checks whether clients are still served.
 const PAUSE_POLL: Duration = Duration::from_micros(500);
 
-/// The maximum length of a pause.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
 
 /// The shortest pause for background threads. What they are owed adds up until then.
@@ -43,7 +42,6 @@ const LEAST_SHARE: Duration = Duration::from_micros(500);
 /// A background thread that has yielded within so long has more to compute.
 const BUSY_WITHIN: Duration = Duration::from_millis(200);
 
-/// The state of the scheduler's thread.
 pub(super) struct BatchScheduler {
     shared: Arc<EngineShared>,
     decoder: Decoder,
@@ -345,21 +343,9 @@ impl BatchScheduler {
 
     /// Removes sequences that have ended, and frees their pages.
     fn remove_finished(&mut self) {
-        for prefilling in [true, false] {
-            let mut index = 0;
-            loop {
-                let list = if prefilling { &mut self.prefilling } else { &mut self.running };
-                match list.get(index).map(EngineSequence::is_over) {
-                    None => break,
-                    Some(false) => index += 1,
-                    // Keeps the order.
-                    Some(true) => {
-                        let sequence = list.remove(index);
-                        self.end(sequence);
-                    }
-                }
-            }
-        }
+        let mut over: Vec<_> = self.prefilling.extract_if(.., |s| s.is_over()).collect();
+        over.extend(self.running.extract_if(.., |s| s.is_over()));
+        over.into_iter().for_each(|sequence| self.end(sequence));
     }
 
     /// Frees a sequence's pages, then its slot, and sends its last event.

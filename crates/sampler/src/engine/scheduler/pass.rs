@@ -176,7 +176,6 @@ pub(super) const LEAST_TOKENS: usize = COLUMN_BLOCK;
 pub(super) struct PassShares {
     pub rows: Vec<usize>,
     pub parts: Vec<usize>,
-    /// Tokens of each thread.
     tokens: Vec<usize>,
 }
 

@@ -29,12 +29,10 @@ impl EngineSequence {
         self.priority == Priority::Live
     }
 
-    /// Whether it has ended or was cancelled.
     pub fn is_over(&self) -> bool {
         self.finished || self.run.is_over()
     }
 
-    /// Whether both run on the same weights.
     pub fn same_weights(&self, other: &Self) -> bool {
         self.policy.id == other.policy.id
     }
