@@ -48,15 +48,16 @@ impl BlockFormat {
     /// All formats.
     pub const ALL: [Self; 5] = [Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Q4K, Self::Q6K];
 
-    /// The values and the bytes of a block, and its f16 numbers before and after its words of 4 bytes.
+    /// The values and the bytes of a block, its f16 numbers before and after its words of 4 bytes, and the names in
+    /// llama.cpp and candle.
     #[inline(always)]
-    const fn layout(self) -> (usize, usize, [usize; 2]) {
+    const fn layout(self) -> (usize, usize, [usize; 2], &'static str, GgmlDType) {
         match self {
-            Self::Q8_0 => (32, 34, [1, 0]),
-            Self::Q4_0 => (32, 18, [1, 0]),
-            Self::Q4_1 => (32, 20, [2, 0]),
-            Self::Q4K => (256, 144, [2, 0]),
-            Self::Q6K => (256, 210, [0, 1]),
+            Self::Q8_0 => (32, 34, [1, 0], "q8_0", GgmlDType::Q8_0),
+            Self::Q4_0 => (32, 18, [1, 0], "q4_0", GgmlDType::Q4_0),
+            Self::Q4_1 => (32, 20, [2, 0], "q4_1", GgmlDType::Q4_1),
+            Self::Q4K => (256, 144, [2, 0], "q4_k", GgmlDType::Q4K),
+            Self::Q6K => (256, 210, [0, 1], "q6_k", GgmlDType::Q6K),
         }
     }
 
@@ -75,31 +76,20 @@ impl BlockFormat {
         columns / self.values() * self.bytes()
     }
 
-    /// The name, as in llama.cpp (`q8_0`), and candle's.
-    fn names(self) -> (&'static str, GgmlDType) {
-        match self {
-            Self::Q8_0 => ("q8_0", GgmlDType::Q8_0),
-            Self::Q4_0 => ("q4_0", GgmlDType::Q4_0),
-            Self::Q4_1 => ("q4_1", GgmlDType::Q4_1),
-            Self::Q4K => ("q4_k", GgmlDType::Q4K),
-            Self::Q6K => ("q6_k", GgmlDType::Q6K),
-        }
-    }
-
     /// The name, as in llama.cpp: `q8_0`.
     pub fn as_str(self) -> &'static str {
-        self.names().0
+        self.layout().3
     }
 
     /// candle's name.
     pub fn ggml(self) -> GgmlDType {
-        self.names().1
+        self.layout().4
     }
 
     /// Calls `f` with the position and the length of each f16 number and each word of a block.
     #[inline(always)]
     fn each_part(self, mut f: impl FnMut(usize, usize)) {
-        let (_, bytes, halves) = self.layout();
+        let (_, bytes, halves, ..) = self.layout();
         let [before, after] = halves.map(|halves| 2 * halves);
         (0..before).step_by(2).for_each(|at| f(at, 2));
         (before..bytes - after).step_by(4).for_each(|at| f(at, 4));

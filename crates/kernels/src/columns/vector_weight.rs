@@ -16,19 +16,13 @@ pub(super) const LINE: usize = 16;
 
 /// A type of weights that a vector of f32 is read from.
 pub trait VectorWeight: StoredWeight {
-    /// Whether the type is f32.
-    const IS_F32: bool = false;
-
-    /// Weights of a 32-bit word.
-    const PER_WORD: usize;
-
     /// Reads `LINE` weights.
     ///
     /// # Safety
     /// The processor has AVX-512, and `LINE` weights can be read from `from`.
     unsafe fn read_line(from: *const Self) -> __m512;
 
-    /// Weight `i` of each word, exactly. `i` is below [`Self::PER_WORD`].
+    /// Weight `i` of each word of 32 bits, exactly.
     ///
     /// # Safety
     /// The processor has AVX-512.
@@ -36,9 +30,6 @@ pub trait VectorWeight: StoredWeight {
 }
 
 impl VectorWeight for f32 {
-    const IS_F32: bool = true;
-    const PER_WORD: usize = 1;
-
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn read_line(from: *const Self) -> __m512 {
@@ -54,8 +45,6 @@ impl VectorWeight for f32 {
 }
 
 impl VectorWeight for bf16 {
-    const PER_WORD: usize = 2;
-
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn read_line(from: *const Self) -> __m512 {
@@ -76,8 +65,6 @@ impl VectorWeight for bf16 {
 }
 
 impl VectorWeight for f16 {
-    const PER_WORD: usize = 2;
-
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn read_line(from: *const Self) -> __m512 {
@@ -94,8 +81,8 @@ impl VectorWeight for f16 {
 }
 
 impl<W: VectorWeight> Transposed for W {
-    const PER_WORD: usize = <W as VectorWeight>::PER_WORD;
-    const INPUTS: usize = <W as VectorWeight>::PER_WORD;
+    const PER_WORD: usize = size_of::<u32>() / size_of::<W>();
+    const INPUTS: usize = Self::PER_WORD;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]

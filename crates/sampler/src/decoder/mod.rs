@@ -18,7 +18,7 @@ use hone_model::{Model, ModelSpec};
 use crate::error::{Result, SamplerError};
 use crate::kv_cache::{CacheShape, CacheType, KvView, SequencePages};
 use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
-use crate::weights::{AdapterWeights, BaseWeights};
+use crate::weights::{AdapterWeights, BaseWeights, DecoderLayer};
 use linear::{LinearPass, MinWork};
 
 pub(crate) use linear::RowAdapter;
@@ -200,19 +200,14 @@ impl Decoder {
             if interrupt.is_some_and(|interrupt| interrupt.load(Ordering::Relaxed)) {
                 return Ok(PassOutcome::Interrupted);
             }
-            let linear = LinearPass {
-                adapters,
-                layer: index,
-                width,
-                tokens: rows,
-                threads,
-                min_work: self.min_work,
-            };
+            let min_work = self.min_work;
+            let linear =
+                LinearPass { adapters, layer: index, width, tokens: rows, threads, min_work };
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[0], width);
             let outputs = layer.qkv.outputs;
             let qkv = &mut scratch.wide[..outputs * width];
             let row_values = SharedRows::new(&mut scratch.qkv[..rows * outputs], outputs);
-            linear.forward_then(
+            linear.forward(
                 &layer.qkv,
                 qkv,
                 &scratch.normed,
@@ -226,22 +221,15 @@ impl Decoder {
             let mixed = &mut scratch.wide[..q_width * width];
             rows_to_columns(mixed, width, &scratch.row_values[..rows * q_width], q_width);
             let out = &mut scratch.out[..hidden * width];
-            linear.forward(&layer.o, out, mixed, (&mut scratch.lora, &mut scratch.rounded))?;
-            self.add_to_residual(
-                scratch,
-                layer.output_norms.as_ref().map(|norms| &norms[0]),
-                (width, threads),
-            );
+            let buffers = (&mut scratch.lora[..], &mut scratch.rounded);
+            linear.forward(&layer.o, out, mixed, buffers, |_, _| ())?;
+            self.add_to_residual(scratch, (layer, 0), (width, threads));
 
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[1], width);
             let inner = spec.intermediate_size * width;
             let gate_up = &mut scratch.wide[..2 * inner];
-            linear.forward(
-                &layer.gate_up,
-                gate_up,
-                &scratch.normed,
-                (&mut scratch.lora, &mut scratch.rounded),
-            )?;
+            let buffers = (&mut scratch.lora[..], &mut scratch.rounded);
+            linear.forward(&layer.gate_up, gate_up, &scratch.normed, buffers, |_, _| ())?;
             let (gate, up) = gate_up.split_at(inner);
             let activated = &mut scratch.mlp[..inner];
             par_elements(activated, (threads, self.min_work.elements), |first, out| {
@@ -249,17 +237,9 @@ impl Decoder {
                 dispatch(GatedActivation { out, gate, up, activation: spec.activation });
             });
             let out = &mut scratch.out[..hidden * width];
-            linear.forward(
-                &layer.down,
-                out,
-                activated,
-                (&mut scratch.lora, &mut scratch.rounded),
-            )?;
-            self.add_to_residual(
-                scratch,
-                layer.output_norms.as_ref().map(|norms| &norms[1]),
-                (width, threads),
-            );
+            let buffers = (&mut scratch.lora[..], &mut scratch.rounded);
+            linear.forward(&layer.down, out, activated, buffers, |_, _| ())?;
+            self.add_to_residual(scratch, (layer, 1), (width, threads));
         }
         self.norm(&mut scratch.normed, &scratch.residual, &self.weights.norm, width);
         Ok(PassOutcome::Computed)
@@ -292,24 +272,24 @@ impl Decoder {
         dispatch(RmsNorm { out, x, width, weight, eps });
     }
 
-    /// Adds `scratch.out`, or its norm if there is one, to the residual stream.
+    /// Adds `scratch.out`, the output of a half of the layer, or its norm if there is one, to the residual stream.
     fn add_to_residual(
         &self,
         scratch: &mut Scratch,
-        norm: Option<&Vec<f32>>,
+        (layer, half): (&DecoderLayer, usize),
         (width, threads): (usize, usize),
     ) {
         let len = self.weights.spec.hidden_size * width;
         let (residual, out) = (&mut scratch.residual[..len], &scratch.out[..len]);
-        match norm {
+        match &layer.output_norms {
             None => {
                 let split = (threads, self.min_work.elements);
                 par_elements(residual, split, |first, residual| {
                     dispatch(AddInPlace(residual, &out[first..][..residual.len()]));
                 });
             }
-            Some(norm) => {
-                self.norm(&mut scratch.normed, out, norm, width);
+            Some(norms) => {
+                self.norm(&mut scratch.normed, out, &norms[half], width);
                 dispatch(AddInPlace(residual, &scratch.normed[..len]));
             }
         }

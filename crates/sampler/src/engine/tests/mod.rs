@@ -168,6 +168,16 @@ async fn until_idle(engine: &BatchedEngine) {
     }
 }
 
+/// Waits until the cache holds no page of a sequence.
+async fn until_no_page_is_used(engine: &BatchedEngine) {
+    let pages = engine.shared.metrics.engine_cache_pages.with_label_values(&["used"]);
+    let began = Instant::now();
+    while pages.get() != 0 {
+        assert!(began.elapsed() < Duration::from_secs(10), "{} pages", pages.get());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_completion_is_the_same_alone_and_in_every_batch() {
     let requests = requests(90);
