@@ -11,18 +11,8 @@ pub(super) const BLOCK: usize = 32;
 /// Words of 4 bytes that a byte of each activation of a block takes, or of each weight.
 pub(super) const WORDS: usize = BLOCK / 4;
 
-/// Words that a block of one column takes: two bytes for each activation, the scale, the sum of the integers, and that
-/// of their first half, both negated.
-pub(super) const BLOCK_WORDS: usize = 2 * WORDS + 3;
-
-/// The word of a block with the scale, an f32.
-pub(super) const SCALE: usize = 2 * WORDS;
-
-/// The word with the sum.
-pub(super) const NEGATIVE_SUM: usize = SCALE + 1;
-
-/// The word with the sum of the first half.
-pub(super) const FIRST_SUM: usize = SCALE + 2;
+/// Words that a block of one column takes: two bytes for each activation.
+pub(super) const BLOCK_WORDS: usize = 2 * WORDS;
 
 /// Columns that the kernels compute together, and rows of weights.
 pub(super) const LANES: usize = 16;
@@ -37,21 +27,40 @@ pub(super) fn last_columns(tokens: usize) -> usize {
     }
 }
 
-/// Consecutive blocks of a group of columns to round.
+/// A group of columns to round. Values other than the activations are for each block, `[columns]`.
 pub(super) struct ColumnGroup<'a> {
     /// At most [`LANES`].
     pub columns: usize,
-    /// The activations from the first block and column on, in rows of `width`.
+    /// The activations from the group's first column on, in rows of `width`.
     pub values: &'a [f32],
     pub width: usize,
     /// For each block, `[BLOCK_WORDS, columns]`.
-    pub blocks: &'a mut [u32],
+    pub words: &'a mut [u32],
+    pub scales: &'a mut [f32],
+    pub negative_sums: &'a mut [i32],
+    pub first_sums: &'a mut [i32],
+}
+
+/// The blocks of a group of columns.
+#[derive(Clone, Copy)]
+pub(super) struct IntegerGroup<'a> {
+    /// At most [`LANES`].
+    pub columns: usize,
+    /// For each block, `[BLOCK_WORDS, columns]`.
+    pub words: &'a [u32],
+    /// For each block, `[columns]`.
+    pub scales: &'a [f32],
+    /// The sums of the integers, negated, in the same order.
+    pub negative_sums: &'a [i32],
+    /// The same of the first half of each block.
+    pub first_sums: &'a [i32],
 }
 
 /// The greatest integer, 32512, with the bytes 127 and 0. As two signed bytes, those above 32639 would need an
 /// upper byte of 128.
 pub(super) const GREATEST: f32 = (127 << 8) as f32;
 
+/// Rounds the columns of a group.
 pub(super) struct RoundToPairs<'a>(pub ColumnGroup<'a>);
 
 impl SimdTask for RoundToPairs<'_> {
@@ -75,31 +84,36 @@ impl SimdTask for RoundToPairs<'_> {
 /// Rounds `C` columns, a block at a time.
 #[inline(always)]
 fn round<const C: usize>(group: ColumnGroup<'_>) {
-    let ColumnGroup { values, width, blocks, .. } = group;
-    let blocks = blocks.as_chunks_mut::<C>().0.as_chunks_mut::<BLOCK_WORDS>().0;
-    for (block, words) in blocks.iter_mut().enumerate() {
+    let ColumnGroup { values, width, words, scales, negative_sums, first_sums, .. } = group;
+    let sums = negative_sums.as_chunks_mut::<C>().0.iter_mut();
+    let sums = sums.zip(first_sums.as_chunks_mut::<C>().0);
+    let blocks = scales.as_chunks_mut::<C>().0.iter_mut().zip(sums);
+    let blocks = blocks.zip(words.chunks_exact_mut(BLOCK_WORDS * C)).enumerate();
+    for (block, ((scales, (negative_sums, first_sums)), words)) in blocks {
         let values = &values[block * BLOCK * width..];
         let mut rows = [[0.0_f32; C]; BLOCK];
         for (row, values) in rows.iter_mut().zip(values.chunks(width)) {
             row.copy_from_slice(&values[..C]);
         }
-        let (scales, factors) = scales_and_factors(&rows);
-        words[SCALE] = scales.map(f32::to_bits);
-        let mut negative = [0_u32; C];
-        for word in 0..WORDS {
+        let factors;
+        (*scales, factors) = scales_and_factors(&rows);
+        let mut negative = [0_i32; C];
+        let words = words.chunks_exact_mut(2 * C).zip(rows.chunks_exact(4)).enumerate();
+        for (word, (words, rows)) in words {
+            let (even, odd) = words.split_at_mut(C);
             for c in 0..C {
-                let q = |i: usize| nearest(rows[4 * word + i][c] * factors[c]).cast_unsigned();
+                let q = |i: usize| nearest(rows[i][c] * factors[c]);
                 let [a, b, d, e] = [q(0), q(1), q(2), q(3)];
-                words[2 * word][c] = pair(a, d);
-                words[2 * word + 1][c] = pair(b, e);
+                even[c] = pair(a, d);
+                odd[c] = pair(b, e);
                 let sum = a.wrapping_add(b).wrapping_add(d.wrapping_add(e));
                 negative[c] = negative[c].wrapping_sub(sum);
             }
-            if word == WORDS / 2 - 1 {
-                words[FIRST_SUM] = negative;
+            if word == BLOCK / 8 - 1 {
+                *first_sums = negative;
             }
         }
-        words[NEGATIVE_SUM] = negative;
+        *negative_sums = negative;
     }
 }
 
@@ -121,6 +135,6 @@ fn scales_and_factors<const C: usize>(rows: &[[f32; C]; BLOCK]) -> ([f32; C], [f
 
 /// The lower 16 bits of two integers.
 #[inline(always)]
-fn pair(a: u32, b: u32) -> u32 {
-    (a & 0xffff) | (b << 16)
+fn pair(a: i32, b: i32) -> u32 {
+    (a.cast_unsigned() & 0xffff) | (b.cast_unsigned() << 16)
 }

@@ -4,8 +4,8 @@ use std::arch::x86_64::{
     __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256,
     _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_dpwssd_avx_epi32, _mm256_fmadd_ps,
     _mm256_loadu_si256, _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi16, _mm256_set1_epi32,
-    _mm256_set1_ps, _mm256_sll_epi32, _mm256_srl_epi32, _mm256_srli_epi16, _mm256_storeu_ps,
-    _mm256_xor_si256,
+    _mm256_set1_ps, _mm256_sll_epi32, _mm256_srai_epi32, _mm256_srl_epi32, _mm256_srli_epi16,
+    _mm256_storeu_ps, _mm256_xor_si256,
 };
 
 use super::activations::LANES;
@@ -99,6 +99,13 @@ impl<const VNNI: bool> RowVectors for Avx2<VNNI> {
             let bits = _mm_cvtsi32_si128(bits.cast_signed());
             [_mm256_srl_epi32(words[0], bits), _mm256_srl_epi32(words[1], bits)]
         }
+    }
+
+    #[inline(always)]
+    fn signed_bytes(self, words: [__m256i; 2], at: u32) -> [__m256; 2] {
+        let [a, b] = self.shift_left(words, 24 - 8 * at);
+        // SAFETY: `self` proves the instructions.
+        self.to_floats(unsafe { [_mm256_srai_epi32::<24>(a), _mm256_srai_epi32::<24>(b)] })
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::arch::x86_64::{
     _mm512_and_si512, _mm512_castps_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
     _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
     _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_sll_epi32, _mm512_slli_epi32,
-    _mm512_srl_epi32, _mm512_storeu_epi32, _mm512_storeu_ps, _mm512_xor_si512,
+    _mm512_srai_epi32, _mm512_srl_epi32, _mm512_storeu_epi32, _mm512_storeu_ps, _mm512_xor_si512,
 };
 use std::ops::Range;
 
@@ -83,6 +83,13 @@ impl RowVectors for Avx512Rows {
     fn shift_right(self, words: __m512i, bits: u32) -> __m512i {
         // SAFETY: `self` proves the instructions.
         unsafe { _mm512_srl_epi32(words, _mm_cvtsi32_si128(bits.cast_signed())) }
+    }
+
+    #[inline(always)]
+    fn signed_bytes(self, words: __m512i, at: u32) -> __m512 {
+        let left = self.shift_left(words, 24 - 8 * at);
+        // SAFETY: `self` proves the instructions.
+        self.to_floats(unsafe { _mm512_srai_epi32::<24>(left) })
     }
 
     #[inline(always)]

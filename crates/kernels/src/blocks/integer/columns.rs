@@ -4,12 +4,17 @@ use std::mem::take;
 
 use hone_core::simd::dispatch;
 
-use super::activations::{BLOCK, BLOCK_WORDS, ColumnGroup, LANES, RoundToPairs, last_columns};
+use super::activations::{
+    BLOCK, BLOCK_WORDS, ColumnGroup, IntegerGroup, LANES, RoundToPairs, last_columns,
+};
 #[cfg(target_arch = "x86_64")]
 use super::round_avx512::round_group as round_to_bytes;
 use crate::columns::TokenColumns;
 use crate::hot_team::for_each_chunk;
 use crate::processor::IntegerInstructions;
+
+/// Parts of a rounding that threads share at a time.
+const PARTS: usize = 16;
 
 /// Activations `[inner, width]` rounded to integers, times a scale. `BLOCK` activations of a token share a
 /// scale, with which the greatest of them is 32512. So rounding changes an activation by at most about
@@ -33,6 +38,12 @@ pub struct IntegerColumns {
     /// For each group of columns, for each block, for each of [`BLOCK_WORDS`] words: those of the group's
     /// columns, side by side.
     words: Vec<u32>,
+    /// For each group, for each block, for each column.
+    scales: Vec<f32>,
+    /// The sums of the integers, negated, in the same order.
+    negative_sums: Vec<i32>,
+    /// The same of the first half of each block.
+    first_sums: Vec<i32>,
 }
 
 impl IntegerColumns {
@@ -51,41 +62,70 @@ impl IntegerColumns {
         (threads, least): (usize, usize),
     ) -> &Self {
         assert!(inner.is_multiple_of(BLOCK) && x.values.len() >= inner * x.width);
-        self.blocks = inner / BLOCK;
+        let blocks = inner / BLOCK;
+        self.blocks = blocks;
         (self.whole, self.last) = (x.tokens / LANES, last_columns(x.tokens % LANES));
         assert!(self.all_columns() <= x.width);
-        let all = self.blocks * self.all_columns();
+        let all = blocks * self.all_columns();
         self.words.resize(all * BLOCK_WORDS, 0);
+        self.scales.resize(all, 0.0);
+        self.negative_sums.resize(all, 0);
+        self.first_sums.resize(all, 0);
+        let (instructions, groups) = (self.instructions, self.groups());
         let threads = threads.min(all * BLOCK / least.max(1)).max(1);
-        let Self { instructions, whole, last, blocks, .. } = *self;
-        let (whole_groups, last_group) =
-            self.words.split_at_mut(whole * blocks * BLOCK_WORDS * LANES);
-        for (words, columns, first) in [(whole_groups, LANES, 0), (last_group, last, whole)] {
-            if words.is_empty() {
-                continue;
+        let mut parts = self.parts(x, (2 * threads).div_ceil(groups.max(1)));
+        if threads == 1 {
+            parts.for_each(|part| round_group(instructions, part));
+            return self;
+        }
+        loop {
+            let mut some: [Option<ColumnGroup<'_>>; PARTS] = std::array::from_fn(|_| parts.next());
+            if some[0].is_none() {
+                break;
             }
-            let block_words = BLOCK_WORDS * columns;
-            let parts = if threads == 1 { 1 } else { 2 * threads };
-            let step = (words.len() / block_words).div_ceil(parts);
-            for_each_chunk(words, step * block_words, |part, mut words| {
-                let mut at = part * step;
-                while !words.is_empty() {
-                    let (group, block) = (first + at / blocks, at % blocks);
-                    let count = (blocks - block).min(words.len() / block_words);
-                    let (blocks, rest) = take(&mut words).split_at_mut(count * block_words);
-                    let values = &x.values[block * BLOCK * x.width + group * LANES..];
-                    let width = x.width;
-                    round_group(instructions, ColumnGroup { columns, values, width, blocks });
-                    (words, at) = (rest, at + count);
-                }
+            for_each_chunk(&mut some, 1, |_, part| {
+                let part = part.iter_mut().filter_map(Option::take);
+                part.for_each(|part| round_group(instructions, part));
             });
         }
+        drop(parts);
         self
+    }
+
+    /// The groups of columns to round, each divided into up to `count` ranges of its blocks.
+    fn parts<'a>(
+        &'a mut self,
+        x: TokenColumns<'a>,
+        count: usize,
+    ) -> impl Iterator<Item = ColumnGroup<'a>> {
+        let Self { whole, last, blocks, .. } = *self;
+        let groups = 0..self.groups();
+        let step = blocks.div_ceil(count.max(1)).max(1);
+        let mut words = &mut self.words[..];
+        let (mut scales, mut sums) = (&mut self.scales[..], &mut self.negative_sums[..]);
+        let mut first_sums = &mut self.first_sums[..];
+        let groups = groups.map(move |group| (group, if group < whole { LANES } else { last }));
+        let ranges = groups.flat_map(move |(group, columns)| {
+            (0..blocks).step_by(step).map(move |block| (group, columns, block))
+        });
+        ranges.map(move |(group, columns, block)| {
+            let count = columns * step.min(blocks - block);
+            ColumnGroup {
+                columns,
+                values: &x.values[block * BLOCK * x.width + group * LANES..],
+                width: x.width,
+                words: split_off(&mut words, count * BLOCK_WORDS),
+                scales: split_off(&mut scales, count),
+                negative_sums: split_off(&mut sums, count),
+                first_sums: split_off(&mut first_sums, count),
+            }
+        })
     }
 
     /// Bytes of `tokens` columns of `inner` activations.
     pub fn bytes(tokens: usize, inner: usize) -> usize {
-        tokens * inner.div_ceil(BLOCK) * BLOCK_WORDS * size_of::<u32>()
+        let block = BLOCK_WORDS * size_of::<u32>() + size_of::<f32>() + 2 * size_of::<i32>();
+        tokens * inner.div_ceil(BLOCK) * block
     }
 
     /// The instructions that the order of the integers is for.
@@ -93,24 +133,40 @@ impl IntegerColumns {
         self.instructions
     }
 
+    /// Columns of all groups.
     pub(super) fn all_columns(&self) -> usize {
         self.whole * LANES + self.last
     }
 
+    /// Groups of columns.
     pub(super) fn groups(&self) -> usize {
         self.whole + usize::from(self.last > 0)
     }
 
+    /// Blocks of a column.
     pub(super) fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// The columns and the blocks of a group: [`LANES`], in the last one 1, 2, 3, 4, 6, 8 or [`LANES`].
-    pub(super) fn group(&self, group: usize) -> (usize, &[u32]) {
+    /// A group of columns: of [`LANES`], the last one of 1, 2, 3, 4, 6, 8 or [`LANES`].
+    pub(super) fn group(&self, group: usize) -> IntegerGroup<'_> {
         let columns = if group < self.whole { LANES } else { self.last };
-        let end = (group * LANES + columns) * self.blocks * BLOCK_WORDS;
-        (columns, &self.words[group * self.blocks * LANES * BLOCK_WORDS..end])
+        let range = group * self.blocks * LANES..(group * LANES + columns) * self.blocks;
+        IntegerGroup {
+            columns,
+            words: &self.words[range.start * BLOCK_WORDS..range.end * BLOCK_WORDS],
+            scales: &self.scales[range.clone()],
+            negative_sums: &self.negative_sums[range.clone()],
+            first_sums: &self.first_sums[range],
+        }
     }
+}
+
+/// Takes the first `count` values.
+fn split_off<'a, T>(values: &mut &'a mut [T], count: usize) -> &'a mut [T] {
+    let (first, rest) = take(values).split_at_mut(count);
+    *values = rest;
+    first
 }
 
 fn round_group(instructions: IntegerInstructions, group: ColumnGroup<'_>) {
@@ -126,28 +182,27 @@ fn round_group(instructions: IntegerInstructions, group: ColumnGroup<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::activations::{FIRST_SUM, NEGATIVE_SUM, SCALE, WORDS};
     use super::*;
     use crate::testing::waves;
 
     /// The integers of a column, and the scale, the sum and the first half's sum of each block.
     fn column(x: &IntegerColumns, column: usize) -> (Vec<i32>, Vec<(f32, i32, i32)>) {
-        let ((columns, blocks), column) = (x.group(column / LANES), column % LANES);
-        let word =
-            |block: usize, row: usize| blocks[(block * BLOCK_WORDS + row) * columns + column];
+        let (group, column) = (x.group(column / LANES), column % LANES);
+        let columns = group.columns;
         let integer = |k: usize| {
-            let word = |row: usize| word(k / BLOCK, row);
+            let words = &group.words[k / BLOCK * BLOCK_WORDS * columns..];
+            let word = |row: usize| words[row * columns + column];
             let (row, at) = (k % BLOCK / 4, k % 4);
             if x.instructions.use_bytes() {
                 let byte = |row: usize| i32::from(word(row).to_le_bytes()[at].cast_signed());
-                256 * byte(row) + byte(WORDS + row)
+                256 * byte(row) + byte(BLOCK_WORDS / 2 + row)
             } else {
                 i32::from((word(2 * row + at % 2) >> (16 * (at / 2))) as i16)
             }
         };
         let block = |at: usize| {
-            let sum = |row: usize| -word(at, row).cast_signed();
-            (f32::from_bits(word(at, SCALE)), sum(NEGATIVE_SUM), sum(FIRST_SUM))
+            let at = at * columns + column;
+            (group.scales[at], -group.negative_sums[at], -group.first_sums[at])
         };
         ((0..x.blocks * BLOCK).map(integer).collect(), (0..x.blocks).map(block).collect())
     }
@@ -186,8 +241,9 @@ mod tests {
                     let alone = rounded(instructions, (&values, 1, 1));
                     assert_eq!(column(&alone, 0), (integers, blocks));
                 }
-                let bytes = IntegerColumns::bytes(all.all_columns(), 3 * BLOCK);
-                assert_eq!(bytes, size_of_val(&all.words[..]));
+                let IntegerColumns { words, scales, negative_sums, first_sums, .. } = &all;
+                let values = words.len() + scales.len() + negative_sums.len() + first_sums.len();
+                assert_eq!(IntegerColumns::bytes(all.all_columns(), 3 * BLOCK), 4 * values);
             }
         }
     }
@@ -222,7 +278,7 @@ mod tests {
                 let mut x = vec![others; BLOCK * width];
                 (x[3 * width], x[9 * width]) = (values[0], values[1]);
                 let all = rounded(instructions, (&x, width, width));
-                (f32::from_bits(all.words[SCALE * width]), all.words)
+                (all.scales[0], all.words)
             };
             assert!(scale([f32::NAN, f32::INFINITY], 1.0).0.is_nan());
             assert!(scale([1.0, f32::NAN], f32::INFINITY).0.is_nan());

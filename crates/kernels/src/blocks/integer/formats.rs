@@ -18,10 +18,13 @@ pub(super) struct RowsPart<V: RowVectors> {
 /// A weight is `scale (q - 2^SHIFT)`, or without a `SHIFT` `scale q - offset`, with an unsigned integer q of
 /// at most 8 bits.
 pub(super) trait RowsFormat {
+    /// The format.
     const FORMAT: BlockFormat;
 
+    /// Bytes of a block.
     const BYTES: usize = Self::FORMAT.bytes();
 
+    /// Parts of a block.
     const PARTS: usize = Self::FORMAT.values() / BLOCK;
 
     /// What is subtracted from the integers, as a power of two. `None` for formats with an offset.

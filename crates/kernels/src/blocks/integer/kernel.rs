@@ -3,12 +3,13 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::activations::{BLOCK_WORDS, FIRST_SUM, LANES, NEGATIVE_SUM, SCALE, WORDS};
+use super::activations::{BLOCK_WORDS, IntegerGroup, LANES, WORDS};
 use super::formats::{RowsFormat, RowsPart};
 use super::lanes::RowVectors;
 use super::product::Product;
 use crate::processor::prefetch;
 
+/// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 
 /// Bytes that weights are fetched ahead of their use.
@@ -38,12 +39,11 @@ pub(super) fn run<V: RowVectors, F: RowsFormat>(v: V, product: &mut Product<'_>)
         let bias = product.biases(&rows);
         for group in 0..x.groups() {
             let out = (&mut product.out[rows.at * width + group * LANES..], width);
-            let ((columns, x), rows) = (x.group(group), rows.lanes.clone());
-            let tile =
-                RowsTile { blocks: blocks.as_ptr(), x, is_first: group == 0, bias: &bias, rows };
+            let (blocks, x, rows) = (blocks.as_ptr(), x.group(group), rows.lanes.clone());
+            let tile = RowsTile { blocks, x, is_first: group == 0, bias: &bias, rows };
             // SAFETY: the assertion and the check keep all blocks and columns within the operands.
             unsafe {
-                match columns {
+                match tile.x.columns {
                     1 => tile.write::<V, F, 1, 1>(v, out),
                     2 => tile.write::<V, F, 2, 2>(v, out),
                     3 => tile.write::<V, F, 3, 3>(v, out),
@@ -75,10 +75,11 @@ fn fill_rows<F: RowsFormat>(stored: &[u8], rows: usize, to: &mut Vec<u8>) {
 struct RowsTile<'a> {
     /// The interleaved blocks of the rows.
     blocks: *const u8,
-    x: &'a [u32],
+    x: IntegerGroup<'a>,
     /// Whether no other group of columns has used these rows.
     is_first: bool,
     bias: &'a [f32; LANES],
+    /// The rows that are computed.
     rows: Range<usize>,
 }
 
@@ -95,10 +96,10 @@ impl RowsTile<'_> {
         out: (&mut [f32], usize),
     ) {
         let mut sums = [v.floats(0.0); C];
-        let (mut blocks, mut x) = (self.blocks, self.x.as_ptr());
-        for _ in 0..self.x.len() / (BLOCK_WORDS * C) / F::PARTS {
+        let (mut blocks, mut at) = (self.blocks, 0);
+        for _ in 0..self.x.scales.len() / C / F::PARTS {
             // SAFETY: the caller guarantees the blocks of the rows, and that the columns have as many. The last
-            // pointers are at the ends of their memory.
+            // pointer is at the end of its memory.
             unsafe {
                 // The processor's own prefetching ends with each page of 4 KiB. Later columns find the weights in a
                 // cache.
@@ -111,7 +112,7 @@ impl RowsTile<'_> {
                 for part in 0..F::PARTS {
                     let w = F::part(v, blocks, scales, part);
                     for (i, sums) in sums.as_chunks_mut().0.iter_mut().enumerate() {
-                        let x = x.add(i * U);
+                        let x = ColumnPointers::new::<C>(self.x, at, i * U);
                         if F::SPLIT {
                             add_part::<V, F, C, U, 0>(v, sums, &w, x);
                             add_part::<V, F, C, U, 1>(v, sums, &w, x);
@@ -119,7 +120,7 @@ impl RowsTile<'_> {
                             add_part::<V, F, C, U, 0>(v, sums, &w, x);
                         }
                     }
-                    x = x.add(BLOCK_WORDS * C);
+                    at += 1;
                 }
                 blocks = blocks.add(F::BYTES * LANES);
             }
@@ -128,8 +129,35 @@ impl RowsTile<'_> {
     }
 }
 
-/// Adds the products of 32 weights of each row, or with [`RowsFormat::SPLIT`] of half `HALF` of them, to the sums of `U`
-/// columns of a group of `C`. `x` is the first word of the block of the first of them.
+/// A block of the columns of a group, from one of its columns on.
+#[derive(Clone, Copy)]
+struct ColumnPointers {
+    /// `[BLOCK_WORDS, columns]`
+    words: *const u32,
+    /// `[columns]`
+    scales: *const f32,
+    /// `[columns]`
+    negative_sums: *const i32,
+    /// `[columns]`
+    first_sums: *const i32,
+}
+
+impl ColumnPointers {
+    /// Block `block` of a group of `C` columns, from column `first` on.
+    #[inline(always)]
+    fn new<const C: usize>(group: IntegerGroup<'_>, block: usize, first: usize) -> Self {
+        let at = block * C + first;
+        Self {
+            words: group.words.as_ptr().wrapping_add(block * BLOCK_WORDS * C + first),
+            scales: group.scales.as_ptr().wrapping_add(at),
+            negative_sums: group.negative_sums.as_ptr().wrapping_add(at),
+            first_sums: group.first_sums.as_ptr().wrapping_add(at),
+        }
+    }
+}
+
+/// Adds the products of 32 weights of each row, or with [`RowsFormat::SPLIT`] of half `HALF` of them, to the sums of the
+/// first `U` columns of a group of `C`.
 ///
 /// # Safety
 /// The columns exist.
@@ -144,7 +172,7 @@ unsafe fn add_part<
     v: V,
     sums: &mut [V::Floats; U],
     w: &RowsPart<V>,
-    x: *const u32,
+    x: ColumnPointers,
 ) {
     let [word_step, product_step] = V::STEPS;
     let mut dots = [v.dots(v.words(0)); U];
@@ -152,9 +180,10 @@ unsafe fn add_part<
     unsafe {
         if let Some(shift) = F::SHIFT {
             for (c, dots) in dots.iter_mut().enumerate() {
-                let all = *x.add(NEGATIVE_SUM * C + c);
-                let first = if F::SPLIT { *x.add(FIRST_SUM * C + c) } else { all };
+                let all = *x.negative_sums.add(c);
+                let first = if F::SPLIT { *x.first_sums.add(c) } else { all };
                 let negative = if HALF == 0 { first } else { all.wrapping_sub(first) };
+                let negative = negative.cast_unsigned();
                 *dots = v.dots(if F::SPLIT {
                     v.words(negative << shift)
                 } else {
@@ -164,7 +193,7 @@ unsafe fn add_part<
         }
         let half = HALF * WORDS / 2..(HALF + 1) * WORDS / 2;
         for p in if F::SPLIT { half } else { 0..WORDS } {
-            let (w, first) = (w.weights[p], x.add(p * word_step * C));
+            let (w, first) = (w.weights[p], x.words.add(p * word_step * C));
             for (c, dots) in dots.iter_mut().enumerate() {
                 *dots = v.add_products::<0>(*dots, w, *first.add(c));
             }
@@ -175,11 +204,11 @@ unsafe fn add_part<
         }
         let w_scale = if HALF == 0 { w.scale } else { w.second };
         for (c, sum) in sums.iter_mut().enumerate() {
-            let x_scale = v.floats(f32::from_bits(*x.add(SCALE * C + c)));
+            let x_scale = v.floats(*x.scales.add(c));
             let dot = v.to_floats(v.total(dots[c]));
             *sum = v.mul_add(dot, v.mul(w_scale, x_scale), *sum);
             if F::SHIFT.is_none() {
-                let negative = v.words(*x.add(NEGATIVE_SUM * C + c));
+                let negative = v.words((*x.negative_sums.add(c)).cast_unsigned());
                 *sum = v.mul_add(v.mul(v.to_floats(negative), x_scale), w.second, *sum);
             }
         }

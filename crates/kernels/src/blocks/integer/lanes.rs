@@ -54,13 +54,7 @@ pub(super) trait RowVectors: Copy {
     fn shift_right(self, words: Self::Words, bits: u32) -> Self::Words;
 
     /// Byte `at` of each word as a signed number.
-    #[inline(always)]
-    fn signed_bytes(self, words: Self::Words, at: u32) -> Self::Floats {
-        // The byte plus 128, exactly.
-        let byte = self.and(self.shift_right(words, 8 * at), self.words(255));
-        let byte = self.to_floats(self.xor(byte, self.words(128)));
-        self.mul_add(byte, self.floats(1.0), self.floats(-128.0))
-    }
+    fn signed_bytes(self, words: Self::Words, at: u32) -> Self::Floats;
 
     /// Weights of unsigned bytes.
     fn weights(self, words: Self::Words) -> Self::Weights;

@@ -65,6 +65,11 @@ impl<const FUSED: bool> RowVectors for Portable<FUSED> {
     }
 
     #[inline(always)]
+    fn signed_bytes(self, words: [u32; LANES], at: u32) -> [f32; LANES] {
+        words.map(|word| (word << (24 - 8 * at)).cast_signed() >> 24).map(|byte| byte as f32)
+    }
+
+    #[inline(always)]
     fn weights(self, words: [u32; LANES]) -> [[[i16; LANES]; 2]; 2] {
         let mut pairs = [[[0; LANES]; 2]; 2];
         for (i, pairs) in pairs.iter_mut().enumerate() {

@@ -21,7 +21,9 @@ pub(super) struct Product<'a> {
 
 /// Up to [`LANES`] rows of weights whose blocks are interleaved.
 pub(super) struct OutputRows {
+    /// The first row.
     pub start: usize,
+    /// The number of rows.
     pub rows: usize,
     /// Those of them that are computed.
     pub lanes: Range<usize>,
@@ -30,6 +32,7 @@ pub(super) struct OutputRows {
 }
 
 impl Product<'_> {
+    /// Checks that the operands fit each other.
     pub fn check(&self, format: BlockFormat) {
         let (rows, inner) = self.matrix.dims();
         assert!(self.matrix.format() == format && inner == self.x.blocks() * BLOCK);

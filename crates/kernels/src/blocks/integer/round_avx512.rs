@@ -3,16 +3,14 @@
 use std::arch::x86_64::{
     __m512, __m512i, _mm_storeu_si128, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
     _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_epi8, _mm512_cvtps_epi32,
-    _mm512_cvtss_f32, _mm512_loadu_ps, _mm512_mask_storeu_epi32, _mm512_maskz_div_ps,
-    _mm512_maskz_loadu_ps, _mm512_maskz_mul_ps, _mm512_max_epu32, _mm512_mul_ps, _mm512_or_si512,
-    _mm512_reduce_add_epi32, _mm512_reduce_max_epu32, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srai_epi32, _mm512_srli_epi32,
-    _mm512_sub_epi32,
+    _mm512_cvtss_f32, _mm512_loadu_ps, _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps,
+    _mm512_maskz_div_ps, _mm512_maskz_loadu_ps, _mm512_maskz_mul_ps, _mm512_max_epu32,
+    _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_add_epi32, _mm512_reduce_max_epu32,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srai_epi32,
+    _mm512_srli_epi32, _mm512_sub_epi32,
 };
 
-use super::activations::{
-    BLOCK, BLOCK_WORDS, ColumnGroup, FIRST_SUM, GREATEST, NEGATIVE_SUM, SCALE, WORDS,
-};
+use super::activations::{BLOCK, ColumnGroup, GREATEST, WORDS};
 use crate::vector::LEAST_MAGNITUDE;
 
 /// Rounds the columns to bytes.
@@ -31,18 +29,20 @@ pub(super) unsafe fn round_group(group: ColumnGroup<'_>) {
 /// Rounds a column whose activations are consecutive.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn one_column(group: ColumnGroup<'_>) {
-    let blocks = group.blocks.as_chunks_mut::<BLOCK_WORDS>().0;
-    for (x, words) in group.values.as_chunks::<BLOCK>().0.iter().zip(blocks) {
+    let ColumnGroup { values, words, scales, negative_sums, first_sums, .. } = group;
+    let blocks = values.as_chunks::<BLOCK>().0.iter().zip(words.as_chunks_mut::<{ 2 * WORDS }>().0);
+    let sums = negative_sums.iter_mut().zip(first_sums);
+    for ((x, words), (scale, (negative_sum, first_sum))) in blocks.zip(scales.iter_mut().zip(sums))
+    {
         // SAFETY: a block has as many values as two vectors.
         let x = unsafe { [_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))] };
         let [a, b] = [magnitude(x[0]), magnitude(x[1])];
         let greatest = _mm512_reduce_max_epu32(_mm512_max_epu32(a, b));
         let (all, factor) = scale_and_factor(_mm512_set1_epi32(greatest.cast_signed()));
         let integers = [integers(x[0], factor), integers(x[1], factor)];
-        words[SCALE] = _mm512_cvtss_f32(all).to_bits();
-        let sums = integers.map(|q| _mm512_reduce_add_epi32(q).cast_unsigned());
-        words[FIRST_SUM] = sums[0].wrapping_neg();
-        words[NEGATIVE_SUM] = words[FIRST_SUM].wrapping_sub(sums[1]);
+        *scale = _mm512_cvtss_f32(all);
+        *first_sum = _mm512_reduce_add_epi32(integers[0]).wrapping_neg();
+        *negative_sum = first_sum.wrapping_sub(_mm512_reduce_add_epi32(integers[1]));
         for (half, integers) in integers.into_iter().enumerate() {
             let rounded = _mm512_add_epi32(integers, _mm512_set1_epi32(128));
             let upper = _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(rounded));
@@ -60,14 +60,13 @@ fn one_column(group: ColumnGroup<'_>) {
 /// Rounds up to 16 columns, a vector of them at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn some_columns(group: ColumnGroup<'_>) {
-    let ColumnGroup { columns, values, width, blocks } = group;
+    let ColumnGroup { columns, values, width, words, scales, negative_sums, first_sums } = group;
     let mask = ((1_u32 << columns) - 1) as u16;
-    for (block, words) in blocks.chunks_exact_mut(BLOCK_WORDS * columns).enumerate() {
-        let mut store = |row: usize, x: __m512i| {
-            let to = &mut words[row * columns..][..columns];
-            // SAFETY: the slice has as many words as the mask has bits.
-            unsafe { _mm512_mask_storeu_epi32(to.as_mut_ptr().cast(), mask, x) };
-        };
+    let blocks = words.chunks_exact_mut(2 * WORDS * columns);
+    let blocks = blocks.zip(scales.chunks_exact_mut(columns));
+    let sums = negative_sums.chunks_exact_mut(columns).zip(first_sums.chunks_exact_mut(columns));
+    let blocks = blocks.zip(sums).enumerate();
+    for (block, ((words, scales), (negative_sums, first_sums))) in blocks {
         let rows = &values[block * BLOCK * width..];
         assert!(rows.len() >= (BLOCK - 1) * width + columns && columns <= 16);
         // SAFETY: the assertion keeps the columns of each row within the values.
@@ -78,7 +77,9 @@ fn some_columns(group: ColumnGroup<'_>) {
         }
         let (scale, factor) = scale_and_factor(greatest);
         let mut negative = _mm512_setzero_si512();
-        for word in 0..WORDS {
+        let (uppers, lowers) = words.split_at_mut(WORDS * columns);
+        let words = uppers.chunks_exact_mut(columns).zip(lowers.chunks_exact_mut(columns));
+        for (word, (uppers, lowers)) in words.enumerate() {
             let q: [__m512i; 4] = std::array::from_fn(|i| integers(row(4 * word + i), factor));
             for q in q {
                 negative = _mm512_sub_epi32(negative, q);
@@ -101,14 +102,21 @@ fn some_columns(group: ColumnGroup<'_>) {
                 byte(_mm512_slli_epi32::<16>(c), 2),
                 byte(_mm512_slli_epi32::<24>(d), 3),
             ]);
-            store(word, upper);
-            store(WORDS + word, lower);
+            // SAFETY: both have as many words as the mask has bits.
+            unsafe {
+                _mm512_mask_storeu_epi32(uppers.as_mut_ptr().cast(), mask, upper);
+                _mm512_mask_storeu_epi32(lowers.as_mut_ptr().cast(), mask, lower);
+            }
             if word == WORDS / 2 - 1 {
-                store(FIRST_SUM, negative);
+                // SAFETY: the sums have as many values as the mask has bits.
+                unsafe { _mm512_mask_storeu_epi32(first_sums.as_mut_ptr(), mask, negative) };
             }
         }
-        store(SCALE, _mm512_castps_si512(scale));
-        store(NEGATIVE_SUM, negative);
+        // SAFETY: both have as many values as the mask has bits.
+        unsafe {
+            _mm512_mask_storeu_ps(scales.as_mut_ptr(), mask, scale);
+            _mm512_mask_storeu_epi32(negative_sums.as_mut_ptr(), mask, negative);
+        }
     }
 }
 
