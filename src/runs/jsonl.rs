@@ -81,8 +81,8 @@ impl JsonlLog {
         Ok(Self { path: path.to_owned(), file, last })
     }
 
-    /// Appends a step that ended at `time_ms`. The file is not synced: a crash of the process loses nothing, one of the machine
-    /// the last lines.
+    /// Appends a step that ended at `time_ms`. The file is not synced: a crash of the process loses nothing,
+    /// one of the machine the last lines.
     ///
     /// # Errors
     /// If the file cannot be written, or the step is not after the last one.

@@ -50,8 +50,8 @@ pub struct DemoOutcome {
 /// Runs a demo. Writes the report to `out` and progress to stderr.
 ///
 /// # Errors
-/// [`DemoUsage`] for an unusable option or data directory, and any other error if there is nothing to report. Failed requests and a reward that did not rise are part of the
-/// outcome.
+/// [`DemoUsage`] for an unusable option or data directory, and any other error if there is nothing to
+/// report. Failed requests and a reward that did not rise are part of the outcome.
 pub async fn run(
     options: DemoOptions,
     start: impl AsyncFnOnce(Config) -> anyhow::Result<DaemonHandle>,

@@ -1,9 +1,8 @@
 //! The trainer's state machine, and one optimizer step from batch to proposed version.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
