@@ -81,7 +81,6 @@ fn limits(params: &CodeParams) -> Limits {
         wall_ms: params.timeout_ms,
         memory_mb: params.memory_mb,
         output_bytes: params.max_output_bytes,
-        ..Limits::default()
     }
 }
 

@@ -97,7 +97,6 @@ impl PythonFunction {
             wall_ms: self.params.timeout_ms,
             memory_mb: self.params.memory_mb,
             output_bytes: PRINTED_BYTES,
-            ..Limits::default()
         };
         let code = include_str!("call.py").to_owned();
         let failed = |why: String| Err(PythonFunctionError::Failed(why));
