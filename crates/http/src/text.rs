@@ -25,7 +25,7 @@ use super::generate::fields::{
     self, CHOICES, MAX_CHOICES, MAX_TOP_LOGPROBS, SAMPLING, include_usage, metadata, to_u32,
     token_schema,
 };
-use super::generate::prompt::{TextSize, encode, token_ids};
+use super::generate::prompt::{encode, token_ids};
 use super::generate::request::{BYTES_PER_TOKEN, check_length};
 use super::generate::run::{RequestRun, SamplingRequest, assigned_version};
 use super::generate::sse::{self, ToWire, with_version};
@@ -277,13 +277,13 @@ async fn tokenize(
 ) -> Result<(String, Vec<TokenId>), ApiError> {
     match prompt {
         TextPrompt::Text(text) => {
-            let size = TextSize::Bytes(text.len());
+            let size = (text.len(), "bytes");
             let work = move |codec: &Codec| Ok((codec.encode_text(&text, framed)?, text));
             let (ids, text) = encode(state, "prompt", size, work).await?;
             Ok((text, ids))
         }
         TextPrompt::Tokens(ids) => {
-            let size = TextSize::Ids(ids.len());
+            let size = (ids.len(), "ids");
             encode(state, "prompt", size, move |codec| Ok((codec.decode_all(&ids), ids))).await
         }
     }

@@ -251,9 +251,9 @@ impl CallRules {
     /// 400 with the place of the keyword in the parameters of a strict function that cannot be enforced, or
     /// if the grammar is too large.
     pub async fn compile(&self) -> Result<Arc<CompiledGrammar>, ApiError> {
-        let compiled = match self.compile_with(Lenience::OfUnenforceable).await? {
+        let compiled = match self.compile_with(false).await? {
             Err(error) if error.is_refusal() && self.tools().any(|tool| !tool.strict) => {
-                self.compile_with(Lenience::OfAll).await?
+                self.compile_with(true).await?
             }
             compiled => compiled,
         };
@@ -261,24 +261,25 @@ impl CallRules {
         compiled.map_err(|error| refused(field, error))
     }
 
-    /// The inner error is that of the grammar as a whole. Large schemas take long to check.
+    /// The inner error is that of the grammar as a whole. Large schemas take long to check. `lenient` gives any object
+    /// to all functions that are not strict, rather than to those whose schemas cannot be enforced.
     async fn compile_with(
         &self,
-        lenience: Lenience,
+        lenient: bool,
     ) -> Result<Result<Arc<CompiledGrammar>, GrammarError>, ApiError> {
         let rules = self.clone();
-        let spec = tokio::task::spawn_blocking(move || rules.spec(lenience)).await;
+        let spec = tokio::task::spawn_blocking(move || rules.spec(lenient)).await;
         match spec.map_err(|error| ApiError::logged("checking functions panicked", &error))?? {
             Ok(spec) => Ok(self.codec.compile_grammar(&spec).await),
             Err(error) => Ok(Err(error)),
         }
     }
 
-    fn spec(&self, lenience: Lenience) -> Result<Result<GrammarSpec, GrammarError>, ApiError> {
+    fn spec(&self, lenient: bool) -> Result<Result<GrammarSpec, GrammarError>, ApiError> {
         let pieces = FormatPieces::new(&self.codec, self.format);
         let mut calls = Vec::new();
         for tool in self.tools() {
-            calls.push(self.call(&pieces, tool, lenience)?);
+            calls.push(self.call(&pieces, tool, lenient)?);
         }
         let text = FreeText { beginnings: pieces.other_beginnings() };
         Ok(CallGrammar {
@@ -295,10 +296,10 @@ impl CallRules {
         &self,
         pieces: &FormatPieces<'_>,
         tool: &Tool,
-        lenience: Lenience,
+        lenient: bool,
     ) -> Result<Vec<CallPiece>, ApiError> {
         let any = || pieces.call(&tool.name, json!({"type": "object"}));
-        if !tool.strict && lenience == Lenience::OfAll {
+        if !tool.strict && lenient {
             return Ok(any());
         }
         let call = arguments(tool).and_then(|schema| {
@@ -329,15 +330,6 @@ impl CallRules {
         let is_named = matches!(self.options.tool_choice, ToolChoice::Function(_));
         self.options.parallel_tool_calls && !is_named
     }
-}
-
-/// Which functions that are not strict have any object as arguments.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lenience {
-    /// Those whose schemas cannot be enforced.
-    OfUnenforceable,
-    /// All.
-    OfAll,
 }
 
 /// The grammar of one call and nothing else.

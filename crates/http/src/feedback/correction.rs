@@ -16,7 +16,7 @@ use super::recording::{
     after_commit, commit, find_choice, is_quarantined, judged, prospect, rate, unknown_completion,
 };
 use crate::error::ApiError;
-use crate::generate::prompt::{TextSize, check_size, encode_apart};
+use crate::generate::prompt::{check_size, encode_apart};
 use crate::state::AppState;
 
 /// The response to a correction.
@@ -134,8 +134,7 @@ async fn tokenize(
     text: &str,
     interaction: &Interaction,
 ) -> Result<Option<Vec<TokenId>>, ApiError> {
-    let size = TextSize::Bytes(text.len());
-    check_size(state, "correction", size).map_err(ApiError::unprocessable)?;
+    check_size(state, "correction", (text.len(), "bytes")).map_err(ApiError::unprocessable)?;
     let own = text.to_owned();
     let ids = encode_apart(state, move |codec| codec.answer(&own)).await?;
     let (prompt, context) = (interaction.prompt_ids.len(), state.engine.info().context);

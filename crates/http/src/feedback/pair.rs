@@ -154,25 +154,24 @@ fn comparable<'s>(
         let (a, b) = (a.completion_id(), b.completion_id());
         ApiError::field(REJECTED, format!("chosen is {a} and rejected is {b}: {reason}"))
     };
-    if chosen.sample.id == rejected.sample.id {
-        return Err(refuse("they must be different completions or choices"));
+    let differ = [
+        (chosen.sample.id == rejected.sample.id, "they must be different completions or choices"),
+        (a.prompt_ids != b.prompt_ids, "their prompts must be equal"),
+        (a.grammar != b.grammar, "their response formats must be equal"),
+        (
+            a.end_rules() != b.end_rules(),
+            "stop, stop_token_ids, min_tokens and ignore_eos must be equal",
+        ),
+        (
+            a.route != b.route || a.api_key() != b.api_key(),
+            "they must have the same route and API key",
+        ),
+    ];
+    if let Some((_, reason)) = differ.iter().find(|(is_wrong, _)| *is_wrong) {
+        return Err(refuse(reason));
     }
-    if a.prompt_ids != b.prompt_ids {
-        return Err(refuse("their prompts must be equal"));
-    }
-    if a.grammar != b.grammar {
-        return Err(refuse("their response formats must be equal"));
-    }
-    if a.end_rules() != b.end_rules() {
-        return Err(refuse("stop, stop_token_ids, min_tokens and ignore_eos must be equal"));
-    }
-    if a.route != b.route || a.api_key() != b.api_key() {
-        return Err(refuse("they must have the same route and API key"));
-    }
-    state
-        .routes
-        .get(&a.route)
-        .ok_or_else(|| refuse("no route of the configuration applies to them"))
+    let route = state.routes.get(&a.route);
+    route.ok_or_else(|| refuse("no route of the configuration applies to them"))
 }
 
 /// The feedback part that a preference rates: the named one, or the route's only one.

@@ -13,7 +13,7 @@ use hone_core::types::TokenId;
 use hone_engine::Codec;
 
 use super::fields::{model_schema, token_schema};
-use super::prompt::{self, TextSize, encode, encode_apart, token_ids};
+use super::prompt::{self, encode, encode_apart, token_ids};
 use super::request::{check_model, model_names};
 use crate::body::{Field, FieldTable, Fields, JsonObject, List, PathText, list_of};
 use crate::chat::request::{messages_schema, read_messages};
@@ -118,7 +118,7 @@ pub async fn tokenize(
         }
         (Some(text), None) => {
             let (text, framed) = (text.to_owned(), framed.unwrap_or(true));
-            let size = TextSize::Bytes(text.len());
+            let size = (text.len(), "bytes");
             let work = move |codec: &Codec| codec.encode_text(&text, framed);
             encode(&state, "prompt", size, work).await?
         }
@@ -158,7 +158,7 @@ pub async fn detokenize(
     check_named(&state, &fields)?;
     let list = fields.list("tokens")?.ok_or_else(|| fields.missing("tokens", "a list of ids"))?;
     let ids = token_ids("tokens", list, state.engine.info().vocab)?;
-    let size = TextSize::Ids(ids.len());
+    let size = (ids.len(), "ids");
     let prompt = encode(&state, "tokens", size, move |codec| Ok(codec.decode_all(&ids))).await?;
     Ok(Json(DetokenizedText { prompt }))
 }

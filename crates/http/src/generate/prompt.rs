@@ -38,14 +38,8 @@ const INLINE_SIZE: usize = 1 << 10;
 /// Bytes that count for each message and each call beside their texts, as the chat template marks them.
 const MARKS: usize = 16;
 
-/// What a request gives to the tokenizer.
-#[derive(Clone, Copy)]
-pub enum TextSize {
-    /// Bytes of texts.
-    Bytes(usize),
-    /// Token ids.
-    Ids(usize),
-}
+/// How much a request gives to the tokenizer, and whether that are `bytes` of texts or token `ids`.
+pub type TextSize = (usize, &'static str);
 
 /// How the model writes calls of functions.
 pub fn tool_format(state: &AppState) -> ToolFormat {
@@ -63,7 +57,7 @@ pub async fn tokenize(
     let size = size(messages, options);
     let (messages, options, format) = (messages.to_vec(), options.clone(), tool_format(state));
     let work = move |codec: &Codec| codec.chat(&messages, &options, format, generate);
-    encode(state, field, TextSize::Bytes(size), work).await
+    encode(state, field, (size, "bytes"), work).await
 }
 
 /// The bytes that a chat template may write: texts, names, reasoning, calls, ids, functions, variables and marks.
@@ -97,10 +91,8 @@ pub async fn encode<T: Send + 'static>(
     work: impl FnOnce(&Codec) -> Result<T, EngineError> + Send + 'static,
 ) -> Result<T, ApiError> {
     check_size(state, field, size)?;
-    match size {
-        TextSize::Bytes(..=INLINE_SIZE) | TextSize::Ids(..=INLINE_SIZE) => {
-            Ok(work(state.engine.codec())?)
-        }
+    match size.0 {
+        ..=INLINE_SIZE => Ok(work(state.engine.codec())?),
         _ => encode_apart(state, work).await,
     }
 }
@@ -116,12 +108,8 @@ pub async fn encode_apart<T: Send + 'static>(
 }
 
 /// Refuses a field that has much more than a usual prompt of the model can have, before any work on it.
-pub fn check_size(state: &AppState, field: &str, size: TextSize) -> Result<(), ApiError> {
+pub fn check_size(state: &AppState, field: &str, (size, unit): TextSize) -> Result<(), ApiError> {
     let most = state.engine.info().context.saturating_mul(SIZE_PER_TOKEN).max(LEAST_SIZE);
-    let (size, unit) = match size {
-        TextSize::Bytes(size) => (size, "bytes"),
-        TextSize::Ids(size) => (size, "ids"),
-    };
     if size <= most {
         return Ok(());
     }
@@ -190,7 +178,7 @@ pub async fn chat_prompt(
             outcome = "options";
         } else {
             let known = [&was.prompt_ids[..], &turn.sample.ids].concat();
-            let (size, format) = (TextSize::Bytes(size(messages, options)), tool_format(state));
+            let (size, format) = ((size(messages, options), "bytes"), tool_format(state));
             let (messages, options) = (messages.to_vec(), options.clone());
             let work =
                 move |codec: &Codec| codec.continued_chat(&known, &messages, &options, format);

@@ -4,7 +4,7 @@
 
 use hone_core::types::{InteractionId, ToolCall};
 
-use super::wire::{ContentPart, EventPlace, ItemStatus, OutputItem, ResponseEvent, item_id};
+use super::wire::{ContentPart, ItemStatus, OutputItem, ResponseEvent, item_id};
 use crate::chat::TokenLogprob;
 use crate::chat::answer::{MessageEnd, MessageItem, MessagePart};
 
@@ -102,16 +102,14 @@ impl ResponseOutput {
         let index = self.items.len();
         let mut item = OutputItem::whole(item, |prefix| item_id(prefix, self.response, index));
         item.set_status(ItemStatus::InProgress);
-        let place = EventPlace::of(&item, index);
         // An item begins without its part.
-        let parts = item.content_mut().map(std::mem::take).unwrap_or_default();
-        events.push(ResponseEvent::item("response.output_item.added", index, item.clone()));
-        for part in &parts {
-            events.push(place.part("response.content_part.added", part));
-        }
-        if let Some(content) = item.content_mut() {
-            *content = parts;
-        }
+        let mut begun = item.clone();
+        let parts = begun.content_mut().map(std::mem::take).unwrap_or_default();
+        events.push(ResponseEvent::item("response.output_item.added", index, begun));
+        events.extend(parts.into_iter().map(|part| ResponseEvent {
+            part: Some(part),
+            ..ResponseEvent::within("response.content_part.added", index, &item)
+        }));
         self.items.push(item);
         self.is_open = true;
     }
@@ -120,16 +118,13 @@ impl ResponseOutput {
     fn grow(&mut self, part: MessagePart, logprobs: Vec<TokenLogprob>) -> Option<ResponseEvent> {
         let index = self.items.len().checked_sub(1)?;
         let item = self.items.last_mut()?;
-        let place = EventPlace::of(item, index);
-        match (item, part) {
+        let mut event = ResponseEvent::within("", index, item);
+        let (name, delta) = match (item, part) {
             (OutputItem::Reasoning { content, .. }, MessagePart::Reasoning(more)) => {
                 if let Some(ContentPart::ReasoningText { text }) = content.last_mut() {
                     text.push_str(&more);
                 }
-                Some(ResponseEvent {
-                    delta: Some(more),
-                    ..place.content("response.reasoning_text.delta")
-                })
+                ("response.reasoning_text.delta", more)
             }
             (OutputItem::Message { content, .. }, MessagePart::Text(more)) => {
                 if let Some(ContentPart::OutputText { text, logprobs: all, .. }) =
@@ -138,21 +133,16 @@ impl ResponseOutput {
                     text.push_str(&more);
                     all.extend(logprobs.iter().cloned());
                 }
-                Some(ResponseEvent {
-                    delta: Some(more),
-                    logprobs: Some(logprobs),
-                    ..place.content("response.output_text.delta")
-                })
+                event.logprobs = Some(logprobs);
+                ("response.output_text.delta", more)
             }
             (OutputItem::FunctionCall { arguments, .. }, MessagePart::Arguments { json, .. }) => {
                 arguments.push_str(&json);
-                Some(ResponseEvent {
-                    delta: Some(json),
-                    ..place.event("response.function_call_arguments.delta")
-                })
+                ("response.function_call_arguments.delta", json)
             }
-            _ => None,
-        }
+            _ => return None,
+        };
+        Some(ResponseEvent { r#type: name, delta: Some(delta), ..event })
     }
 
     /// Ends the last item, if it is open.
@@ -161,29 +151,27 @@ impl ResponseOutput {
         self.is_open = false;
         let Some(item) = self.items.last_mut() else { return };
         item.set_status(status);
-        let place = EventPlace::of(item, index);
-        match item {
+        let within = |r#type| ResponseEvent::within(r#type, index, item);
+        match &*item {
             OutputItem::Reasoning { content, .. } | OutputItem::Message { content, .. } => {
-                for part in content.iter() {
-                    events.push(match part.clone() {
-                        ContentPart::ReasoningText { text } => ResponseEvent {
-                            text: Some(text),
-                            ..place.content("response.reasoning_text.done")
-                        },
-                        ContentPart::OutputText { text, logprobs, .. } => ResponseEvent {
-                            text: Some(text),
-                            logprobs: Some(logprobs),
-                            ..place.content("response.output_text.done")
-                        },
-                    });
-                    events.push(place.part("response.content_part.done", part));
+                for part in content {
+                    let (name, text, logprobs) = match part.clone() {
+                        ContentPart::ReasoningText { text } => {
+                            ("response.reasoning_text.done", text, None)
+                        }
+                        ContentPart::OutputText { text, logprobs, .. } => {
+                            ("response.output_text.done", text, Some(logprobs))
+                        }
+                    };
+                    events.push(ResponseEvent { text: Some(text), logprobs, ..within(name) });
+                    let part = Some(part.clone());
+                    events.push(ResponseEvent { part, ..within("response.content_part.done") });
                 }
             }
             OutputItem::FunctionCall { arguments, .. } => {
-                events.push(ResponseEvent {
-                    arguments: Some(arguments.clone()),
-                    ..place.event("response.function_call_arguments.done")
-                });
+                let arguments = Some(arguments.clone());
+                let done = within("response.function_call_arguments.done");
+                events.push(ResponseEvent { arguments, ..done });
             }
         }
         events.push(ResponseEvent::item("response.output_item.done", index, item.clone()));

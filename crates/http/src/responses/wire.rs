@@ -433,40 +433,17 @@ pub struct ResponseEvent {
     pub logprobs: Option<Vec<TokenLogprob>>,
 }
 
-/// Where a change is.
-#[derive(Clone)]
-pub struct EventPlace {
-    output_index: usize,
-    item_id: String,
-}
-
-impl EventPlace {
-    /// The place of an item of the output.
-    pub fn of(item: &OutputItem, output_index: usize) -> Self {
-        Self { output_index, item_id: item.id().to_owned() }
-    }
-
-    /// An event of the item.
-    pub fn event(&self, r#type: &'static str) -> ResponseEvent {
-        let (output_index, item_id) = (Some(self.output_index), Some(self.item_id.clone()));
-        ResponseEvent { r#type, output_index, item_id, ..ResponseEvent::default() }
-    }
-
-    /// An event of the item's content. Every item with content has one part.
-    pub fn content(&self, r#type: &'static str) -> ResponseEvent {
-        ResponseEvent { content_index: Some(0), ..self.event(r#type) }
-    }
-
-    /// A part of the item that begins or has ended.
-    pub fn part(&self, r#type: &'static str, part: &ContentPart) -> ResponseEvent {
-        ResponseEvent { part: Some(part.clone()), ..self.content(r#type) }
-    }
-}
-
 impl ResponseEvent {
     /// The state of the response.
     pub fn response(r#type: &'static str, response: ResponseObject) -> Self {
         Self { r#type, response: Some(response), ..Self::default() }
+    }
+
+    /// A change within an item at a place of the output. Every item with content has one part.
+    pub fn within(r#type: &'static str, output_index: usize, item: &OutputItem) -> Self {
+        let content_index = (!matches!(item, OutputItem::FunctionCall { .. })).then_some(0);
+        let (output_index, item_id) = (Some(output_index), Some(item.id().to_owned()));
+        Self { r#type, output_index, item_id, content_index, ..Self::default() }
     }
 
     /// An item that begins or has ended.

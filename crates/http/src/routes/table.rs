@@ -34,9 +34,9 @@ use crate::responses::wire::{DeletedResponse, ResponseEvent, ResponseObject};
 use crate::state::AppState;
 use crate::text::{self, TextCompletion};
 
-const GET: MethodFilter = MethodFilter::GET;
-const POST: MethodFilter = MethodFilter::POST;
-const DELETE: MethodFilter = MethodFilter::DELETE;
+const GET: Method = Method::GET;
+const POST: Method = Method::POST;
+const DELETE: Method = Method::DELETE;
 
 /// Makes a schema, and adds those to which it refers to the generator.
 pub type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
@@ -72,21 +72,20 @@ pub enum RequestShape {
 }
 
 /// A route, without what the document contains about it.
-fn route<H, T>(method: MethodFilter, path: &'static str, handler: H) -> ApiRoute
+fn route<H, T>(method: Method, path: &'static str, handler: H) -> ApiRoute
 where
     H: Handler<T, Arc<AppState>>,
     T: 'static,
 {
+    let filter = match method {
+        POST => MethodFilter::POST,
+        DELETE => MethodFilter::DELETE,
+        _ => MethodFilter::GET,
+    };
     ApiRoute {
-        method: if method == POST {
-            Method::POST
-        } else if method == DELETE {
-            Method::DELETE
-        } else {
-            Method::GET
-        },
+        method,
         path,
-        handler: on(method, handler),
+        handler: on(filter, handler),
         id: "",
         summary: "",
         query: &[],

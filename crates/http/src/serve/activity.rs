@@ -1,7 +1,7 @@
 //! What a connection does, so that one that does nothing for too long can be closed.
 //!
-//! [`WatchedStream`] reports reads and writes, and [`ActiveBody`] the end of a response. [`Activity`] keeps
-//! since when the connection waits for its client.
+//! [`WatchedStream`] reports reads and writes, and [`GuardedBody`] the end of a request or a response. [`Activity`]
+//! keeps since when the connection waits for its client.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use axum::body::{Body, Bytes};
-use hyper::body::Incoming;
-use hyper::body::{Frame, SizeHint};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
@@ -39,17 +37,6 @@ pub(super) enum Overdue {
     Idle,
     /// The client does not read.
     Write,
-}
-
-impl Overdue {
-    /// The label of the metric.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Head => "head",
-            Self::Idle => "idle",
-            Self::Write => "write",
-        }
-    }
 }
 
 /// What one connection does.
@@ -85,11 +72,8 @@ struct ActivityState {
 #[derive(Debug)]
 pub(super) struct ActiveRequest(Activity);
 
-/// The body of a request, whose arrival is reported.
-pub(super) struct ArrivingBody {
-    body: Incoming,
-    activity: Activity,
-}
+/// The body of a request until its end.
+pub(super) struct ArrivingBody(Activity);
 
 /// What a connection waits for, and how long: the greatest is closed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,10 +83,10 @@ pub(super) enum Idleness {
     Idle(Duration),
 }
 
-/// A response whose request is active until its end.
-pub(super) struct ActiveBody {
-    body: Body,
-    _request: ActiveRequest,
+/// A body with a guard, which is dropped at the body's end.
+pub(super) struct GuardedBody<B, G> {
+    body: B,
+    guard: Option<G>,
 }
 
 /// A stream that reports reads and writes.
@@ -141,9 +125,9 @@ impl Activity {
     }
 
     /// The body of a request that has begun.
-    pub fn receive(&self, body: Incoming) -> ArrivingBody {
-        self.lock().in_body = !hyper::body::Body::is_end_stream(&body);
-        ArrivingBody { body, activity: self.clone() }
+    pub fn receive(&self, body: Incoming) -> GuardedBody<Incoming, ArrivingBody> {
+        self.lock().in_body = !body.is_end_stream();
+        GuardedBody::new(body, ArrivingBody(self.clone()))
     }
 
     /// The connection has an ordinary place now. Its client could not be served before.
@@ -234,49 +218,29 @@ impl Drop for ActiveRequest {
 
 impl Drop for ArrivingBody {
     fn drop(&mut self) {
-        self.activity.lock().in_body = false;
+        self.0.lock().in_body = false;
     }
 }
 
-impl hyper::body::Body for ArrivingBody {
-    type Data = Bytes;
-    type Error = hyper::Error;
+impl<B, G> GuardedBody<B, G> {
+    pub fn new(body: B, guard: G) -> Self {
+        Self { body, guard: Some(guard) }
+    }
+}
+
+impl<B: Body + Unpin, G: Unpin> Body for GuardedBody<B, G> {
+    type Data = B::Data;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
         if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
-            self.activity.lock().in_body = false;
+            self.guard = None;
         }
         frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl ActiveBody {
-    pub fn new(body: Body, request: ActiveRequest) -> Self {
-        Self { body, _request: request }
-    }
-}
-
-impl hyper::body::Body for ActiveBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -40,7 +40,7 @@ use hone_core::metrics::Metrics;
 use crate::config::{ConnectionsConfig, ServerConfig};
 use crate::routes::{crowded, router, starting};
 use crate::state::AppState;
-use activity::{ActiveBody, Activity, ArrivingBody, Overdue, Patience, WatchedStream};
+use activity::{Activity, ArrivingBody, GuardedBody, Overdue, Patience, WatchedStream};
 use places::{ConnectionPlace, Places};
 
 pub use tls::Tls;
@@ -229,9 +229,8 @@ impl Connections {
         place: ConnectionPlace,
         mut shutdown: watch::Receiver<bool>,
     ) {
-        let _open = OpenConnection::new(&self.startup.metrics);
         let activity = Activity::new(place.is_reserved());
-        let _listed = self.places.list(&activity);
+        let _listed = self.places.list(&activity, &self.startup.metrics);
         let Some(acceptor) = self.startup.tls.acceptor() else {
             return self.serve_requests(stream, peer, place, activity, shutdown).await;
         };
@@ -270,7 +269,7 @@ impl Connections {
             let request = request.map(|body| activity.receive(body));
             async move {
                 let response = self.answer(request, &mut *place.lock().await, activity).await?;
-                Ok::<_, Infallible>(response.map(|body| ActiveBody::new(body, active)))
+                Ok::<_, Infallible>(response.map(|body| GuardedBody::new(body, active)))
             }
         });
         let stream = TokioIo::new(WatchedStream::new(stream, activity.clone()));
@@ -293,7 +292,12 @@ impl Connections {
                     let Some(reason) = activity.overdue(&self.patience_at(&activity)) else {
                         continue;
                     };
-                    self.count_closed(peer, reason.as_str());
+                    let label = match reason {
+                        Overdue::Head => "head",
+                        Overdue::Idle => "idle",
+                        Overdue::Write => "write",
+                    };
+                    self.count_closed(peer, label);
                     if reason != Overdue::Idle || is_ending {
                         return;
                     }
@@ -315,7 +319,7 @@ impl Connections {
     /// Answers a request. On a reserved place only a probe is answered, and the connection ends.
     async fn answer(
         &self,
-        request: Request<ArrivingBody>,
+        request: Request<GuardedBody<Incoming, ArrivingBody>>,
         place: &mut ConnectionPlace,
         activity: &Activity,
     ) -> Result<Response, Infallible> {
@@ -345,21 +349,5 @@ impl Connections {
     fn count_closed(&self, peer: SocketAddr, reason: &str) {
         self.startup.metrics.http_closed_connections.with_label_values(&[reason]).inc();
         tracing::debug!(%peer, reason, "a connection is closed");
-    }
-}
-
-/// A connection in the gauge of open ones.
-struct OpenConnection<'a>(&'a Metrics);
-
-impl<'a> OpenConnection<'a> {
-    fn new(metrics: &'a Metrics) -> Self {
-        metrics.http_connections.inc();
-        Self(metrics)
-    }
-}
-
-impl Drop for OpenConnection<'_> {
-    fn drop(&mut self) {
-        self.0.http_connections.dec();
     }
 }

@@ -15,6 +15,8 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use hone_core::metrics::Metrics;
+
 use super::activity::Activity;
 
 /// Places beyond `server.connections.max`.
@@ -41,16 +43,17 @@ struct OpenConnections {
     activities: BTreeMap<u64, Activity>,
 }
 
-/// A connection among those that may be asked to end.
+/// A connection among those that may be asked to end, and in the gauge of open ones.
 pub(super) struct ListedConnection<'a> {
     places: &'a Places,
     number: u64,
+    metrics: &'a Metrics,
 }
 
 impl Drop for ListedConnection<'_> {
     fn drop(&mut self) {
-        let mut open = self.places.open.lock();
-        open.activities.remove(&self.number);
+        self.places.open.lock().activities.remove(&self.number);
+        self.metrics.http_connections.dec();
     }
 }
 
@@ -80,12 +83,13 @@ impl Places {
     }
 
     /// Lists a connection among those that may be asked to end, until what is returned is dropped.
-    pub fn list(&self, activity: &Activity) -> ListedConnection<'_> {
+    pub fn list<'a>(&'a self, activity: &Activity, metrics: &'a Metrics) -> ListedConnection<'a> {
+        metrics.http_connections.inc();
         let mut open = self.open.lock();
         open.last += 1;
         let number = open.last;
         open.activities.insert(number, activity.clone());
-        ListedConnection { places: self, number }
+        ListedConnection { places: self, number, metrics }
     }
 
     /// A place for a new connection.
