@@ -57,7 +57,7 @@ fn memory_optimized_configuration_of_the_guides() {
     assert_eq!(config.data.dir.to_str(), Some("outputs/run"));
     assert_eq!(
         (train.learning_rate, train.warmup_steps, train.epochs),
-        (PeakRate::Fixed(5e-6), 0.1, 1.0)
+        (PeakRate::Fixed(5e-6), Some(0.1), 1.0)
     );
     assert_eq!((train.adam_beta1, train.adam_beta2, train.weight_decay), (0.9, 0.99, 0.1));
     assert_eq!((train.schedule, train.optimizer), (ScheduleKind::Cosine, OptimizerKind::AdamW8bit));

@@ -49,7 +49,7 @@ fn calls(choice: &Value) -> Vec<(String, Value)> {
 
 async fn recorded(server: &Server, choice: &Value) -> (Interaction, Sample) {
     server.store.commit(Vec::new()).await.unwrap();
-    let id = id_of(&choice);
+    let id = id_of(choice);
     let interaction = server.store.interaction(id).unwrap().unwrap();
     (interaction, server.store.samples_of(id).unwrap().remove(0))
 }

@@ -20,8 +20,7 @@ fn body(more: Value) -> Value {
 }
 
 async fn complete(server: &Server, more: Value) -> Value {
-    let answer = ok(server.post(PATH, &body(more)).await);
-    answer
+    ok(server.post(PATH, &body(more)).await)
 }
 
 fn id(text: &Value) -> InteractionId {

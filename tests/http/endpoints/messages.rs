@@ -28,8 +28,7 @@ fn body(more: Value) -> Value {
 }
 
 async fn message(server: &Server, more: Value) -> Value {
-    let answer = ok(server.post(PATH, &body(more)).await);
-    answer
+    ok(server.post(PATH, &body(more)).await)
 }
 
 /// The events of a stream. The name of each is its type.

@@ -23,8 +23,7 @@ fn body(more: Value) -> Value {
 
 /// A response to a request with the fields `more`.
 async fn respond(server: &Server, more: Value) -> Value {
-    let answer = ok(server.post(PATH, &body(more)).await);
-    answer
+    ok(server.post(PATH, &body(more)).await)
 }
 
 /// The text of all messages of the output.
