@@ -195,6 +195,14 @@ mod tests {
     }
 
     #[test]
+    fn retained_items_keep_their_places() {
+        let mut queue = filled(&[("a", 1), ("a", 2), ("b", 3), ("a", 4), ("c", 6)]);
+        queue.retain(|item| item % 2 == 0);
+        assert_eq!((queue.len(), queue.iter().count()), (3, 3));
+        assert_eq!(drained(&mut queue), [2, 6, 4]);
+    }
+
+    #[test]
     fn an_item_that_is_put_back_is_the_next() {
         let mut queue = filled(&[("a", 1), ("a", 2), ("b", 3)]);
         let (who, item) = queue.pop_fairest(|_| 0).unwrap();

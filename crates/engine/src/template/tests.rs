@@ -157,6 +157,23 @@ fn calls() -> Vec<Message> {
 const PLAIN: &str =
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] + '\n' }}{% endfor %}";
 
+/// What jinja2 prints, where minijinja alone would print double quotes.
+#[test]
+fn lists_and_maps_print_as_in_python_wherever_they_are_printed() {
+    let map = "{'role': 'user', 'content': \"it's\"}";
+    for (template, expected) in [
+        ("{{ messages[0] }}", map.to_owned()),
+        ("{{ messages[0] | trim }}", map.to_owned()),
+        ("{{ '%s' | format(messages[0]) }}", map.to_owned()),
+        ("{{ [messages[0], 1] | join('+') }}", format!("{map}+1")),
+        ("{{ messages }}", format!("[{map}]")),
+        ("{{ messages | upper }}", format!("[{map}]").to_uppercase()),
+        ("{{ messages[0] | tojson }}", r#"{"role": "user", "content": "it's"}"#.to_owned()),
+    ] {
+        assert_eq!(render(template, &user("it's")).unwrap(), expected, "{template}");
+    }
+}
+
 #[test]
 fn templates_without_tools_get_text() {
     let template = ChatTemplate::new(PLAIN, &BTreeMap::new()).unwrap();
