@@ -354,7 +354,11 @@ impl TrlConversion {
         match (adaptive, target) {
             (Some(true), target) => {
                 let comment = "use_adaptive_entropy, entropy_target";
-                self.settings.set("train.entropy.target", target.unwrap_or(0.2), comment);
+                let target = target.unwrap_or(0.2);
+                self.settings.set("train.entropy.target", target, comment);
+                if target <= 0.0 {
+                    self.settings.note("entropy_target", "at 0 Hone's coefficient is fixed");
+                }
             }
             (adaptive, target) => {
                 if adaptive.is_some() {
