@@ -219,7 +219,9 @@ pub fn parse(text: &str) -> ServerConfig {
         #[serde(default)]
         server: ServerConfig,
     }
-    let Sections { server } = toml::from_str(text).unwrap();
+    // As the reader of configurations does, so that dates arrive as texts.
+    let table: toml::Table = text.parse().unwrap();
+    let Sections { server } = table.try_into().unwrap();
     server.check().unwrap();
     server
 }
