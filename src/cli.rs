@@ -10,10 +10,9 @@ use hone_model::weights::Quantize;
 
 use crate::app::adapters::VersionChoice;
 use crate::app::generate::Weights;
-use crate::bench::BenchCommand;
-use crate::demo::DemoOptions;
-use crate::flags::{engine_backend, quantize};
 use crate::runs::from_ledger::filter::LedgerFilter;
+use hone_config::flags::{engine_backend, quantize};
+use hone_demo::DemoOptions;
 
 /// Serves a language model and keeps training it on its own traffic.
 ///
@@ -68,12 +67,6 @@ pub enum Command {
         /// Operation on adapters.
         #[command(subcommand)]
         command: AdaptersCommand,
-    },
-    /// Measure the performance of Hone on this machine
-    Bench {
-        /// Benchmark to run.
-        #[command(subcommand)]
-        command: BenchCommand,
     },
 }
 

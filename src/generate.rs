@@ -8,10 +8,10 @@ use anyhow::{Context, ensure};
 
 use hone::app::generate::{GenerateOptions, GenerateSink};
 use hone::cli::GenerateArgs;
-use hone::terminal::visible;
 use hone::{app, usage};
 use hone_core::types::{Message, Role, SamplingParams};
 use hone_engine::EngineError;
+use hone_report::terminal::visible;
 
 use crate::{Outcome, Output, print_note, run_config, runtime, set};
 

@@ -1,20 +1,16 @@
 //! Hone serves a language model and trains it with the rewards of its users.
 //!
 //! This package combines the crates in `crates/` into one binary: the command line ([`cli`]), the
-//! composition of the daemon ([`app`]), runs on a dataset ([`runs`]),
-//! the conversion of TRL's configurations ([`import_trl`]), the demonstration ([`demo`]) and benchmarks
-//! ([`mod@bench`]).
+//! composition of the daemon ([`app`]), runs on a dataset ([`runs`]) and the conversion of TRL's
+//! configurations ([`import_trl`]).
 
 pub mod app;
-pub mod bench;
 pub mod cli;
-pub mod config;
-pub mod demo;
-mod flags;
 pub mod import_trl;
 pub mod logging;
 pub mod runs;
-pub mod terminal;
+
+pub use hone_config as config;
 
 /// A mistake in the arguments, or in the configuration or data that they name. The binary ends with
 /// exit code 2, and with 1 for every other error.

@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use clap::Parser;
+use serde::Serialize;
 
 use hone::app::adapters::{Export, VersionChoice};
 use hone::cli::{
@@ -17,12 +18,12 @@ use hone::cli::{
     ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
 };
 use hone::config::{Config, LogConfig};
-use hone::demo::{DaemonHandle, DemoError, DemoOptions};
 use hone::runs::eval::EvalOptions;
 use hone::runs::from_ledger::train::FromLedgerOptions;
 use hone::runs::report::Ending;
 use hone::runs::train::TrainOptions;
-use hone::{UsageError, app, config, demo, import_trl as trl, logging, runs, usage};
+use hone::{UsageError, app, config, import_trl as trl, logging, runs, usage};
+use hone_demo::{DaemonHandle, DemoOptions, DemoUsage};
 use hone_model::adapter::merge::Precision;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
     match check_clock(SystemTime::now()).and_then(|()| run(command, &mut out)) {
         Ok(code) => code,
         // The reader of a closed pipe has all the output that it wants.
-        Err(_) if out.is_closed() => ExitCode::SUCCESS,
+        Err(_) if out.closed => ExitCode::SUCCESS,
         Err(error) => {
             print_error(&error);
             if error.is::<UsageError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
@@ -72,9 +73,6 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Rewards { command: RewardsCommand::List } => list_rewards(out),
         Command::Rewards { command: RewardsCommand::Test(args) } => test_rewards(args, out),
         Command::Adapters { command } => adapters(command, out),
-        Command::Bench { command } => {
-            Ok(if command.run(&runtime()?, out)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
     }
 }
 
@@ -163,8 +161,21 @@ fn reload(service: &app::Service, args: &ServeArgs) {
 /// Prints the memory plan of `hone serve`, or without clients of `hone train`.
 fn explain_memory(config: &Config, has_clients: bool, json: bool, out: &mut Output) -> Outcome {
     let memory = runtime()?.block_on(app::explain_memory(config, has_clients))?;
-    let text = if json { serde_json::to_string(&memory)? } else { memory.to_string() };
-    writeln!(out, "{text}")?;
+    show(out, json, &memory, || format!("{memory}\n"))
+}
+
+/// Prints a result as a line of JSON, or as `text`.
+fn show(
+    out: &mut Output,
+    json: bool,
+    result: &impl Serialize,
+    text: impl FnOnce() -> String,
+) -> Outcome {
+    if json {
+        writeln!(out, "{}", serde_json::to_string(result)?)?;
+    } else {
+        write!(out, "{}", text())?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -172,15 +183,13 @@ fn explain_memory(config: &Config, has_clients: bool, json: bool, out: &mut Outp
 async fn start_daemon(config: Config) -> anyhow::Result<DaemonHandle> {
     logging::init(&config.log);
     let service = app::start(config).await?;
-    Ok(DaemonHandle::new(service.addr, || service.shutdown()))
+    Ok(DaemonHandle { url: service.url(), shutdown: Box::pin(service.shutdown()) })
 }
 
 fn run_demo(options: DemoOptions, out: &mut Output) -> Outcome {
-    let outcome = runtime()?.block_on(demo::run(options, start_daemon, out));
-    let outcome = outcome.map_err(|error| match error {
-        DemoError::Options(_) | DemoError::Data { .. } => usage(error),
-        error => error.into(),
-    })?;
+    let outcome = runtime()?.block_on(hone_demo::run(options, start_daemon, out));
+    let outcome =
+        outcome.map_err(|error| if error.is::<DemoUsage>() { usage(error) } else { error })?;
     Ok(if outcome.improved { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -235,11 +244,9 @@ fn train(mut args: TrainArgs, out: &mut Output) -> Outcome {
         let options = TrainOptions { report: args.report, terminal };
         runtime()?.block_on(runs::train::run(config, options, interrupt))?
     };
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string(&report)?)?;
-    } else {
-        writeln!(out, "{}\nreport  {}", report.summary(), file.display())?;
-    }
+    show(out, args.json, &report, || {
+        format!("{}\nreport  {}\n", report.summary(), file.display())
+    })?;
     match report.ending {
         Ending::Failed(reason) => Err(anyhow::Error::msg(reason)),
         Ending::Interrupted => Ok(ExitCode::from(INTERRUPTED)),
@@ -256,9 +263,7 @@ fn eval(args: EvalArgs, out: &mut Output) -> Outcome {
     })?;
     let options = EvalOptions { pass_at: args.pass_at, part: args.part };
     let outcome = runtime()?.block_on(runs::eval::run(config, options))?;
-    let text = if args.json { serde_json::to_string(&outcome)? } else { outcome.text() };
-    writeln!(out, "{}", text.trim_end())?;
-    Ok(ExitCode::SUCCESS)
+    show(out, args.json, &outcome, || outcome.text().trim_end().to_owned() + "\n")
 }
 
 fn test_rewards(args: TestRewardsArgs, out: &mut Output) -> Outcome {
@@ -317,7 +322,10 @@ fn import_trl(file: &Path, output: Option<&Path>, out: &mut Output) -> Outcome {
 
 fn adapters(command: AdaptersCommand, out: &mut Output) -> Outcome {
     match command {
-        AdaptersCommand::List { json, data } => list_adapters(&data.data, json, out)?,
+        AdaptersCommand::List { json, data } => {
+            let records = app::adapters::list(&data.data)?;
+            return show(out, json, &records, || app::adapters::policy_tree(&records, &data.data));
+        }
         AdaptersCommand::Export { merged, peft, version, best, f32, config } => {
             let config = run_config(config, |_| {})?;
             let precision = if f32 { Precision::F32 } else { Precision::Base };
@@ -336,28 +344,13 @@ fn adapters(command: AdaptersCommand, out: &mut Output) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn list_adapters(data: &Path, json: bool, out: &mut Output) -> anyhow::Result<()> {
-    let records = app::adapters::list(data)?;
-    if json {
-        writeln!(out, "{}", serde_json::to_string(&records)?)?;
-        return Ok(());
-    }
-    write!(out, "{}", app::adapters::policy_tree(&records, data))?;
-    Ok(())
-}
-
 fn db(command: DbCommand, out: &mut Output) -> Outcome {
     let ledger = |args: DataArgs| args.data.join(app::LEDGER);
     match command {
         DbCommand::Stats { json, data } => {
             let stats = maintain::stats(&ledger(data))?;
-            if json {
-                writeln!(out, "{}", serde_json::to_string(&stats)?)?;
-            } else {
-                for (table, rows) in stats.rows() {
-                    writeln!(out, "{table:<16} {rows:>10}")?;
-                }
-            }
+            let row = |(table, rows)| format!("{table:<16} {rows:>10}\n");
+            return show(out, json, &stats, || stats.rows().into_iter().map(row).collect());
         }
         DbCommand::Check(data) => {
             let report = maintain::check(&ledger(data))?;
@@ -397,11 +390,6 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Whether a write failed because the reader has closed the pipe.
-    fn is_closed(&self) -> bool {
-        self.closed
-    }
-
     fn observe<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         self.closed |= matches!(&result, Err(e) if e.kind() == io::ErrorKind::BrokenPipe);
         result

@@ -117,7 +117,7 @@ fn the_environment_overrides_the_file() {
     assert_eq!(config.train.lora.r, 4);
     assert_eq!(config.train.lora.target_modules, ["q_proj", "v_proj"].into());
     assert!(!config.train.enabled);
-    assert_eq!(config.train.warmup_steps, Some(7));
+    assert_eq!(config.train.warmup_steps, Some(7.0));
     assert_eq!(config.run.warnings.reward_max, Some(1.5));
     assert_eq!(config.dataset.path, Path::new("prompts.jsonl"));
     assert_eq!(config.model.path, "/models/tiny");
@@ -187,11 +187,11 @@ fn values_out_of_range_are_refused() {
     assert_snapshot!(error("[train]\nadam_beta2 = 1.0"), @"train.adam_beta2 is 1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train]\nschedule = 'cosine'\nmax_steps = 1000\nwarmup_steps = 2000"), @"train.warmup_steps is 2000: it must be less than the schedule's steps (1000)");
     assert_snapshot!(error("[train]\nschedule = 'cosine'"), @"train.total_steps is 0: it must be at least 1 with train.schedule set and no train.max_steps or train.epochs");
-    assert_snapshot!(error("[train]\nwarmup_ratio = 0.1"), @"train.total_steps is 0: it must be at least 1 with train.warmup_ratio set and no train.max_steps or train.epochs");
-    assert!(parse("[train]\nschedule = 'cosine'\nwarmup_ratio = 0.1\nepochs = 1").is_ok());
+    assert_snapshot!(error("[train]\nwarmup_steps = 0.1"), @"train.total_steps is 0: it must be at least 1 with train.warmup_steps below 1 and no train.max_steps or train.epochs");
+    assert!(parse("[train]\nschedule = 'cosine'\nwarmup_steps = 0.1\nepochs = 1").is_ok());
     // The default warm-up fits any schedule.
     assert!(parse("[train]\nschedule = 'cosine'\nmax_steps = 3").is_ok());
-    assert!(parse("[train]\nwarmup_ratio = 0.1\nmax_steps = 3").is_ok());
+    assert!(parse("[train]\nwarmup_steps = 0.1\nmax_steps = 3").is_ok());
     assert_snapshot!(error("[train]\nepochs = -0.5"), @"train.epochs is -0.5: it must be from 0 to 1000000");
     assert_snapshot!(error("[train]\nepochs = 2\nmax_steps = 100"), @"train.epochs is 2: it must be 0 where train.max_steps (100) is set");
     assert_snapshot!(error("[train.lora]\ndropout = 1.1"), @"train.lora.dropout is 1.1: it must be at least 0 and less than 1");
@@ -202,8 +202,7 @@ fn values_out_of_range_are_refused() {
     assert_snapshot!(error("[train.lora]\nexclude_modules = 'all-linear'"), @r#"train.lora.exclude_modules is "all-linear": it must be less than every linear layer"#);
     assert_snapshot!(error("[train.lora]\nrank_pattern = { q_proj = 0 }"), @r#"train.lora.rank_pattern."q_proj" is 0: it must be from 1 to 4096"#);
     assert_snapshot!(error("[train.lora]\nalpha_pattern = { q_proj = -1 }"), @r#"train.lora.alpha_pattern."q_proj" is -1: it must be greater than 0"#);
-    assert_snapshot!(error("[train]\nwarmup_ratio = 1.0"), @"train.warmup_ratio is 1: it must be at least 0 and less than 1");
-    assert_snapshot!(error("[train]\nwarmup_ratio = 0.1\nwarmup_steps = 3"), @"train.warmup_steps is 3: it must be 0 where train.warmup_ratio (0.1) is set");
+    assert_snapshot!(error("[train]\nwarmup_steps = 1.5"), @"train.warmup_steps is 1.5: it must be a number of steps, or a share of them below 1");
     assert_snapshot!(error("[train]\nlearning_rate = 2e-5\nmin_learning_rate = 1.0\nschedule = 'cosine'"), @"train.min_learning_rate is 1: it must be at most train.learning_rate (0.00002)");
     assert_snapshot!(error("[train]\nmin_learning_rate = 1e-6\nschedule = 'linear'"), @r#"train.min_learning_rate is 0.000001: it must be 0 unless train.schedule is "cosine" or "polynomial""#);
     assert_snapshot!(error("[train]\nema_decay = 1.0"), @"train.ema_decay is 1: it must be at least 0 and less than 1");
@@ -223,6 +222,8 @@ fn values_out_of_range_are_refused() {
     );
     assert_snapshot!(error(&format!("{native}replicas = 2")), @r#"engine.replicas is 2: it must be 1 with engine.backend = "native", which runs up to engine.slots sequences in one batch"#);
     assert_snapshot!(error("[engine]\nbackend = \"vllm\""), @r#"engine.backend is "vllm": it must be "mistralrs" or "native""#);
+    assert_snapshot!(error("[model]\nnames = ['a', 'a']"), @r#"model.names[1] is "a": it must be a name that occurs once"#);
+    assert!(error("[model]\nnames = ['']").starts_with(r#"model.names[0] is """#));
     assert_snapshot!(error("[engine]\nslots = 0"), @"engine.slots is 0: it must be from 1 to 65536");
     assert!(
         error("[rollout]\nsampler = \"fast\"")

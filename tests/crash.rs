@@ -8,11 +8,10 @@
 )]
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -22,7 +21,11 @@ use hone_store::maintain;
 
 #[path = "serve/backend.rs"]
 mod backend;
+#[path = "serve/daemon.rs"]
+#[expect(dead_code, reason = "the tests of `hone serve` use all of it")]
+mod daemon;
 use backend::with_each_backend;
+use daemon::Daemon;
 
 const KILLS: u64 = 30;
 const CLIENTS: u64 = 3;
@@ -45,6 +48,8 @@ samples_per_step = 8
 micro_batch = 8
 learning_rate = 1e-5
 warmup_steps = 0
+[log]
+level = "warn"
 
 [[route]]
 name = "default"
@@ -54,68 +59,6 @@ reward = [
     { name = "thumbs", kind = "feedback" },
 ]
 "#;
-
-/// A running `hone serve`, killed when dropped.
-struct Daemon {
-    child: Child,
-    url: String,
-    log: PathBuf,
-}
-
-impl Daemon {
-    fn start(backend: EngineBackend, dir: &Path) -> Self {
-        let backend = match backend {
-            EngineBackend::Mistralrs => "mistralrs",
-            EngineBackend::Native => "native",
-        };
-        let log = dir.join("daemon.log");
-        let stderr = std::fs::File::options().create(true).append(true).open(&log).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_hone"))
-            .args(["serve", "--backend", backend, "--bind", "127.0.0.1:0", "--config"])
-            .arg(dir.join("hone.toml"))
-            .arg("--data")
-            .arg(dir.join("data"))
-            // With the default priority, other programs would leave no processor time to the trainer.
-            .env("HONE_TRAIN_PRIORITY", "normal")
-            .stdout(Stdio::piped())
-            .stderr(stderr)
-            .spawn()
-            .unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let (sender, first_line) = mpsc::channel();
-        std::thread::spawn(move || {
-            let mut line = String::new();
-            let _gone = sender.send(stdout.read_line(&mut line).map(|_| line));
-            // Keep the pipe open until the daemon ends.
-            let _rest = std::io::copy(&mut stdout, &mut std::io::sink());
-        });
-        let mut daemon = Self { child, url: String::new(), log };
-        let line = first_line.recv_timeout(START_LIMIT).map(Result::unwrap).unwrap_or_default();
-        let url = line.trim().strip_prefix("listening on ");
-        let url = url.unwrap_or_else(|| panic!("the first line was {line:?}"));
-        daemon.url = url.to_owned();
-        daemon
-    }
-
-    /// SIGKILL.
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // Both fail if it was killed already.
-        let _killed = self.child.kill();
-        let _reaped = self.child.wait();
-        if std::thread::panicking() {
-            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
-            let lines: Vec<_> = log.lines().collect();
-            println!("{}", lines[lines.len().saturating_sub(60)..].join("\n"));
-        }
-    }
-}
 
 /// The acknowledgments and the progress that clients observed, over all runs of the daemon.
 #[derive(Default)]
@@ -322,7 +265,6 @@ with_each_backend!(thirty_kills_lose_nothing_acknowledged);
 
 async fn thirty_kills_lose_nothing_acknowledged(backend: EngineBackend) {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("hone.toml"), CONFIG).unwrap();
     let path: PathBuf = dir.path().join("data").join("ledger.redb");
     let seen = Arc::new(Observed::default());
     let mut ledger = Ledger::default();
@@ -363,7 +305,7 @@ async fn run_and_kill(
     life: u64,
     enough: impl Fn(&Observed, Duration) -> bool,
 ) {
-    let mut daemon = Daemon::start(backend, dir);
+    let daemon = Daemon::start(backend, dir, CONFIG, &[]);
     check_resumed(&daemon, seen, life).await;
     let killed = Arc::new(AtomicBool::new(false));
     let mut clients = tokio::task::JoinSet::new();
@@ -376,7 +318,8 @@ async fn run_and_kill(
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     killed.store(true, Ordering::SeqCst);
-    daemon.kill();
+    // SIGKILL.
+    drop(daemon);
     while let Some(ended) = clients.join_next().await {
         ended.unwrap();
     }

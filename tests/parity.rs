@@ -93,7 +93,7 @@ fn train_config(lora: LoraConfig) -> TrainConfig {
     TrainConfig {
         lora,
         learning_rate: PeakRate::Fixed(0.02),
-        warmup_steps: Some(0),
+        warmup_steps: Some(0.0),
         ..TrainConfig::default()
     }
 }

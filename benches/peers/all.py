@@ -1,5 +1,6 @@
 """Measures Hone beside TRL and transformers, and writes the tables of docs/benchmarks.md and README.md.
 
+    cargo build --release --workspace
     python benches/peers/all.py --hone target/release/hone --smollm2 models-local/smollm2
 
 For each model: an optimizer step on given completions, sampling, and a whole step (sampling, rewards,
@@ -65,7 +66,6 @@ samples_per_step = {count}
 learning_rate = 1e-7
 warmup_steps = 0
 beta = {beta}
-threads = {threads}
 compute = "{compute}"
 lora = {{ r = {rank}, alpha = {alpha} }}
 [[route]]
@@ -123,14 +123,14 @@ class Bench:
         self.name, self.model, self.log, self.scratch = name, os.path.abspath(model), log, scratch
         self.shape = MODELS[name]
 
-    def run_hone(self, *words):
-        """Standard output and the peak of the process's memory in bytes."""
+    def run_hone(self, *words, program=""):
+        """The program is `hone`, or with "-bench" the one beside it. Standard output and the peak of the process's memory in bytes."""
         with tempfile.TemporaryFile("w+") as out:
-            child = subprocess.Popen([self.hone, *map(str, words)], stdout=out, stderr=self.log)
+            child = subprocess.Popen([self.hone + program, *map(str, words)], stdout=out, stderr=self.log)
             _, status, usage = os.wait4(child.pid, 0)
             child.returncode = os.waitstatus_to_exitcode(status)
             if child.returncode:
-                sys.exit(f"hone {words[0]} failed; see {self.log.name}")
+                sys.exit(f"hone{program} {words[0]} failed; see {self.log.name}")
             out.seek(0)
             return out.read(), usage.ru_maxrss * 1024
 
@@ -158,9 +158,9 @@ class Bench:
                     runs[f"trl {key}"].append(peer.ask(
                         kind="train", setting=fastest[on], warm_up=shape["warm_up"], steps=shape["steps"], **job))
                     out, _ = self.run_hone(
-                        "bench", "train", "--model", self.model, "--data", data, "--rank", RANK, "--beta", BETA,
+                        "train", "--model", self.model, "--data", data, "--rank", RANK, "--beta", BETA,
                         "--steps", max(2, shape["steps"]), "--threads", self.threads, "--json",
-                        "--compute", fastest[on]["dtype"], "--recompute", "always" if on else "never")
+                        "--compute", fastest[on]["dtype"], "--recompute", "always" if on else "never", program="-bench")
                     report = json.loads(out)
                     steps = [step["wall"] for step in report["steps"]]
                     runs[f"hone {key}"].append({"steps": steps, "peak_bytes": report["peak_bytes"]})
@@ -208,9 +208,9 @@ class Bench:
             for turn in range(self.turns):
                 rates["transformers"].append(statistics.median(peer.ask(setting=fastest, **job)["rates"]))
                 out, _ = self.run_hone(
-                    "bench", "sample", "--model", self.model, "--batch", batch, "--group", group,
+                    "sample", "--model", self.model, "--batch", batch, "--group", group,
                     "--prompt", SAMPLE["prompt"], "--tokens", SAMPLE["tokens"], "--runs", SAMPLE["runs"],
-                    "--threads", self.threads, "--json")
+                    "--threads", self.threads, "--json", program="-bench")
                 rates["hone"].append(statistics.median(json.loads(out)["tokens_per_second"]))
         return {"batch": batch, "setting": fastest, "probes": probes, "rates": rates}
 
@@ -253,7 +253,7 @@ class Bench:
             with open(config, "w") as file:
                 file.write(CONFIG.format(
                     scratch=scratch, model=self.model, count=count, group_size=GROUP, beta=BETA, rank=RANK,
-                    alpha=2 * RANK, threads=self.threads, compute=compute, last=shape["warm_up"] + shape["steps"],
+                    alpha=2 * RANK, compute=compute, last=shape["warm_up"] + shape["steps"],
                     dataset=os.path.join(ROOT, "datasets", "additions.jsonl"), **shape))
             _, peak = self.run_hone("train", "--config", config)
             with open(os.path.join(scratch, "data", "run", "steps.jsonl")) as file:
@@ -327,7 +327,7 @@ def measure(args, results):
     with tempfile.TemporaryDirectory() as scratch, open(args.log, "w") as log:
         random_model = os.path.join(scratch, "100m")
         models = {"tiny": os.path.join(ROOT, "models", "embedded"), "100m": random_model, "smollm2": args.smollm2}
-        subprocess.run([args.hone, "bench", "train", "--model", "100m-bf16", "--write-model", random_model],
+        subprocess.run([args.hone + "-bench", "train", "--model", "100m-bf16", "--write-model", random_model],
                        check=True, stdout=log)
         for name, model in models.items():
             if not model:
@@ -352,7 +352,7 @@ def measure(args, results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hone", default="target/release/hone", help="the binary")
+    parser.add_argument("--hone", default="target/release/hone", help="the binary, with hone-bench beside it")
     parser.add_argument("--smollm2", help="directory of SmolLM2-135M-Instruct, from examples/smollm2.py")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads and CPUs of both")
     parser.add_argument("--turns", type=int, default=3, help="runs of each side")

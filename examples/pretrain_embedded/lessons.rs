@@ -3,7 +3,7 @@
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-use hone::demo::task::{LARGE_OPERANDS, OPERANDS, PHRASING_COUNT, Question, reasoned};
+use hone_demo::task::{LARGE_OPERANDS, OPERANDS, PHRASING_COUNT, Question, reasoned};
 
 use super::{END, START};
 

@@ -13,7 +13,7 @@ use hone_train::policy::adapter_digest;
 use crate::app::core::LEDGER;
 use crate::app::open_model;
 use crate::config::Config;
-use crate::terminal::{MISSING, shown, table};
+use hone_report::terminal::{MISSING, shown, table};
 
 /// Format and target directory of an exported version.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use candle_core::Device;
 use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
 use hone_core::threads::BackgroundPriority;
-use hone_core::types::{Message, SamplingParams};
+use hone_core::types::SamplingParams;
 use hone_engine::{
     Codec, Engine, EngineBackend, EngineConfig, EngineError, GenerateRequest, ModelDir, Priority,
     Publisher,
@@ -18,7 +18,7 @@ use hone_engine::{
 use hone_mistral::MistralEngine;
 use hone_model::weights::Quantize;
 use hone_model::{Model, ModelSpec};
-use hone_reward::judge::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
+use hone_reward::grader::{ModelClient, ModelFailure, ModelReply, ModelRequest, TokenUsage};
 use hone_sampler::{BatchedEngine, BatchedPublisher, LiveTraffic, SamplerConfig};
 
 use crate::config::Config;
@@ -201,23 +201,26 @@ impl SelfJudge {
     }
 }
 
+/// Token limit of an answer if a model grader sets none.
+const ANSWER_TOKENS: u32 = 512;
+
 #[async_trait]
-impl JudgeModel for SelfJudge {
-    async fn complete(
-        &self,
-        messages: &[Message],
-        params: &JudgeSampling,
-    ) -> Result<JudgeReply, JudgeError> {
-        let engine = self.0.get().ok_or(JudgeError::NoSelfJudge)?;
-        let model_error = |error: EngineError| JudgeError::Model(error.into());
-        let prompt_ids = engine.codec().prompt(messages).map_err(model_error)?;
+impl ModelClient for SelfJudge {
+    /// Ignores the schema of the answer; graders accept bare scores and labels.
+    async fn complete(&self, asked: &ModelRequest) -> Result<ModelReply, ModelFailure> {
+        let failed = |error: &str| ModelFailure::Server(error.to_owned());
+        let model_error = |error: EngineError| failed(&format!("the model failed: {error}"));
+        let missing = || failed("base_url = `self`: no model of this server can judge here");
+        let engine = self.0.get().ok_or_else(missing)?;
+        let prompt_ids = engine.codec().prompt(&asked.messages).map_err(model_error)?;
         let prompt_tokens = prompt_ids.len() as u64;
         let request = GenerateRequest::new(
             prompt_ids,
             SamplingParams {
-                temperature: params.temperature,
-                max_tokens: params.max_tokens,
-                seed: params.seed,
+                #[expect(clippy::cast_possible_truncation, reason = "a temperature of at most 2")]
+                temperature: asked.sampling.temperature.unwrap_or(0.0) as f32,
+                max_tokens: asked.sampling.max_tokens.unwrap_or(ANSWER_TOKENS),
+                seed: asked.sampling.seed.map_or(0, i64::unsigned_abs),
                 ..SamplingParams::default()
             },
             Priority::Live,
@@ -225,7 +228,13 @@ impl JudgeModel for SelfJudge {
         let generation = engine.generate(request).await.map_err(model_error)?;
         let completion = generation.collect().await.map_err(model_error)?;
         let completion_tokens = completion.tokens.len() as u64;
-        Ok(JudgeReply { text: completion.text, prompt_tokens, completion_tokens })
+        let usage = TokenUsage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            cached_tokens: 0,
+        };
+        Ok(ModelReply { text: completion.text, model: asked.model.clone(), usage })
     }
 }
 
@@ -309,15 +318,11 @@ impl NativePurpose {
             settings.queue_timeout = limits.timeout;
         }
         if self == Self::Serving {
-            // `train.threads` bounds what learning takes, not what clients get.
             return settings;
         }
         if config.train.priority != BackgroundPriority::Normal {
             // The operating system's scheduler already prefers the serving threads.
             settings.busy_share = 1.0;
-        }
-        if config.train.threads > 0 {
-            settings.threads = config.train.threads;
         }
         settings
     }

@@ -64,7 +64,7 @@ impl MemoryReport {
             spec,
             base: BaseMemory::read(spec, &model.weights, config.load_options())?,
             config: train,
-            threads: if train.threads == 0 { cores } else { train.threads },
+            threads: cores,
             context: model.context(),
             setup,
         };

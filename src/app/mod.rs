@@ -39,9 +39,10 @@ pub use service::{ReloadSignal, Service, shutdown_signal, start};
 
 /// A runtime that may be dropped in a task. Its threads end by themselves then, because a task must not block on
 /// them, which the usual end of a runtime does.
-pub(crate) struct DetachedRuntime(Option<Runtime>);
+pub struct DetachedRuntime(Option<Runtime>);
 
 impl DetachedRuntime {
+    /// Takes a runtime.
     pub fn new(runtime: Runtime) -> Self {
         Self(Some(runtime))
     }

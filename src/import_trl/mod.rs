@@ -9,35 +9,14 @@ mod options;
 mod python;
 mod settings;
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use anyhow::anyhow;
 use serde_json::Value;
 
 use crate::config::parse;
 
 use options::TrlOptions;
-
-/// The reason why a file cannot be converted.
-#[derive(Debug, thiserror::Error)]
-pub enum ImportError {
-    /// The file cannot be read.
-    #[error("{} cannot be read: {source}", file.display())]
-    Read {
-        /// The file.
-        file: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
-    /// The file has no options, or an option has a wrong value.
-    #[error("{} cannot be converted: {reason}", file.display())]
-    Content {
-        /// The file.
-        file: PathBuf,
-        /// The option or the line, and what is wrong with it.
-        reason: String,
-    },
-}
 
 /// A converted configuration.
 #[derive(Debug)]
@@ -48,36 +27,35 @@ pub struct ImportedConfig {
     pub notes: Vec<String>,
 }
 
-/// Format of a file with options.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TrlFormat {
-    Json,
-    Yaml,
-    Python,
-}
-
 /// Converts a file. Its extension decides the format: `.json`, `.yaml`, `.yml` or `.py`; without one of
 /// these, a text that begins with `{` is JSON, one with `GRPOConfig(` Python, and any other YAML.
 ///
 /// # Errors
 /// If the file cannot be read, has no option of TRL, has a value of the wrong type, or has values that
 /// Hone refuses.
-pub fn import(file: &Path) -> Result<ImportedConfig, ImportError> {
-    let read = std::fs::read(file);
-    let bytes = read.map_err(|source| ImportError::Read { file: file.to_owned(), source })?;
+pub fn import(file: &Path) -> anyhow::Result<ImportedConfig> {
+    let place = file.display();
+    let bytes = std::fs::read(file).map_err(|e| anyhow!("{place} cannot be read: {e}"))?;
     let extension = file.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
-    convert(&bytes, extension, &name)
-        .map_err(|reason| ImportError::Content { file: file.to_owned(), reason })
+    convert(&bytes, extension, &name).map_err(|e| anyhow!("{place} cannot be converted: {e}"))
 }
 
 fn convert(bytes: &[u8], extension: &str, name: &str) -> Result<ImportedConfig, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text")?;
     let text = text.trim_start_matches('\u{feff}').replace("\r\n", "\n");
-    let options = match format(extension, &text) {
-        TrlFormat::Python => python::options(&text)?,
-        TrlFormat::Json => mapping(serde_json::from_str(&text).map_err(|e| e.to_string())?)?,
-        TrlFormat::Yaml => {
+    let format = match extension.to_lowercase().as_str() {
+        "json" => "json",
+        "yaml" | "yml" => "yaml",
+        "py" => "py",
+        _ if text.trim_start().starts_with('{') => "json",
+        _ if text.contains("GRPOConfig(") => "py",
+        _ => "yaml",
+    };
+    let options = match format {
+        "py" => python::options(&text)?,
+        "json" => mapping(serde_json::from_str(&text).map_err(|e| e.to_string())?)?,
+        _ => {
             let value = serde_saphyr::from_str(&text);
             mapping(value.map_err(|e| e.without_snippet().to_string())?)?
         }
@@ -87,17 +65,6 @@ fn convert(bytes: &[u8], extension: &str, name: &str) -> Result<ImportedConfig, 
     // A value out of Hone's range is an error here, not when the result is used.
     parse(&toml).map_err(|error| error.to_string())?;
     Ok(ImportedConfig { toml, notes: settings.notes() })
-}
-
-fn format(extension: &str, text: &str) -> TrlFormat {
-    match extension.to_lowercase().as_str() {
-        "json" => TrlFormat::Json,
-        "yaml" | "yml" => TrlFormat::Yaml,
-        "py" => TrlFormat::Python,
-        _ if text.trim_start().starts_with('{') => TrlFormat::Json,
-        _ if text.contains("GRPOConfig(") => TrlFormat::Python,
-        _ => TrlFormat::Yaml,
-    }
 }
 
 fn mapping(value: Value) -> Result<TrlOptions, String> {

@@ -67,6 +67,12 @@ impl TrlOptions {
         self.given.contains_key(name)
     }
 
+    /// The first of several names of an option that is there, or else the first.
+    pub(super) fn present(&self, names: &[&'static str]) -> &'static str {
+        let found = names.iter().find(|name| self.has(name));
+        found.or(names.first()).copied().unwrap_or_default()
+    }
+
     /// Whether the option is there with this value.
     pub(super) fn is(&self, name: &str, value: &Value) -> bool {
         matches!(self.given.get(name), Some((Given::Literal(given), _)) if given == value)

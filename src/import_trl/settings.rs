@@ -62,7 +62,7 @@ impl TrlSettings {
 
     /// [`Self::set`] for a count.
     pub(super) fn set_count(&mut self, key: &'static str, count: u64, comment: impl Into<String>) {
-        self.set(key, i64::try_from(count).unwrap_or(i64::MAX), comment);
+        self.set(key, count_value(count), comment);
     }
 
     /// Adds a note about an option. Options with the same note share a line.
@@ -131,6 +131,11 @@ impl TrlSettings {
             }
         }
     }
+}
+
+/// A count as TOML, which has signed integers.
+pub(super) fn count_value(count: u64) -> Value {
+    Value::Integer(i64::try_from(count).unwrap_or(i64::MAX))
 }
 
 /// A value as TOML. Small numbers have an exponent.

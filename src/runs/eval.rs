@@ -1,7 +1,5 @@
 //! `hone eval`: the active policy of a data directory and the base model, on a dataset.
 
-use std::sync::Arc;
-
 use anyhow::{Context, ensure};
 use serde::Serialize;
 
@@ -11,13 +9,13 @@ use hone_train::monitoring::warnings::RewardRoles;
 
 use super::eval_set::{EvalSet, Evaluation};
 use super::report::{Comparison, comparison_table, comparisons};
-use super::stats::Estimate;
 use super::table::ScoredSample;
-use super::{NO_DATASET, stats, table};
+use super::{NO_DATASET, table};
 use crate::app::{self, Core};
 use crate::config::Config;
-use crate::terminal::{MISSING, one_line, shown};
 use crate::usage;
+use hone_report::stats::{self, Estimate};
+use hone_report::terminal::{MISSING, one_line, shown};
 
 /// The options of `hone eval` that are not in the configuration.
 #[derive(Clone, Debug, Default)]
@@ -75,19 +73,11 @@ pub async fn run(mut config: Config, options: EvalOptions) -> anyhow::Result<Eva
     let part = success_part(&config, options.part).map_err(usage)?;
     let Dataset { train, held_out, .. } = Dataset::open(dataset).map_err(usage)?;
     let all = if held_out.is_empty() { train } else { held_out };
-    let most = if config.run.eval_prompts == 0 { all.len() } else { config.run.eval_prompts };
     config.train.enabled = false;
     config.rollout.enabled = false;
     let core = Core::start_offline(&config, None).await?;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
-    let eval_set = EvalSet {
-        prompts: all.into_iter().take(most).collect(),
-        route: Arc::clone(route),
-        samples,
-        temperature: config.run.eval_temperature,
-        max_tokens: config.rollout.max_tokens,
-        seed: config.train.seed,
-    };
+    let eval_set = EvalSet::new(&config, all, route);
     let active = eval_set.run(&core.engine).await?;
     let base = if active.version == PolicyVersion::BASE.0 {
         None

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
+use hone_config::Config;
 use hone_core::types::SamplingParams;
 use hone_dataset::Prompt;
 use hone_engine::{Completion, Engine, EngineError, GenerateRequest, Priority};
 use hone_reward::{Route, ScoreInput};
 
-use super::stats::{self, Estimate};
 use super::table::ScoredSample;
+use hone_report::stats::{self, Estimate};
 
 /// The prompts of an evaluation and how they are sampled.
 #[derive(Clone)]
@@ -43,6 +44,21 @@ pub struct Evaluation {
 }
 
 impl EvalSet {
+    /// At most `run.eval_prompts` of the prompts, as the configuration samples them.
+    pub fn new(config: &Config, mut prompts: Vec<Arc<Prompt>>, route: &Arc<Route>) -> Self {
+        if config.run.eval_prompts > 0 {
+            prompts.truncate(config.run.eval_prompts);
+        }
+        Self {
+            prompts,
+            route: Arc::clone(route),
+            samples: config.run.eval_samples,
+            temperature: config.run.eval_temperature,
+            max_tokens: config.rollout.max_tokens,
+            seed: config.train.seed,
+        }
+    }
+
     /// Samples every prompt and scores its completions as a group, as training does.
     pub async fn run(&self, engine: &Arc<dyn Engine>) -> Result<Evaluation, EngineError> {
         let slots = Arc::new(Semaphore::new(engine.info().slots.max(1) * 2));

@@ -16,7 +16,7 @@ use anyhow::{bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use hone_core::files::at;
-use hone_core::types::{StepRecord, UnixMillis};
+use hone_core::types::UnixMillis;
 
 /// A line to write. serde_json writes numbers that are not finite as null.
 #[derive(Serialize)]
@@ -81,22 +81,26 @@ impl JsonlLog {
         Ok(Self { path: path.to_owned(), file, last })
     }
 
-    /// Appends a step. The file is not synced: a crash of the process loses nothing, one of the machine
-    /// the last lines.
+    /// Appends a step that ended at `time_ms`. The file is not synced: a crash of the process loses nothing,
+    /// one of the machine the last lines.
     ///
     /// # Errors
     /// If the file cannot be written, or the step is not after the last one.
-    pub fn append(&mut self, record: &StepRecord) -> anyhow::Result<()> {
-        let StepRecord { step, created: time_ms, metrics, .. } = record;
-        if let Some(last) = self.last.filter(|last| step <= last) {
+    pub fn append(
+        &mut self,
+        step: u64,
+        time_ms: UnixMillis,
+        metrics: &BTreeMap<String, f64>,
+    ) -> anyhow::Result<()> {
+        if let Some(last) = self.last.filter(|last| step <= *last) {
             let path = self.path.display();
             bail!("step {step} does not come after step {last}, which {path} ends with");
         }
-        let mut line = serde_json::to_vec(&LogLine { step: *step, time_ms: *time_ms, metrics })?;
+        let mut line = serde_json::to_vec(&LogLine { step, time_ms, metrics })?;
         line.push(b'\n');
         // One call, so that no reader sees half a line.
         self.file.write_all(&line).map_err(at(&self.path))?;
-        self.last = Some(*step);
+        self.last = Some(step);
         Ok(())
     }
 }
@@ -107,9 +111,9 @@ mod tests {
 
     use super::*;
 
-    fn record(step: u64, metrics: &[(&str, f64)]) -> StepRecord {
+    fn append(log: &mut JsonlLog, step: u64, metrics: &[(&str, f64)]) -> anyhow::Result<()> {
         let metrics = metrics.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
-        StepRecord { step, groups: Vec::new(), metrics, created: 1_700_000_000_000 + step }
+        log.append(step, 1_700_000_000_000 + step, &metrics)
     }
 
     fn read(path: &Path) -> Vec<serde_json::Value> {
@@ -126,9 +130,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log.jsonl");
         let mut log = JsonlLog::open(&path, 0).unwrap();
-        log.append(&record(1, &[("reward_mean", 0.5), ("kl", f64::NAN), ("part/form", 1.0)]))
-            .unwrap();
-        log.append(&record(2, &[])).unwrap();
+        append(&mut log, 1, &[("reward_mean", 0.5), ("kl", f64::NAN), ("part/form", 1.0)]).unwrap();
+        append(&mut log, 2, &[]).unwrap();
         insta::assert_snapshot!(std::fs::read_to_string(&path).unwrap(), @r#"
         {"step":1,"time_ms":1700000000001,"kl":null,"part/form":1.0,"reward_mean":0.5}
         {"step":2,"time_ms":1700000000002}
@@ -140,18 +143,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log.jsonl");
         let mut log = JsonlLog::open(&path, 0).unwrap();
-        (1..=5).for_each(|step| log.append(&record(step, &[("kl", 0.1)])).unwrap());
+        (1..=5).for_each(|step| append(&mut log, step, &[("kl", 0.1)]).unwrap());
         write!(log.file, "{{\"step\":6,\"ti").unwrap();
         JsonlLog::open(&path, 9).unwrap();
         assert_eq!(steps(&path), [1, 2, 3, 4, 5]);
         let mut log = JsonlLog::open(&path, 3).unwrap();
         assert_eq!(steps(&path), [1, 2, 3]);
-        log.append(&record(4, &[])).unwrap();
+        append(&mut log, 4, &[]).unwrap();
         assert_eq!(steps(&path), [1, 2, 3, 4]);
         // A checkpoint that is newer than the log keeps all of it.
         let mut log = JsonlLog::open(&path, 9).unwrap();
         assert_eq!(steps(&path), [1, 2, 3, 4]);
-        insta::assert_snapshot!(log.append(&record(4, &[])).unwrap_err().to_string().replace(dir.path().to_str().unwrap(), ""), @"step 4 does not come after step 4, which /log.jsonl ends with");
+        insta::assert_snapshot!(append(&mut log, 4, &[]).unwrap_err().to_string().replace(dir.path().to_str().unwrap(), ""), @"step 4 does not come after step 4, which /log.jsonl ends with");
         JsonlLog::open(&path, 0).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     }
@@ -183,7 +186,7 @@ mod tests {
             let path = dir.path().join("log.jsonl");
             let mut log = JsonlLog::open(&path, 0).unwrap();
             for (i, value) in values.iter().enumerate() {
-                log.append(&record(i as u64 + 1, &[("v", *value)])).unwrap();
+                append(&mut log, i as u64 + 1, &[("v", *value)]).unwrap();
             }
             for (logged, value) in read(&path).iter().zip(&values) {
                 // serde_json reads numbers to the last digit only with a feature that is off.

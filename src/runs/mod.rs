@@ -12,7 +12,6 @@ pub mod from_ledger;
 pub mod jsonl;
 pub mod report;
 pub mod score;
-pub mod stats;
 pub mod table;
 pub mod train;
 
@@ -27,7 +26,7 @@ use hone_train::monitoring::metric_names;
 use hone_train::monitoring::warnings::Warning;
 
 use crate::config::EarlyStopConfig;
-use crate::terminal::{Progress, clock};
+use hone_report::terminal::{Progress, clock};
 
 /// Error of a run without a dataset.
 const NO_DATASET: &str = "dataset.path is missing: it must name a file of prompts";
@@ -274,6 +273,7 @@ impl RunProgress {
 
 #[cfg(test)]
 mod tests {
+    use hone_train::monitoring::warnings::WarningKind;
     use proptest::prelude::*;
 
     use super::*;
@@ -281,25 +281,22 @@ mod tests {
     #[test]
     fn patience_counts_evaluations_without_an_improvement() {
         let config = EarlyStopConfig { patience: 2, min_delta: 0.1 };
-        let mut tracker = BestTracker::default();
-        assert_eq!(tracker.observe(&config, 0, 0.5), StopDecision::Improved);
-        assert_eq!(tracker.observe(&config, 10, 0.59), StopDecision::Waiting(1));
-        assert_eq!(tracker.observe(&config, 20, 0.7), StopDecision::Improved);
-        assert_eq!(tracker.observe(&config, 30, f64::NAN), StopDecision::Waiting(1));
-        assert_eq!(tracker.observe(&config, 40, 0.75), StopDecision::Stop);
-        assert_eq!(tracker.best(), Some(Best { step: 20, reward: 0.7 }));
-        // A resumed run repeats a step, which is not counted twice.
-        assert_eq!(tracker.observe(&config, 40, 9.0), StopDecision::Stop);
-        assert_eq!(tracker.best(), Some(Best { step: 20, reward: 0.7 }));
-    }
-
-    #[test]
-    fn zero_patience_never_stops() {
-        let (config, mut tracker) = (EarlyStopConfig::default(), BestTracker::default());
-        tracker.observe(&config, 0, 1.0);
-        for step in 1..1000 {
-            assert_eq!(tracker.observe(&config, step, 1.0), StopDecision::Waiting(step));
+        let (mut tracker, best) = (BestTracker::default(), Best { step: 20, reward: 0.7 });
+        for (step, reward, decision) in [
+            (0, 0.5, StopDecision::Improved),
+            (10, 0.59, StopDecision::Waiting(1)),
+            (20, 0.7, StopDecision::Improved),
+            (30, f64::NAN, StopDecision::Waiting(1)),
+            (40, 0.75, StopDecision::Stop),
+            // A resumed run repeats a step, which is not counted twice.
+            (40, 9.0, StopDecision::Stop),
+        ] {
+            assert_eq!(tracker.observe(&config, step, reward), decision, "{step}: {reward}");
         }
+        assert_eq!(tracker.best(), Some(best));
+        // Without patience, a run never stops.
+        let config = EarlyStopConfig::default();
+        assert_eq!(tracker.observe(&config, 50, 0.0), StopDecision::Waiting(3));
     }
 
     proptest! {
@@ -322,115 +319,80 @@ mod tests {
         }
     }
 
-    mod progress {
-        use hone_train::monitoring::warnings::WarningKind;
+    const METRICS: [(&str, f64); 6] = [
+        ("reward_mean", 0.8125),
+        ("reward_std", 0.31),
+        ("zero_std_groups_ratio", 0.25),
+        ("kl", 0.0123),
+        ("completion_length", 31.6),
+        ("tokens", 2022.0),
+    ];
 
-        use super::super::*;
+    fn add(view: &mut RunView, step: u64, metrics: &[(&str, f64)], seconds: u64) {
+        let metrics = metrics.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
+        let record = StepRecord { step, groups: Vec::new(), metrics, created: 0 };
+        view.add_step(&record, Duration::from_secs(seconds));
+    }
 
-        const METRICS: [(&str, f64); 6] = [
-            ("reward_mean", 0.8125),
-            ("reward_std", 0.31),
-            ("zero_std_groups_ratio", 0.25),
-            ("kl", 0.0123),
-            ("completion_length", 31.6),
-            ("tokens", 2022.0),
-        ];
+    /// A run resumed after `first` of `steps` steps that has taken `count` more, 10 s each.
+    fn run(first: u64, count: u64, steps: u64) -> RunView {
+        let mut view = RunView::new(first, steps);
+        (1..=count).for_each(|i| add(&mut view, first + i, &METRICS, 10 * i));
+        view
+    }
 
-        fn record(step: u64, metrics: &[(&str, f64)]) -> StepRecord {
-            let metrics = metrics.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
-            StepRecord { step, groups: Vec::new(), metrics, created: 0 }
-        }
+    #[test]
+    fn a_line_shows_the_known_values_and_a_held_out_reward_once() {
+        let mut view = RunView { steps: 300, ..RunView::default() };
+        insta::assert_snapshot!(view.line(), @"step   0/300");
+        add(&mut view, 1, &METRICS, 2);
+        insta::assert_snapshot!(view.line(), @"step   1/300  reward 0.812 ± 0.310 · signal in 75 % of groups · KL 0.0123 · length 32 · 1011 tok/s");
+        add(&mut view, 2, &[("reward_mean", f64::NAN)], 4);
+        insta::assert_snapshot!(view.line(), @"step   2/300  506 tok/s · ETA 9:56");
+        view.add_evaluation(Some(0.9), Duration::ZERO);
+        view.skipped = 3;
+        add(&mut view, 3, &[("zero_std_groups_ratio", 1.0)], 6);
+        insta::assert_snapshot!(view.line(), @"step   3/300  signal in 0 % of groups · held out 0.900 · 337 tok/s · ETA 9:54 · skipped batches 3");
+        assert!(!view.line().contains("held out"));
+    }
 
-        /// A run resumed after `first` of `steps` steps that has taken `count` more, 10 s each.
-        fn run(first: u64, count: u64, steps: u64) -> RunView {
-            let mut view = RunView::new(first, steps);
-            for i in 1..=count {
-                view.add_step(&record(first + i, &METRICS), Duration::from_secs(10 * i));
-            }
-            view
-        }
+    #[test]
+    fn the_remaining_time_follows_the_pace_of_the_last_steps_of_this_process() {
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(run(100, 10, 200).remaining(), seconds(900));
+        assert_eq!(run(100, 0, 200).remaining(), None);
+        assert_eq!(run(100, 1, 200).remaining(), None, "one step has no pace");
+        assert_eq!(RunView { step: 300, ..run(100, 10, 200) }.remaining(), seconds(0));
+        // Evaluations are not counted.
+        let mut view = run(0, 10, 100);
+        view.add_evaluation(Some(0.5), Duration::from_secs(1000));
+        assert_eq!(view.remaining(), seconds(900));
+        add(&mut view, 11, &METRICS, 1110);
+        assert_eq!(view.remaining(), seconds(890));
+        assert_eq!(view.tokens_per_second(), Some(2022.0 / 10.0));
+        let mut view = run(0, 10, 100);
+        (1..=PACE_STEPS as u64).for_each(|i| add(&mut view, 10 + i, &METRICS, 100 + 2 * i));
+        assert_eq!(view.remaining(), seconds(2 * 70));
+    }
 
-        #[test]
-        fn a_line_shows_the_known_values() {
-            let mut view = RunView { steps: 300, ..RunView::default() };
-            insta::assert_snapshot!(view.line(), @"step   0/300");
-            view.add_step(&record(1, &METRICS), Duration::from_secs(2));
-            insta::assert_snapshot!(view.line(), @"step   1/300  reward 0.812 ± 0.310 · signal in 75 % of groups · KL 0.0123 · length 32 · 1011 tok/s");
-            view.add_step(&record(2, &[("reward_mean", f64::NAN)]), Duration::from_secs(4));
-            insta::assert_snapshot!(view.line(), @"step   2/300  506 tok/s · ETA 9:56");
-        }
+    #[test]
+    fn lines_about_skipped_batches_become_rare() {
+        let mut progress = RunProgress::new(false, 1);
+        let shown: Vec<u64> = (0..100).filter(|skipped| progress.is_due(*skipped)).collect();
+        assert_eq!(shown, [2, 4, 8, 16, 32, 64]);
+    }
 
-        #[test]
-        fn a_held_out_reward_is_shown_once() {
-            let mut view = run(0, 1, 300);
-            view.add_evaluation(Some(0.9), Duration::ZERO);
-            view.add_step(&record(2, &METRICS), Duration::from_secs(20));
-            assert!(view.line().contains("groups · held out 0.900 · KL"));
-            view.add_step(&record(3, &METRICS), Duration::from_secs(30));
-            assert!(!view.line().contains("held out"));
-        }
-
-        #[test]
-        fn the_share_of_groups_with_signal_and_skipped_batches_are_shown() {
-            let mut view = run(0, 2, 300);
-            assert!(view.line().contains("signal in 75 % of groups"));
-            assert!(!view.line().contains("skipped"));
-            view.skipped = 3;
-            assert!(view.line().ends_with("ETA 49:40 · skipped batches 3"), "{}", view.line());
-            view.add_step(&record(3, &[("zero_std_groups_ratio", 1.0)]), Duration::from_secs(30));
-            assert!(view.line().contains("signal in 0 % of groups"));
-        }
-
-        #[test]
-        fn the_remaining_time_counts_from_where_a_run_was_resumed() {
-            assert_eq!(run(100, 10, 200).remaining(), Some(Duration::from_secs(900)));
-            assert_eq!(run(100, 0, 200).remaining(), None);
-            assert_eq!(run(100, 1, 200).remaining(), None, "one step has no pace");
-            assert_eq!(
-                RunView { step: 300, ..run(100, 10, 200) }.remaining(),
-                Some(Duration::ZERO)
-            );
-        }
-
-        #[test]
-        fn an_evaluation_does_not_change_the_remaining_time() {
-            let mut view = run(0, 10, 100);
-            let before = view.remaining().unwrap();
-            view.add_evaluation(Some(0.5), Duration::from_secs(1000));
-            assert_eq!(view.remaining(), Some(before));
-            view.add_step(&record(11, &METRICS), Duration::from_secs(1110));
-            assert_eq!(view.remaining(), Some(before - Duration::from_secs(10)));
-            assert_eq!(view.tokens_per_second(), Some(2022.0 / 10.0));
-        }
-
-        #[test]
-        fn the_remaining_time_follows_the_pace_of_the_last_steps() {
-            let mut view = run(0, 10, 100);
-            for i in 1..=PACE_STEPS as u64 {
-                view.add_step(&record(10 + i, &METRICS), Duration::from_secs(100 + 2 * i));
-            }
-            assert_eq!(view.remaining(), Some(Duration::from_secs(2 * 70)));
-        }
-
-        #[test]
-        fn lines_about_skipped_batches_become_rare() {
-            let mut progress = RunProgress::new(false, 1);
-            let shown: Vec<u64> = (0..100).filter(|skipped| progress.is_due(*skipped)).collect();
-            assert_eq!(shown, [2, 4, 8, 16, 32, 64]);
-        }
-
-        #[test]
-        fn warnings_are_two_lines() {
-            let warning = Warning {
-                kind: WarningKind::Collapse,
-                step: 7,
-                message: "the deviation fell".to_owned(),
-                advice: "Raise `rollout.group_size`.".to_owned(),
-            };
-            insta::assert_snapshot!(warning_text(&warning), @"
+    #[test]
+    fn warnings_are_two_lines() {
+        let warning = Warning {
+            kind: WarningKind::Collapse,
+            step: 7,
+            message: "the deviation fell".to_owned(),
+            advice: "Raise `rollout.group_size`.".to_owned(),
+        };
+        insta::assert_snapshot!(warning_text(&warning), @"
         warning: step 7: the deviation fell
                  Raise `rollout.group_size`.
         ");
-        }
     }
 }

@@ -12,6 +12,7 @@ use clap::{ArgMatches, CommandFactory};
 
 use hone::cli::Cli;
 use hone::config::environment_names;
+use hone_bench::Bench;
 
 use super::documents::{FOLDERS, documents};
 use super::root;
@@ -81,8 +82,8 @@ fn check_path(document: &str, path: &str) -> Result<(), String> {
 }
 
 /// The files and directories that a command of Hone reads.
-fn inputs(matches: &ArgMatches) -> Vec<String> {
-    let (mut command, mut matches) = (&Cli::command(), matches);
+fn inputs(command: &clap::Command, matches: &ArgMatches) -> Vec<String> {
+    let (mut command, mut matches) = (command, matches);
     while let Some((name, inner)) = matches.subcommand() {
         (command, matches) = (command.find_subcommand(name).unwrap(), inner);
     }
@@ -99,15 +100,27 @@ fn inputs(matches: &ArgMatches) -> Vec<String> {
     values.filter(|value| !MODELS.contains(&value.as_str())).collect()
 }
 
-/// Checks the arguments of `hone`. A name in backquotes may leave out what the command requires.
+/// Checks the arguments of `hone`.
 pub(super) fn check_hone(
     document: &str,
     arguments: &[String],
     complete: bool,
 ) -> Result<(), String> {
-    let words = ["hone".to_owned()].into_iter().chain(arguments.iter().cloned());
-    match Cli::command().try_get_matches_from(words) {
-        Ok(matches) => inputs(&matches).iter().try_for_each(|path| check_path(document, path)),
+    check_parsed(Cli::command(), document, arguments, complete)
+}
+
+/// Checks the arguments of a program of Hone. A name in backquotes may leave out what the command requires.
+fn check_parsed(
+    program: clap::Command,
+    document: &str,
+    arguments: &[String],
+    complete: bool,
+) -> Result<(), String> {
+    let words = [program.get_name().to_owned()].into_iter().chain(arguments.iter().cloned());
+    match program.clone().try_get_matches_from(words) {
+        Ok(matches) => {
+            inputs(&program, &matches).iter().try_for_each(|path| check_path(document, path))
+        }
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(()),
             ErrorKind::MissingRequiredArgument
@@ -157,6 +170,10 @@ fn check(document: &str, words: &[String], complete: bool) -> Result<String, Str
         check_hone(document, arguments, complete)?;
         return Ok(format!("hone {}", arguments.first().map_or("", String::as_str)));
     }
+    if program == "hone-bench" {
+        check_parsed(Bench::command(), document, arguments, complete)?;
+        return Ok(program.to_owned());
+    }
     if complete || program.starts_with("python") {
         for word in words.iter().filter(|w| FOLDERS.iter().any(|folder| w.starts_with(folder))) {
             check_path(document, word)?;
@@ -187,7 +204,7 @@ fn every_command_in_the_documents_works() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     for promised in
-        ["hone demo", "hone serve", "hone bench", "cargo test", "python examples/webhook_server.py"]
+        ["hone demo", "hone serve", "hone-bench", "cargo test", "python examples/webhook_server.py"]
     {
         assert!(seen.contains(promised), "no document shows {promised}: {seen:?}");
     }
@@ -201,7 +218,7 @@ fn wrong_commands_are_found() {
     };
     for (command, reason) in [
         ("hone train --no-such-flag", "--no-such-flag"),
-        ("hone bench train --steps many", "many"),
+        ("hone-bench train --steps many", "many"),
         ("hone db", "subcommand"),
         ("cargo run --release -- eval --config configs/no-such.toml", "configs/no-such.toml"),
         ("HONE_RUN_NO_SUCH=1 hone train", "HONE_RUN_NO_SUCH"),

@@ -10,8 +10,8 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 
-use hone::demo::task::{OPERANDS, PHRASING_COUNT, Question};
 use hone_dataset::{Dataset, DatasetConfig, Prompt, RowPlace};
+use hone_demo::task::{OPERANDS, PHRASING_COUNT, Question};
 
 fn committed(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)

@@ -6,5 +6,4 @@ mod dataset;
 mod embedded_model;
 mod over_http;
 mod real;
-mod safety;
 mod visitors;

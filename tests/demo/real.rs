@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use hone::demo::{eval, task};
+use hone_demo::{eval, task};
 
 fn hone(args: &[&str]) -> Vec<u8> {
     let output = Command::new(env!("CARGO_BIN_EXE_hone")).args(args).output().unwrap();

@@ -98,17 +98,8 @@ pub fn ask(text: &str) -> Vec<Message> {
 
 impl Fixture {
     pub fn request(&self, text: &str, seed: u64, priority: Priority) -> GenerateRequest {
-        GenerateRequest {
-            prompt_ids: self.engine.codec().prompt(&ask(text)).unwrap(),
-            params: SamplingParams { seed, max_tokens: 48, ..Default::default() },
-            stop: Vec::new(),
-            top_logprobs: 0,
-            priority,
-            owner: None,
-            version: None,
-            grammar: None,
-            scored: Vec::new(),
-        }
+        let params = SamplingParams { seed, max_tokens: 48, ..Default::default() };
+        GenerateRequest::new(self.engine.codec().prompt(&ask(text)).unwrap(), params, priority)
     }
 
     /// A request that ends only when it is dropped or the context is full.

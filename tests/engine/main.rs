@@ -14,8 +14,7 @@ use serde::Deserialize;
 
 use hone_core::types::{FinishReason, Message, PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{
-    Completion, EngineBackend, EngineError, EngineLoad, Event, GenerateRequest, Generation,
-    Priority,
+    Completion, EngineBackend, EngineError, EngineLoad, Event, GenerateRequest, Priority,
 };
 
 #[path = "../serve/backend.rs"]
@@ -297,13 +296,6 @@ fn process() -> (f64, usize) {
     (number("VmRSS:") / 1024.0, number("Threads:") as usize)
 }
 
-/// CPU time that this process has used.
-fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields = stat.rsplit(')').next().unwrap_or("").split_whitespace().skip(11).take(2);
-    fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
-}
-
 const CLIENTS: u64 = 4;
 const ADAPTERS: u64 = 5;
 
@@ -424,40 +416,4 @@ async fn two_hundred_swaps_under_traffic_lose_nothing(backend: EngineBackend) {
     assert!(late.0 < early.0 + 16.0, "memory grew from {} to {} MiB", early.0, late.0);
     // Loading a version happens before the exchange, which only switches to it.
     assert!(20 * held[middle] < staging[middle], "{:?} of {:?}", held[middle], staging[middle]);
-}
-
-/// A measurement without a check: run it with `--ignored --nocapture`.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "measures speed"]
-async fn speed() {
-    let backends = [EngineBackend::Mistralrs, EngineBackend::Native];
-    for (backend, slots) in backends.into_iter().flat_map(|b| [(b, 1), (b, 2)]) {
-        let fixture = start(backend, slots, 64).await;
-        for round in 0..3 {
-            let (start, cpu) = (Instant::now(), cpu_seconds());
-            let all = (0..slots).map(|_| async {
-                let mut request = fixture.endless(Priority::Live);
-                request.params.max_tokens = 200;
-                let mut tokens = 0;
-                for _ in 0..4 {
-                    tokens += fixture.run(request.clone()).await.unwrap().tokens.len();
-                }
-                tokens
-            });
-            let tokens: usize = futures::future::join_all(all).await.into_iter().sum();
-            println!(
-                "{backend:?}, {slots} slots, round {round}: {:.0} tokens/s, {:.0} µs of CPU a token",
-                tokens as f64 / start.elapsed().as_secs_f64(),
-                (cpu_seconds() - cpu) * 1e6 / tokens as f64,
-            );
-        }
-        let start = Instant::now();
-        let mut first: Generation = fixture
-            .engine
-            .generate(fixture.request("What is 5 plus 5?", 9, Priority::Live))
-            .await
-            .unwrap();
-        first.events.recv().await.unwrap();
-        println!("first token after {:?}; {:?}", start.elapsed(), process());
-    }
 }

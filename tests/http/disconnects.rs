@@ -81,8 +81,7 @@ async fn a_disconnect_before_the_response_frees_the_slot() {
     assert!(request.await.unwrap_err().is_cancelled(), "the answer was too fast");
     eventually("the slot is free", || server.engine.load().live_running == 0).await;
     eventually("it is counted", || server.metrics.http_disconnects.get() == 1).await;
-    server.store.commit(Vec::new()).await.unwrap();
-    let stats = server.store.stats().unwrap();
+    let stats = server.stats().await;
     assert_eq!((stats.interactions, stats.samples), (1, 1));
     let gone = "hone_http_requests_total{code=\"499\",route=\"/v1/chat/completions\"}";
     assert_eq!(server.metric(gone).await, Some(1.0));

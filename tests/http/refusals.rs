@@ -4,14 +4,9 @@ use insta::assert_snapshot;
 use reqwest::{Method, header};
 use serde_json::{Map, Value, json};
 
-use crate::server::{Server, ask, read};
+use crate::server::{Server, ask, error, read};
 
-fn error(answer: &Value) -> String {
-    let error = answer["error"].as_object().unwrap_or_else(|| panic!("no error: {answer}"));
-    assert_eq!(error.len(), 4, "{answer}");
-    let text = |key: &str| error[key].as_str().unwrap_or("-").to_owned();
-    format!("{} | {} | {}", text("message"), text("param"), text("code"))
-}
+const CHAT: &str = "/v1/chat/completions";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn values_out_of_range_are_refused() {
@@ -20,17 +15,12 @@ async fn values_out_of_range_are_refused() {
     let pairs: Map<String, Value> = (0..17).map(|i| (i.to_string(), json!("v"))).collect();
     let cases = [
         json!({"temperature": 2.5}),
-        json!({"temperature": -0.1}),
-        json!({"temperature": "hot"}),
         json!({"top_p": 1.5}),
         json!({"min_p": -1}),
         json!({"top_k": -2}),
-        json!({"top_k": 1.5}),
         json!({"presence_penalty": 3}),
         json!({"frequency_penalty": -3}),
-        json!({"n": 0}),
         json!({"n": 9}),
-        json!({"n": true}),
         json!({"max_tokens": 0}),
         json!({"max_completion_tokens": -5}),
         json!({"max_tokens": 5, "max_completion_tokens": 6}),
@@ -38,48 +28,33 @@ async fn values_out_of_range_are_refused() {
         json!({"stop": ""}),
         json!({"stop": ["a", "b", "c", "d", "e"]}),
         json!({"stop": ["a", 5]}),
-        json!({"stop": 5}),
-        json!({"logprobs": 5}),
         json!({"logprobs": true, "top_logprobs": 21}),
         json!({"top_logprobs": 2}),
         json!({"logit_bias": {"x": 1}}),
         json!({"logit_bias": {"99999": 1}}),
         json!({"logit_bias": {"5": 101}}),
-        json!({"logit_bias": [1]}),
         json!({"metadata": {"answer": 5}}),
         json!({"metadata": {"answer": "v".repeat(513)}}),
         json!({"metadata": long_key}),
         json!({"metadata": pairs}),
-        json!({"metadata": "x"}),
         json!({"stream": "yes"}),
         json!({"stream_options": {"include_usage": true}}),
         json!({"stream": true, "stream_options": {"include_usage": 1}}),
-        json!({"min_tokens": -1}),
         json!({"min_tokens": 5, "max_tokens": 4}),
         json!({"ignore_eos": 1}),
         json!({"stop_token_ids": 5}),
         json!({"stop_token_ids": [280]}),
-        json!({"stop_token_ids": [-1]}),
         json!({"repetition_penalty": 0}),
-        json!({"repetition_penalty": "high"}),
-        json!({"include_stop_str_in_output": "yes"}),
-        json!({"return_token_ids": 1}),
         json!({"model": null}),
-        json!({"model": 5}),
     ];
-    assert_snapshot!(refusals(&server, &cases).await, @r#"
+    assert_snapshot!(server.refusals(CHAT, cases.map(ask)).await, @r#"
     temperature is 2.5: it must be a number from 0 to 2 | temperature | invalid_value
-    temperature is -0.1: it must be a number from 0 to 2 | temperature | invalid_value
-    temperature is "hot": it must be a number from 0 to 2 | temperature | invalid_value
     top_p is 1.5: it must be a number from 0 to 1 | top_p | invalid_value
     min_p is -1: it must be a number from 0 to 1 | min_p | invalid_value
     top_k is -2: it must be a whole number from -1 to 4294967295 | top_k | invalid_value
-    top_k is 1.5: it must be a whole number from -1 to 4294967295 | top_k | invalid_value
     presence_penalty is 3: it must be a number from -2 to 2 | presence_penalty | invalid_value
     frequency_penalty is -3: it must be a number from -2 to 2 | frequency_penalty | invalid_value
-    n is 0: it must be a whole number from 1 to 8 | n | invalid_value
     n is 9: it must be a whole number from 1 to 8 | n | invalid_value
-    n is true: it must be a whole number from 1 to 8 | n | invalid_value
     max_tokens is 0: it must be a whole number from 1 to 4294967295 | max_tokens | invalid_value
     max_completion_tokens is -5: it must be a whole number from 1 to 4294967295 | max_completion_tokens | invalid_value
     max_tokens is 5: it must be absent, or equal to max_completion_tokens (6) | max_tokens | invalid_value
@@ -87,34 +62,24 @@ async fn values_out_of_range_are_refused() {
     stop is "": it must be a string or a list of up to 4 strings of 1 to 256 characters | stop | invalid_value
     stop is a list: it must be a string or a list of up to 4 strings of 1 to 256 characters | stop | invalid_value
     stop is a list: it must be a string or a list of up to 4 strings of 1 to 256 characters | stop | invalid_value
-    stop is 5: it must be a string or a list of up to 4 strings of 1 to 256 characters | stop | invalid_value
-    logprobs is 5: it must be true or false | logprobs | invalid_value
     top_logprobs is 21: it must be a whole number from 0 to 20 | top_logprobs | invalid_value
     top_logprobs is 2: it must be absent unless logprobs is true | top_logprobs | invalid_value
     logit_bias has the key "x": it must be an id below 280 | logit_bias | invalid_value
     logit_bias has the key "99999": it must be an id below 280 | logit_bias | invalid_value
     logit_bias.5 is 101: it must be a number from -100 to 100 | logit_bias.5 | invalid_value
-    logit_bias is a list: it must be an object | logit_bias | invalid_value
     metadata.answer is 5: it must be a string of at most 512 characters | metadata.answer | invalid_value
     metadata.answer is "vvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvv…: it must be a string of at most 512 characters | metadata.answer | invalid_value
     metadata has the key "kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk": it may have 64 characters | metadata | invalid_value
     metadata has 17 pairs: it may have 16 | metadata | invalid_value
-    metadata is "x": it must be an object | metadata | invalid_value
     stream is "yes": it must be true or false | stream | invalid_value
     stream_options is an object: it must be absent unless stream is true | stream_options | invalid_value
     stream_options.include_usage is 1: it must be true or false | stream_options.include_usage | invalid_value
-    min_tokens is -1: it must be a whole number from 0 to 256 | min_tokens | invalid_value
     min_tokens is 5: it must be a whole number from 0 to 4 | min_tokens | invalid_value
     ignore_eos is 1: it must be true or false | ignore_eos | invalid_value
     stop_token_ids is 5: it must be a list of up to 64 ids below 280 | stop_token_ids | invalid_value
     stop_token_ids is a list: it must be a list of up to 64 ids below 280 | stop_token_ids | invalid_value
-    stop_token_ids is a list: it must be a list of up to 64 ids below 280 | stop_token_ids | invalid_value
     repetition_penalty is 0: it must be a number above 0 and at most 100 | repetition_penalty | invalid_value
-    repetition_penalty is "high": it must be a number above 0 and at most 100 | repetition_penalty | invalid_value
-    include_stop_str_in_output is "yes": it must be true or false | include_stop_str_in_output | invalid_value
-    return_token_ids is 1: it must be true or false | return_token_ids | invalid_value
     model is missing: it must be a model's name | model | invalid_value
-    model is 5: it must be a string | model | invalid_value
     "#);
 }
 
@@ -149,7 +114,7 @@ async fn invalid_messages_are_refused() {
         call(json!({"id": "x", "function": {"name": "f", "arguments": {}}})),
         call(json!({"function": {"name": "f", "arguments": "{}"}})),
     ];
-    assert_snapshot!(refusals(&server, &cases).await, @r#"
+    assert_snapshot!(server.refusals(CHAT, cases.map(ask)).await, @r#"
     messages is missing: it must be a list of at least one message | messages | invalid_value
     messages is a list: it must be a list of at least one message | messages | invalid_value
     messages is "hi": it must be a list | messages | invalid_value
@@ -189,7 +154,7 @@ async fn unsupported_fields_are_refused() {
         json!({"guided_whitespace_pattern": " "}),
         json!({"temprature": 1}),
     ];
-    assert_snapshot!(refusals(&server, &cases).await, @r#"
+    assert_snapshot!(server.refusals(CHAT, cases.map(ask)).await, @r#"
     functions is not supported: leave it out | functions | unsupported_parameter
     response_format.type is "grammar": it must be "text", "json_object" or "json_schema" | response_format.type | invalid_value
     response_format is "json": it must be an object | response_format | invalid_value
@@ -242,7 +207,7 @@ async fn invalid_tools_are_refused() {
         json!({"chat_template_kwargs": ["x"]}),
         json!({"chat_template_kwargs": {"messages": []}}),
     ];
-    assert_snapshot!(refusals(&server, &cases).await, @r#"
+    assert_snapshot!(server.refusals(CHAT, cases.map(ask)).await, @r#"
     tools is "f": it must be a list | tools | invalid_value
     tools[0] is "f": it must be an object | tools[0] | invalid_value
     tools[0].type is missing: it must be "function" | tools[0].type | invalid_value
@@ -273,24 +238,11 @@ async fn invalid_tools_are_refused() {
     "#);
 }
 
-async fn refusals(server: &Server, cases: &[Value]) -> String {
-    let mut lines = Vec::new();
-    for case in cases {
-        let (status, answer) = server.chat(&ask(case.clone())).await;
-        assert_eq!(status, 400, "{case}: {answer}");
-        assert_eq!(answer["error"]["type"], "invalid_request_error");
-        lines.push(error(&answer));
-    }
-    assert!(server.engine.requests().is_empty());
-    lines.join("\n")
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn errors_of_the_web_server_have_openais_shape() {
     let server = Server::with(|s| s.server.max_body_bytes = 2048).await;
-    let chat = "/v1/chat/completions";
     let post = |body: String, kind: Option<&'static str>| {
-        let mut request = server.client.post(server.url(chat)).body(body);
+        let mut request = server.client.post(server.url(CHAT)).body(body);
         if let Some(kind) = kind {
             request = request.header(header::CONTENT_TYPE, kind);
         }
@@ -334,7 +286,7 @@ async fn errors_of_the_web_server_have_openais_shape() {
         server.client.request(Method::DELETE, server.url("/v1/models")).send().await.unwrap();
     assert_eq!(response.headers()[header::ALLOW], "GET,HEAD");
     let packed =
-        server.client.post(server.url(chat)).header(header::CONTENT_TYPE, "application/json");
+        server.client.post(server.url(CHAT)).header(header::CONTENT_TYPE, "application/json");
     let packed = packed.header(header::CONTENT_ENCODING, "gzip").body("{}").send().await.unwrap();
     let (status, answer) = read(packed).await;
     assert_eq!(

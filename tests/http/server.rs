@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use reqwest::{Client, Response};
+use reqwest::{Client, Method, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -15,7 +15,9 @@ use tokio::task::JoinHandle;
 
 use hone::config::{KeyConfig, KeyScope, ServerConfig};
 use hone_core::metrics::Metrics;
-use hone_core::types::{Interaction, PolicyRecord, PolicyState, PolicyVersion, Sample};
+use hone_core::types::{
+    Interaction, InteractionId, PolicyRecord, PolicyState, PolicyVersion, Sample,
+};
 use hone_engine::testing::FakeConfig;
 use hone_engine::{Codec, Engine, FakeEngine, ModelDir, Publisher};
 use hone_http::{
@@ -25,7 +27,7 @@ use hone_http::{
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_reward::routes::RouteList;
-use hone_store::{Store, StoreConfig};
+use hone_store::{Store, StoreConfig, StoreStats};
 use hone_train::policy::{PolicyError, VersionRating};
 use hone_train::{TrainError, TrainState, TrainStatus};
 
@@ -218,6 +220,17 @@ impl Server {
         Self::open(model, change).await
     }
 
+    /// A server that answers with `text`, and has room for long prompts.
+    pub async fn answering(text: &str, change: impl FnOnce(&mut Setup)) -> Self {
+        let text = text.to_owned();
+        Self::with(|setup| {
+            setup.fake.context = 8192;
+            setup.fake.script = Arc::new(move |_, _| text.clone());
+            change(setup);
+        })
+        .await
+    }
+
     async fn open(model: ModelDir, change: impl FnOnce(&mut Setup)) -> Self {
         let codec = Codec::load(&model).unwrap();
         let mut setup = Setup {
@@ -312,6 +325,29 @@ impl Server {
         request.bearer_auth(key).json(body).send().await.unwrap()
     }
 
+    /// A request with a bearer key.
+    pub async fn as_key(
+        &self,
+        key: &str,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> (u16, Value) {
+        let mut request = self.client.request(method, self.url(path)).bearer_auth(key);
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        read(request.send().await.unwrap()).await
+    }
+
+    pub async fn get_as(&self, key: &str, path: &str) -> (u16, Value) {
+        self.as_key(key, Method::GET, path, None).await
+    }
+
+    pub async fn post_as(&self, key: &str, path: &str, body: &Value) -> (u16, Value) {
+        self.as_key(key, Method::POST, path, Some(body)).await
+    }
+
     pub async fn send(&self, path: &str, body: &Value) -> Response {
         self.client.post(self.url(path)).json(body).send().await.unwrap()
     }
@@ -322,6 +358,52 @@ impl Server {
 
     pub async fn send_chat(&self, body: &Value) -> Response {
         self.send("/v1/chat/completions", body).await
+    }
+
+    /// The id of a new completion.
+    pub async fn completion(&self) -> String {
+        ok(self.chat(&ask(json!({}))).await)["id"].as_str().unwrap().to_owned()
+    }
+
+    /// The counts of the ledger after everything that is queued for it.
+    pub async fn stats(&self) -> StoreStats {
+        self.store.commit(Vec::new()).await.unwrap();
+        self.store.stats().unwrap()
+    }
+
+    /// A recorded request.
+    pub async fn interaction(&self, id: InteractionId) -> Interaction {
+        self.store.commit(Vec::new()).await.unwrap();
+        self.store.interaction(id).unwrap().unwrap()
+    }
+
+    /// The first choice of a recorded request.
+    pub async fn sample(&self, id: InteractionId) -> Sample {
+        self.store.commit(Vec::new()).await.unwrap();
+        self.store.samples_of(id).unwrap().remove(0)
+    }
+
+    /// Posts bodies that are refused, each with its status, the wrong field and a part of the message.
+    pub async fn refuses<const N: usize>(&self, path: &str, cases: [(Value, u16, &str, &str); N]) {
+        for (body, status, field, part) in cases {
+            let (found, answer) = self.post(path, &body).await;
+            let param = &answer["error"]["param"];
+            assert_eq!((found, param), (status, &json!(field)), "{body}: {answer}");
+            let message = answer["error"]["message"].as_str().unwrap();
+            assert!(message.contains(part), "{body}: {message}");
+        }
+    }
+
+    /// A line for the error of each body, all of which are refused with status 400.
+    pub async fn refusals(&self, path: &str, bodies: impl IntoIterator<Item = Value>) -> String {
+        let mut lines = Vec::new();
+        for body in bodies {
+            let (status, answer) = self.post(path, &body).await;
+            assert_eq!(status, 400, "{body}: {answer}");
+            assert_eq!(answer["error"]["type"], "invalid_request_error");
+            lines.push(error(&answer));
+        }
+        lines.join("\n")
     }
 
     /// The value of the first line of `/metrics` that starts with `name`.
@@ -339,6 +421,34 @@ pub async fn read(response: Response) -> (u16, Value) {
     (status, serde_json::from_str(&text).unwrap_or_else(|_| panic!("not JSON: {text}")))
 }
 
+/// The answer of a request that succeeded.
+#[track_caller]
+pub fn ok((status, answer): (u16, Value)) -> Value {
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+/// The message, field and code of an error.
+pub fn error(answer: &Value) -> String {
+    let error = answer["error"].as_object().unwrap_or_else(|| panic!("no error: {answer}"));
+    assert_eq!(error.len(), 4, "{answer}");
+    let text = |key: &str| error[key].as_str().unwrap_or("-");
+    format!("{} | {} | {}", text("message"), text("param"), text("code"))
+}
+
+/// An object with the fields of `more` added or replaced.
+pub fn merged(mut body: Value, more: Value) -> Value {
+    if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
+        body.extend(more);
+    }
+    body
+}
+
+/// The interaction of a completion that was answered.
+pub fn id_of(answer: &Value) -> InteractionId {
+    InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap()
+}
+
 /// A key of `server.keys` that is its own name.
 pub fn key(name: &str, scopes: &[KeyScope]) -> KeyConfig {
     KeyConfig {
@@ -351,15 +461,8 @@ pub fn key(name: &str, scopes: &[KeyScope]) -> KeyConfig {
 
 /// A chat request with the fields `more`.
 pub fn ask(more: Value) -> Value {
-    let mut body = json!({
-        "model": "default",
-        "messages": [{"role": "user", "content": "What is 2 + 3?"}],
-        "seed": 5,
-    });
-    if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
-        body.extend(more);
-    }
-    body
+    let messages = json!([{"role": "user", "content": "What is 2 + 3?"}]);
+    merged(json!({"model": "default", "messages": messages, "seed": 5}), more)
 }
 
 /// Waits until `holds` returns true.

@@ -1,5 +1,6 @@
 //! Shutdown under load.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde_json::json;
@@ -27,6 +28,7 @@ async fn running_requests_finish_and_new_ones_are_refused() {
     let whole = tokio::spawn(whole);
     eventually("both run", || server.metrics.http_in_flight.get() == 2).await;
     server.stop.take().unwrap().send(()).unwrap();
+    eventually("the shutdown begins", || !server.ready.load(Ordering::SeqCst)).await;
     let text = response.text().await.unwrap();
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     assert_eq!(whole.await.unwrap().unwrap().status(), 200);

@@ -30,27 +30,8 @@ fn masked(text: &str) -> String {
 
 /// The events of a stream, without `[DONE]`.
 pub fn chunks(text: &str) -> Vec<Value> {
-    text.split("\n\n")
-        .filter_map(|event| event.strip_prefix("data: "))
-        .filter(|data| *data != "[DONE]")
-        .map(|data| serde_json::from_str(data).unwrap())
-        .collect()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_of_text() {
-    let server = Server::new().await;
-    assert_snapshot!(stream(&server, json!({"max_tokens": 2})).await, @r#"
-    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}
-
-    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"content":"Th"},"logprobs":null,"finish_reason":null}]}
-
-    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{"content":"e"},"logprobs":null,"finish_reason":null}]}
-
-    data: {"id":"ID","object":"chat.completion.chunk","created":0,"model":"default","system_fingerprint":"hone-v0","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}]}
-
-    data: [DONE]
-    "#);
+    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,33 +79,6 @@ async fn a_failure_after_the_first_byte_is_an_event() {
 
     data: {"error":{"message":"the server failed internally; the reason is in its log","type":"server_error","param":null,"code":"internal_error"}}
     "#);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stream_has_the_same_content_as_a_whole_response() {
-    let server = Server::with(|s| s.fake.slots = 1).await;
-    for more in [json!({}), json!({"n": 3}), json!({"stop": "5"}), json!({"n": 2, "max_tokens": 3})]
-    {
-        let (_, whole) = server.chat(&ask(more.clone())).await;
-        let text = stream(&server, more.clone()).await;
-        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
-        let chunks = chunks(&text);
-        for choice in whole["choices"].as_array().unwrap() {
-            let mine: Vec<&Value> = chunks
-                .iter()
-                .map(|chunk| &chunk["choices"][0])
-                .filter(|c| c["index"] == choice["index"])
-                .collect();
-            assert_eq!(mine[0]["delta"], json!({"role": "assistant", "content": ""}));
-            let content: String =
-                mine.iter().filter_map(|c| c["delta"]["content"].as_str()).collect();
-            assert_eq!(content, choice["message"]["content"], "{more}");
-            let reasons: Vec<&Value> =
-                mine.iter().map(|c| &c["finish_reason"]).filter(|r| !r.is_null()).collect();
-            assert_eq!(reasons, [&choice["finish_reason"]], "{more}");
-            assert_eq!(mine.last().unwrap()["delta"], json!({}));
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use hone_engine::EngineBackend;
-use hone_engine::grammar::random_schema;
+use hone_engine::testing::random_schema;
 
 use super::backend::with_each_backend;
 use super::daemon::{Daemon, text};

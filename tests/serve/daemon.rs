@@ -30,31 +30,20 @@ impl Daemon {
     /// Starts a daemon with the configuration `config` and the engine `backend`; `data` receives its
     /// files.
     pub fn start(backend: EngineBackend, data: &Path, config: &str, args: &[&str]) -> Self {
-        Self::start_with(backend, data, config, args, &[])
+        let command = Command::new(env!("CARGO_BIN_EXE_hone"));
+        Self::launch(command, backend, data, config, args, &[], Stdio::inherit())
     }
 
-    /// [`Self::start`] with further environment variables.
+    /// [`Self::start`] with further environment variables, and a place for the log.
     pub fn start_with(
         backend: EngineBackend,
         data: &Path,
         config: &str,
-        args: &[&str],
-        environment: &[(&str, &str)],
-    ) -> Self {
-        Self::start_logged(backend, data, config, args, environment, Stdio::inherit())
-    }
-
-    /// [`Self::start_with`] with another place for the log.
-    pub fn start_logged(
-        backend: EngineBackend,
-        data: &Path,
-        config: &str,
-        args: &[&str],
         environment: &[(&str, &str)],
         log: Stdio,
     ) -> Self {
         let command = Command::new(env!("CARGO_BIN_EXE_hone"));
-        Self::launch(command, backend, data, config, args, environment, log)
+        Self::launch(command, backend, data, config, &[], environment, log)
     }
 
     /// [`Self::start`] with at most so many files and sockets open, and no right to have more.

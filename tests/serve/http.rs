@@ -1,11 +1,9 @@
-//! What clients of the HTTP surface get from each engine: sampling parameters, streams, limits,
-//! disconnects and the end of the daemon. `tests/http` covers the surface itself with a scripted engine.
+//! What clients of the HTTP surface get from each engine: sampling parameters, streams and the end of the
+//! daemon. `tests/http` covers the surface itself with a scripted engine.
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 
-use futures::future::join_all;
 use serde_json::{Value, json};
 
 use hone_engine::EngineBackend;
@@ -31,9 +29,6 @@ with_each_backend!(
     a_stream_equals_the_whole_response,
     prompts_have_the_log_probabilities_of_completions,
     usage_counts_what_the_cache_had,
-    requests_beyond_the_limits_are_refused,
-    full_slots_and_queue_are_answered_with_429,
-    a_disconnect_frees_the_slot,
     a_shutdown_finishes_running_requests,
     a_shutdown_without_grace_ends_running_requests,
 );
@@ -78,26 +73,6 @@ fn chunks(stream: &str) -> Vec<Value> {
     let chunks = events.filter(|data| *data != "[DONE]");
     chunks.map(|data| serde_json::from_str(data).unwrap()).collect()
 }
-
-/// The value of a metric, written with its labels.
-async fn metric(daemon: &Daemon, series: &str) -> f64 {
-    let text = daemon.metrics().await;
-    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-    line.map_or(0.0, |value| value.parse().unwrap())
-}
-
-/// Waits until a metric has a value.
-async fn until(daemon: &Daemon, series: &str, wanted: f64) {
-    for _ in 0..600 {
-        if metric(daemon, series).await == wanted {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("{series} is not {wanted}:\n{}", daemon.metrics().await);
-}
-
-const LIVE: &str = "hone_engine_sequences{priority=\"live\"}";
 
 async fn sampling_parameters_have_their_effect(backend: EngineBackend) {
     let dir = tempfile::tempdir().unwrap();
@@ -231,63 +206,6 @@ async fn usage_counts_what_the_cache_had(backend: EngineBackend) {
     assert_eq!(cached(&answer["usage"]), known, "{answer}");
 }
 
-async fn requests_beyond_the_limits_are_refused(backend: EngineBackend) {
-    let dir = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(backend, dir.path(), "[log]\nlevel = \"error\"\n", &[]);
-    let words = "What is 1 + 1? ".repeat(400);
-    let messages = json!([{"role": "user", "content": words}]);
-    for (more, field, code) in [
-        (json!({"messages": messages}), "messages", "context_length_exceeded"),
-        (json!({"logit_bias": {"99999": 1}}), "logit_bias", "invalid_value"),
-        (json!({"top_p": 2}), "top_p", "invalid_value"),
-    ] {
-        let (status, answer) = daemon.post("/v1/chat/completions", &ask(more)).await;
-        assert_eq!(status, 400, "{answer}");
-        assert_eq!(
-            (&answer["error"]["param"], &answer["error"]["code"]),
-            (&json!(field), &json!(code))
-        );
-    }
-    // The completion of a prompt that fits ends at the context.
-    let full = chat(&daemon, &long(json!({"max_tokens": 100_000}))).await;
-    assert_eq!(full["choices"][0]["finish_reason"], "length");
-    let models = daemon.get("/v1/models").await;
-    assert_eq!(models["data"][0]["policy_version"], 0);
-    assert_eq!(daemon.terminate(), Some(0));
-}
-
-async fn full_slots_and_queue_are_answered_with_429(backend: EngineBackend) {
-    let dir = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(backend, dir.path(), ONE_SLOT, &[]);
-    let all = (0..24).map(|seed| {
-        let body = long(json!({"seed": seed}));
-        let daemon = &daemon;
-        async move {
-            let response = send(daemon, &body).await;
-            let retry = response.headers().get("retry-after").is_some();
-            let status = response.status().as_u16();
-            (status, retry, response.json::<Value>().await.unwrap())
-        }
-    });
-    let (mut served, mut refused) = (0, 0);
-    for (status, retry, answer) in join_all(all).await {
-        match status {
-            200 => served += 1,
-            429 => {
-                assert!(retry);
-                assert_eq!(answer["error"]["code"], "rate_limit_exceeded", "{answer}");
-                refused += 1;
-            }
-            _ => panic!("{status}: {answer}"),
-        }
-    }
-    assert!(served > 0 && refused > 0, "{served} served, {refused} refused");
-    assert_eq!(metric(&daemon, "hone_engine_rejected_requests_total").await, f64::from(refused));
-    until(&daemon, LIVE, 0.0).await;
-    chat(&daemon, &ask(json!({}))).await;
-    assert_eq!(daemon.terminate(), Some(0));
-}
-
 async fn prompts_have_the_log_probabilities_of_completions(backend: EngineBackend) {
     let dir = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(backend, dir.path(), ONE_SLOT, &[]);
@@ -340,23 +258,6 @@ async fn metrics_have_every_name_of_the_dashboard_and_the_alerts_from_the_start(
     let missing: Vec<&String> =
         names.iter().filter(|name| !series.contains(name.as_str())).collect();
     assert!(missing.is_empty(), "without a series: {missing:?}");
-    assert_eq!(daemon.terminate(), Some(0));
-}
-
-async fn a_disconnect_frees_the_slot(backend: EngineBackend) {
-    let dir = tempfile::tempdir().unwrap();
-    let config = ONE_SLOT.replace("queue = 0", "queue = 16");
-    let daemon = Daemon::start(backend, dir.path(), &config, &[]);
-    // Eight long choices, one after the other, in one slot.
-    let mut response = send(&daemon, &long(json!({"stream": true, "n": 8}))).await;
-    assert_eq!(response.status(), 200);
-    response.chunk().await.unwrap().unwrap();
-    drop(response);
-    until(&daemon, "hone_http_disconnects_total", 1.0).await;
-    until(&daemon, LIVE, 0.0).await;
-    until(&daemon, "hone_engine_waiting_requests{priority=\"live\"}", 0.0).await;
-    chat(&daemon, &ask(json!({}))).await;
-    assert_eq!(metric(&daemon, "hone_engine_failures_total").await, 0.0);
     assert_eq!(daemon.terminate(), Some(0));
 }
 

@@ -159,18 +159,3 @@ fn a_model_that_cannot_be_served_is_named() {
     assert_eq!(code, Some(1), "{stderr}");
     assert!(stderr.contains("BertModel") && stderr.contains("Qwen2ForCausalLM"), "{stderr}");
 }
-
-#[test]
-fn rewards_are_listed_and_a_missing_ledger_is_an_error() {
-    let (code, stdout, _) = hone(&["rewards", "list"]);
-    assert_eq!(code, Some(0));
-    for kind in ["feedback", "exact_match", "numeric_match", "regex", "format_strict", "length"] {
-        assert!(stdout.contains(kind), "{stdout}");
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let missing = dir.path().join("nothing");
-    let (code, _, stderr) = hone(&["db", "stats", "--data", missing.to_str().unwrap()]);
-    assert_eq!(code, Some(1));
-    assert!(stderr.contains("nothing"), "{stderr}");
-    assert!(!missing.exists(), "reading statistics must not create a ledger");
-}

@@ -99,7 +99,7 @@ fn holding(directory: &Path, text: &str) -> Vec<String> {
 async fn nothing_of_an_unstored_request_is_written(backend: EngineBackend) {
     let dir = tempfile::tempdir().unwrap();
     let log = fs::File::create(dir.path().join("log.txt")).unwrap();
-    let daemon = Daemon::start_logged(backend, dir.path(), CONFIG, &[], &[], Stdio::from(log));
+    let daemon = Daemon::start_with(backend, dir.path(), CONFIG, &[], Stdio::from(log));
     let mut texts = Vec::new();
     for (number, path) in ["/v1/chat/completions", "/v1/completions"].into_iter().enumerate() {
         for (name, more, cut) in [

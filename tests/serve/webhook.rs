@@ -136,7 +136,7 @@ async fn a_killed_webhook_leaves_parts_missing_until_it_is_restarted(backend: En
     let (server, watched) = watch::channel(Some(address));
     tokio::spawn(forward(listener, watched));
     let secret = [("HONE_TEST_WEBHOOK_SECRET", SECRET)];
-    let daemon = Daemon::start_with(backend, dir.path(), &config(port), &[], &secret);
+    let daemon = Daemon::start_with(backend, dir.path(), &config(port), &secret, Stdio::inherit());
 
     until(&daemon, OK, |n| n > 0.0).await;
     until(&daemon, STEPS, |n| n >= 2.0).await;

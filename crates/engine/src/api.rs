@@ -315,7 +315,11 @@ pub trait Publisher: Send + Sync {
         &self,
         prompt_ids: &[TokenId],
         params: &SamplingParams,
-    ) -> Result<Vec<Probe>, EngineError>;
+    ) -> Result<Vec<Probe>, EngineError> {
+        let request = GenerateRequest::probe(prompt_ids, params);
+        let tokens = self.complete_staged(request).await?.token_logprobs();
+        Ok(vec![Probe { sampler: "serving", dtype: "f32", tokens }])
+    }
 
     /// Completes a prompt with the staged version, on the engine that makes training data.
     async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError>;

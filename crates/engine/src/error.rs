@@ -1,7 +1,6 @@
 //! The errors of an engine and of sampling.
 
-use std::error::Error;
-use std::sync::Arc;
+use std::fmt::Display;
 use std::time::Duration;
 
 use hone_core::types::TokenId;
@@ -64,15 +63,6 @@ pub enum EngineError {
     /// The model cannot be served. The sentence names the file, the key and the value.
     #[error("{0}")]
     Model(String),
-    /// A component of the model failed: a file that cannot be read, parsed or written, the chat
-    /// template, or the tokenizer.
-    #[error("{component}: {source}")]
-    Component {
-        /// The path of the file, or the name of the component.
-        component: String,
-        /// The error of the library that reads it.
-        source: Arc<dyn Error + Send + Sync>,
-    },
     /// A live request needed the slot of this shadow request. Repeat it with the same seed.
     #[error("preempted by live traffic")]
     Preempted,
@@ -93,12 +83,10 @@ impl EngineError {
         Self::Invalid("no version is staged".to_owned())
     }
 
-    /// An [`Self::Component`] error.
-    pub fn component(
-        component: impl ToString,
-        source: impl Into<Box<dyn Error + Send + Sync>>,
-    ) -> Self {
-        Self::Component { component: component.to_string(), source: source.into().into() }
+    /// A component of the model failed: a file that cannot be read, parsed or written, the chat template, or the
+    /// tokenizer.
+    pub fn component(component: impl Display, error: impl Display) -> Self {
+        Self::Model(format!("{component}: {error}"))
     }
 
     /// Whether the queue refuses the request now and may accept it later.

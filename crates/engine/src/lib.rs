@@ -52,4 +52,4 @@ pub use error::{EngineError, SampleError};
 pub use grammar::{CompiledGrammar, GrammarError};
 pub use hone_model::ModelDir;
 pub use testing::FakeEngine;
-pub use tools::{ToolFormat, ToolFormatSetting};
+pub use tools::ToolFormat;

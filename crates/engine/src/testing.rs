@@ -1,4 +1,4 @@
-//! An engine without a model, for tests of everything that uses an engine.
+//! An engine without a model, for tests of everything that uses an engine, and random JSON schemas.
 //!
 //! Slots, queue, preemption, versions, stop strings, limits and cancellation are real (`Admission`,
 //! `GenerationRun`). Only the tokens come from a script. Under a grammar, `min_tokens` or `ignore_eos` the
@@ -11,14 +11,18 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Map, Value, json};
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
+use hone_core::types::{PolicyVersion, TokenId};
 
 use crate::admission::{Admission, Color, Lease, Owner, QueueLimits};
 use crate::api::{
-    Completion, Engine, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, Probe,
-    Publisher, Token,
+    Completion, Engine, EngineLoad, GenerateRequest, Generation, ModelInfo, Priority, Publisher,
+    Token,
 };
 use crate::codec::Codec;
 use crate::error::EngineError;
@@ -72,12 +76,12 @@ impl FakeConfig {
 struct Records {
     requests: Vec<GenerateRequest>,
     staged: Vec<(PolicyVersion, Option<PathBuf>)>,
+    next_stage_error: Option<EngineError>,
     /// The color staged last.
     color: Option<Color>,
     /// The color of the canary.
     canary: Option<Color>,
     next_generation_error: Option<EngineError>,
-    next_stage_error: Option<EngineError>,
     trouble: Option<String>,
 }
 
@@ -320,16 +324,6 @@ impl Publisher for FakeEngine {
         Ok(())
     }
 
-    async fn probe(
-        &self,
-        prompt_ids: &[TokenId],
-        params: &SamplingParams,
-    ) -> Result<Vec<Probe>, EngineError> {
-        let request = GenerateRequest::probe(prompt_ids, params);
-        let tokens = self.complete_staged(request).await?.token_logprobs();
-        Ok(vec![Probe { sampler: "serving", dtype: "f32", tokens }])
-    }
-
     async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
         let lease = match self.admission.acquire_on(self.staged_color()?) {
             Some(lease) => lease,
@@ -365,17 +359,147 @@ impl Publisher for FakeEngine {
     }
 }
 
+/// The tokenizer of a fixture: byte-level, with few merges.
+#[cfg(test)]
+pub(crate) fn codec() -> &'static Arc<Codec> {
+    static CODEC: std::sync::OnceLock<Arc<Codec>> = std::sync::OnceLock::new();
+    CODEC.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny");
+        Arc::new(Codec::load(&crate::ModelDir::open(&dir).unwrap()).unwrap())
+    })
+}
+
+// Random schemas for tests of grammars.
+
+/// Schemas that contain each other in a random schema.
+const MAX_DEPTH: usize = 3;
+
+/// A random schema of supported keywords. Its values are short: strings and arrays have a bound, objects
+/// have no additional properties, and schemas contain each other three times at most.
+pub fn random_schema(seed: u64) -> Value {
+    let mut random =
+        RandomSchema { random: ChaCha8Rng::seed_from_u64(seed), definitions: Map::new() };
+    let mut schema = random.object(0);
+    if !random.definitions.is_empty() {
+        schema["$defs"] = Value::Object(random.definitions);
+    }
+    schema
+}
+
+struct RandomSchema {
+    random: ChaCha8Rng,
+    definitions: Map<String, Value>,
+}
+
+impl RandomSchema {
+    fn schema(&mut self, depth: usize) -> Value {
+        let kinds = if depth < MAX_DEPTH { 17 } else { 10 };
+        let inner = depth + 1;
+        match self.random.random_range(0..kinds) {
+            10 | 11 => self.object(inner),
+            12 => {
+                let least = self.random.random_range(0..2);
+                let most = least + self.random.random_range(0..2);
+                json!({"type": "array", "items": self.schema(inner), "minItems": least, "maxItems": most})
+            }
+            13 => {
+                let items = [self.schema(inner), self.leaf()];
+                json!({"type": "array", "prefixItems": items, "items": false, "minItems": 2})
+            }
+            14 => self.union(inner),
+            15 => {
+                let schema = self.schema(inner);
+                let number = self.definitions.len();
+                self.definitions.insert(format!("part {number}"), schema);
+                json!({"$ref": format!("#/$defs/part%20{number}")})
+            }
+            16 => json!({
+                "type": "object", "patternProperties": {"^k[0-9]$": self.leaf()},
+                "additionalProperties": false, "minProperties": 1, "maxProperties": 2,
+            }),
+            _ => self.leaf(),
+        }
+    }
+
+    fn leaf(&mut self) -> Value {
+        let low = self.random.random_range(-200..200_i64);
+        let (high, bound) = (low + self.random.random_range(0..1000), low as f64 / 8.0);
+        let short = self.random.random_range(0..4);
+        let leaves = [
+            json!({"type": "null", "description": "nothing"}),
+            json!({"type": "boolean"}),
+            json!({"type": "integer"}),
+            json!({"type": "integer", "minimum": low, "exclusiveMaximum": high + 1}),
+            json!({"type": "integer", "minimum": 0, "maximum": 300, "multipleOf": 7}),
+            json!({"allOf": [{"type": "integer", "minimum": low}, {"maximum": high}]}),
+            json!({"type": ["number", "null"]}),
+            json!({"type": "number", "maximum": bound}),
+            json!({"type": "number", "exclusiveMinimum": bound, "maximum": bound + 12.5}),
+            json!({"type": "string", "minLength": short, "maxLength": short + 6}),
+            json!({"enum": ["red", "green", 7, null, 2.5, true, ["a", 1], {"k": "v"}]}),
+            json!({"const": {"x": null}}),
+        ];
+        let texts = [
+            ("pattern", "^[A-Z][a-z]{1,5}$"),
+            ("pattern", "^(yes|no|maybe)$"),
+            ("pattern", "^\\d{3}-\\d{2}$"),
+            ("pattern", "^a.b$"),
+            ("format", "date"),
+            ("format", "time"),
+            ("format", "date-time"),
+            ("format", "uuid"),
+            ("format", "ipv4"),
+            ("format", "ipv6"),
+        ];
+        let texts = texts.map(|(key, value)| json!({"type": "string", key: value}));
+        let kind: &[Value] = if self.random.random_ratio(1, 8) { &texts } else { &leaves };
+        kind.choose(&mut self.random).cloned().unwrap_or_default()
+    }
+
+    fn object(&mut self, depth: usize) -> Value {
+        let (mut properties, mut required) = (Map::new(), Vec::new());
+        for name in ["name", "a b", "größe", "x\"y"].iter().take(self.random.random_range(1..=4))
+        {
+            properties.insert((*name).to_owned(), self.schema(depth));
+            if !self.random.random_ratio(1, 3) {
+                required.push(*name);
+            }
+        }
+        json!({
+            "type": "object", "properties": properties, "required": required,
+            "additionalProperties": false,
+        })
+    }
+
+    fn union(&mut self, depth: usize) -> Value {
+        let (integer, text) =
+            (json!({"type": "integer"}), json!({"type": "string", "maxLength": 5}));
+        let option = |kind: &str, value: &Value| {
+            json!({
+                "type": "object", "required": ["kind", "value"],
+                "properties": {"kind": {"const": kind}, "value": value},
+                "additionalProperties": false,
+            })
+        };
+        match self.random.random_range(0..3) {
+            0 => json!({"anyOf": [self.schema(depth), {"type": "null"}]}),
+            1 => {
+                json!({"oneOf": [integer, text, {"type": "array", "items": self.leaf(), "maxItems": 2}]})
+            }
+            _ => json!({"oneOf": [option("a", &integer), option("b", &text)]}),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use hone_core::types::{FinishReason, GrammarSpec};
+    use hone_core::types::{FinishReason, GrammarSpec, SamplingParams};
 
     use super::*;
-    use crate::ModelDir;
     use crate::api::Event;
 
     fn fake(change: impl FnOnce(&mut FakeConfig)) -> Arc<FakeEngine> {
-        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen2-tiny");
-        let codec = Arc::new(Codec::load(&ModelDir::open(&dir).unwrap()).unwrap());
+        let codec = Arc::clone(codec());
         let mut config = FakeConfig::new(&codec);
         change(&mut config);
         FakeEngine::new(codec, config, Arc::new(Metrics::new().unwrap()))
@@ -390,36 +514,6 @@ mod tests {
         let params = SamplingParams::default();
         let request = GenerateRequest::new(prompt_ids.to_vec(), params, Priority::Live);
         GenerateRequest { top_logprobs: 2, ..request }
-    }
-
-    #[tokio::test]
-    async fn answers_from_the_script() {
-        let fake = fake(|config| {
-            config.script =
-                Arc::new(|request, version| format!("v{version} {}", request.params.seed));
-        });
-        let generation = fake.generate(request(7, Priority::Live)).await.unwrap();
-        let completion = generation.collect().await.unwrap();
-        assert_eq!((completion.text.as_str(), completion.finish), ("v0 7", FinishReason::Stop));
-        let last = completion.tokens.last().unwrap();
-        assert!(fake.codec.stop_ids().contains(&last.id) && last.text.is_empty());
-        assert_eq!((last.logprob, last.top.len()), (FakeEngine::logprob(last.id), 2));
-        assert_eq!(fake.requests().len(), 1);
-
-        let adapter = Path::new("some/adapter");
-        assert!(fake.activate().await.is_err());
-        fake.stage(PolicyVersion(3), Some(adapter)).await.unwrap();
-        assert_eq!(fake.active_version(), PolicyVersion(0));
-        let probes = fake.probe(&[1], &SamplingParams::default()).await.unwrap();
-        assert!(!probes[0].tokens.is_empty());
-        fake.activate().await.unwrap();
-        let generation = fake.generate(request(7, Priority::Shadow)).await.unwrap();
-        let completion = generation.collect().await.unwrap();
-        assert_eq!((completion.text.as_str(), completion.version), ("v3 7", PolicyVersion(3)));
-        assert_eq!(fake.staged(), [(PolicyVersion(3), Some(adapter.to_path_buf()))]);
-        fake.fail_next_stage(EngineError::Model("no".to_owned()));
-        assert!(fake.stage(PolicyVersion(4), None).await.is_err());
-        assert!(fake.activate().await.is_err());
     }
 
     #[tokio::test]

@@ -47,10 +47,6 @@ impl ModelFiles {
     /// Writes a directory below `cache_dir` that mistral.rs loads, unless it exists. It contains a
     /// `config.json` with all keys at the top level, the tokenizer, the stop tokens, and links to the weights
     /// (copies if the file system has no links).
-    ///
-    /// # Errors
-    /// If a file cannot be read or written, or [`EngineError::Model`] with the value for which mistral.rs would
-    /// not compute what transformers computes.
     pub fn write(model: &ModelDir, cache_dir: &Path) -> Result<Self, EngineError> {
         if model.is_gguf() {
             let reason = "is a GGUF file, which cannot be served with adapters";

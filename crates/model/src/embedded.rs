@@ -104,10 +104,4 @@ mod tests {
             }
         });
     }
-
-    #[test]
-    fn the_model_is_smaller_than_4_mb() {
-        let bytes: usize = FILES.iter().map(|(_, bytes)| bytes.len()).sum();
-        assert!(bytes < 4_000_000, "{bytes} bytes");
-    }
 }

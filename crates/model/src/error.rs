@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use hone_core::files::FileError;
 
-/// The error that caused a [`ModelError`].
 type Cause = Box<dyn Error + Send + Sync>;
 
 /// Why a model or an adapter cannot be read, used or written.

@@ -6,19 +6,46 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
+use crate::adapter::BaseDtype;
 use crate::adapter::weights::LoraWeights;
-use crate::{Model, ModelSpec};
+use crate::{Model, ModelDir, ModelSpec};
 
 pub use hone_kernels::testing::waves;
 
 /// A file under `tests/`.
 pub fn test_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests").join(name)
+}
+
+/// The families of models, each a directory of `tests/fixtures/families`.
+pub const FAMILIES: [&str; 10] = [
+    "qwen2",
+    "qwen3",
+    "llama2",
+    "llama3",
+    "llama-biases",
+    "mistral",
+    "smollm3",
+    "gemma2",
+    "phi3",
+    "phi3-longrope",
+];
+
+/// The directory of a family.
+pub fn family(name: &str) -> PathBuf {
+    test_file("fixtures/families").join(name)
+}
+
+/// The model of a directory.
+pub fn load_model(dir: &Path, dtype: BaseDtype) -> Model {
+    let dir = ModelDir::open(dir).unwrap();
+    let spec = ModelSpec::from_config(&dir.config).unwrap();
+    Model::load(spec, &dir.weights, dtype, &Device::Cpu).unwrap()
 }
 
 /// The shape of the tiny model, `tests/fixtures/qwen2-tiny`.
@@ -70,4 +97,15 @@ pub fn relative_difference(a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Te
 /// All values of a tensor.
 pub fn values(tensor: &Tensor) -> Vec<f64> {
     tensor.flatten_all().unwrap().to_dtype(DType::F64).unwrap().to_vec1().unwrap()
+}
+
+/// [`Model::stats`] of logits `[n, vocab]` as a candle graph.
+pub fn token_stats(logits: &Tensor, targets: &[u32], temperatures: &[f32]) -> Tensor {
+    let column = |values: Tensor| values.unsqueeze(1).unwrap();
+    let temperatures = column(Tensor::new(temperatures, logits.device()).unwrap());
+    let scaled = logits.broadcast_div(&temperatures.to_dtype(logits.dtype()).unwrap()).unwrap();
+    let logprobs = scaled.broadcast_sub(&column(scaled.log_sum_exp(D::Minus1).unwrap())).unwrap();
+    let targets = column(Tensor::new(targets, logits.device()).unwrap());
+    let entropies = (logprobs.exp().unwrap() * &logprobs).unwrap().sum_keepdim(1).unwrap().neg();
+    Tensor::cat(&[logprobs.gather(&targets, 1).unwrap(), entropies.unwrap()], 1).unwrap()
 }

@@ -9,7 +9,7 @@ use futures::FutureExt;
 
 use hone_core::config::Checked;
 use hone_core::metrics::Metrics;
-use hone_core::types::{Message, TokenId};
+use hone_core::types::{Message, Role, TokenId};
 
 /// A completion to score, with its context.
 #[derive(Clone, Debug)]
@@ -22,6 +22,14 @@ pub struct ScoreInput {
     pub text: String,
     /// The completion's token ids, including the stop token.
     pub ids: Vec<TokenId>,
+}
+
+impl ScoreInput {
+    /// The last user message.
+    pub(crate) fn prompt(&self) -> Option<&str> {
+        let message = self.messages.iter().rfind(|message| message.role == Role::User);
+        message.map(|message| message.content.as_str())
+    }
 }
 
 /// A function that scores completions.

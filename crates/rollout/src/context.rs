@@ -16,7 +16,7 @@ use hone_reward::{MissingPart, Routes};
 use hone_store::Store;
 
 use crate::config::RolloutConfig;
-use crate::queue::PromptQueue;
+use crate::queue::PromptJob;
 
 /// Counts of the groups since the start, from which a run sees that it cannot learn.
 #[derive(Clone, Debug, Default)]
@@ -38,7 +38,8 @@ pub(super) struct RolloutContext {
     pub store: Store,
     pub routes: Arc<Routes>,
     pub metrics: Arc<Metrics>,
-    pub queue: PromptQueue,
+    /// Prompts that wait for a group; requests push, and the scheduler pops the newest.
+    pub queue: Mutex<VecDeque<PromptJob>>,
     /// Served completions whose feedback is reserved for the group of their prompt, and until when.
     pub reserved: Mutex<HashMap<SampleId, UnixMillis>>,
     /// Locked from reading feedback to committing its group, so that it enters one group only.
@@ -68,7 +69,8 @@ impl RolloutContext {
         self.metrics.rollout_left_out.with_label_values(&[reason]).inc_by(count as u64);
     }
 
-    pub fn report_queue(&self, length: usize) {
+    pub fn report_queue(&self) {
+        let length = self.queue.lock().len();
         self.metrics.rollout_queue.set(i64::try_from(length).unwrap_or(i64::MAX));
     }
 

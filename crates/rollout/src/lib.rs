@@ -36,7 +36,6 @@ mod group_commit;
 mod queue;
 mod scheduler;
 mod service;
-mod shadow;
 mod siblings;
 
 pub use config::{RolloutConfig, SamplerKind};

@@ -4,8 +4,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use hone_core::types::{Interaction, Sample, SampleId, UnixMillis, now_ms};
 use hone_dataset::PromptId;
 use hone_reward::Route;
@@ -57,103 +55,30 @@ impl PromptJob {
     }
 }
 
-/// The queue between requests, which push, and the scheduler, which pops.
-pub(super) struct PromptQueue {
-    jobs: Mutex<VecDeque<PromptJob>>,
-    capacity: usize,
-}
-
-impl PromptQueue {
-    pub fn new(capacity: usize) -> Self {
-        Self { jobs: Mutex::default(), capacity }
-    }
-
-    /// Adds a job and returns the queue's length; a full queue returns the job.
-    pub fn push(&self, job: PromptJob) -> Result<usize, Box<PromptJob>> {
-        let mut jobs = self.jobs.lock();
-        if jobs.len() >= self.capacity {
-            return Err(Box::new(job));
-        }
-        jobs.push_back(job);
-        Ok(jobs.len())
-    }
-
-    /// Removes and returns the newest job.
-    pub fn pop(&self) -> Option<PromptJob> {
-        self.jobs.lock().pop_back()
-    }
-
-    /// Removes and returns the jobs that are too old.
-    pub fn expired(&self, now: UnixMillis) -> Vec<PromptJob> {
-        let mut jobs = self.jobs.lock();
-        let old = |job: &PromptJob| now.saturating_sub(job.completed) > MAX_AGE_MS;
-        // Nearly in the order of completion: concurrent requests may overtake each other.
-        let count = jobs.iter().take_while(|job| old(job)).count();
-        jobs.drain(..count).collect()
-    }
-
-    /// Removes and returns all jobs.
-    pub fn drain(&self) -> Vec<PromptJob> {
-        self.jobs.lock().drain(..).collect()
-    }
-
-    pub fn len(&self) -> usize {
-        self.jobs.lock().len()
-    }
+/// Removes and returns the jobs that are too old.
+pub(super) fn expired(jobs: &mut VecDeque<PromptJob>, now: UnixMillis) -> Vec<PromptJob> {
+    let old = |job: &PromptJob| now.saturating_sub(job.completed) > MAX_AGE_MS;
+    // Nearly in the order of completion: concurrent requests may overtake each other.
+    let count = jobs.iter().take_while(|job| old(job)).count();
+    jobs.drain(..count).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use hone_core::types::{InteractionId, PromptSource, SamplingParams};
-
     use super::*;
+    use crate::tests::world::interaction;
 
     fn job(created: UnixMillis) -> PromptJob {
         let route = Arc::new(Route { name: "r".to_owned(), store: true, parts: Vec::new() });
-        let interaction = Interaction {
-            id: InteractionId::new(),
-            created,
-            source: PromptSource::Live,
-            route: "r".to_owned(),
-            model: String::new(),
-            endpoint: Default::default(),
-            key_id: None,
-            messages: Vec::new(),
-            metadata: BTreeMap::new(),
-            params: SamplingParams::default(),
-            prompt_ids: Vec::new(),
-            template_hash: String::new(),
-            stop: Vec::new(),
-            held_out: false,
-            chat: Default::default(),
-            grammar: None,
-            continues: None,
-        };
+        let interaction = Interaction { created, ..interaction("r") };
         PromptJob::live(Arc::new(interaction), Vec::new(), route)
     }
 
     #[test]
-    fn the_newest_job_goes_first_and_a_full_queue_returns_the_job() {
-        let queue = PromptQueue::new(2);
-        assert_eq!(queue.push(job(1)).ok(), Some(1));
-        assert_eq!(queue.push(job(2)).ok(), Some(2));
-        let refused = queue.push(job(3)).err().unwrap();
-        assert_eq!(refused.completed, 3);
-        assert_eq!(queue.pop().unwrap().completed, 2);
-        assert_eq!(queue.drain().len(), 1);
-        assert!(queue.pop().is_none());
-    }
-
-    #[test]
     fn old_prompts_expire() {
-        let queue = PromptQueue::new(4);
-        for created in [0, 1, 1_000_000] {
-            assert!(queue.push(job(created)).is_ok());
-        }
-        assert!(queue.expired(MAX_AGE_MS).is_empty());
-        assert_eq!(queue.expired(MAX_AGE_MS + 2).len(), 2);
-        assert_eq!(queue.len(), 1);
+        let mut jobs: VecDeque<_> = [0, 1, 1_000_000].map(job).into();
+        assert!(expired(&mut jobs, MAX_AGE_MS).is_empty());
+        assert_eq!(expired(&mut jobs, MAX_AGE_MS + 2).len(), 2);
+        assert_eq!(jobs.len(), 1);
     }
 }

@@ -25,9 +25,9 @@ use hone_store::{MERGED, Op, Store, StoreError};
 use crate::config::RolloutConfig;
 use crate::context::{RolloutContext, RolloutProgress};
 use crate::dataset::{DatasetPrompts, RolloutError};
-use crate::queue::{PromptJob, PromptQueue};
+use crate::queue::PromptJob;
+use crate::scheduler;
 use crate::siblings::{RatedSample, Regrouping};
-use crate::{scheduler, shadow};
 
 /// How long [`Rollout::stop`] waits for its tasks before it aborts them.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -72,7 +72,7 @@ impl Rollout {
         let waiting = store.ready_groups(usize::MAX)?.into_iter().filter(is_graded);
         let waiting = waiting.map(|group| (group.id, group.members.len())).collect();
         let context = Arc::new(RolloutContext {
-            queue: PromptQueue::new(config.queue),
+            queue: Mutex::default(),
             config: config.clone(),
             engine,
             store,
@@ -109,7 +109,7 @@ impl Rollout {
         }
         let route = context.routes.get(&interaction.route).filter(|route| route.has_graders());
         let Some(route) = route.cloned() else { return context.count_skipped("route_unscored") };
-        let comparable = shadow::comparable(context, &interaction);
+        let comparable = scheduler::comparable(context, &interaction);
         let mut job = PromptJob::live(interaction, served, route);
         let left_out = job.leave_out(|sample| !is_member(sample));
         context.count_left_out("untrainable", left_out);
@@ -117,17 +117,18 @@ impl Rollout {
         context.count_left_out("settings", left_out);
         // Before the push, after which the scheduler may take and finish the job at any moment.
         context.reserve_feedback(&job.reserved, job.completed + context.config.feedback_wait_ms);
-        match context.queue.push(job) {
-            Ok(length) => {
-                context.report_queue(length);
-                context.wake_scheduler.notify_one();
-            }
-            Err(job) => {
-                context.release_feedback(&job.reserved);
-                // The reason shows whether sampling or training is the bottleneck.
-                let sampling = context.can_start_group();
-                context.count_skipped(if sampling { "queue_full" } else { "backlog" });
-            }
+        let mut waiting = context.queue.lock();
+        if waiting.len() < context.config.queue {
+            waiting.push_back(job);
+            drop(waiting);
+            context.report_queue();
+            context.wake_scheduler.notify_one();
+        } else {
+            drop(waiting);
+            context.release_feedback(&job.reserved);
+            // The reason shows whether sampling or training is the bottleneck.
+            let sampling = context.can_start_group();
+            context.count_skipped(if sampling { "queue_full" } else { "backlog" });
         }
     }
 
@@ -212,8 +213,7 @@ async fn sweep(context: &RolloutContext) -> Result<(), StoreError> {
                 None => tracing::warn!(sample = %id, "feedback on a sample that is not recorded"),
             }
         }
-        let values: Vec<_> = rated.iter().map(RatedParts::of).collect();
-        let Regrouping { groups, merged } = Regrouping::of(context, rated)?;
+        let Regrouping { groups, merged } = Regrouping::of(context, &rated)?;
         let formed = groups.len().saturating_sub(merged.len());
         let skipped: Vec<GroupState> = dropped.iter().map(|group| group.state.clone()).collect();
         let merge = |id| Op::GroupState(id, GroupState::Dropped(MERGED.to_owned()));
@@ -228,7 +228,12 @@ async fn sweep(context: &RolloutContext) -> Result<(), StoreError> {
                 context.count_skipped(&reason);
             }
         }
-        values.iter().try_for_each(|rated| rated.record(context))?;
+        for RatedSample { sample, route, parts, .. } in &rated {
+            let rewards = context.store.rewards_of(sample.id)?;
+            for reward in rewards.iter().filter(|reward| parts.contains(&reward.name)) {
+                record(&context.metrics, &route.name, &reward.name, [reward.value]);
+            }
+        }
     }
     Ok(())
 }
@@ -259,11 +264,8 @@ fn usable(
         drop(parts, if route_name.is_empty() { "no_route" } else { "unknown_route" });
         return Ok(None);
     };
-    if interaction.held_out {
-        drop(parts, "held_out");
-        return Ok(None);
-    }
-    if let Some(reason) = &sample.untrainable {
+    let untrainable = interaction.held_out.then_some("held_out").or(sample.untrainable.as_deref());
+    if let Some(reason) = untrainable {
         drop(parts, reason);
         return Ok(None);
     }
@@ -274,28 +276,4 @@ fn usable(
     }
     let has_parts = !parts.is_empty();
     Ok(has_parts.then_some(RatedSample { sample, interaction, route, parts }))
-}
-
-/// The rated parts of a completion, for metrics.
-struct RatedParts {
-    sample: SampleId,
-    route: String,
-    parts: Vec<String>,
-}
-
-impl RatedParts {
-    fn of(rated: &RatedSample) -> Self {
-        let (route, parts) = (rated.route.name.clone(), rated.parts.clone());
-        Self { sample: rated.sample.id, route, parts }
-    }
-
-    /// Counts the values of a committed group.
-    fn record(&self, context: &RolloutContext) -> Result<(), StoreError> {
-        for reward in context.store.rewards_of(self.sample)? {
-            if self.parts.contains(&reward.name) {
-                record(&context.metrics, &self.route, &reward.name, [reward.value]);
-            }
-        }
-        Ok(())
-    }
 }

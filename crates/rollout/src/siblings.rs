@@ -50,9 +50,9 @@ pub(super) struct Regrouping {
 impl Regrouping {
     /// Groups rated completions of one prompt, route and API key, with the members of waiting ready groups.
     /// Versions of different branches stay apart, because only one of them can be trained on.
-    pub fn of(context: &RolloutContext, rated: Vec<RatedSample>) -> Result<Self, StoreError> {
+    pub fn of(context: &RolloutContext, rated: &[RatedSample]) -> Result<Self, StoreError> {
         let lineage = context.store.lineage();
-        let mut by_prompt: BTreeMap<_, Vec<RatedSample>> = BTreeMap::new();
+        let mut by_prompt: BTreeMap<_, Vec<&RatedSample>> = BTreeMap::new();
         for sample in rated {
             by_prompt.entry(PromptKey::of(&sample.interaction)).or_default().push(sample);
         }
@@ -60,7 +60,7 @@ impl Regrouping {
         for mut rated in by_prompt.into_values() {
             while let Some(newest) = rated.iter().map(|r| r.sample.version).max() {
                 let is_ancestor =
-                    |rated: &RatedSample| lineage.age(newest, rated.sample.version).is_some();
+                    |rated: &&RatedSample| lineage.age(newest, rated.sample.version).is_some();
                 let (siblings, others): (Vec<_>, Vec<_>) = rated.into_iter().partition(is_ancestor);
                 rated = others;
                 for siblings in siblings.chunks(MAX_MEMBERS) {
@@ -76,7 +76,7 @@ impl Regrouping {
         &mut self,
         context: &RolloutContext,
         lineage: &Lineage,
-        rated: &[RatedSample],
+        rated: &[&RatedSample],
     ) -> Result<(), StoreError> {
         let Some(first) = rated.first() else { return Ok(()) };
         let ready = ready_groups(context, rated)?;
@@ -152,7 +152,7 @@ impl PromptKey {
 /// The ready groups of ratings alone of a prompt, oldest first, with their members.
 fn ready_groups(
     context: &RolloutContext,
-    rated: &[RatedSample],
+    rated: &[&RatedSample],
 ) -> Result<Vec<(Group, Vec<Sibling>)>, StoreError> {
     let Some(first) = rated.first() else { return Ok(Vec::new()) };
     let own: BTreeSet<InteractionId> = rated.iter().map(|r| r.interaction.id).collect();

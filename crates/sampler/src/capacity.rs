@@ -25,9 +25,6 @@ pub(crate) struct SamplerCapacity {
 
 impl SamplerCapacity {
     /// Computes the sizes for a configuration.
-    ///
-    /// # Errors
-    /// If the cache cannot hold one prompt token and one completion token.
     pub fn new(config: &SamplerConfig) -> Result<Self> {
         let pages = config.max_batch_tokens / PAGE;
         if pages < 2 {
@@ -57,9 +54,6 @@ impl SamplerCapacity {
     }
 
     /// Refuses a request that does not fit in an empty cache.
-    ///
-    /// # Errors
-    /// If it does not.
     pub fn check(&self, prompt: usize, limit: usize) -> Result<()> {
         let pages = SequencePages::worst_case_pages(prompt, limit);
         if pages <= self.pages {

@@ -44,10 +44,8 @@ pub struct SamplerConfig {
     /// Shadow sequences that take part in a step while live requests run, at least 1, if this engine
     /// serves clients. Few steps with a part of a prompt have any.
     pub busy_rows: usize,
-    /// Threads that compute while no client is served.
+    /// Threads that compute, of which one does while another engine serves clients.
     pub threads: usize,
-    /// Threads that compute while clients are served.
-    pub busy_threads: usize,
     /// Fraction of the time in which the sampler computes while clients are served, in (0, 1]. If this
     /// engine serves clients itself, a page of a shadow prompt is computed in a quarter of this fraction of its
     /// steps although live prompts wait, and shadow sequences join as many passes with a part of a prompt.
@@ -75,7 +73,6 @@ impl Default for SamplerConfig {
             serves_clients: false,
             busy_rows: 4,
             threads: thread::available_parallelism().map_or(1, NonZero::get),
-            busy_threads: 1,
             busy_share: 0.2,
             background_share: 0.0,
         }

@@ -29,5 +29,4 @@ pub enum SamplerError {
     Tensor(#[from] candle_core::Error),
 }
 
-/// A result of this crate.
 pub(crate) type Result<T> = std::result::Result<T, SamplerError>;

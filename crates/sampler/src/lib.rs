@@ -34,21 +34,11 @@
 //!   positions `16 i` to `16 i + 15`, and attention adds page by page. Keys, values, tokens and
 //!   log-probabilities are therefore bit-identical for every batch composition, thread count and size of
 //!   the parts of prompts, with and without the prefix cache.
-//! - A cached page is used only for the same weights and the same tokens from position 0, which are
-//!   compared. Pages of adapters that are no longer in memory leave the cache when no sequence uses
-//!   them.
-//! - An adapter that is kept in memory ([`SamplerConfig::kept_adapters`]) is activated without reading it. It
-//!   is identified by its version, its directory and the state of its files, so weights of another adapter
-//!   with the same number are never used.
 //! - The worst-case number of cache pages is promised at admission, so no running sequence is evicted.
-//!   The cache never holds more than [`SamplerConfig::max_batch_tokens`] positions; cached pages that no
-//!   sequence uses make room for new ones, those unused for the longest time first.
 //! - A live request delays no other one's next token by more than parts of prompts of
 //!   [`SamplerConfig::busy_prefill_tokens`], and as many as fill the last block of columns. Shadow sequences
 //!   delay live ones by a bounded number of rows and one page of a prompt, and still get a share of the
-//!   steps. The rows of a pass may be of different versions: what another version adds is only its
-//!   adapter's products.
-//! - A cancelled sequence frees its pages before the next iteration, also while its prompt is computed.
+//!   steps.
 //! - A step of the decoder allocates nothing once the buffers have grown to their final size.
 
 mod attention;
@@ -67,5 +57,5 @@ pub use config::{LiveTraffic, SamplerConfig};
 pub use decoder::{Decoder, Scratch};
 pub use engine::{BatchedEngine, BatchedPublisher, BridgedEngine};
 pub use error::SamplerError;
-pub use kv_cache::{BatchMember, CacheShape, CacheType, PagePool, SequencePages, WeightsId};
+pub use kv_cache::{CacheShape, CacheType, PagePool, SequencePages, WeightsId};
 pub use weights::AdapterWeights;

@@ -1,50 +1,24 @@
 //! Models, adapters and a decoder harness for the tests of this crate.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde_json::Value;
 
 use hone_core::types::TokenId;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{BaseDtype, LoraConfig};
+use hone_model::testing::load_model;
 use hone_model::{Model, ModelSpec};
 
 use crate::{AdapterWeights, Decoder, PagePool, Scratch, SequencePages, WeightsId};
 
-pub(crate) const FAMILIES: [&str; 10] = [
-    "qwen2",
-    "qwen3",
-    "llama2",
-    "llama3",
-    "llama-biases",
-    "mistral",
-    "smollm3",
-    "gemma2",
-    "phi3",
-    "phi3-longrope",
-];
-
-/// The directory of a model family's fixture.
-pub(crate) fn family(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/families").join(name)
-}
+pub(crate) use hone_model::testing::{FAMILIES, family};
 
 /// Loads the model of a directory.
 pub(crate) fn model(dir: &Path) -> Model {
-    let config: Value =
-        serde_json::from_slice(&fs::read(dir.join("config.json")).unwrap()).unwrap();
-    let spec = ModelSpec::from_config(&config).unwrap();
-    let mut files: Vec<PathBuf> = fs::read_dir(dir).unwrap().map(|f| f.unwrap().path()).collect();
-    files.retain(|path| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        name.starts_with("model") && name.ends_with(".safetensors")
-    });
-    files.sort();
-    Model::load(spec, &files, BaseDtype::Auto, &Device::Cpu).unwrap()
+    load_model(dir, BaseDtype::Auto)
 }
 
 /// An adapter on every linear layer, which changes every logit.

@@ -34,7 +34,6 @@ pub(crate) struct LinearGroup {
     pub inner: usize,
     /// Outputs of all layers together.
     pub outputs: usize,
-    /// What the layers' input is rounded to.
     pub rounding: InputRounding,
 }
 
@@ -66,7 +65,6 @@ impl InputRounding {
         Self { integers: false, bf16: computes && has_pairs && tensor.dtype() == DType::BF16 }
     }
 
-    /// For products with all of these.
     fn of_all(all: impl Iterator<Item = Self>) -> Self {
         all.fold(Self::default(), |all, one| Self {
             integers: all.integers || one.integers,
@@ -89,7 +87,6 @@ impl InputRounding {
     }
 }
 
-/// Buffers for rounded activations.
 #[derive(Debug, Default)]
 pub(crate) struct RoundedColumns {
     integers: IntegerColumns,
@@ -144,7 +141,6 @@ pub(crate) struct BaseWeights {
     head: BaseMatrix,
     /// What the head's input is rounded to.
     pub head_rounding: InputRounding,
-    /// The final norm.
     pub norm: Vec<f32>,
     pub layers: Vec<DecoderLayer>,
     /// Bytes of the matrices that a decoding step reads: all but the embedding, unless it is the head.
@@ -153,9 +149,6 @@ pub(crate) struct BaseWeights {
 
 impl BaseWeights {
     /// Shares a model's weights.
-    ///
-    /// # Errors
-    /// If they are neither contiguous f32, f16 or bf16 in main memory nor quantized.
     pub fn new(model: &Model) -> Result<Self> {
         let spec = model.spec().clone();
         let layers = (0..spec.num_layers).map(|layer| DecoderLayer::new(model, layer));
@@ -221,10 +214,9 @@ impl DecoderLayer {
             let rounding = InputRounding::of_all(roundings);
             Ok::<_, SamplerError>(LinearGroup { linears, inner, outputs, rounding })
         };
-        let norms = |[a, b]: [&Tensor; 2]| -> Result<_> {
+        let norms = |[a, b]: &[Tensor; 2]| -> Result<_> {
             Ok([norm_weight(a, spec)?, norm_weight(b, spec)?])
         };
-        let optional = |pair: Option<&[Tensor; 2]>| pair.map(|p| norms(p.each_ref())).transpose();
         let (qkv, gate_up): (&[_], &[_]) = if spec.fused {
             (&[LinearKind::QkvProj], &[LinearKind::GateUpProj])
         } else {
@@ -232,9 +224,9 @@ impl DecoderLayer {
             (qkv, &[LinearKind::GateProj, LinearKind::UpProj])
         };
         Ok(Self {
-            norms: norms(block.norms())?,
-            output_norms: optional(block.output_norms())?,
-            head_norms: optional(block.head_norms())?,
+            norms: norms(&block.norms)?,
+            output_norms: block.output_norms.as_ref().map(norms).transpose()?,
+            head_norms: block.head_norms.as_ref().map(norms).transpose()?,
             qkv: group(qkv)?,
             o: group(&[LinearKind::OProj])?,
             gate_up: group(gate_up)?,
@@ -336,7 +328,6 @@ pub(crate) struct AdapterPair {
 /// A copy of a LoRA adapter. Training the original further does not change it.
 pub struct AdapterWeights {
     layers: Vec<Vec<AdapterPair>>,
-    /// The greatest rank.
     pub(crate) rank: usize,
     /// Whether every value of the second factors is finite, so that zeros times them are zeros.
     pub(crate) is_finite: bool,

@@ -65,6 +65,14 @@ pub(crate) fn entries_of<'t, V: Value + 'static>(
     Ok(index.range((id, &Id::default())..=(id, &[u8::MAX; 16]))?)
 }
 
+/// The second ids of these entries.
+pub(crate) fn ids_of<V: Value + 'static>(
+    index: &impl ReadableTable<IdPair, V>,
+    id: &Id,
+) -> Result<Vec<Id>, StoreError> {
+    entries_of(index, id)?.map(|entry| Ok(*entry?.0.value().1)).collect()
+}
+
 /// The record under `key` in `table`.
 pub(crate) fn find<'k, K: Key + 'static, R: LedgerRecord>(
     tx: &ReadTransaction,
@@ -93,11 +101,8 @@ pub(crate) fn indexed<V: Value + 'static, R: LedgerRecord>(
     id: InteractionId,
 ) -> Result<Vec<R>, StoreError> {
     let rows = tx.open_table(table)?;
-    let mut found = Vec::new();
-    for entry in entries_of(&tx.open_table(index)?, id.0.as_bytes())? {
-        found.extend(get(&rows, entry?.0.value().1)?);
-    }
-    Ok(found)
+    let ids = ids_of(&tx.open_table(index)?, id.0.as_bytes())?;
+    ids.iter().filter_map(|id| get(&rows, id).transpose()).collect()
 }
 
 /// Every reward part of a completion, by name.
@@ -138,7 +143,7 @@ pub(crate) fn ratings(
     Ok(found)
 }
 
-/// QuarantinedKey API keys, by id.
+/// Quarantined API keys, by id.
 pub(crate) fn quarantined(tx: &ReadTransaction) -> Result<Vec<QuarantinedKey>, StoreError> {
     let rows = tx.open_table(format::QUARANTINE)?;
     let keys = rows.iter()?.map(|row| {

@@ -360,7 +360,7 @@ impl Store {
         self.read(|tx| reader::find(tx, format::FEEDBACK, id.0.as_bytes()))
     }
 
-    /// QuarantinedKey API keys, by id.
+    /// Quarantined API keys, by id.
     pub fn quarantined(&self) -> Result<Vec<QuarantinedKey>, StoreError> {
         self.read(reader::quarantined)
     }

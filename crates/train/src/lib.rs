@@ -8,7 +8,7 @@
 //!
 //! - `hone-train` runs the loop. Ready groups, an operator's activation, a command of
 //!   [`TrainHandle`] or one second of idleness wake it.
-//! - `hone-train-N` (`train.threads` of them) compute the forward and backward passes.
+//! - `hone-train-N` (one for each core) compute the forward and backward passes.
 //! - `hone-publish` lives for one publication; `hone-probe-N` compute its parity probe.
 //!
 //! Callers may rely on this: [`Learner::step`] is deterministic for a given seed and independent of

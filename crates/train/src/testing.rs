@@ -32,7 +32,7 @@ pub(crate) use hone_model::testing::{tiny_model, tiny_spec};
 pub(crate) fn tiny_config() -> TrainConfig {
     TrainConfig {
         learning_rate: PeakRate::Fixed(1e-2),
-        warmup_steps: Some(0),
+        warmup_steps: Some(0.0),
         beta: 0.1,
         micro_batch: 64,
         max_sampler_difference: 0.0,

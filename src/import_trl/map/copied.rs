@@ -5,39 +5,43 @@ use serde_json::Value;
 use hone_hub::Hub;
 
 use super::TrlConversion;
+use crate::import_trl::settings::count_value;
 
-const NUMBERS: &[(&str, &str)] = &[
-    ("adam_beta1", "train.adam_beta1"),
-    ("adam_beta2", "train.adam_beta2"),
-    ("adam_epsilon", "train.adam_eps"),
-    ("weight_decay", "train.weight_decay"),
-    ("max_grad_norm", "train.max_grad_norm"),
-    ("temperature", "rollout.temperature"),
-    ("top_entropy_quantile", "train.top_entropy_quantile"),
-    ("off_policy_mask_threshold", "train.off_policy_mask_threshold"),
-    ("entropy_coef", "train.entropy.coef"),
-    ("lora_dropout", "train.lora.dropout"),
-];
+/// The type of a copied value.
+#[derive(Clone, Copy)]
+enum CopiedType {
+    Number,
+    Count,
+    Flag,
+    Text,
+}
 
-const COUNTS: &[(&str, &str)] = &[
-    ("max_prompt_length", "dataset.max_prompt_tokens"),
-    ("num_iterations", "train.num_iterations"),
-    ("num_generations_eval", "run.eval_samples"),
-    ("num_completions_to_print", "run.samples_shown"),
-    ("data_seed", "dataset.seed"),
-];
+use CopiedType::{Count, Flag, Number, Text};
 
-const FLAGS: &[(&str, &str)] = &[
-    ("mask_truncated_completions", "train.mask_truncated_completions"),
-    ("use_rslora", "train.lora.use_rslora"),
-];
-
-const TEXTS: &[(&str, &str)] = &[
-    ("output_dir", "data.dir"),
-    ("model_name_or_path", "model.path"),
-    ("pretrained_model_name_or_path", "model.path"),
-    ("model_name", "model.path"),
-    ("model", "model.path"),
+/// Options that keep their values: the name, Hone's key, and the type.
+const COPIED: &[(&str, &str, CopiedType)] = &[
+    ("adam_beta1", "train.adam_beta1", Number),
+    ("adam_beta2", "train.adam_beta2", Number),
+    ("adam_epsilon", "train.adam_eps", Number),
+    ("weight_decay", "train.weight_decay", Number),
+    ("max_grad_norm", "train.max_grad_norm", Number),
+    ("temperature", "rollout.temperature", Number),
+    ("top_entropy_quantile", "train.top_entropy_quantile", Number),
+    ("off_policy_mask_threshold", "train.off_policy_mask_threshold", Number),
+    ("entropy_coef", "train.entropy.coef", Number),
+    ("lora_dropout", "train.lora.dropout", Number),
+    ("max_prompt_length", "dataset.max_prompt_tokens", Count),
+    ("num_iterations", "train.num_iterations", Count),
+    ("num_generations_eval", "run.eval_samples", Count),
+    ("num_completions_to_print", "run.samples_shown", Count),
+    ("data_seed", "dataset.seed", Count),
+    ("mask_truncated_completions", "train.mask_truncated_completions", Flag),
+    ("use_rslora", "train.lora.use_rslora", Flag),
+    ("output_dir", "data.dir", Text),
+    ("model_name_or_path", "model.path", Text),
+    ("pretrained_model_name_or_path", "model.path", Text),
+    ("model_name", "model.path", Text),
+    ("model", "model.path", Text),
 ];
 
 /// Options with a few values: the name, Hone's key, TRL's values, each with Hone's after `=` if that differs,
@@ -115,23 +119,14 @@ impl TrlConversion {
     }
 
     pub(super) fn copy(&mut self) -> Result<(), String> {
-        for (name, key) in NUMBERS {
-            if let Some(value) = self.options.number(name)? {
-                self.settings.set(key, value, *name);
-            }
-        }
-        for (name, key) in COUNTS {
-            if let Some(value) = self.options.count(name)? {
-                self.settings.set_count(key, value, *name);
-            }
-        }
-        for (name, key) in FLAGS {
-            if let Some(value) = self.options.flag(name)? {
-                self.settings.set(key, value, *name);
-            }
-        }
-        for (name, key) in TEXTS {
-            if let Some(value) = self.options.text(name)? {
+        for (name, key, kind) in COPIED {
+            let value: Option<toml::Value> = match kind {
+                Number => self.options.number(name)?.map(Into::into),
+                Count => self.options.count(name)?.map(count_value),
+                Flag => self.options.flag(name)?.map(Into::into),
+                Text => self.options.text(name)?.map(Into::into),
+            };
+            if let Some(value) = value {
                 self.settings.set(key, value, *name);
             }
         }

@@ -101,9 +101,8 @@ impl TrlConversion {
     }
 
     fn batch(&mut self) -> Result<(), String> {
-        let aliases = ["num_generations", "num_generation", "group_size"];
-        let name = aliases.into_iter().find(|name| self.options.has(name));
-        let (size, origin) = self.count_or(name.unwrap_or("num_generations"), 8)?;
+        let name = self.options.present(&["num_generations", "num_generation", "group_size"]);
+        let (size, origin) = self.count_or(name, 8)?;
         self.settings.set_count("rollout.group_size", size, origin);
         let (tokens, origin) = self.count_or("max_completion_length", 512)?;
         self.settings.set_count("rollout.max_tokens", tokens, origin);
@@ -150,14 +149,13 @@ impl TrlConversion {
         }
         self.evaluation()?;
         if let Some(limit) = self.options.count("save_total_limit")? {
-            self.settings.set_count("train.keep_checkpoints", limit.max(1), "save_total_limit");
+            self.settings.set_count("policy.keep_versions", limit.max(2), "save_total_limit");
         }
         Ok(())
     }
 
     fn evaluation(&mut self) -> Result<(), String> {
-        const NAMES: [&str; 2] = ["eval_strategy", "evaluation_strategy"];
-        let name = NAMES.into_iter().find(|name| self.options.has(name)).unwrap_or(NAMES[0]);
+        let name = self.options.present(&["eval_strategy", "evaluation_strategy"]);
         let strategy = self.options.text(name)?;
         let steps = self.options.number("eval_steps")?;
         match (strategy.as_deref(), steps) {
@@ -287,7 +285,7 @@ impl TrlConversion {
             } else if name == "warmup_steps" && value == 0.0 {
                 self.settings.set_count("train.warmup_steps", 0, name);
             } else {
-                self.settings.set("train.warmup_ratio", value, name);
+                self.settings.set("train.warmup_steps", value, name);
             }
             is_set |= value > 0.0;
         }
@@ -374,9 +372,7 @@ impl TrlConversion {
     }
 
     fn clips(&mut self, loss: &str) -> Result<(), String> {
-        let guides = ["clip_range", "cliprange"].into_iter().find(|name| self.options.has(name));
-        let name =
-            if self.options.has("epsilon") { "epsilon" } else { guides.unwrap_or("epsilon") };
+        let name = self.options.present(&["epsilon", "clip_range", "cliprange"]);
         let low = self.options.number(name)?;
         let high = self.options.number("epsilon_high")?;
         let is_bound = loss == "cispo";
@@ -411,8 +407,7 @@ impl TrlConversion {
     }
 
     pub(super) fn kl(&mut self) -> Result<(), String> {
-        let guides = ["kl_coeff", "kl_coef"].into_iter().find(|name| self.options.has(name));
-        let name = if self.options.has("beta") { "beta" } else { guides.unwrap_or("beta") };
+        let name = self.options.present(&["beta", "kl_coeff", "kl_coef"]);
         let origin = self.options.origin(name);
         let beta = self.options.number(name)?.unwrap_or(0.0);
         self.settings.set("train.beta", beta, origin);
@@ -421,34 +416,35 @@ impl TrlConversion {
         let synced = self.options.flag("sync_ref_model")?;
         let steps = self.options.count("ref_model_sync_steps")?;
         let mixup = self.options.number("ref_model_mixup_alpha")?;
-        if beta == 0.0 {
-            let given = [
-                ("use_bias_correction_kl", corrected.is_some()),
-                ("sync_ref_model", synced.is_some()),
-                ("ref_model_sync_steps", steps.is_some()),
-                ("ref_model_mixup_alpha", mixup.is_some()),
-            ];
-            for (name, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
-                self.settings.note(name, "without effect while train.beta is 0");
+        let given = [
+            ("use_bias_correction_kl", corrected.is_some()),
+            ("sync_ref_model", synced.is_some()),
+            ("ref_model_sync_steps", steps.is_some()),
+            ("ref_model_mixup_alpha", mixup.is_some()),
+        ];
+        let mut without_effect = |given: &[(&str, bool)], reason| {
+            for (name, _) in given.iter().filter(|(_, is_given)| *is_given) {
+                self.settings.note(name, format!("without effect {reason}"));
             }
+        };
+        if beta == 0.0 {
+            without_effect(&given, "while train.beta is 0");
             return Ok(());
+        }
+        if synced != Some(true) {
+            without_effect(&given[2..], "unless sync_ref_model is true");
         }
         let estimator = if corrected.unwrap_or(true) { "corrected" } else { "k3" };
         self.settings.set("train.kl.estimator", estimator, origin);
-        if synced == Some(true) {
-            let comment = "sync_ref_model, ref_model_sync_steps";
-            self.settings.set_count("train.kl.sync_steps", steps.unwrap_or(512), comment);
-            let comment = "ref_model_mixup_alpha";
-            self.settings.set("train.kl.sync_mixup", mixup.unwrap_or(0.6), comment);
-            return Ok(());
-        }
-        if synced.is_some() {
-            self.settings.set_count("train.kl.sync_steps", 0, "sync_ref_model");
-        }
-        let given =
-            [("ref_model_sync_steps", steps.is_some()), ("ref_model_mixup_alpha", mixup.is_some())];
-        for (name, _) in given.into_iter().filter(|(_, is_given)| *is_given) {
-            self.settings.note(name, "without effect unless sync_ref_model is true");
+        let comment = "sync_ref_model, ref_model_sync_steps";
+        match synced {
+            Some(true) => {
+                self.settings.set_count("train.kl.sync_steps", steps.unwrap_or(512), comment);
+                let comment = "ref_model_mixup_alpha";
+                self.settings.set("train.kl.sync_mixup", mixup.unwrap_or(0.6), comment);
+            }
+            Some(false) => self.settings.set_count("train.kl.sync_steps", 0, "sync_ref_model"),
+            None => {}
         }
         Ok(())
     }

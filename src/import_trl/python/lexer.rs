@@ -2,6 +2,7 @@
 
 use std::str::Chars;
 
+use regex::Regex;
 use serde_json::{Number, Value};
 
 /// A token. A number or text that is not a plain literal, such as `1j` or `f"{x}"`, is `None`.
@@ -27,152 +28,69 @@ pub(super) struct Lexeme<'a> {
     pub(super) end: usize,
 }
 
-/// Operators of two characters. All others are single characters, which is enough to find arguments.
-const PAIRS: [&str; 17] = [
-    "==", "!=", "<=", ">=", ":=", "->", "**", "//", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=",
-    "@=",
-];
-
-/// Prefixes of texts.
-const PREFIXES: [&str; 11] = ["r", "u", "b", "f", "t", "rb", "br", "rf", "fr", "rt", "tr"];
+/// One token at a time. The character after a backslash is never the end of a text, in raw texts too. Operators are
+/// those of two characters, and any other character, which is enough to find arguments.
+const TOKEN: &str = r#"(?xs)
+    (?P<skipped> [^\S\n]+ | \#[^\n]* | \\\n )
+    | (?P<newline> \n )
+    | (?i:(?P<prefix> r|u|b|f|t|rb|br|rf|fr|rt|tr )?)
+      (?: """ (?P<text1> (?: \\. | [^\\] )*? ) """
+        | ''' (?P<text2> (?: \\. | [^\\] )*? ) '''
+        | "   (?P<text3> (?: \\. | [^\\"\n] )* ) "
+        | '   (?P<text4> (?: \\. | [^\\'\n] )* ) ' )
+    | (?P<name> [\p{Alphabetic}_] [\p{Alphabetic}\p{N}_]* )
+    | (?P<number> 0[xX] [0-9a-zA-Z_.]* | (?: [0-9] | \.[0-9] ) (?: [eE][+-] | [0-9a-zA-Z_.] )* )
+    | (?P<operator> [=!<>:*/+\-%&|^@]= | -> | \*\* | // | . )"#;
 
 /// # Errors
 /// The line of a text that is not closed.
 pub(super) fn tokens(source: &str) -> Result<Vec<Lexeme<'_>>, String> {
-    let mut lexer = PyLexer { source, at: 0, line: 1, depth: 0, found: Vec::new() };
-    while let Some(c) = lexer.peek() {
-        lexer.step(c)?;
-    }
-    Ok(lexer.found)
-}
-
-struct PyLexer<'a> {
-    source: &'a str,
-    /// The next byte.
-    at: usize,
-    line: usize,
-    /// Open brackets.
-    depth: usize,
-    found: Vec<Lexeme<'a>>,
-}
-
-impl<'a> PyLexer<'a> {
-    fn rest(&self) -> &'a str {
-        self.source.get(self.at..).unwrap_or_default()
-    }
-
-    fn peek(&self) -> Option<char> {
-        self.rest().chars().next()
-    }
-
-    /// Skips `c` and counts lines.
-    fn skip(&mut self, c: char) {
-        self.at += c.len_utf8();
-        self.line += usize::from(c == '\n');
-    }
-
-    fn push(&mut self, token: PyToken<'a>, line: usize, start: usize) {
-        self.found.push(Lexeme { token, line, start, end: self.at });
-    }
-
-    fn step(&mut self, c: char) -> Result<(), String> {
-        let (line, start, rest) = (self.line, self.at, self.rest());
-        match c {
-            '\n' => {
-                self.skip(c);
-                if self.depth == 0 {
-                    self.push(PyToken::Newline, line, start);
-                }
-            }
-            '#' => self.at += rest.find('\n').unwrap_or(rest.len()),
-            // The end of the line is within the statement.
-            '\\' if rest.starts_with("\\\n") => {
-                self.skip('\\');
-                self.skip('\n');
-            }
-            _ if c.is_whitespace() => self.skip(c),
-            '\'' | '"' => self.text("", c, start)?,
-            _ if c.is_alphabetic() || c == '_' => {
-                let is_part = |c: char| c.is_alphanumeric() || c == '_';
-                let name = &rest[..rest.find(|c: char| !is_part(c)).unwrap_or(rest.len())];
-                self.at += name.len();
-                let prefix = name.to_lowercase();
-                match self.peek() {
-                    Some(quote @ ('\'' | '"')) if PREFIXES.contains(&prefix.as_str()) => {
-                        self.text(&prefix, quote, start)?;
-                    }
-                    _ => self.push(PyToken::Name(name), line, start),
-                }
-            }
-            _ if c.is_ascii_digit() || is_fraction(rest) => {
-                let text = number_at(rest);
-                self.at += text.len();
-                self.push(PyToken::Number(number(text)), line, start);
-            }
-            _ => {
-                match c {
-                    '(' | '[' | '{' => self.depth += 1,
-                    ')' | ']' | '}' => self.depth = self.depth.saturating_sub(1),
-                    _ => {}
-                }
-                let pair = PAIRS.iter().any(|pair| rest.starts_with(pair));
-                self.at += if pair { 2 } else { c.len_utf8() };
-                self.push(PyToken::Operator(&self.source[start..self.at]), line, start);
-            }
-        }
-        Ok(())
-    }
-
-    /// A text that begins with `quote` at the current place, after its prefix.
-    fn text(&mut self, prefix: &str, quote: char, start: usize) -> Result<(), String> {
-        let line = self.line;
-        let triple = String::from_iter([quote; 3]);
-        let end = if self.rest().starts_with(&triple) { triple } else { quote.to_string() };
-        self.at += end.len();
-        let first = self.at;
-        while !self.rest().starts_with(&end) {
-            let unclosed = || format!("line {line}: a text is not closed");
-            let c = self.peek().ok_or_else(unclosed)?;
-            if c == '\n' && end.len() == 1 {
+    let pattern = Regex::new(TOKEN).map_err(|error| error.to_string())?;
+    let (mut found, mut line, mut depth) = (Vec::new(), 1, 0_usize);
+    for captures in pattern.captures_iter(source) {
+        let named = |name: &str| captures.name(name).map(|part| part.as_str());
+        let all = captures.get_match();
+        let (start, end) = (all.start(), all.end());
+        let texts = ["text1", "text2", "text3", "text4"];
+        let unclosed = || format!("line {line}: a text is not closed");
+        let token = if let Some(content) = texts.into_iter().find_map(named) {
+            // The first two quotes of three.
+            let quote = all.as_str().chars().next_back();
+            if content.is_empty() && quote.is_some_and(|q| source[end..].starts_with(q)) {
                 return Err(unclosed());
             }
-            self.skip(c);
-            // The character after a backslash is never the end, in raw texts too.
-            if let Some(next) = self.peek().filter(|_| c == '\\') {
-                self.skip(next);
+            Some(PyToken::Text(text(named("prefix").unwrap_or_default(), content)))
+        } else if let Some(operator) = named("operator") {
+            match operator {
+                "'" | "\"" => return Err(unclosed()),
+                "(" | "[" | "{" => depth += 1,
+                ")" | "]" | "}" => depth = depth.saturating_sub(1),
+                _ => {}
             }
-        }
-        let content = &self.source[first..self.at];
-        self.at += end.len();
-        let is_computed = prefix.contains(['f', 't']) && content.contains(['{', '}']);
-        let value = if is_computed || prefix.contains('b') {
-            None
-        } else if prefix.contains('r') {
-            Some(content.to_owned())
+            Some(PyToken::Operator(operator))
+        } else if named("newline").is_some() {
+            (depth == 0).then_some(PyToken::Newline)
         } else {
-            unescaped(content)
+            let name = named("name").map(PyToken::Name);
+            name.or_else(|| named("number").map(|digits| PyToken::Number(number(digits))))
         };
-        self.push(PyToken::Text(value), line, start);
-        Ok(())
+        found.extend(token.map(|token| Lexeme { token, line, start, end }));
+        line += all.as_str().matches('\n').count();
     }
+    Ok(found)
 }
 
-/// Whether `rest` begins with a number such as `.5`.
-fn is_fraction(rest: &str) -> bool {
-    rest.strip_prefix('.').is_some_and(|after| after.starts_with(|c: char| c.is_ascii_digit()))
-}
-
-/// The number at the beginning of `rest`, with a suffix such as `j`.
-fn number_at(rest: &str) -> &str {
-    let is_hex = rest.starts_with("0x") || rest.starts_with("0X");
-    let mut previous = ' ';
-    let ends = |&(_, c): &(usize, char)| {
-        let is_sign = matches!(c, '+' | '-') && matches!(previous, 'e' | 'E') && !is_hex;
-        previous = c;
-        !(c.is_ascii_alphanumeric() || matches!(c, '_' | '.') || is_sign)
-    };
-    let end = rest.char_indices().find(ends).map_or(rest.len(), |(at, _)| at);
-    &rest[..end]
+/// The value of a text with a prefix such as `r`; `None` if it would have to be computed.
+fn text(prefix: &str, content: &str) -> Option<String> {
+    let prefix = prefix.to_ascii_lowercase();
+    let is_computed = prefix.contains(['f', 't']) && content.contains(['{', '}']);
+    if is_computed || prefix.contains('b') {
+        None
+    } else if prefix.contains('r') {
+        Some(content.to_owned())
+    } else {
+        unescaped(content)
+    }
 }
 
 fn number(text: &str) -> Option<Value> {
@@ -190,6 +108,19 @@ fn number(text: &str) -> Option<Value> {
 
 /// The characters that a text without prefix stands for; `None` for escapes by octal code or name.
 fn unescaped(text: &str) -> Option<String> {
+    const ESCAPES: [(char, &str); 11] = [
+        ('\n', ""),
+        ('n', "\n"),
+        ('t', "\t"),
+        ('r', "\r"),
+        ('a', "\u{7}"),
+        ('b', "\u{8}"),
+        ('f', "\u{c}"),
+        ('v', "\u{b}"),
+        ('\\', "\\"),
+        ('\'', "'"),
+        ('"', "\""),
+    ];
     let mut plain = String::with_capacity(text.len());
     let mut chars = text.chars();
     while let Some(c) = chars.next() {
@@ -198,21 +129,15 @@ fn unescaped(text: &str) -> Option<String> {
             continue;
         }
         match chars.next()? {
-            '\n' => {}
-            'n' => plain.push('\n'),
-            't' => plain.push('\t'),
-            'r' => plain.push('\r'),
-            'a' => plain.push('\u{7}'),
-            'b' => plain.push('\u{8}'),
-            'f' => plain.push('\u{c}'),
-            'v' => plain.push('\u{b}'),
             'x' => plain.push(by_code(&mut chars, 2)?),
             'u' => plain.push(by_code(&mut chars, 4)?),
             'U' => plain.push(by_code(&mut chars, 8)?),
             '0'..='7' | 'N' => return None,
-            other @ ('\\' | '\'' | '"') => plain.push(other),
-            // Python keeps the backslash of an unknown escape.
-            other => plain.extend(['\\', other]),
+            other => match ESCAPES.iter().find(|(escape, _)| *escape == other) {
+                Some((_, meaning)) => plain.push_str(meaning),
+                // Python keeps the backslash of an unknown escape.
+                None => plain.extend(['\\', other]),
+            },
         }
     }
     Some(plain)

@@ -32,7 +32,9 @@ pub(super) fn options(source: &str) -> Result<TrlOptions, String> {
     let calls = calls(&tokens)?;
     let reader = Reader { source, constants: constants(&tokens) };
     let mut options = TrlOptions::default();
-    only("GRPOConfig", &calls)?.ok_or("it has no call of GRPOConfig")?;
+    if only("GRPOConfig", &calls)? == 0 {
+        return Err("it has no call of GRPOConfig".to_owned());
+    }
     only("LoraConfig", &calls)?;
     for call in &calls {
         match call.name {
@@ -99,18 +101,15 @@ fn closing(tokens: &[Lexeme<'_>]) -> Option<usize> {
     })
 }
 
-/// The only call of `name`, if there is one.
-fn only<'c, 't, 'a>(
-    name: &str,
-    calls: &'c [PyCall<'t, 'a>],
-) -> Result<Option<&'c PyCall<'t, 'a>>, String> {
-    let found: Vec<_> = calls.iter().filter(|call| call.name == name).collect();
-    if found.len() > 1 {
-        let lines: Vec<String> = found.iter().map(|call| call.line.to_string()).collect();
+/// The number of calls of `name`, which is refused above 1.
+fn only(name: &str, calls: &[PyCall<'_, '_>]) -> Result<usize, String> {
+    let found = calls.iter().filter(|call| call.name == name);
+    let lines: Vec<String> = found.map(|call| call.line.to_string()).collect();
+    if lines.len() > 1 {
         let lines = lines.join(", ");
         return Err(format!("{name} is called in lines {lines}: leave only the call to convert"));
     }
-    Ok(found.first().copied())
+    Ok(lines.len())
 }
 
 fn split<'t, 'a>(argument: &'t [Lexeme<'a>]) -> PyArgument<'t, 'a> {
@@ -263,10 +262,7 @@ fn nested(tokens: &[Lexeme<'_>], constants: &Constants<'_>, depth: usize) -> Opt
         (PyToken::Operator("-"), [Lexeme { token: PyToken::Number(Some(number)), .. }]) => {
             negative(number)
         }
-        (PyToken::Operator("+"), [number]) => match &number.token {
-            PyToken::Number(number) => number.clone(),
-            _ => None,
-        },
+        (PyToken::Operator("+"), [Lexeme { token: PyToken::Number(number), .. }]) => number.clone(),
         (PyToken::Operator(open), [inner @ .., last]) => match (*open, &last.token) {
             ("[", PyToken::Operator("]")) => items(inner).into_iter().map(value).collect(),
             ("(", PyToken::Operator(")")) => match items(inner).as_slice() {

@@ -68,10 +68,16 @@ pub struct PolicyEstimate {
 impl PolicyEstimate {
     /// The estimate from records.
     pub fn of(records: &[ScoredRecord]) -> Self {
-        let log_ratios: Vec<f64> = records.iter().map(|record| record.log_ratio).collect();
-        let weights = weights(&log_ratios);
-        let rewards: Vec<f64> = records.iter().map(|record| record.reward).collect();
-        let effective_records = effective_sample_size(&weights);
+        // Each weight is at most the square root of the number of records.
+        let most = (records.len() as f64).sqrt();
+        let (mut sum, mut squares, mut weighted) = (0.0, 0.0, 0.0);
+        for record in records {
+            let weight = record.log_ratio.exp().min(most);
+            sum += weight;
+            squares += weight * weight;
+            weighted += weight * record.reward;
+        }
+        let effective_records = if squares > 0.0 { sum * sum / squares } else { 0.0 };
         let means = route_means(records);
         let mean_ratio = |selects: &dyn Fn(&ScoredRecord, f64) -> bool| {
             let chosen = records.iter().filter(|r| selects(r, means[r.route.as_str()]));
@@ -80,7 +86,7 @@ impl PolicyEstimate {
         let tokens: usize = records.iter().map(|record| record.tokens).sum();
         let k3: f64 = records.iter().map(|record| record.k3).sum();
         Self {
-            reward: self_normalized(&weights, &rewards),
+            reward: (sum > 0.0).then(|| weighted / sum),
             effective_records,
             reliable: effective_records >= RELIABLE_SHARE * records.len() as f64,
             log_ratio_above: mean_ratio(&|record, mean| record.reward > mean),
@@ -117,26 +123,6 @@ fn mean(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let (sum, count) =
         values.into_iter().fold((0.0, 0.0), |(sum, n), value| (sum + value, n + 1.0));
     (count > 0.0).then(|| sum / count)
-}
-
-/// The weights of log-ratios, each at most the square root of their number.
-fn weights(log_ratios: &[f64]) -> Vec<f64> {
-    let most = (log_ratios.len() as f64).sqrt();
-    log_ratios.iter().map(|log_ratio| log_ratio.exp().min(most)).collect()
-}
-
-/// `(sum w)^2 / sum w^2`; 0 if every weight is 0.
-fn effective_sample_size(weights: &[f64]) -> f64 {
-    let (sum, squares) =
-        weights.iter().fold((0.0, 0.0), |(sum, squares), w| (sum + w, squares + w * w));
-    if squares > 0.0 { sum * sum / squares } else { 0.0 }
-}
-
-/// `sum w r / sum w`; `None` if every weight is 0.
-fn self_normalized(weights: &[f64], rewards: &[f64]) -> Option<f64> {
-    let sum: f64 = weights.iter().sum();
-    let weighted: f64 = weights.iter().zip(rewards).map(|(w, r)| w * r).sum();
-    (sum > 0.0).then(|| weighted / sum)
 }
 
 #[cfg(test)]
@@ -214,7 +200,8 @@ mod tests {
         fn the_effective_number_is_at_most_the_number_of_records(
             log_ratios in prop::collection::vec(-20.0_f64..20.0, 1..60),
         ) {
-            let effective = effective_sample_size(&weights(&log_ratios));
+            let records: Vec<_> = log_ratios.iter().map(|ratio| record("a", 1.0, *ratio)).collect();
+            let effective = PolicyEstimate::of(&records).effective_records;
             prop_assert!(effective >= 1.0 - 1e-9 && effective <= log_ratios.len() as f64 + 1e-9);
         }
     }

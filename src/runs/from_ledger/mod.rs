@@ -25,9 +25,9 @@ use hone_reward::Routes;
 use hone_store::{LedgerReader, MERGED, RecordSource};
 use hone_train::RecordedGroup;
 
-use crate::terminal::{MISSING, markdown, table};
 use estimate::{PolicyEstimate, RELIABLE_SHARE};
 use filter::{LedgerFilter, Present};
+use hone_report::terminal::{MISSING, markdown, table};
 
 // Which prompts a run holds out.
 

@@ -10,16 +10,14 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{SampleId, StepRecord, UnixMillis, now_ms};
-use hone_reward::Routes;
+use hone_core::types::{SampleId, now_ms};
 use hone_store::{LedgerReader, Store, StoreConfig, StoreError};
 use hone_train::{OfflineSetup, OfflineTrainer, RecordedGroup, RecordedSample};
 
 use super::RecordReport;
 use super::estimate::{PolicyEstimate, ScoredRecord};
 use super::filter::LedgerFilter;
-use super::{RecordCounts, UsableGroup, read_records};
-use super::{Split, split};
+use super::{Split, UsableGroup, read_records, split};
 use crate::app::LEDGER;
 use crate::config::Config;
 use crate::runs::NO_LENGTH;
@@ -71,10 +69,18 @@ pub async fn run(
     let longest_sample = app::longest_recorded_sample(&config, &model)?;
     let rewards = app::reward_tools(&config, metrics.clone()).await?;
     let routes = Arc::new(rewards.routes(&config).await?);
-    let data = read_split(&ledger, &routes, &options, longest_sample).map_err(usage)?;
+    let records = read_records(&ledger, &routes, &options.filter, longest_sample);
+    let (records, counts) = records.map_err(usage)?;
     drop(ledger);
+    let Split { train, held_out } = split(records, options.holdout).map_err(usage)?;
+    let sides = [train, held_out];
+    let prompts =
+        |side: &Vec<UsableGroup>| side.iter().map(|r| r.prompt).collect::<BTreeSet<_>>().len();
+    let [train_prompts, held_out_prompts] = sides.each_ref().map(prompts);
+    let groups = |side: Vec<UsableGroup>| side.into_iter().map(|r| r.group).collect::<Vec<_>>();
+    let [train, held_out] = sides.map(groups);
 
-    let sizes: Vec<usize> = data.train.iter().map(RecordedGroup::len).collect();
+    let sizes: Vec<usize> = train.iter().map(RecordedGroup::len).collect();
     let (max_steps, epochs) = (config.train.max_steps, config.train.epochs);
     let length = if epochs > 0.0 { RunLength::Epochs(epochs) } else { RunLength::Steps(max_steps) };
     let plan = steps(&sizes, length, config.train.samples_per_step, config.train.seed);
@@ -90,13 +96,18 @@ pub async fn run(
         metrics: metrics.clone(),
     })?;
     let folder = RunFolder::open(&config, SavedConfig::new(&config)?, 0, options.terminal)?;
-    let mut run = LedgerRun { trainer, groups: data.train, folder };
-    run.folder.progress.note(&data.note);
-    let before = run.evaluate(0, &data.held_out)?;
+    let mut run = LedgerRun { trainer, groups: train, folder };
+    let skipped = counts.skipped_text();
+    let others = if skipped.is_empty() { skipped } else { format!("; not used: {skipped}") };
+    run.folder.progress.note(&format!(
+        "{} of {} records: {train_prompts} prompts to train on, {held_out_prompts} held out{others}",
+        counts.used, counts.found
+    ));
+    let before = run.evaluate(0, &held_out)?;
     let ending = run.steps(&plan, interrupt).await;
     let after = match run.folder.view.step {
         0 => before,
-        step => run.evaluate(step, &data.held_out)?,
+        step => run.evaluate(step, &held_out)?,
     };
     run.folder.progress.finish();
     if run.folder.view.step > 0 {
@@ -104,13 +115,13 @@ pub async fn run(
         run.trainer.save(&config.data.dir, &store)?;
         store.close().await?;
     }
-    let held_out = merged(&data.held_out);
+    let held_out = merged(&held_out);
     let recorded = RecordReport {
         ledger: file.display().to_string(),
-        records: data.counts,
-        train_prompts: data.train_prompts,
+        records: counts,
+        train_prompts,
         train_records: sizes.iter().sum(),
-        held_out_prompts: data.held_out_prompts,
+        held_out_prompts,
         held_out_records: held_out.len(),
         left_out: run.trainer.left_out,
         skipped_batches: run.folder.view.skipped,
@@ -172,39 +183,6 @@ fn open(file: &Path) -> anyhow::Result<LedgerReader> {
     })
 }
 
-/// The records of a run.
-struct RunData {
-    counts: RecordCounts,
-    train: Vec<RecordedGroup>,
-    train_prompts: usize,
-    held_out: Vec<RecordedGroup>,
-    held_out_prompts: usize,
-    /// The numbers in words.
-    note: String,
-}
-
-fn read_split(
-    ledger: &LedgerReader,
-    routes: &Routes,
-    options: &FromLedgerOptions,
-    longest: usize,
-) -> anyhow::Result<RunData> {
-    let (records, counts) = read_records(ledger, routes, &options.filter, longest)?;
-    let Split { train, held_out } = split(records, options.holdout)?;
-    let prompts =
-        |side: &[UsableGroup]| side.iter().map(|r| r.prompt).collect::<BTreeSet<_>>().len();
-    let (train_prompts, held_out_prompts) = (prompts(&train), prompts(&held_out));
-    let groups = |side: Vec<UsableGroup>| side.into_iter().map(|r| r.group).collect::<Vec<_>>();
-    let skipped = counts.skipped_text();
-    let others = if skipped.is_empty() { skipped } else { format!("; not used: {skipped}") };
-    let note = format!(
-        "{} of {} records: {train_prompts} prompts to train on, {held_out_prompts} held out{others}",
-        counts.used, counts.found
-    );
-    let (train, held_out) = (groups(train), groups(held_out));
-    Ok(RunData { counts, train, train_prompts, held_out, held_out_prompts, note })
-}
-
 /// Every completion of the groups once, with the rewards of all groups that have it.
 fn merged(groups: &[RecordedGroup]) -> Vec<RecordedSample<'_>> {
     let mut samples: BTreeMap<SampleId, RecordedSample<'_>> = BTreeMap::new();
@@ -264,9 +242,9 @@ impl LedgerRun {
         match self.trainer.step(&groups)? {
             Ok(record) => {
                 self.folder.view.add_step(&record, self.folder.began.elapsed());
-                let mut logged = record;
-                logged.metrics.insert("epoch".to_owned(), epoch);
-                self.folder.steps.append(&logged)?;
+                let mut logged = record.metrics;
+                logged.insert("epoch".to_owned(), epoch);
+                self.folder.steps.append(record.step, record.created, &logged)?;
                 self.folder.progress.update(&mut self.folder.view);
                 Ok(None)
             }
@@ -293,14 +271,7 @@ impl LedgerRun {
         };
         let records: Vec<ScoredRecord> = samples.iter().zip(&scored).map(record).collect();
         let estimate = PolicyEstimate::of(&records);
-        let created: UnixMillis = now_ms();
-        let metrics = estimate.metrics();
-        self.folder.evaluations.append(&StepRecord {
-            step,
-            groups: Vec::new(),
-            metrics,
-            created,
-        })?;
+        self.folder.evaluations.append(step, now_ms(), &estimate.metrics())?;
         Ok(estimate)
     }
 }

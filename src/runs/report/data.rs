@@ -9,9 +9,9 @@ use hone_train::monitoring::warnings::Warning;
 use crate::runs::Best;
 use crate::runs::eval_set::Evaluation;
 use crate::runs::from_ledger::RecordReport;
-use crate::runs::stats::{self, Estimate};
 use crate::runs::table::ScoredSample;
-use crate::terminal::{self, MISSING};
+use hone_report::stats::{self, Estimate};
+use hone_report::terminal::{self, MISSING};
 
 /// Why a run ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ use hone_core::types::{StepRecord, UnixMillis};
 use hone_train::monitoring::metric_names;
 
 use crate::runs::table::number;
-use crate::terminal::{clock, markdown, one_line, shown, sparkline, table};
+use hone_report::terminal::{clock, markdown, one_line, shown, sparkline, table};
 
 pub use data::{Comparison, Ending, RunReport, SamplePair, comparison_table, comparisons, samples};
 

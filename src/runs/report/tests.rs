@@ -5,7 +5,7 @@ use hone_train::monitoring::warnings::{Warning, WarningKind};
 
 use super::*;
 use crate::runs::Best;
-use crate::runs::stats::{estimate, paired_difference};
+use hone_report::stats::{estimate, paired_difference};
 
 fn step(step: u64) -> StepRecord {
     let x = step as f64 / 60.0;
@@ -159,20 +159,8 @@ fn the_text_of_a_report() {
 
 #[test]
 fn a_run_without_steps_has_a_report() {
-    let empty = RunReport {
-        steps: Vec::new(),
-        held_out: Vec::new(),
-        comparisons: Vec::new(),
-        samples: Vec::new(),
-        warnings: Vec::new(),
-        configuration: Vec::new(),
-        configuration_text: String::new(),
-        best: None,
-        best_checkpoint: None,
-        ending: Ending::Failed("no *disk*".to_owned()),
-        ..report()
-    };
-    let text = empty.markdown();
+    let ending = Ending::Failed("no *disk*".to_owned());
+    let text = RunReport { ending, ..RunReport::default() }.markdown();
     assert!(
         text.contains("failed: no \\*disk\\*") && text.contains("No step was taken."),
         "{text}"

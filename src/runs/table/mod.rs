@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use comfy_table::{ColumnConstraint, ContentArrangement, Row, Width};
 use serde::{Deserialize, Serialize};
 
-use super::stats::{ScoreStats, score_stats};
-use crate::terminal::{MISSING, cut, one_line, shown, table};
+use hone_report::stats::{ScoreStats, score_stats};
+use hone_report::terminal::{MISSING, cut, one_line, shown, table};
 
 /// Columns of a table, unless the numbers alone need more.
 const WIDTH: u16 = 120;

@@ -82,20 +82,8 @@ pub async fn run(
             return Err(usage(error));
         }
     };
-    let held_out = dataset.held_out;
     let route = core.routes.require("rollout.dataset_route", &config.rollout.dataset_route)?;
-    let most = match config.run.eval_prompts {
-        0 => held_out.len(),
-        most => most.min(held_out.len()),
-    };
-    let eval_set = EvalSet {
-        prompts: held_out.into_iter().take(most).collect(),
-        route: Arc::clone(route),
-        samples: config.run.eval_samples,
-        temperature: config.run.eval_temperature,
-        max_tokens: config.rollout.max_tokens,
-        seed: config.train.seed,
-    };
+    let eval_set = EvalSet::new(&config, dataset.held_out, route);
     let mut run = Run::new(config, options, core, (eval_set, epochs, saved_config))?;
     if let Some(note) = note {
         run.folder.progress.note(&note);
@@ -208,9 +196,9 @@ impl Run {
     /// Adds a step to the logs, the warnings and the progress; shows samples if they are due.
     fn add_step(&mut self, record: &StepRecord) -> anyhow::Result<()> {
         self.folder.view.add_step(record, self.folder.began.elapsed());
-        let mut logged = record.clone();
-        logged.metrics.insert("epoch".to_owned(), self.epochs.at(record.step));
-        self.folder.steps.append(&logged)?;
+        let mut logged = record.metrics.clone();
+        logged.insert("epoch".to_owned(), self.epochs.at(record.step));
+        self.folder.steps.append(record.step, record.created, &logged)?;
         let raised = self.monitor.check(record, &self.core.metrics);
         self.state.watch = self.monitor.state().clone();
         for warning in raised {
@@ -247,13 +235,7 @@ impl Run {
                 shown.push(format!("{part} {mean:.3}"));
                 metrics.insert(format!("{}{part}", metric_names::HELD_OUT_PART), mean);
             }
-            let created = now_ms();
-            self.folder.evaluations.append(&StepRecord {
-                step,
-                groups: Vec::new(),
-                metrics,
-                created,
-            })?;
+            self.folder.evaluations.append(step, now_ms(), &metrics)?;
             let shown = shown.join(", ");
             self.folder
                 .progress

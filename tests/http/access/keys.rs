@@ -1,16 +1,11 @@
 //! Keys with names and scopes, their reload, and the header `Host`.
 
 use reqwest::Method;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use hone::config::{KeyScope, ServerConfig};
 
 use crate::server::{Server, ask, key, read};
-
-async fn request(server: &Server, method: Method, path: &str, key: &str) -> (u16, Value) {
-    let request = server.client.request(method, server.url(path)).bearer_auth(key);
-    read(request.json(&json!({})).send().await.unwrap()).await
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_opens_only_the_routes_of_its_scopes() {
@@ -33,14 +28,15 @@ async fn a_key_opens_only_the_routes_of_its_scopes() {
         (Method::GET, "/nowhere", &["asks", "rates", "grades", "operates"][..]),
     ] {
         for name in ["asks", "rates", "grades", "operates"] {
-            let (status, answer) = request(&server, method.clone(), path, name).await;
+            let (status, answer) =
+                server.as_key(name, method.clone(), path, Some(&json!({}))).await;
             let code = &answer["error"]["code"];
             let refused = status == 403 && code == "missing_scope";
             assert_eq!(refused, !allowed.contains(&name), "{name} {path}: {answer}");
             assert_ne!(status, 401, "{name} {path}");
         }
     }
-    let (_, answer) = request(&server, Method::POST, graders, "asks").await;
+    let (_, answer) = server.as_key("asks", Method::POST, graders, Some(&json!({}))).await;
     assert_eq!(answer["error"]["message"], "the key \"asks\" lacks the scope graders: it has chat");
 }
 

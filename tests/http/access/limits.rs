@@ -107,28 +107,6 @@ async fn tokens_a_minute_are_reserved_and_settled() {
     assert!(again + more <= left + 60, "{again} left after {left}, {more} used");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_beyond_the_tokens_is_refused_before_it_is_tokenized() {
-    let mut web = key("web", &[KeyScope::Chat]);
-    web.tokens_per_minute = 400;
-    let server = Server::with(|s| {
-        slow(&mut s.fake);
-        s.server.keys = vec![web];
-    })
-    .await;
-    // It reserves its default max_tokens, 256.
-    let held = in_background(&server, "web");
-    eventually("it runs", || server.engine.load().live_running == 1).await;
-    let second = server.chat_as("web", &ask(json!({}))).await;
-    refused(&server, second, "rate_limit_exceeded", "tokens_per_minute").await;
-    assert_eq!(server.engine.requests().len(), 1);
-    held.abort();
-    eventually("it ends", || server.engine.load().live_running == 0).await;
-    let third = in_background(&server, "web");
-    eventually("the next one runs", || server.engine.load().live_running == 1).await;
-    third.abort();
-}
-
 /// Makes completions take half a minute, but end soon after their client has gone.
 fn slow(fake: &mut FakeConfig) {
     fake.delay = Duration::from_millis(100);
@@ -153,24 +131,31 @@ fn in_background(server: &Server, key: &str) -> tokio::task::JoinHandle<reqwest:
     tokio::spawn(server.client.post(url).bearer_auth(key).json(&ask(json!({}))).send())
 }
 
+/// A second request is refused before it is tokenized: the first one reserves its default `max_tokens`, 256,
+/// or is the only one at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn completions_at_once_are_limited() {
-    let mut web = key("web", &[KeyScope::Chat]);
-    web.concurrency = 1;
-    let server = Server::with(|s| {
-        slow(&mut s.fake);
-        s.server.keys = vec![web];
-    })
-    .await;
-    let first = in_background(&server, "web");
-    eventually("it runs", || server.engine.load().live_running == 1).await;
-    let second = server.chat_as("web", &ask(json!({}))).await;
-    refused(&server, second, "rate_limit_exceeded", "concurrency").await;
-    first.abort();
-    eventually("it ends", || server.engine.load().live_running == 0).await;
-    let third = in_background(&server, "web");
-    eventually("the next one runs", || server.engine.load().live_running == 1).await;
-    third.abort();
+async fn a_request_beyond_the_tokens_or_the_completions_at_once_is_refused() {
+    let web = || key("web", &[KeyScope::Chat]);
+    for (limited, reason) in [
+        (KeyConfig { tokens_per_minute: 400, ..web() }, "tokens_per_minute"),
+        (KeyConfig { concurrency: 1, ..web() }, "concurrency"),
+    ] {
+        let server = Server::with(|s| {
+            slow(&mut s.fake);
+            s.server.keys = vec![limited];
+        })
+        .await;
+        let held = in_background(&server, "web");
+        eventually("it runs", || server.engine.load().live_running == 1).await;
+        let second = server.chat_as("web", &ask(json!({}))).await;
+        refused(&server, second, "rate_limit_exceeded", reason).await;
+        assert_eq!(server.engine.requests().len(), 1, "{reason}");
+        held.abort();
+        eventually("it ends", || server.engine.load().live_running == 0).await;
+        let third = in_background(&server, "web");
+        eventually("the next one runs", || server.engine.load().live_running == 1).await;
+        third.abort();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use hone::config::KeyScope;
 use hone_core::types::{InteractionId, SampleId, rater_id};
 
-use crate::server::{Server, ask, key, read};
+use crate::server::{Server, ask, key, merged, ok};
 
 /// A route whose ratings need a majority.
 const MAJORITY: &str = "[[route]]\nname = \"users\"\n[[route.reward]]\nname = \"thumbs\"\n\
@@ -23,22 +23,15 @@ async fn server() -> Server {
     .await
 }
 
-async fn post(server: &Server, path: &str, key: &str, body: &Value) -> (u16, Value) {
-    let request = server.client.post(server.url(path)).bearer_auth(key).json(body);
-    read(request.send().await.unwrap()).await
-}
-
 /// A completion for the key `app`.
 async fn asked(server: &Server, more: Value) -> String {
-    let (status, answer) = post(server, "/v1/chat/completions", "app", &ask(more)).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.post_as("app", "/v1/chat/completions", &ask(more)).await);
     answer["id"].as_str().unwrap().to_owned()
 }
 
 async fn rate(server: &Server, key: &str, id: &str, more: Value) -> (u16, Value) {
-    let mut body = json!({"completion_id": id, "name": "thumbs", "value": 1});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    post(server, "/v1/feedback", key, &body).await
+    let body = merged(json!({"completion_id": id, "name": "thumbs", "value": 1}), more);
+    server.post_as(key, "/v1/feedback", &body).await
 }
 
 fn sample(server: &Server, id: &str) -> SampleId {
@@ -66,7 +59,7 @@ async fn only_the_asking_key_or_one_with_the_scope_rates() {
     let pair = json!({"chosen": id, "rejected": second});
     let rating = json!({"completion_id": id, "name": "thumbs", "value": 1});
     for body in [&rating, &correction, &pair] {
-        let (status, answer) = post(&server, "/v1/feedback", "other", body).await;
+        let (status, answer) = server.post_as("other", "/v1/feedback", body).await;
         assert_eq!((status, &answer["error"]["code"]), (403, &json!("missing_scope")), "{answer}");
         let message = answer["error"]["message"].as_str().unwrap();
         assert!(message.contains("\"other\" lacks the scope feedback"), "{message}");
@@ -74,15 +67,15 @@ async fn only_the_asking_key_or_one_with_the_scope_rates() {
     assert_eq!(server.store.stats().unwrap().feedback, 0);
     for key in ["app", "judge"] {
         for body in [&rating, &correction, &pair] {
-            let (status, answer) = post(&server, "/v1/feedback", key, body).await;
+            let (status, answer) = server.post_as(key, "/v1/feedback", body).await;
             assert_eq!(status, 200, "{key}: {answer}");
         }
     }
     // A session belongs to the key that asked in it.
     asked(&server, json!({"metadata": {"session_id": "s-1"}})).await;
     let session = json!({"session_id": "s-1", "name": "thumbs", "value": 1});
-    assert_eq!(post(&server, "/v1/feedback", "other", &session).await.0, 404);
-    assert_eq!(post(&server, "/v1/feedback", "app", &session).await.0, 200);
+    assert_eq!(server.post_as("other", "/v1/feedback", &session).await.0, 404);
+    assert_eq!(server.post_as("app", "/v1/feedback", &session).await.0, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -90,9 +83,7 @@ async fn end_users_of_one_key_are_raters_of_their_own() {
     let server = server().await;
     let id = asked(&server, json!({})).await;
     for (user, value) in [("ann", 1), ("bob", 0), ("cid", 0)] {
-        let (status, answer) =
-            rate(&server, "app", &id, json!({"end_user": user, "value": value})).await;
-        assert_eq!(status, 200, "{answer}");
+        ok(rate(&server, "app", &id, json!({"end_user": user, "value": value})).await);
     }
     assert_eq!((raters(&server, &id).len(), value(&server, &id)), (3, Some(0.0)));
     // A later rating of one of them replaces that one's.
@@ -133,7 +124,7 @@ async fn without_an_end_user_the_user_of_the_request_rates() {
         asked(&server, json!({"user": user, "metadata": {"session_id": "s-1"}})).await;
     }
     let session = json!({"session_id": "s-1", "name": "thumbs", "value": 1});
-    let (status, answer) = post(&server, "/v1/feedback", "app", &session).await;
+    let (status, answer) = server.post_as("app", "/v1/feedback", &session).await;
     assert_eq!((status, &answer["turns"]), (200, &json!(2)), "{answer}");
 }
 
@@ -142,8 +133,7 @@ async fn an_end_user_or_the_whole_key_is_quarantined() {
     let server = Server::with(|s| s.server.client_keys = vec!["app".to_owned()]).await;
     let id = asked(&server, json!({})).await;
     let reason = async |user: &str| {
-        let (status, answer) = rate(&server, "app", &id, json!({"end_user": user})).await;
-        assert_eq!(status, 200, "{answer}");
+        let answer = ok(rate(&server, "app", &id, json!({"end_user": user})).await);
         answer["reason"].clone()
     };
     assert_eq!(reason("ann").await, Value::Null);

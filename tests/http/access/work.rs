@@ -3,7 +3,7 @@
 use futures::future::join_all;
 use serde_json::{Value, json};
 
-use crate::server::{Server, ask};
+use crate::server::{Server, ask, ok};
 
 /// A request of each endpoint that tokenizes, with a text, and the field that has it.
 fn requests(text: &str) -> Vec<(&'static str, &'static str, Value)> {
@@ -108,8 +108,7 @@ async fn a_correction_beyond_the_context_is_refused() {
     let piece =
         |n: usize| json!({"completion_id": id, "correction": format!("{n}{}", "x".repeat(99))});
     let list: Vec<Value> = (0..200).map(piece).collect();
-    let (status, answer) = server.post("/v1/feedback", &json!(list)).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.post("/v1/feedback", &json!(list)).await);
     let answers = answer["data"].as_array().unwrap();
     assert!(answers.iter().all(|one| one["status"] == "recorded"), "{answer}");
 }
@@ -127,8 +126,7 @@ async fn the_turns_that_one_request_judges_are_limited() {
                "end_user": format!("user {n}")})
     };
     let list: Vec<Value> = (0..115).map(piece).collect();
-    let (status, answer) = server.post("/v1/feedback", &json!(list)).await;
-    assert_eq!(status, 200);
+    let answer = ok(server.post("/v1/feedback", &json!(list)).await);
     let answers = answer["data"].as_array().unwrap();
     let recorded = answers.iter().filter(|one| one["turns"] == 10).count();
     let refused = answers.iter().filter(|one| {

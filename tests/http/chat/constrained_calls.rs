@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use hone_core::types::{GrammarSpec, Interaction, InteractionId, Sample, TokenSpan};
-use hone_engine::ToolFormatSetting;
+use hone_core::types::{GrammarSpec, Interaction, Sample, TokenSpan};
+use hone_engine::ToolFormat;
 use hone_engine::grammar::CallGrammar;
 
-use crate::server::{Server, Setup, ask};
+use crate::server::{Server, ask, id_of, merged, ok};
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}\n{% endfor %}\
     {% if open is defined %}<think>\n{% endif %}{% if false %}</think>{% endif %}";
@@ -29,26 +29,9 @@ fn parameters() -> Value {
         "required": ["a", "b"], "additionalProperties": false})
 }
 
-fn merged(mut body: Value, more: Value) -> Value {
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
-}
-
-/// A server that prefers the tokens of `text`.
-async fn server(text: &str, change: impl FnOnce(&mut Setup)) -> Server {
-    let text = text.to_owned();
-    Server::with(|s| {
-        s.fake.context = 8192;
-        s.fake.script = Arc::new(move |_, _| text.clone());
-        change(s);
-    })
-    .await
-}
-
 /// The first choice of the answer.
 async fn choice(server: &Server, more: Value) -> Value {
-    let (status, answer) = server.chat(&ask(more)).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.chat(&ask(more)).await);
     let mut choice = answer["choices"][0].clone();
     choice["id"] = answer["id"].clone();
     choice
@@ -66,22 +49,18 @@ fn calls(choice: &Value) -> Vec<(String, Value)> {
 
 async fn recorded(server: &Server, choice: &Value) -> (Interaction, Sample) {
     server.store.commit(Vec::new()).await.unwrap();
-    let id = InteractionId::from_completion_id(choice["id"].as_str().unwrap()).unwrap();
+    let id = id_of(choice);
     let interaction = server.store.interaction(id).unwrap().unwrap();
     (interaction, server.store.samples_of(id).unwrap().remove(0))
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forced_call_has_the_arguments_that_its_schema_describes() {
-    let formats = [
-        ToolFormatSetting::Hermes,
-        ToolFormatSetting::Llama3,
-        ToolFormatSetting::Mistral,
-        ToolFormatSetting::Phi,
-    ];
+    let formats = [ToolFormat::Hermes, ToolFormat::Llama3, ToolFormat::Mistral, ToolFormat::Phi];
     let tools = json!([tool("add", true), tool("sub", true)]);
     for format in formats {
-        let server = server("free text", |setup| setup.server.tool_format = format).await;
+        let server =
+            Server::answering("free text", |setup| setup.server.tool_format = format).await;
         let named = json!({"type": "function", "function": {"name": "sub"}});
         for (seed, forced) in
             (0..8).flat_map(|seed| [(seed, json!("required")), (seed, named.clone())])
@@ -110,13 +89,13 @@ async fn several_calls_may_be_forced() {
     let llama = [call("add", "parameters"), call("sub", "parameters")].join("; ");
     let hermes = format!("<tool_call>\n{add}\n</tool_call>\n<tool_call>\n{sub}\n</tool_call>");
     let formats = [
-        (ToolFormatSetting::Hermes, hermes),
-        (ToolFormatSetting::Llama3, llama),
-        (ToolFormatSetting::Mistral, format!("[TOOL_CALLS][{add}, {sub}]")),
-        (ToolFormatSetting::Phi, format!("<|tool_call|>[{add}, {sub}]<|/tool_call|>")),
+        (ToolFormat::Hermes, hermes),
+        (ToolFormat::Llama3, llama),
+        (ToolFormat::Mistral, format!("[TOOL_CALLS][{add}, {sub}]")),
+        (ToolFormat::Phi, format!("<|tool_call|>[{add}, {sub}]<|/tool_call|>")),
     ];
     for (format, text) in formats {
-        let server = server(&text, |setup| setup.server.tool_format = format).await;
+        let server = Server::answering(&text, |setup| setup.server.tool_format = format).await;
         let names = async |more: Value| {
             let tools = json!({"tools": [tool("add", false), tool("sub", false)]});
             let choice = choice(&server, merged(tools, more)).await;
@@ -135,7 +114,7 @@ async fn several_calls_may_be_forced() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_arguments_of_strict_functions_satisfy_their_schema() {
     let wrong = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"two\"}}\n</tool_call>";
-    let server = server(&format!("Let me see.\n{wrong}"), |_| {}).await;
+    let server = Server::answering(&format!("Let me see.\n{wrong}"), |_| {}).await;
     let tools = |strict: bool| json!({"tools": [tool("add", strict)], "max_tokens": 400});
     let lenient = choice(&server, tools(false)).await;
     assert_eq!(calls(&lenient), [("add".to_owned(), json!({"a": "two"}))]);
@@ -167,9 +146,9 @@ async fn the_arguments_of_strict_functions_satisfy_their_schema() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_with_strict_functions_may_be_text() {
-    for format in [ToolFormatSetting::Hermes, ToolFormatSetting::Llama3, ToolFormatSetting::Phi] {
+    for format in [ToolFormat::Hermes, ToolFormat::Llama3, ToolFormat::Phi] {
         let text = "import functools, or (a < b) { }";
-        let server = server(text, |setup| setup.server.tool_format = format).await;
+        let server = Server::answering(text, |setup| setup.server.tool_format = format).await;
         let choice = choice(&server, json!({"tools": [tool("add", true)]})).await;
         assert_eq!(choice["message"]["content"], text, "{format:?}");
         assert_eq!(choice["finish_reason"], "stop");
@@ -203,7 +182,7 @@ async fn reasoning_may_precede_a_forced_call() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn parameters_that_cannot_be_enforced_are_refused_or_replaced() {
-    let server = server("free text", |_| {}).await;
+    let server = Server::answering("free text", |_| {}).await;
     let unsupported = json!({"type": "object", "properties": {"a": {"not": {}}}});
     let body = |strict: bool, more: Value| {
         let tools = [tool("add", false), function("f", strict, unsupported.clone())];
@@ -231,7 +210,7 @@ async fn parameters_that_cannot_be_enforced_are_refused_or_replaced() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_that_are_too_large_together_have_any_object_as_arguments() {
-    let server = server("free text", |s| s.fake.context = 2_000_000).await;
+    let server = Server::answering("free text", |s| s.fake.context = 2_000_000).await;
     let tools = |strict: bool| {
         let large = |letter: &str| {
             let constant = json!({"const": letter.repeat(100 << 10)});

@@ -2,22 +2,14 @@
 
 use serde_json::{Value, json};
 
-use hone_core::types::{GrammarSpec, InteractionId, Sample};
-use hone_engine::grammar::random_schema;
+use hone_core::types::GrammarSpec;
+use hone_engine::testing::random_schema;
 
-use crate::server::{Server, ask};
+use crate::server::{Server, ask, id_of, ok};
+use crate::streaming::chunks;
 
 fn text(answer: &Value) -> &str {
     answer["choices"][0]["message"]["content"].as_str().unwrap()
-}
-
-fn id_of(answer: &Value) -> InteractionId {
-    InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap()
-}
-
-async fn recorded(server: &Server, answer: &Value) -> Sample {
-    server.store.commit(Vec::new()).await.unwrap();
-    server.store.samples_of(id_of(answer)).unwrap().remove(0)
 }
 
 fn format(schema: &Value) -> Value {
@@ -34,8 +26,7 @@ async fn an_answer_follows_its_schema_and_is_recorded_with_its_grammar() {
             "response_format": format(&schema), "seed": seed, "max_tokens": 480,
             "logprobs": true, "top_logprobs": 20,
         }));
-        let (status, answer) = server.chat(&body).await;
-        assert_eq!(status, 200, "{answer}");
+        let answer = ok(server.chat(&body).await);
         let choice = &answer["choices"][0];
         if choice["finish_reason"] == "stop" {
             let value: Value = serde_json::from_str(text(&answer)).unwrap();
@@ -47,8 +38,7 @@ async fn an_answer_follows_its_schema_and_is_recorded_with_its_grammar() {
             let sum: f64 = top.iter().map(|t| t["logprob"].as_f64().unwrap().exp()).sum();
             assert!(sum < 1.0 + 1e-4 && (top.len() == 20 || sum > 1.0 - 1e-4), "{token}");
         }
-        server.store.commit(Vec::new()).await.unwrap();
-        let interaction = server.store.interaction(id_of(&answer)).unwrap().unwrap();
+        let interaction = server.interaction(id_of(&answer)).await;
         let Some(GrammarSpec::JsonSchema(recorded)) = interaction.grammar else {
             panic!("{:?}", interaction.grammar)
         };
@@ -60,10 +50,9 @@ async fn an_answer_follows_its_schema_and_is_recorded_with_its_grammar() {
 async fn forced_tokens_are_recorded_with_the_mass_of_the_grammar() {
     let server = Server::new().await;
     let body = ask(json!({"guided_choice": ["left", "right"], "return_token_ids": true}));
-    let (status, answer) = server.chat(&body).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.chat(&body).await);
     assert!(["left", "right"].contains(&text(&answer)));
-    let sample = recorded(&server, &answer).await;
+    let sample = server.sample(id_of(&answer)).await;
     let token_ids: Vec<u32> =
         serde_json::from_value(answer["choices"][0]["token_ids"].clone()).unwrap();
     assert_eq!(token_ids, sample.ids);
@@ -99,7 +88,7 @@ async fn each_field_constrains_the_text() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grammar_that_cannot_be_enforced_is_refused_with_its_place() {
     let server = Server::new().await;
-    for (more, param, part) in [
+    let cases = [
         (
             json!({"response_format": format(&json!({"items": {"uniqueItems": true}}))}),
             "response_format.json_schema.schema",
@@ -116,12 +105,9 @@ async fn a_grammar_that_cannot_be_enforced_is_refused_with_its_place() {
         ),
         (json!({"guided_regex": "a", "min_tokens": 1}), "min_tokens", "absent if the text"),
         (json!({"guided_regex": "a", "ignore_eos": true}), "ignore_eos", "absent if the text"),
-    ] {
-        let (status, answer) = server.chat(&ask(more.clone())).await;
-        assert_eq!((status, &answer["error"]["param"]), (400, &json!(param)), "{more}: {answer}");
-        let message = answer["error"]["message"].as_str().unwrap();
-        assert!(message.contains(part), "{message}");
-    }
+    ];
+    let cases = cases.map(|(more, param, part)| (ask(more), 400, param, part));
+    server.refuses("/v1/chat/completions", cases).await;
     assert!(server.engine.requests().is_empty());
 }
 
@@ -142,15 +128,14 @@ async fn a_grammar_without_an_end_fails_clearly() {
 #[tokio::test(flavor = "multi_thread")]
 async fn vllms_parameters_reach_the_engine_and_the_ledger() {
     let server = Server::new().await;
-    let (status, answer) = server
+    let answer = ok(server
         .chat(&ask(json!({
             "min_tokens": 12, "max_tokens": 30, "stop_token_ids": [70, 71],
             "repetition_penalty": 1.25, "include_stop_str_in_output": true,
             "skip_special_tokens": true, "spaces_between_special_tokens": true,
         })))
-        .await;
-    assert_eq!(status, 200, "{answer}");
-    let sample = recorded(&server, &answer).await;
+        .await);
+    let sample = server.sample(id_of(&answer)).await;
     let params = &sample.params;
     assert_eq!((params.min_tokens, params.stop_token_ids.clone()), (12, vec![70, 71]));
     assert_eq!((params.repetition_penalty, params.include_stop), (1.25, true));
@@ -160,7 +145,7 @@ async fn vllms_parameters_reach_the_engine_and_the_ledger() {
 
     let (status, answer) = server.chat(&ask(json!({"ignore_eos": true, "max_tokens": 25}))).await;
     assert_eq!((status, &answer["choices"][0]["finish_reason"]), (200, &json!("length")));
-    let sample = recorded(&server, &answer).await;
+    let sample = server.sample(id_of(&answer)).await;
     assert_eq!((sample.ids.len(), sample.untrainable.clone()), (25, None));
     assert!(sample.kept.iter().all(|mass| *mass < 1.0) && sample.forced.is_empty());
 
@@ -176,12 +161,7 @@ async fn streams_have_the_token_ids_of_each_event() {
     let response = server.send_chat(&body).await;
     assert_eq!(response.status(), 200);
     let events = response.text().await.unwrap();
-    let chunks: Vec<Value> = events
-        .lines()
-        .filter_map(|line| line.strip_prefix("data: "))
-        .filter(|data| *data != "[DONE]")
-        .map(|data| serde_json::from_str(data).unwrap())
-        .collect();
+    let chunks = chunks(&events);
     let prompt = &server.engine.requests()[0].prompt_ids;
     assert_eq!(chunks[0]["prompt_token_ids"], json!(prompt));
     assert!(chunks[1..].iter().all(|chunk| chunk.get("prompt_token_ids").is_none()));
@@ -194,8 +174,7 @@ async fn streams_have_the_token_ids_of_each_event() {
         );
     }
     assert_eq!(text, "ééé!");
-    server.store.commit(Vec::new()).await.unwrap();
     let answer = json!({"id": chunks[0]["id"]});
-    let sample = recorded(&server, &answer).await;
+    let sample = server.sample(id_of(&answer)).await;
     assert_eq!(ids, sample.ids.iter().map(|id| u64::from(*id)).collect::<Vec<_>>());
 }

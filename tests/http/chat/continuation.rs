@@ -5,11 +5,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use hone::config::KeyScope;
-use hone_core::types::{Continuation, Interaction, TokenId};
+use hone_core::types::{Continuation, TokenId};
 use hone_engine::Engine;
 
-use super::id_of;
-use crate::server::{Server, Setup, ask, key};
+use crate::server::{Server, Setup, ask, id_of, key, merged, ok};
 
 async fn server(change: impl FnOnce(&mut Setup)) -> Server {
     Server::with(|s| {
@@ -22,12 +21,13 @@ async fn server(change: impl FnOnce(&mut Setup)) -> Server {
 /// A request for the next message of a conversation. A grammar lets the sampler draw tokens that no tokenizer
 /// would choose for the text; `<|im_end|>` alone ends it.
 fn next(messages: &[Value], more: Value) -> Value {
-    let mut body = ask(json!({
-        "messages": messages, "guided_regex": "( is| an| answer){8,12}[.]", "return_token_ids": true,
-        "max_tokens": 60, "logit_bias": {"0": -100},
-    }));
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    merged(
+        ask(json!({
+            "messages": messages, "guided_regex": "( is| an| answer){8,12}[.]", "return_token_ids": true,
+            "max_tokens": 60, "logit_bias": {"0": -100},
+        })),
+        more,
+    )
 }
 
 fn user(content: &str) -> Value {
@@ -43,11 +43,6 @@ fn whole(answer: &Value) -> Vec<TokenId> {
     [ids(&answer["prompt_token_ids"]), ids(&answer["choices"][0]["token_ids"])].concat()
 }
 
-async fn recorded(server: &Server, answer: &Value) -> Interaction {
-    server.store.flush().await.unwrap();
-    server.store.interaction(id_of(answer)).unwrap().unwrap()
-}
-
 /// How often an outcome was counted.
 fn count(server: &Server, outcome: &str) -> u64 {
     server.metrics.http_continued_prompts.with_label_values(&[outcome]).get()
@@ -61,8 +56,7 @@ async fn each_turn_begins_with_the_tokens_of_the_turns_before() {
     let mut encoded_otherwise = false;
     let mut first = None;
     for turn in 0..4 {
-        let (status, answer) = server.chat(&next(&messages, json!({"seed": turn}))).await;
-        assert_eq!(status, 200, "{answer}");
+        let answer = ok(server.chat(&next(&messages, json!({"seed": turn}))).await);
         let prompt = ids(&answer["prompt_token_ids"]);
         assert!(prompt.starts_with(&before), "turn {turn}");
         // The text is that of the same conversation without a record.
@@ -71,7 +65,7 @@ async fn each_turn_begins_with_the_tokens_of_the_turns_before() {
         let codec = server.engine.codec();
         assert_eq!(codec.decode_all(&prompt), codec.decode_all(&tokens));
         encoded_otherwise |= prompt != tokens;
-        let row = recorded(&server, &answer).await;
+        let row = server.interaction(id_of(&answer)).await;
         let first = *first.get_or_insert(row.id);
         match &row.continues {
             None => assert_eq!(turn, 0),
@@ -100,7 +94,7 @@ async fn a_stop_token_that_the_template_does_not_write_is_replaced() {
     let (_, answer) = server.chat(&next(&messages, more)).await;
     let prompt = ids(&answer["prompt_token_ids"]);
     assert!(prompt.starts_with(&[&kept[..], &[2]].concat()));
-    let from = recorded(&server, &answer).await.continues.unwrap();
+    let from = server.interaction(id_of(&answer)).await.continues.unwrap();
     assert_eq!(from.prefix_tokens as usize, kept.len());
 }
 
@@ -125,16 +119,20 @@ async fn a_changed_answer_is_recorded_as_edited() {
         prefix_tokens: 0,
         edited: true,
     };
-    assert_eq!(recorded(&server, &answer).await.continues, Some(expected));
+    assert_eq!(server.interaction(id_of(&answer)).await.continues, Some(expected));
     let (_, answer) = server.chat(&next(&edited, json!({}))).await;
-    assert_eq!(recorded(&server, &answer).await.continues, None, "it may be another conversation");
+    assert_eq!(
+        server.interaction(id_of(&answer)).await.continues,
+        None,
+        "it may be another conversation"
+    );
     assert_eq!((count(&server, "edited"), count(&server, "unknown")), (1, 1));
 
     // The second answer: the beginning is known, and keeps its tokens.
     let mut edited = messages.clone();
     edited.extend([json!({"role": "assistant", "content": "Ho."}), user("More.")]);
     let (_, answer) = server.chat(&next(&edited, json!({}))).await;
-    let from = recorded(&server, &answer).await.continues.unwrap();
+    let from = server.interaction(id_of(&answer)).await.continues.unwrap();
     assert_eq!((from.interaction, from.edited), (first, true));
     let kept = ids(&answer["prompt_token_ids"]);
     assert!(kept[..].starts_with(&ids(&second["prompt_token_ids"])[..from.prefix_tokens as usize]));
@@ -212,7 +210,7 @@ async fn a_template_that_hides_reasoning_has_other_text() {
     assert_eq!(answer["choices"][0]["message"]["reasoning_content"], "a");
     let messages = [user("Hi"), json!({"role": "assistant", "content": "b"}), user("More.")];
     let (_, answer) = server.chat(&next(&messages, more)).await;
-    let from = recorded(&server, &answer).await.continues.unwrap();
+    let from = server.interaction(id_of(&answer)).await.continues.unwrap();
     assert_eq!((from.prefix_tokens, from.edited), (0, false));
     assert_eq!(count(&server, "text"), 1);
 }

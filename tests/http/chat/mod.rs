@@ -8,14 +8,10 @@ mod tools;
 
 use serde_json::{Value, json};
 
-use hone_core::types::{FinishReason, InteractionId, PromptSource, SampleOrigin};
+use hone_core::types::{FinishReason, PromptSource, SampleOrigin};
 use hone_engine::EngineError;
 
-use crate::server::{Server, ask};
-
-fn id_of(answer: &Value) -> InteractionId {
-    InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap()
-}
+use crate::server::{Server, ask, id_of, ok};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_has_openais_shape() {
@@ -55,8 +51,7 @@ async fn the_sampled_completion_is_recorded_and_submitted_to_rollout() {
     let (_, answer) = server.chat(&body).await;
     let id = id_of(&answer);
     // A commit returns after everything that is queued before it.
-    server.store.commit(Vec::new()).await.unwrap();
-    let interaction = server.store.interaction(id).unwrap().unwrap();
+    let interaction = server.interaction(id).await;
     assert_eq!(interaction.source, PromptSource::Live);
     assert_eq!(interaction.route, "default");
     assert_eq!(interaction.model, "default");
@@ -84,8 +79,7 @@ async fn the_sampled_completion_is_recorded_and_submitted_to_rollout() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_choice_has_its_own_seed_and_sample() {
     let server = Server::with(|s| s.fake.slots = 1).await;
-    let (status, answer) = server.chat(&ask(json!({"n": 3}))).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.chat(&ask(json!({"n": 3}))).await);
     let texts: Vec<&str> = answer["choices"]
         .as_array()
         .unwrap()
@@ -107,17 +101,12 @@ async fn each_choice_has_its_own_seed_and_sample() {
     assert_eq!(answer["usage"]["prompt_tokens"], server.engine.requests()[0].prompt_ids.len());
     assert_eq!(answer["usage"]["completion_tokens"], 24);
     assert_eq!(server.rollout.submitted()[0].1.len(), 3);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_without_a_seed_gets_a_random_one() {
-    let server = Server::new().await;
+    // A request without a seed gets a random one.
     for _ in 0..2 {
-        let body = ask(json!({"seed": null}));
-        assert_eq!(server.chat(&body).await.0, 200);
+        ok(server.chat(&ask(json!({"seed": null}))).await);
     }
-    let requests = server.engine.requests();
-    assert_ne!(requests[0].params.seed, requests[1].params.seed);
+    let [.., one, other] = &server.engine.requests()[..] else { panic!() };
+    assert_ne!(one.params.seed, other.params.seed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -203,8 +192,7 @@ async fn fields_of_sdks_without_effect_are_accepted() {
         "modalities": ["text"], "reasoning_effort": "low", "best_of": 1, "seed": -1,
         "stream": false, "stream_options": null, "logprobs": false, "top_logprobs": 0,
     });
-    let (status, answer) = server.chat(&body).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.chat(&body).await);
     assert_eq!(answer["model"], "fake");
     assert_eq!(server.engine.requests()[0].params.seed, u64::MAX);
     let (interaction, _) = server.rollout.submitted().remove(0);
@@ -215,8 +203,7 @@ async fn fields_of_sdks_without_effect_are_accepted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn responses_and_models_contain_the_active_version() {
     let server = Server::new().await;
-    let (status, _) = server.post("/admin/policies/1/activate", &json!({})).await;
-    assert_eq!(status, 200);
+    ok(server.post("/admin/policies/1/activate", &json!({})).await);
     let response = server.send_chat(&ask(json!({}))).await;
     assert_eq!(response.headers()["x-hone-policy-version"], "1");
     let answer: Value = response.json().await.unwrap();

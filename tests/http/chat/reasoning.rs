@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use hone_core::types::InteractionId;
 use hone_engine::Engine;
 
-use crate::server::{Server, ask};
+use crate::server::{Server, ask, id_of, ok};
 use crate::streaming::chunks;
 
 /// A template that opens the reasoning unless `enable_thinking` is false.
@@ -23,8 +22,7 @@ async fn server(text: &'static str) -> Server {
 async fn reasoning_is_separate_from_the_content() {
     let text = "<think>\nTwo and\nthree.\n</think>\n\nFive.\n";
     let server = server(text).await;
-    let (status, answer) = server.chat(&ask(json!({}))).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.chat(&ask(json!({}))).await);
     assert_eq!(
         answer["choices"][0]["message"],
         json!({"role": "assistant", "content": "Five.\n", "refusal": null,
@@ -37,7 +35,7 @@ async fn reasoning_is_separate_from_the_content() {
         server.engine.codec().encode("<think>\nTwo and\nthree.\n</think>").unwrap().len() as u64;
     assert!(reasoned.unwrap().abs_diff(tags) <= 1 && reasoned.unwrap() < total, "{answer}");
     server.store.commit(Vec::new()).await.unwrap();
-    let id = InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap();
+    let id = id_of(&answer);
     assert_eq!(server.store.samples_of(id).unwrap()[0].text, text);
 
     let more = json!({"stream": true, "stream_options": {"include_usage": true}});
@@ -92,8 +90,7 @@ async fn a_constrained_answer_has_no_reasoning() {
     let server = server(text).await;
     let body = ask(json!({"response_format": {"type": "json_object"},
         "chat_template_kwargs": {"opened": true}}));
-    let (status, answer) = server.chat(&body).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.chat(&body).await);
     let message = &answer["choices"][0]["message"];
     assert_eq!(message["content"], text);
     assert!(message.get("reasoning_content").is_none());

@@ -1,15 +1,12 @@
 //! Functions in chat completions.
 
-use std::sync::Arc;
-
 use regex::Regex;
 use serde_json::{Value, json};
 
-use hone_core::types::{InteractionId, Role, ToolChoice};
-use hone_engine::{Engine, ToolFormatSetting};
+use hone_core::types::{Role, ToolChoice};
+use hone_engine::{Engine, ToolFormat};
 
-use crate::server::{Server, Setup, ask};
-use crate::streaming::chunks;
+use crate::server::{Server, ask, id_of, merged, ok};
 
 const CALLS: &str = "Let me see.\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": \"é\"}}\n</tool_call>\n\
@@ -26,71 +23,13 @@ fn tools() -> Value {
 }
 
 fn with_tools(more: Value) -> Value {
-    let mut body = ask(json!({"tools": tools()}));
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
-}
-
-/// A server that answers with `text`.
-async fn server(text: &'static str, change: impl FnOnce(&mut Setup)) -> Server {
-    Server::with(|s| {
-        s.fake.context = 8192;
-        s.fake.script = Arc::new(move |_, _| text.to_owned());
-        change(s);
-    })
-    .await
+    merged(ask(json!({"tools": tools()})), more)
 }
 
 /// The text of the last prompt, without special tokens.
 fn prompt(server: &Server) -> String {
     let requests = server.engine.requests();
     server.engine.codec().decode(&requests.last().unwrap().prompt_ids).unwrap()
-}
-
-/// The message that a client assembles from the events of choice `index`, with its finish reason.
-fn assembled(events: &[Value], index: u64) -> (Value, Value) {
-    let (mut content, mut reasoning) = (None::<String>, None::<String>);
-    let (mut calls, mut finish) = (Vec::<Value>::new(), Value::Null);
-    let add = |field: &mut Option<String>, more: &Value| {
-        if let Some(more) = more.as_str() {
-            field.get_or_insert_default().push_str(more);
-        }
-    };
-    for choice in events.iter().map(|event| &event["choices"][0]).filter(|c| c["index"] == index) {
-        let delta = &choice["delta"];
-        add(&mut content, &delta["content"]);
-        add(&mut reasoning, &delta["reasoning_content"]);
-        for call in delta["tool_calls"].as_array().into_iter().flatten() {
-            let at = call["index"].as_u64().unwrap() as usize;
-            if at == calls.len() {
-                assert_eq!(call["function"]["arguments"], "");
-                assert_eq!(call["type"], "function");
-                let mut first = call.clone();
-                first.as_object_mut().unwrap().remove("index");
-                calls.push(first);
-            } else {
-                assert_eq!(at + 1, calls.len(), "{call}");
-                assert!(call["id"].is_null() && call["function"]["name"].is_null(), "{call}");
-                let own = &mut calls[at]["function"]["arguments"];
-                *own = json!(
-                    own.as_str().unwrap().to_owned()
-                        + call["function"]["arguments"].as_str().unwrap()
-                );
-            }
-        }
-        if !choice["finish_reason"].is_null() {
-            finish = choice["finish_reason"].clone();
-        }
-    }
-    let content = content.filter(|text| !text.is_empty() || calls.is_empty());
-    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
-    if let Some(reasoning) = reasoning {
-        message["reasoning_content"] = json!(reasoning);
-    }
-    if !calls.is_empty() {
-        message["tool_calls"] = json!(calls);
-    }
-    (message, finish)
 }
 
 /// Replaces the random ids of calls.
@@ -101,9 +40,8 @@ fn masked(value: &Value) -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_are_returned_and_recorded() {
-    let server = server(CALLS, |_| {}).await;
-    let (status, answer) = server.chat(&with_tools(json!({}))).await;
-    assert_eq!(status, 200, "{answer}");
+    let server = Server::answering(CALLS, |_| {}).await;
+    let answer = ok(server.chat(&with_tools(json!({}))).await);
     let choice = &answer["choices"][0];
     assert_eq!(
         masked(&choice["message"]),
@@ -129,7 +67,7 @@ async fn calls_are_returned_and_recorded() {
     assert!(prompt.contains(r#"{"type": "function", "function": {"name": "now"}}"#), "{prompt}");
 
     server.store.commit(Vec::new()).await.unwrap();
-    let id = InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap();
+    let id = id_of(&answer);
     let interaction = server.store.interaction(id).unwrap().unwrap();
     let chat = &interaction.chat;
     assert_eq!((chat.tools.len(), &chat.tool_choice), (2, &ToolChoice::Auto));
@@ -143,59 +81,15 @@ async fn calls_are_returned_and_recorded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_of_calls_alone_has_null_content() {
     let text = "\n<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>\n";
-    let server = server(text, |_| {}).await;
+    let server = Server::answering(text, |_| {}).await;
     let (_, answer) = server.chat(&with_tools(json!({}))).await;
     let message = &answer["choices"][0]["message"];
     assert!(message["content"].is_null() && message["tool_calls"].is_array(), "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_of_calls_has_the_content_of_a_whole_answer() {
-    let server = server(CALLS, |_| {}).await;
-    for more in [
-        json!({}),
-        json!({"n": 2, "logprobs": true}),
-        json!({"max_tokens": 40}),
-        json!({"parallel_tool_calls": false}),
-        json!({"stop": "now"}),
-        json!({"stop": "see"}),
-        json!({"tool_choice": "none"}),
-    ] {
-        let mut body = with_tools(more);
-        let (_, whole) = server.chat(&body).await;
-        body["stream"] = json!(true);
-        let text = server.send_chat(&body).await.text().await.unwrap();
-        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
-        let events = chunks(&text);
-        for choice in whole["choices"].as_array().unwrap() {
-            let index = choice["index"].as_u64().unwrap();
-            let (message, finish) = assembled(&events, index);
-            assert_eq!(masked(&message), masked(&choice["message"]), "{body}");
-            assert_eq!(finish, choice["finish_reason"], "{body}");
-            let logprobs: Vec<&Value> = events
-                .iter()
-                .map(|event| &event["choices"][0])
-                .filter(|c| c["index"] == index)
-                .filter_map(|c| c["logprobs"]["content"].as_array())
-                .flatten()
-                .collect();
-            let expected = choice["logprobs"]["content"].as_array();
-            assert_eq!(logprobs, expected.into_iter().flatten().collect::<Vec<_>>());
-            if body["logprobs"] == true {
-                let text: Vec<u8> = logprobs
-                    .iter()
-                    .flat_map(|token| token["bytes"].as_array().unwrap())
-                    .map(|byte| byte.as_u64().unwrap() as u8)
-                    .collect();
-                assert_eq!(String::from_utf8(text).unwrap(), CALLS, "every sampled token");
-            }
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn calls_depend_on_the_request() {
-    let server = server(CALLS, |_| {}).await;
+    let server = Server::answering(CALLS, |_| {}).await;
     let first = |answer: &Value| answer["choices"][0].clone();
     let (_, plain) = server.chat(&ask(json!({}))).await;
     let plain = first(&plain);
@@ -237,7 +131,7 @@ async fn calls_depend_on_the_request() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transcript_with_calls_continues() {
-    let server = server("Five.", |_| {}).await;
+    let server = Server::answering("Five.", |_| {}).await;
     let call = json!({"id": "call_1", "type": "function",
                       "function": {"name": "add", "arguments": "{\"b\":3,\"a\":2}"}});
     let body = with_tools(json!({"messages": [
@@ -246,8 +140,7 @@ async fn a_transcript_with_calls_continues() {
          "function_call": null, "reasoning_content": "I add.", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "5"}]},
     ]}));
-    let (status, answer) = server.chat(&body).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.chat(&body).await);
     assert_eq!(answer["choices"][0]["message"]["content"], "Five.");
     let prompt = prompt(&server);
     let turns = "assistant\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 3, \"a\": 2}}\n\
@@ -266,14 +159,12 @@ async fn a_transcript_with_calls_continues() {
 async fn the_format_can_be_configured() {
     let llama = "{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
     let mistral = "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 1}}]";
-    for (text, format) in
-        [(llama, ToolFormatSetting::Llama3), (mistral, ToolFormatSetting::Mistral)]
-    {
-        for setting in [format, ToolFormatSetting::Auto] {
-            let server = server(text, |s| s.server.tool_format = setting).await;
+    for (text, format) in [(llama, ToolFormat::Llama3), (mistral, ToolFormat::Mistral)] {
+        for setting in [format, ToolFormat::Auto] {
+            let server = Server::answering(text, |s| s.server.tool_format = setting).await;
             let (_, answer) = server.chat(&with_tools(json!({}))).await;
             let choice = &answer["choices"][0];
-            if setting == ToolFormatSetting::Auto {
+            if setting == ToolFormat::Auto {
                 assert_eq!(choice["message"]["content"], text);
             } else {
                 assert_eq!(

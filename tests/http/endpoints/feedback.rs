@@ -1,24 +1,16 @@
 //! Lists of feedback: posted at once, and what a key has posted.
 
 use insta::assert_snapshot;
-use reqwest::header::AUTHORIZATION;
 use serde_json::{Value, json};
 
-use super::error;
-use crate::server::{Server, ask, read};
+use crate::server::{Server, ask, error, ok};
 
 const PATH: &str = "/v1/feedback";
-
-async fn completion(server: &Server) -> Value {
-    let (status, answer) = server.chat(&ask(json!({}))).await;
-    assert_eq!(status, 200, "{answer}");
-    answer["id"].clone()
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_piece_of_a_list_is_answered_as_if_it_were_alone() {
     let server = Server::new().await;
-    let (first, second) = (completion(&server).await, completion(&server).await);
+    let (first, second) = (server.completion().await, server.completion().await);
     let list = json!([
         {"completion_id": first, "name": "thumbs", "value": 1, "idempotency_key": "a"},
         {"completion_id": "chatcmpl-00000000000000000000000000000000", "name": "thumbs", "value": 1},
@@ -41,7 +33,7 @@ async fn each_piece_of_a_list_is_answered_as_if_it_were_alone() {
     // The pieces are handled at the same time, so either one with the key `a` may be the first.
     let same = [statuses[0], statuses[5]];
     assert!(same == [&recorded, &duplicate] || same == [&duplicate, &recorded], "{same:?}");
-    assert_eq!((&data[0]["completion_id"], &data[3]["chosen"]), (&first, &first));
+    assert_eq!((&data[0]["completion_id"], &data[3]["chosen"]), (&json!(first), &json!(first)));
     assert_eq!(data[1]["error"]["code"], "completion_not_found");
     assert_eq!(
         error(&data[6]),
@@ -64,14 +56,13 @@ async fn a_list_is_committed_at_once() {
     let server = Server::new().await;
     let mut pieces = Vec::new();
     for _ in 0..40 {
-        let id = completion(&server).await;
+        let id = server.completion().await;
         pieces.push(json!({"completion_id": id, "name": "thumbs", "value": 1}));
     }
     server.store.commit(Vec::new()).await.unwrap();
     let commits = || server.metrics.store_commit_duration.get_sample_count();
     let before = commits();
-    let (status, answer) = server.post(PATH, &json!(pieces)).await;
-    assert_eq!(status, 200);
+    let answer = ok(server.post(PATH, &json!(pieces)).await);
     let data = answer["data"].as_array().unwrap();
     assert!(data.len() == 40 && data.iter().all(|item| item["status"] == "recorded"));
     assert!(commits() - before <= 4, "{} commits", commits() - before);
@@ -90,13 +81,7 @@ async fn malformed_lists_are_refused() {
         json!(many),
         json!("thumbs"),
     ];
-    let mut lines = Vec::new();
-    for case in cases {
-        let (status, answer) = server.post(PATH, &case).await;
-        assert_eq!(status, 400, "{answer}");
-        lines.push(error(&answer));
-    }
-    assert_snapshot!(lines.join("\n"), @r#"
+    assert_snapshot!(server.refusals(PATH, cases).await, @r#"
     feedback has 0 entries: it must have from 1 to 1000 | feedback | invalid_value
     feedback has 0 entries: it must have from 1 to 1000 | feedback | invalid_value
     feedback is an object: it must be a list | feedback | invalid_value
@@ -106,22 +91,12 @@ async fn malformed_lists_are_refused() {
     "#);
 }
 
-/// A request to `path` with a key.
-async fn with_key(server: &Server, key: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
-    let url = server.url(path);
-    let request = match body {
-        Some(body) => server.client.post(url).json(body),
-        None => server.client.get(url),
-    };
-    read(request.header(AUTHORIZATION, format!("Bearer {key}")).send().await.unwrap()).await
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_lists_what_it_has_posted_on_a_completion() {
     let server =
         Server::with(|s| s.server.client_keys = vec!["alice".to_owned(), "bob".to_owned()]).await;
     let chat = ask(json!({"n": 2}));
-    let (_, answer) = with_key(&server, "alice", "/v1/chat/completions", Some(&chat)).await;
+    let (_, answer) = server.post_as("alice", "/v1/chat/completions", &chat).await;
     let id = answer["id"].as_str().unwrap();
     let posts = [
         ("alice", json!({"completion_id": id, "name": "thumbs", "value": 0})),
@@ -131,11 +106,10 @@ async fn a_key_lists_what_it_has_posted_on_a_completion() {
         ("bob", json!({"completion_id": id, "name": "thumbs", "value": 0.5})),
     ];
     for (key, body) in &posts {
-        let (status, answer) = with_key(&server, key, PATH, Some(body)).await;
-        assert_eq!(status, 200, "{answer}");
+        ok(server.post_as(key, PATH, body).await);
     }
     let list = format!("{PATH}?completion_id={id}");
-    let (status, answer) = with_key(&server, "alice", &list, None).await;
+    let (status, answer) = server.get_as("alice", &list).await;
     assert_eq!((status, &answer["object"]), (200, &json!("list")), "{answer}");
     let found: Vec<Value> = answer["data"].as_array().unwrap().clone();
     assert!(found.iter().all(|item| {
@@ -167,13 +141,12 @@ async fn a_key_lists_what_it_has_posted_on_a_completion() {
         expected.sort_by_key(Value::to_string);
         expected
     });
-    let (_, answer) = with_key(&server, "bob", &list, None).await;
+    let (_, answer) = server.get_as("bob", &list).await;
     assert_eq!(answer["data"].as_array().unwrap().len(), 1);
     assert_eq!(answer["data"][0]["value"], 0.5);
     // Unstored, unknown and missing ids.
     let (_, unstored) =
-        with_key(&server, "alice", "/v1/chat/completions", Some(&ask(json!({"store": false}))))
-            .await;
+        server.post_as("alice", "/v1/chat/completions", &ask(json!({"store": false}))).await;
     let unstored = unstored["id"].as_str().unwrap();
     for (path, status, code) in [
         (format!("{PATH}?completion_id={unstored}"), 404, "completion_not_stored"),
@@ -182,7 +155,7 @@ async fn a_key_lists_what_it_has_posted_on_a_completion() {
         (format!("{PATH}?completion_id=x"), 400, "invalid_value"),
         (format!("{list}&name=thumbs"), 400, "unsupported_parameter"),
     ] {
-        let (found, answer) = with_key(&server, "alice", &path, None).await;
+        let (found, answer) = server.get_as("alice", &path).await;
         assert_eq!((found, &answer["error"]["code"]), (status, &json!(code)), "{path}");
     }
 }
@@ -193,10 +166,10 @@ async fn comments_without_a_value_are_listed() {
         [[route.reward]]\nname = \"remark\"\nkind = \"feedback\"\ntype = \"comment\"\n";
     let routes = hone::config::parse(route).unwrap().routes;
     let server = Server::with(|s| s.routes = routes).await;
-    let id = completion(&server).await;
+    let id = server.completion().await;
     let body = json!({"completion_id": id, "name": "remark", "comment": "too long"});
     assert_eq!(server.post(PATH, &body).await.0, 200);
-    let (_, answer) = server.get(&format!("{PATH}?completion_id={}", id.as_str().unwrap())).await;
+    let (_, answer) = server.get(&format!("{PATH}?completion_id={}", id)).await;
     let [item] = &answer["data"].as_array().unwrap()[..] else { panic!("{answer}") };
     assert_eq!((&item["name"], &item["comment"]), (&json!("remark"), &json!("too long")));
     assert_eq!(item["value"], Value::Null);

@@ -10,35 +10,25 @@ use hone::config::KeyScope;
 use hone_core::types::{InteractionId, Role, rater_id};
 use hone_engine::{Engine, EngineError};
 
-use crate::server::{Server, key, read};
+use crate::server::{Server, key, merged, ok, read};
 
 const PATH: &str = "/v1/messages";
 
 /// A request with the fields `more`.
 fn body(more: Value) -> Value {
-    let mut body = json!({
-        "model": "default",
-        "max_tokens": 200,
-        "messages": [{"role": "user", "content": "What is 2 + 3?"}],
-        "seed": 5,
-    });
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
-}
-
-/// A server that answers with `text`.
-async fn answering(text: &'static str) -> Server {
-    Server::with(|s| {
-        s.fake.context = 8192;
-        s.fake.script = Arc::new(move |_, _| text.to_owned());
-    })
-    .await
+    merged(
+        json!({
+            "model": "default",
+            "max_tokens": 200,
+            "messages": [{"role": "user", "content": "What is 2 + 3?"}],
+            "seed": 5,
+        }),
+        more,
+    )
 }
 
 async fn message(server: &Server, more: Value) -> Value {
-    let (status, answer) = server.post(PATH, &body(more)).await;
-    assert_eq!(status, 200, "{answer}");
-    answer
+    ok(server.post(PATH, &body(more)).await)
 }
 
 /// The events of a stream. The name of each is its type.
@@ -104,11 +94,6 @@ fn masked(value: &Value) -> Value {
 
 fn names(events: &[Value]) -> Vec<&str> {
     events.iter().map(|event| event["type"].as_str().unwrap()).collect()
-}
-
-async fn recorded(server: &Server) -> u64 {
-    server.store.commit(Vec::new()).await.unwrap();
-    server.store.stats().unwrap().interactions
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -205,7 +190,7 @@ fn tools() -> Value {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_are_content_blocks() {
-    let server = answering(CALLS).await;
+    let server = Server::answering(CALLS, |_| {}).await;
     let whole = message(&server, json!({"tools": tools()})).await;
     let call = |name: &str, input: Value| json!({"type": "tool_use", "id": "call", "name": name, "input": input});
     let text = json!({"type": "text", "text": "Let me see."});
@@ -230,7 +215,7 @@ async fn calls_are_content_blocks() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_with_calls_continues() {
-    let server = answering("Five.").await;
+    let server = Server::answering("Five.", |_| {}).await;
     let messages = json!([
         {"role": "user", "content": [{"type": "text", "text": "What is 2 + 3?"}]},
         {"role": "assistant", "content": [
@@ -259,7 +244,7 @@ async fn a_conversation_with_calls_continues() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_can_be_forced_into_a_form() {
-    let server = answering("free text").await;
+    let server = Server::answering("free text", |_| {}).await;
     let schema = json!({"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
                         "additionalProperties": false});
     let tool = json!({"name": "add", "strict": true, "input_schema": schema});
@@ -323,20 +308,23 @@ async fn thinking_is_a_block_and_a_switch_of_the_template() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_counted_without_sampling() {
-    let server = answering("Five.").await;
+    let server = Server::answering("Five.", |_| {}).await;
     let mut count = body(json!({"system": "Be brief.", "tools": tools(),
                                 "thinking": {"type": "disabled"}}));
     let (_, answer) = server.post(PATH, &count).await;
     for name in ["max_tokens", "seed"] {
         count.as_object_mut().unwrap().remove(name);
     }
-    let recorded_before = recorded(&server).await;
+    let recorded_before = server.stats().await.interactions;
     let (status, counted) = server.post("/v1/messages/count_tokens", &count).await;
     assert_eq!(
         (status, &counted),
         (200, &json!({"input_tokens": answer["usage"]["input_tokens"]}))
     );
-    assert_eq!((server.engine.requests().len(), recorded(&server).await), (1, recorded_before));
+    assert_eq!(
+        (server.engine.requests().len(), server.stats().await.interactions),
+        (1, recorded_before)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -348,8 +336,7 @@ async fn messages_are_rewarded_like_completions() {
             .await
     };
     let metadata = json!({"user_id": "ann", "session_id": "s", "answer": "5"});
-    let (status, answer) = send(PATH, &body(json!({"metadata": metadata}))).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(send(PATH, &body(json!({"metadata": metadata}))).await);
     let id = answer["id"].as_str().unwrap();
     let rating = json!({"completion_id": id, "name": "thumbs", "value": 1});
     let (status, rated) = send("/v1/feedback", &rating).await;
@@ -366,7 +353,7 @@ async fn messages_are_rewarded_like_completions() {
     let rating = json!({"completion_id": unstored["id"], "name": "thumbs", "value": 1});
     let (status, refused) = send("/v1/feedback", &rating).await;
     assert_eq!((status, &refused["error"]["code"]), (404, &json!("completion_not_stored")));
-    assert_eq!(recorded(&server).await, 1);
+    assert_eq!(server.stats().await.interactions, 1);
 }
 
 /// The type of an error, whose shape is checked.

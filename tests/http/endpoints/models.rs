@@ -25,14 +25,3 @@ async fn an_alias_is_a_name_of_the_served_model() {
         "model is \"gpt-4\": it must be \"default\" or \"fake\" or \"gpt-4o\" or \"org/name\"";
     assert_eq!(answer["error"]["message"], message);
 }
-
-#[test]
-fn aliases_are_distinct_and_not_empty() {
-    let error = |aliases: &str| {
-        let text = format!("[model]\nnames = {aliases}\n");
-        hone::config::parse(&text).unwrap_err().to_string()
-    };
-    let expected = "model.names[1] is \"a\": it must be a name that occurs once";
-    assert_eq!(error("[\"a\", \"a\"]"), expected);
-    assert!(error("[\"\"]").starts_with("model.names[0] is \"\""));
-}

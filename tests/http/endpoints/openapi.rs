@@ -3,14 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::server::{Server, ask, read};
+use crate::streaming::chunks;
 
 const GRADERS: &str = "/v1/fine_tuning/alpha/graders";
-
-/// The data of a stream's events, without `[DONE]`.
-fn events(text: &str) -> Vec<Value> {
-    let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
-    data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
-}
 
 /// A document, and the server that it describes.
 struct Described {
@@ -134,7 +129,7 @@ async fn events_are_as_described() {
         let responses = &described.operation("post", path)["responses"];
         let schema = &responses["200"]["content"]["text/event-stream"]["schema"]["contentSchema"];
         assert!(schema.is_object(), "{responses}");
-        let events = events(&text);
+        let events = chunks(&text);
         assert!(events.len() > 3, "{events:?}");
         events.iter().for_each(|event| described.check(schema, event));
     }

@@ -2,13 +2,11 @@
 
 use insta::assert_snapshot;
 use reqwest::Method;
-use reqwest::header::AUTHORIZATION;
 use serde_json::{Value, json};
 
 use hone_core::types::InteractionId;
 
-use super::error;
-use crate::server::{Server, ask, read};
+use crate::server::{Server, ask, error, ok};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -17,28 +15,9 @@ async fn server() -> Server {
         .await
 }
 
-async fn send(
-    server: &Server,
-    key: &str,
-    method: Method,
-    path: &str,
-    body: Option<&Value>,
-) -> (u16, Value) {
-    let mut request = server.client.request(method, server.url(path));
-    if let Some(body) = body {
-        request = request.json(body);
-    }
-    read(request.header(AUTHORIZATION, format!("Bearer {key}")).send().await.unwrap()).await
-}
-
-async fn get(server: &Server, key: &str, path: &str) -> (u16, Value) {
-    send(server, key, Method::GET, path, None).await
-}
-
 /// A completion for a key; its id.
 async fn chat(server: &Server, key: &str, more: Value) -> String {
-    let (status, answer) = send(server, key, Method::POST, PATH, Some(&ask(more))).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.post_as(key, PATH, &ask(more)).await);
     answer["id"].as_str().unwrap().to_owned()
 }
 
@@ -51,7 +30,7 @@ async fn every_choice_is_read_directly_after_the_answer() {
     let server = server().await;
     for _ in 0..50 {
         let id = chat(&server, "alice", json!({"n": 6, "max_tokens": 8})).await;
-        let (_, stored) = get(&server, "alice", &format!("{PATH}/{id}")).await;
+        let (_, stored) = server.get_as("alice", &format!("{PATH}/{id}")).await;
         assert_eq!(stored["choices"].as_array().unwrap().len(), 6, "{stored}");
     }
 }
@@ -61,7 +40,7 @@ async fn a_completion_is_read_as_it_was_answered() {
     let server = server().await;
     let metadata = json!({"answer": "5"});
     let body = ask(json!({"n": 2, "metadata": metadata, "max_tokens": 30, "temperature": 0.5}));
-    let (_, mut expected) = send(&server, "alice", Method::POST, PATH, Some(&body)).await;
+    let (_, mut expected) = server.post_as("alice", PATH, &body).await;
     let more = json!({
         "metadata": metadata, "temperature": 0.5, "top_p": 1.0, "presence_penalty": 0.0,
         "frequency_penalty": 0.0, "seed": 5, "max_completion_tokens": 30,
@@ -70,9 +49,9 @@ async fn a_completion_is_read_as_it_was_answered() {
     // How many tokens were cached is not recorded.
     expected["usage"].as_object_mut().unwrap().remove("prompt_tokens_details");
     let path = format!("{PATH}/{}", expected["id"].as_str().unwrap());
-    assert_eq!(get(&server, "alice", &path).await, (200, expected.clone()));
+    assert_eq!(server.get_as("alice", &path).await, (200, expected.clone()));
 
-    let (status, list) = get(&server, "alice", &format!("{path}/messages")).await;
+    let (status, list) = server.get_as("alice", &format!("{path}/messages")).await;
     let id = format!("{}-0", expected["id"].as_str().unwrap());
     let message = json!({"id": id, "role": "user", "content": "What is 2 + 3?"});
     let page = json!({"object": "list", "data": [message], "first_id": id, "last_id": id,
@@ -92,7 +71,7 @@ async fn completions_are_listed_in_pages() {
         chat(&server, "bob", json!({})).await;
     }
     chat(&server, "alice", json!({"store": false})).await;
-    let list = async |query: &str| get(&server, "alice", &format!("{PATH}{query}")).await.1;
+    let list = async |query: &str| server.get_as("alice", &format!("{PATH}{query}")).await.1;
     let all = list("").await;
     assert_eq!(ids(&all), own);
     assert_eq!((&all["object"], &all["has_more"]), (&json!("list"), &json!(false)));
@@ -129,7 +108,7 @@ async fn messages_are_listed_in_pages() {
     ]);
     let id = chat(&server, "alice", json!({"messages": messages})).await;
     let list =
-        async |query: &str| get(&server, "alice", &format!("{PATH}/{id}/messages{query}")).await;
+        async |query: &str| server.get_as("alice", &format!("{PATH}/{id}/messages{query}")).await;
     let texts = |page: &Value| -> String {
         page["data"].as_array().unwrap().iter().map(|m| m["content"].as_str().unwrap()).collect()
     };
@@ -150,19 +129,19 @@ async fn metadata_is_replaced() {
     let id = chat(&server, "alice", json!({"metadata": {"session_id": "a", "x": "1"}})).await;
     let path = format!("{PATH}/{id}");
     let body = json!({"metadata": {"session_id": "b"}});
-    let (status, answer) = send(&server, "alice", Method::POST, &path, Some(&body)).await;
+    let (status, answer) = server.post_as("alice", &path, &body).await;
     assert_eq!((status, &answer["metadata"]), (200, &body["metadata"]), "{answer}");
-    assert_eq!(get(&server, "alice", &path).await.1, answer);
+    assert_eq!(server.get_as("alice", &path).await.1, answer);
     // Feedback on the conversation follows.
     for (session, expected) in [("a", 404), ("b", 200)] {
         let feedback = json!({"session_id": session, "name": "thumbs", "value": 1});
         let path = "/v1/feedback";
-        let (status, answer) = send(&server, "alice", Method::POST, path, Some(&feedback)).await;
+        let (status, answer) = server.post_as("alice", path, &feedback).await;
         assert_eq!(status, expected, "{answer}");
     }
     let mut lines = Vec::new();
     for body in [json!({}), json!({"metadata": {"x": 1}}), json!({"metadata": {}, "model": "x"})] {
-        let (status, answer) = send(&server, "alice", Method::POST, &path, Some(&body)).await;
+        let (status, answer) = server.post_as("alice", &path, &body).await;
         assert_eq!(status, 400);
         lines.push(error(&answer));
     }
@@ -179,9 +158,9 @@ async fn an_erased_completion_is_gone() {
     let id = chat(&server, "alice", json!({"n": 2})).await;
     let feedback = json!({"completion_id": id, "name": "thumbs", "value": 1});
     let path = "/v1/feedback";
-    assert_eq!(send(&server, "alice", Method::POST, path, Some(&feedback)).await.0, 200);
+    assert_eq!(server.post_as("alice", path, &feedback).await.0, 200);
     let own = format!("{PATH}/{id}");
-    let (status, answer) = send(&server, "alice", Method::DELETE, &own, None).await;
+    let (status, answer) = server.as_key("alice", Method::DELETE, &own, None).await;
     let expected = json!({"object": "chat.completion.deleted", "id": id, "deleted": true});
     assert_eq!((status, answer), (200, expected));
     let stats = server.store.stats().unwrap();
@@ -192,16 +171,16 @@ async fn an_erased_completion_is_gone() {
         (Method::GET, format!("{own}/messages"), None),
         (Method::POST, path.to_owned(), Some(&feedback)),
     ] {
-        let (status, answer) = send(&server, "alice", method, &path, body).await;
+        let (status, answer) = server.as_key("alice", method, &path, body).await;
         assert_eq!((status, &answer["error"]["code"]), (404, &json!("completion_not_found")));
     }
-    assert!(ids(&get(&server, "alice", PATH).await.1).is_empty());
+    assert!(ids(&server.get_as("alice", PATH).await.1).is_empty());
     // Text completions are erased in the same way, and are no chat completions.
     let body = json!({"model": "default", "prompt": "2 + 3"});
-    let (_, text) = send(&server, "alice", Method::POST, "/v1/completions", Some(&body)).await;
+    let (_, text) = server.post_as("alice", "/v1/completions", &body).await;
     let own = format!("{PATH}/{}", text["id"].as_str().unwrap());
-    assert_eq!(get(&server, "alice", &own).await.0, 404);
-    let (status, answer) = send(&server, "alice", Method::DELETE, &own, None).await;
+    assert_eq!(server.get_as("alice", &own).await.0, 404);
+    let (status, answer) = server.as_key("alice", Method::DELETE, &own, None).await;
     assert_eq!((status, &answer["id"]), (200, &text["id"]));
 }
 
@@ -226,11 +205,11 @@ async fn only_the_asking_key_sees_a_completion() {
             (Method::POST, &path, Some(&metadata)),
             (Method::DELETE, &path, None),
         ] {
-            let (status, answer) = send(&server, key, method, path, body).await;
+            let (status, answer) = server.as_key(key, method, path, body).await;
             assert_eq!((status, &answer["error"]["code"]), (404, &json!(code)), "{key} {path}");
         }
     }
-    assert_eq!(get(&server, "alice", &format!("{PATH}/{id}")).await.1["metadata"], json!({}));
+    assert_eq!(server.get_as("alice", &format!("{PATH}/{id}")).await.1["metadata"], json!({}));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -242,18 +221,18 @@ async fn an_operator_erases_a_completion_of_any_key() {
     .await;
     let id = chat(&server, "alice", json!({"user": "ann"})).await;
     let feedback = json!({"completion_id": id, "name": "thumbs", "value": 1});
-    let posted = send(&server, "alice", Method::POST, "/v1/feedback", Some(&feedback)).await;
+    let posted = server.post_as("alice", "/v1/feedback", &feedback).await;
     assert_eq!(posted.0, 200);
     let path = format!("/admin/completions/{id}");
-    assert_eq!(send(&server, "alice", Method::DELETE, &path, None).await.0, 403);
-    let (status, answer) = send(&server, "root", Method::DELETE, &path, None).await;
+    assert_eq!(server.as_key("alice", Method::DELETE, &path, None).await.0, 403);
+    let (status, answer) = server.as_key("root", Method::DELETE, &path, None).await;
     let expected = json!({"object": "chat.completion.deleted", "id": id, "deleted": true});
     assert_eq!((status, answer), (200, expected));
     let stats = server.store.stats().unwrap();
     assert_eq!((stats.interactions, stats.samples, stats.feedback, stats.rewards), (0, 0, 0, 0));
     for id in [id.as_str(), "chatcmpl-x"] {
         let path = format!("/admin/completions/{id}");
-        let (status, answer) = send(&server, "root", Method::DELETE, &path, None).await;
+        let (status, answer) = server.as_key("root", Method::DELETE, &path, None).await;
         let code = &answer["error"]["code"];
         assert_eq!((status, code), (404, &json!("completion_not_found")), "{answer}");
     }
@@ -266,7 +245,7 @@ async fn malformed_queries_are_refused() {
     for query in
         ["limit=0", "limit=101", "limit=x", "order=up", "after=x", "before=x", "metadata=x"]
     {
-        let (status, answer) = get(&server, "alice", &format!("{PATH}?{query}")).await;
+        let (status, answer) = server.get_as("alice", &format!("{PATH}?{query}")).await;
         assert_eq!(status, 400, "{answer}");
         lines.push(error(&answer));
     }

@@ -1,13 +1,10 @@
 //! Requests of which nothing is kept.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use hone_core::types::InteractionId;
-use hone_engine::Engine;
 
-use crate::server::{Server, Setup, ask, eventually};
+use crate::server::{Server, Setup, ask, id_of, ok};
 
 const GRADED: &str = "[[route]]\nname = \"secret\"\nmetadata = { task = \"secret\" }\nstore = false\n\
     [[route]]\nname = \"sums\"\n\
@@ -27,8 +24,7 @@ async fn graded(change: impl FnOnce(&mut Setup)) -> Server {
 
 /// The number of interactions and samples in the ledger.
 async fn recorded(server: &Server) -> (u64, u64) {
-    server.store.commit(Vec::new()).await.unwrap();
-    let stats = server.store.stats().unwrap();
+    let stats = server.stats().await;
     (stats.interactions, stats.samples)
 }
 
@@ -61,30 +57,11 @@ async fn nothing_of_an_unstored_request_is_kept() {
     assert!(server.metrics.http_completion_tokens.get() > 0);
 
     // The same request is kept otherwise.
-    let (status, answer) = server.chat(&ask(json!({"metadata": {"answer": "5"}}))).await;
-    assert_eq!(status, 200);
-    let id = InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap();
+    let answer = ok(server.chat(&ask(json!({"metadata": {"answer": "5"}}))).await);
+    let id = id_of(&answer);
     assert!(!id.is_unstored());
     assert_eq!(recorded(&server).await, (1, 1));
     assert_eq!(server.store.held_out("sums", 10).unwrap().len(), 1);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_of_an_unstored_request_is_kept_after_a_disconnect() {
-    let server = graded(|setup| {
-        setup.fake.delay = Duration::from_millis(20);
-        setup.fake.script = std::sync::Arc::new(|_, _| "and so on ".repeat(30));
-    })
-    .await;
-    let mut response = server.send_chat(&ask(json!({"stream": true, "store": false}))).await;
-    for _ in 0..3 {
-        response.chunk().await.unwrap().unwrap();
-    }
-    drop(response);
-    eventually("it is counted", || server.metrics.http_disconnects.get() == 1).await;
-    eventually("the slot is free", || server.engine.load().live_running == 0).await;
-    eventually("nothing is in flight", || server.metrics.http_in_flight.get() == 0).await;
-    assert_eq!(recorded(&server).await, (0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -148,8 +125,7 @@ async fn request_server_and_route_decide_what_is_kept() {
         let server = graded(|setup| setup.server.store = default).await;
         let mut kept = 0;
         for (_, fields, expected) in cases.iter().filter(|case| case.0 == default) {
-            let (status, answer) = server.chat(&ask(fields.clone())).await;
-            assert_eq!(status, 200, "{answer}");
+            ok(server.chat(&ask(fields.clone())).await);
             kept += u64::from(*expected);
             assert_eq!(recorded(&server).await.0, kept, "{default} {fields}");
         }

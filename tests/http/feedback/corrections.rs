@@ -8,13 +8,7 @@ use hone_core::types::{Group, GroupState, InteractionId, Sample, SampleOrigin};
 use hone_engine::Engine;
 use hone_store::{Op, QuarantinedKey};
 
-use crate::server::{Server, ask};
-
-async fn completion(server: &Server) -> String {
-    let (status, answer) = server.chat(&ask(json!({}))).await;
-    assert_eq!(status, 200, "{answer}");
-    answer["id"].as_str().unwrap().to_owned()
-}
+use crate::server::{Server, ask, id_of, ok};
 
 /// The corrections of a completion with their groups, oldest first.
 fn corrections(server: &Server, id: &str) -> Vec<(Sample, Group)> {
@@ -29,10 +23,9 @@ fn corrections(server: &Server, id: &str) -> Vec<(Sample, Group)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_correction_becomes_an_answer_to_the_recorded_prompt() {
     let server = Server::new().await;
-    let id = completion(&server).await;
+    let id = server.completion().await;
     let body = json!({"completion_id": id, "correction": "It is 5.", "idempotency_key": "c-1"});
-    let (status, answer) = server.post("/v1/feedback", &body).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.post("/v1/feedback", &body).await);
     let expected = json!({
         "object": "feedback", "status": "recorded", "completion_id": id, "choice": 0,
         "policy_version": 0, "weight": 0.5, "trained": true, "reason": null, "rating": null,
@@ -64,11 +57,10 @@ async fn a_correction_becomes_an_answer_to_the_recorded_prompt() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rating_can_be_posted_with_a_correction() {
     let server = Server::new().await;
-    let id = completion(&server).await;
+    let id = server.completion().await;
     let body = json!({"completion_id": id, "correction": "It is 5.", "name": "thumbs", "value": 0,
                       "comment": "wrong", "idempotency_key": "c-1"});
-    let (status, answer) = server.post("/v1/feedback", &body).await;
-    assert_eq!(status, 200, "{answer}");
+    let answer = ok(server.post("/v1/feedback", &body).await);
     let rating = json!({"name": "thumbs", "weight": 1.0, "trained": true, "reason": null});
     assert_eq!((&answer["trained"], &answer["rating"]), (&json!(true), &rating));
     let interaction = InteractionId::from_completion_id(&id).unwrap();
@@ -83,10 +75,9 @@ async fn a_rating_can_be_posted_with_a_correction() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_correction_that_cannot_be_used_is_answered_with_the_reason() {
     let reason = async |server: &Server, text: &str| -> Value {
-        let id = completion(server).await;
+        let id = server.completion().await;
         let body = json!({"completion_id": id, "correction": text});
-        let (status, answer) = server.post("/v1/feedback", &body).await;
-        assert_eq!(status, 200, "{answer}");
+        let answer = ok(server.post("/v1/feedback", &body).await);
         assert_eq!(answer["trained"], answer["reason"].is_null(), "{answer}");
         assert_eq!(corrections(server, &id)[0].0.text, text, "it is recorded");
         answer["reason"].clone()
@@ -111,26 +102,22 @@ async fn a_correction_that_cannot_be_used_is_answered_with_the_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quarantined_keys_correction_is_not_trained_on() {
     let server = Server::with(|s| s.server.client_keys = vec!["secret".to_owned()]).await;
-    let post = async |path: &str, body: &Value| -> Value {
-        let request = server.client.post(server.url(path)).bearer_auth("secret").json(body);
-        request.send().await.unwrap().json().await.unwrap()
-    };
-    let asked = post("/v1/chat/completions", &ask(json!({}))).await;
-    let id = InteractionId::from_completion_id(asked["id"].as_str().unwrap()).unwrap();
+    let asked = server.post_as("secret", "/v1/chat/completions", &ask(json!({}))).await.1;
+    let id = id_of(&asked);
     server.store.flush().await.unwrap();
     let key_id = server.store.interaction(id).unwrap().unwrap().key_id.unwrap();
     let row = QuarantinedKey { key_id, reason: "{}".to_owned(), since: 1 };
     server.store.commit(vec![Op::Quarantine(row)]).await.unwrap();
     let body = json!({"completion_id": asked["id"], "correction": "Five."});
-    let answer = post("/v1/feedback", &body).await;
+    let answer = server.post_as("secret", "/v1/feedback", &body).await.1;
     assert_eq!((&answer["trained"], &answer["reason"]), (&json!(false), &json!("quarantined")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn malformed_corrections_are_refused() {
     let server = Server::new().await;
-    let id = completion(&server).await;
-    for (body, status, field, message) in [
+    let id = server.completion().await;
+    let cases = [
         (
             json!({"completion_id": id, "correction": ""}),
             400,
@@ -188,11 +175,7 @@ async fn malformed_corrections_are_refused() {
             "correction",
             "correction is not a field",
         ),
-    ] {
-        let (found, answer) = server.post("/v1/feedback", &body).await;
-        assert_eq!((found, &answer["error"]["param"]), (status, &json!(field)), "{answer}");
-        let text = answer["error"]["message"].as_str().unwrap();
-        assert!(text.contains(message), "{text}");
-    }
+    ];
+    server.refuses("/v1/feedback", cases).await;
     assert_eq!(server.store.stats().unwrap().feedback, 0);
 }

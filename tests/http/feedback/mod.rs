@@ -9,22 +9,15 @@ use serde_json::{Value, json};
 use hone_core::types::{InteractionId, PolicyVersion, RewardSource};
 use hone_store::{Op, QuarantinedKey};
 
-use crate::server::{Server, ask};
-
-async fn completion(server: &Server) -> String {
-    let (status, answer) = server.chat(&ask(json!({}))).await;
-    assert_eq!(status, 200, "{answer}");
-    answer["id"].as_str().unwrap().to_owned()
-}
+use crate::server::{Server, ask, id_of, merged, ok};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn feedback_right_after_a_completion_is_recorded() {
     let server = Server::new().await;
     for _ in 0..50 {
-        let id = completion(&server).await;
+        let id = server.completion().await;
         let body = json!({"completion_id": id, "name": "thumbs", "value": 0.5, "comment": "meh"});
-        let (status, answer) = server.post("/v1/feedback", &body).await;
-        assert_eq!(status, 200, "{answer}");
+        let answer = ok(server.post("/v1/feedback", &body).await);
         assert_eq!(answer["status"], "recorded");
     }
     assert_eq!(server.store.stats().unwrap().feedback, 50);
@@ -35,7 +28,7 @@ async fn feedback_right_after_a_completion_is_recorded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeated_idempotency_key_is_a_duplicate() {
     let server = Server::new().await;
-    let id = completion(&server).await;
+    let id = server.completion().await;
     let body = json!({"completion_id": id, "choice": 0, "name": "thumbs", "value": true,
                       "comment": "right", "idempotency_key": "a-1"});
     let (_, answer) = server.post("/v1/feedback", &body).await;
@@ -54,7 +47,7 @@ async fn a_repeated_idempotency_key_is_a_duplicate() {
     // The same post again changes nothing, and another one with its key is refused.
     let (status, answer) = server.post("/v1/feedback", &body).await;
     assert_eq!((status, &answer["status"]), (200, &json!("duplicate")));
-    let other_id = completion(&server).await;
+    let other_id = server.completion().await;
     for (name, changed) in [
         ("value", json!(0)),
         ("name", json!("stars")),
@@ -78,27 +71,14 @@ async fn a_repeated_idempotency_key_is_a_duplicate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unknown_completions_and_choices_are_refused() {
-    let server = Server::new().await;
-    let unknown = InteractionId::new().completion_id();
-    let body = json!({"completion_id": unknown, "name": "thumbs", "value": 1});
-    let (status, answer) = server.post("/v1/feedback", &body).await;
-    assert_eq!(status, 404);
-    assert_eq!(answer["error"]["code"], "completion_not_found");
-    assert_eq!(answer["error"]["param"], "completion_id");
-    let id = completion(&server).await;
-    let body = json!({"completion_id": id, "choice": 1, "name": "thumbs", "value": 1});
-    let (status, answer) = server.post("/v1/feedback", &body).await;
-    assert_eq!((status, &answer["error"]["param"]), (400, &json!("choice")));
-    assert_eq!(server.store.stats().unwrap().feedback, 0);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn malformed_feedback_is_refused() {
     let server = Server::new().await;
-    let id = completion(&server).await;
+    let id = server.completion().await;
     let good = json!({"completion_id": id, "name": "thumbs", "value": 1});
+    let unknown = InteractionId::new().completion_id();
     let cases = [
+        ("completion_id", json!(unknown), "there is no such completion"),
+        ("choice", json!(1), "choice is 1: the completion has no such choice"),
         ("completion_id", json!("chatcmpl-xyz"), "completion_id is \"chatcmpl-xyz\""),
         ("completion_id", json!(7), "completion_id is 7: it must be a string"),
         ("completion_id", Value::Null, "completion_id is missing"),
@@ -114,14 +94,11 @@ async fn malformed_feedback_is_refused() {
         ("idempotency_key", json!("k".repeat(256)), "it must be at most 255 characters long"),
         ("idempotencykey", json!("k"), "idempotencykey is not a field: the fields are"),
     ];
-    for (field, value, message) in cases {
-        let mut body = good.clone();
-        body[field] = value;
-        let (status, answer) = server.post("/v1/feedback", &body).await;
-        assert_eq!((status, &answer["error"]["param"]), (400, &json!(field)), "{answer}");
-        let found = answer["error"]["message"].as_str().unwrap();
-        assert!(found.contains(message), "{found}");
-    }
+    let cases = cases.map(|(field, value, part)| {
+        let status = if value == unknown { 404 } else { 400 };
+        (merged(good.clone(), json!({field: value})), status, field, part)
+    });
+    server.refuses("/v1/feedback", cases).await;
     assert_eq!(server.store.stats().unwrap().feedback, 0);
 }
 
@@ -132,7 +109,7 @@ async fn clients_cannot_score_a_graders_part() {
         [[route.reward]]\nname = \"thumbs\"\nkind = \"feedback\"\n";
     let routes = hone::config::parse(route).unwrap().routes;
     let server = Server::with(|s| s.routes = routes).await;
-    let id = completion(&server).await;
+    let id = server.completion().await;
     let body = |name: &str| json!({"completion_id": id, "name": name, "value": 1});
     let (status, answer) = server.post("/v1/feedback", &body("answer")).await;
     assert_eq!((status, &answer["error"]["param"]), (400, &json!("name")), "{answer}");
@@ -150,7 +127,7 @@ async fn a_value_must_have_the_type_of_its_part() {
         [[route.reward]]\nname = \"remark\"\nkind = \"feedback\"\ntype = \"comment\"\n";
     let routes = hone::config::parse(route).unwrap().routes;
     let server = Server::with(|s| s.routes = routes).await;
-    let id = completion(&server).await;
+    let id = server.completion().await;
     let refused = [
         ("stars", json!(6), "value", "value is 6: \"stars\" takes a number from 1 to 5"),
         ("solved", json!(2), "value", "value is 2: \"solved\" takes true or false, or 1 or 0"),
@@ -215,7 +192,7 @@ async fn a_canary_gets_keys_ends_and_scaled_ratings() {
     let ends = vec![(PolicyVersion::BASE, false); 3];
     assert_eq!(*server.policies.answers.lock().unwrap(), ends);
 
-    let id = completion(&server).await;
+    let id = server.completion().await;
     for (name, value) in [("stars", json!(4)), ("complaint", json!(true)), ("free", json!(-1))] {
         let body = json!({"completion_id": id, "name": name, "value": value});
         assert_eq!(server.post("/v1/feedback", &body).await.0, 200);
@@ -231,9 +208,8 @@ async fn the_default_routes_thumbs_are_evidence_of_a_canary() {
     let server = Server::with(|s| s.routes = hone::config::parse("").unwrap().routes).await;
     for value in [json!(1), json!(0), json!(true), json!(false)] {
         let body =
-            json!({"completion_id": completion(&server).await, "name": "thumbs", "value": value});
-        let (status, answer) = server.post("/v1/feedback", &body).await;
-        assert_eq!(status, 200, "{answer}");
+            json!({"completion_id": server.completion().await, "name": "thumbs", "value": value});
+        ok(server.post("/v1/feedback", &body).await);
     }
     let ratings = server.policies.ratings.lock().unwrap().clone();
     let found: Vec<_> = ratings.iter().map(|r| (r.value, r.key.clone(), r.keys)).collect();
@@ -274,11 +250,9 @@ async fn evidence_names_the_key_whatever_its_end_user_and_a_quarantined_key_give
 }
 
 async fn turn(server: &Server, session: &str, more: Value) -> InteractionId {
-    let mut body = ask(json!({"metadata": {"session_id": session}}));
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let (status, answer) = server.chat(&body).await;
-    assert_eq!(status, 200, "{answer}");
-    InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap()
+    let body = merged(ask(json!({"metadata": {"session_id": session}})), more);
+    let answer = ok(server.chat(&body).await);
+    id_of(&answer)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -327,9 +301,8 @@ async fn of_several_choices_the_continued_one_is_credited() {
         "n": 3, "metadata": {"session_id": "s-1"}, "max_tokens": 60, "logit_bias": {"0": -100},
         "guided_regex": "( is| an| answer){8,12}[.]",
     }));
-    let (status, answer) = server.chat(&body).await;
-    assert_eq!(status, 200, "{answer}");
-    let first = InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap();
+    let answer = ok(server.chat(&body).await);
+    let first = id_of(&answer);
     let mut messages = body["messages"].as_array().unwrap().clone();
     messages.push(answer["choices"][1]["message"].clone());
     messages.push(json!({"role": "user", "content": "And then?"}));
@@ -373,13 +346,10 @@ async fn invalid_sessions_are_refused() {
         (json!({}), 400, "completion_id", "completion_id is missing"),
         (json!({"session_id": "forked"}), 400, "session_id", "no turn has exactly one finished"),
     ];
-    for (mut body, expected, field, message) in cases {
-        let more = json!({"name": "thumbs", "value": 1});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let (status, answer) = server.post("/v1/feedback", &body).await;
-        assert_eq!((status, &answer["error"]["param"]), (expected, &json!(field)), "{answer}");
-        assert!(answer["error"]["message"].as_str().unwrap().contains(message), "{answer}");
-    }
+    let rating = json!({"name": "thumbs", "value": 1});
+    let cases = cases
+        .map(|(body, status, field, part)| (merged(body, rating.clone()), status, field, part));
+    server.refuses("/v1/feedback", cases).await;
     let wrong = json!({"session_id": "s-1", "name": "thumbs", "value": "good"});
     assert_eq!(server.post("/v1/feedback", &wrong).await.0, 400);
     assert_eq!(server.store.stats().unwrap().feedback, 0);

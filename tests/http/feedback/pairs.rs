@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use hone_core::types::InteractionId;
 
-use crate::server::{Server, ask};
+use crate::server::{Server, ask, merged, ok};
 
 const ROUTES: &str = r#"
     [[route]]
@@ -31,10 +31,8 @@ async fn server() -> Server {
 
 /// The id of a completion with two choices on a route.
 async fn completion(server: &Server, part: &str, more: Value) -> String {
-    let mut body = ask(json!({"metadata": {"part": part}, "n": 2}));
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let (status, answer) = server.chat(&body).await;
-    assert_eq!(status, 200, "{answer}");
+    let body = merged(ask(json!({"metadata": {"part": part}, "n": 2})), more);
+    let answer = ok(server.chat(&body).await);
     answer["id"].as_str().unwrap().to_owned()
 }
 
@@ -103,11 +101,7 @@ async fn completions_that_cannot_be_compared_are_refused() {
     let other = completion(&server, "stars", question).await;
     let stopped = completion(&server, "stars", json!({"stop": ["\n"]})).await;
     let unknown = InteractionId::new().completion_id();
-    let pair = |fields: Value| {
-        let mut body = json!({"chosen": first, "rejected": second});
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        body
-    };
+    let pair = |fields: Value| merged(json!({"chosen": first, "rejected": second}), fields);
     let cases = [
         (
             json!({"rejected": null}),
@@ -132,12 +126,8 @@ async fn completions_that_cannot_be_compared_are_refused() {
             "name is missing: it must be a feedback part with values; the route \"two\" has thumbs, score",
         ),
     ];
-    for (fields, status, param, message) in cases {
-        let (found, answer) = server.post("/v1/feedback", &pair(fields)).await;
-        assert_eq!((found, &answer["error"]["param"]), (status, &json!(param)), "{answer}");
-        let text = answer["error"]["message"].as_str().unwrap();
-        assert!(text.contains(message), "{text}");
-    }
+    let cases = cases.map(|(fields, status, field, part)| (pair(fields), status, field, part));
+    server.refuses("/v1/feedback", cases).await;
     let (_, answer) = server.post("/v1/feedback", &pair(json!({"rejected": other}))).await;
     let text = answer["error"]["message"].as_str().unwrap();
     assert!(text.contains(&first) && text.contains(&other), "it names both: {text}");

@@ -7,7 +7,7 @@ use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion};
 use hone_engine::Publisher;
 use hone_store::Op;
 
-use crate::server::{Server, ask};
+use crate::server::{Server, ask, merged, ok};
 
 const ROUTE: &str = r#"
     [[route]]
@@ -31,19 +31,15 @@ async fn server(enabled: bool) -> Server {
 
 /// The id of a completion of a request with these fields.
 async fn completion(server: &Server, more: Value) -> String {
-    let mut body = ask(json!({"metadata": {"kind": "question"}}));
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let (status, answer) = server.chat(&body).await;
-    assert_eq!(status, 200, "{answer}");
+    let body = merged(ask(json!({"metadata": {"kind": "question"}})), more);
+    let answer = ok(server.chat(&body).await);
     answer["id"].as_str().unwrap().to_owned()
 }
 
 /// Rates a completion. Returns `reason`, which is null if the rating will be trained on.
 async fn rate(server: &Server, id: &str, more: Value) -> Value {
-    let mut body = json!({"completion_id": id, "name": "thumbs", "value": 1});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let (status, answer) = server.post("/v1/feedback", &body).await;
-    assert_eq!(status, 200, "{answer}");
+    let body = merged(json!({"completion_id": id, "name": "thumbs", "value": 1}), more);
+    let answer = ok(server.post("/v1/feedback", &body).await);
     assert_eq!(answer["trained"], answer["reason"].is_null(), "{answer}");
     answer["reason"].clone()
 }

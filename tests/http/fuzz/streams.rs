@@ -11,6 +11,7 @@ use super::Clock;
 use super::change::{Body, values};
 use super::target::{Reply, Target, routes};
 use crate::endpoints::messages::assembled;
+use crate::server::merged;
 
 /// Makes a target of each route with streams.
 macro_rules! stream_targets {
@@ -27,6 +28,19 @@ macro_rules! stream_targets {
             let routes: Vec<String> = routes().into_iter().filter(streams).collect();
             assert_eq!(routes, [$($path),+]);
             target.finish();
+        }
+
+        #[test]
+        fn streams_of_changed_valid_requests_equal_whole_responses() {
+            for number in 0..3 {
+                let target = Target::start(number);
+                let mut compared = 0;
+                $(for request in target.valid($path) {
+                    compared += changed(&target, $path, &request, $check).unwrap();
+                })+
+                assert!(compared > 300, "{compared} streams");
+                target.finish();
+            }
         }
     };
 }
@@ -56,6 +70,36 @@ fn fuzz(path: &str, check: Check) {
         batches += 1;
     }
     println!("{path}: {} streams of {checked} requests", streams.get());
+}
+
+/// Compares the streams of a request with each of some fields. Returns the number of valid requests.
+fn changed(
+    target: &Target,
+    path: &str,
+    request: &Value,
+    check: Check,
+) -> Result<usize, TestCaseError> {
+    let mut compared = 0;
+    for more in [
+        json!({}),
+        json!({"n": 2, "logprobs": true}),
+        json!({"n": 2, "logprobs": 2}),
+        json!({"stop": ["5", "now"]}),
+        json!({"max_tokens": 3}),
+        json!({"echo": true, "logprobs": 1}),
+        json!({"parallel_tool_calls": false}),
+        json!({"tool_choice": "none"}),
+        json!({"include": ["message.output_text.logprobs"], "top_logprobs": 1}),
+    ] {
+        for seed in 0..5 {
+            let request = merged(request.clone(), more.clone());
+            if let Some((stream, whole)) = both(target, path, request, seed)? {
+                check(events(&stream.text)?, &whole)?;
+                compared += 1;
+            }
+        }
+    }
+    Ok(compared)
 }
 
 /// The stream and the whole response of a request, if it is valid.

@@ -5,13 +5,7 @@ use serde_json::{Value, json};
 use hone_core::types::Role;
 
 use super::{PATH, body, recorded, respond};
-use crate::server::{Server, key, read};
-
-/// What a request for a response is answered with for a key.
-async fn respond_as(server: &Server, key: &str, more: Value) -> (u16, Value) {
-    let request = server.client.post(server.url(PATH)).bearer_auth(key).json(&body(more));
-    read(request.send().await.unwrap()).await
-}
+use crate::server::{Server, key};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_continues_the_conversation_without_its_instructions() {
@@ -48,8 +42,8 @@ async fn only_an_own_response_that_was_kept_can_be_continued() {
         setup.server.keys = vec![key("alice", scopes), key("bob", scopes)];
     })
     .await;
-    let (_, kept) = respond_as(&server, "alice", json!({})).await;
-    let (_, unkept) = respond_as(&server, "alice", json!({"store": false})).await;
+    let (_, kept) = server.post_as("alice", PATH, &body(json!({}))).await;
+    let (_, unkept) = server.post_as("alice", PATH, &body(json!({"store": false}))).await;
     assert_eq!((&kept["store"], &unkept["store"]), (&json!(true), &json!(false)));
     let chat = json!({"model": "default", "messages": [{"role": "user", "content": "?"}]});
     let chat: Value = server.chat_as("alice", &chat).await.json().await.unwrap();
@@ -62,7 +56,8 @@ async fn only_an_own_response_that_was_kept_can_be_continued() {
         ("alice", &json!("x"), "no such completion"),
         ("alice", &chat["id"], "no such completion"),
     ] {
-        let (status, answer) = respond_as(&server, key, json!({"previous_response_id": id})).await;
+        let (status, answer) =
+            server.post_as(key, PATH, &body(json!({"previous_response_id": id}))).await;
         let error = &answer["error"];
         assert_eq!((status, &error["param"]), (400, &json!("previous_response_id")), "{answer}");
         assert_eq!(error["code"], "previous_response_not_found");
@@ -74,18 +69,18 @@ async fn only_an_own_response_that_was_kept_can_be_continued() {
         json!({"input": [{"type": "item_reference", "id": id},
                                                    {"role": "user", "content": "And?"}]})
     };
-    assert_eq!(respond_as(&server, "alice", reference(own)).await.0, 200);
+    assert_eq!(server.post_as("alice", PATH, &body(reference(own))).await.0, 200);
     for (key, id, code) in [
         ("bob", own, "completion_not_found"),
         ("alice", &item, "completion_not_stored"),
         ("alice", &unknown, "completion_not_found"),
     ] {
-        let (status, answer) = respond_as(&server, key, reference(id)).await;
+        let (status, answer) = server.post_as(key, PATH, &body(reference(id))).await;
         let error = &answer["error"];
         assert_eq!((status, &error["param"]), (404, &json!("input[0].id")), "{answer}");
         assert_eq!(error["code"], code);
     }
     // An unstored response may continue a stored one.
     let more = json!({"previous_response_id": kept["id"], "store": false});
-    assert_eq!(respond_as(&server, "alice", more).await.0, 200);
+    assert_eq!(server.post_as("alice", PATH, &body(more)).await.0, 200);
 }

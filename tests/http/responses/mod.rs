@@ -10,28 +10,20 @@ use insta::assert_snapshot;
 use regex::Regex;
 use serde_json::{Value, json};
 
-use hone_core::types::{ClientEndpoint, InteractionId, Message, Role};
+use hone_core::types::{ClientEndpoint, Message, Role};
 
-use crate::server::Server;
+use crate::server::{Server, id_of, merged, ok};
 
 const PATH: &str = "/v1/responses";
 
 /// A request with the fields `more`.
 fn body(more: Value) -> Value {
-    let mut body = json!({"model": "default", "input": "What is 2 + 3?", "seed": 5});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+    merged(json!({"model": "default", "input": "What is 2 + 3?", "seed": 5}), more)
 }
 
 /// A response to a request with the fields `more`.
 async fn respond(server: &Server, more: Value) -> Value {
-    let (status, answer) = server.post(PATH, &body(more)).await;
-    assert_eq!(status, 200, "{answer}");
-    answer
-}
-
-fn id_of(answer: &Value) -> InteractionId {
-    InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap()
+    ok(server.post(PATH, &body(more)).await)
 }
 
 /// The text of all messages of the output.
@@ -114,8 +106,7 @@ async fn a_response_is_recorded_and_learned_from() {
     let answer = respond(&server, more).await;
     assert_eq!(answer["instructions"], "Add.");
     assert_eq!(answer["reasoning"]["effort"], "low");
-    server.store.commit(Vec::new()).await.unwrap();
-    let interaction = server.store.interaction(id_of(&answer)).unwrap().unwrap();
+    let interaction = server.interaction(id_of(&answer)).await;
     assert!(
         matches!(&interaction.endpoint, ClientEndpoint::Responses(options) if options.instructions)
     );
@@ -130,8 +121,7 @@ async fn a_response_is_recorded_and_learned_from() {
     assert!(messages.iter().map(|(role, text)| (*role, text.as_str())).eq(expected));
     assert_eq!(server.rollout.submitted()[0].1[0].text, "The answer is 5.");
     let feedback = json!({"completion_id": answer["id"], "name": "thumbs", "value": 1});
-    let (status, reply) = server.post("/v1/feedback", &feedback).await;
-    assert_eq!(status, 200, "{reply}");
+    let reply = ok(server.post("/v1/feedback", &feedback).await);
     assert_eq!((&reply["completion_id"], &reply["trained"]), (&answer["id"], &json!(true)));
     // It is no chat completion.
     let list = server.get("/v1/chat/completions").await.1;

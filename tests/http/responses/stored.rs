@@ -5,12 +5,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{PATH, masked, respond};
-use crate::server::{Server, key, read};
-
-async fn send(server: &Server, key: &str, method: Method, path: &str) -> (u16, Value) {
-    let request = server.client.request(method, server.url(path)).bearer_auth(key);
-    read(request.send().await.unwrap()).await
-}
+use crate::server::{Server, key, ok};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_response_is_read_as_its_client_got_it() {
@@ -22,8 +17,7 @@ async fn a_response_is_read_as_its_client_got_it() {
     });
     let mut created = respond(&server, more).await;
     let path = format!("{PATH}/{}", created["id"].as_str().unwrap());
-    let (status, mut kept) = server.get(&format!("{path}?stream=false&include[]=x")).await;
-    assert_eq!(status, 200, "{kept}");
+    let mut kept = ok(server.get(&format!("{path}?stream=false&include[]=x")).await);
     for response in [&mut created, &mut kept] {
         assert!(response["completed_at"].take().is_u64());
     }
@@ -45,8 +39,7 @@ async fn the_input_is_a_list_of_items() {
     ]);
     let answer = respond(&server, json!({"instructions": "Add.", "input": input})).await;
     let path = format!("{PATH}/{}/input_items", answer["id"].as_str().unwrap());
-    let (status, list) = server.get(&format!("{path}?order=asc")).await;
-    assert_eq!(status, 200, "{list}");
+    let list = ok(server.get(&format!("{path}?order=asc")).await);
     let lines: Vec<String> =
         list["data"].as_array().unwrap().iter().map(|item| masked(&item.to_string())).collect();
     assert_snapshot!(lines.join("\n"), @r#"
@@ -80,9 +73,7 @@ async fn a_response_is_erased_and_only_its_key_sees_it() {
     })
     .await;
     let create = async |more: Value| {
-        let request = server.client.post(server.url(PATH)).bearer_auth("alice");
-        let (status, answer) = read(request.json(&super::body(more)).send().await.unwrap()).await;
-        assert_eq!(status, 200, "{answer}");
+        let answer = ok(server.post_as("alice", PATH, &super::body(more)).await);
         answer["id"].as_str().unwrap().to_owned()
     };
     let (own, unstored) = (create(json!({})).await, create(json!({"store": false})).await);
@@ -97,16 +88,16 @@ async fn a_response_is_erased_and_only_its_key_sees_it() {
             (Method::GET, format!("{path}/input_items")),
             (Method::DELETE, path),
         ] {
-            let (status, answer) = send(&server, key, method, &path).await;
+            let (status, answer) = server.as_key(key, method, &path, None).await;
             assert_eq!((status, &answer["error"]["code"]), (404, &json!(code)), "{path}");
         }
     }
     let path = format!("{PATH}/{own}");
-    assert_eq!(send(&server, "alice", Method::GET, &path).await.0, 200);
-    let (status, answer) = send(&server, "alice", Method::DELETE, &path).await;
+    assert_eq!(server.as_key("alice", Method::GET, &path, None).await.0, 200);
+    let (status, answer) = server.as_key("alice", Method::DELETE, &path, None).await;
     assert_eq!((status, answer), (200, json!({"id": own, "object": "response", "deleted": true})));
-    assert_eq!(send(&server, "alice", Method::GET, &path).await.0, 404);
-    assert_eq!(send(&server, "alice", Method::DELETE, &path).await.0, 404);
+    assert_eq!(server.as_key("alice", Method::GET, &path, None).await.0, 404);
+    assert_eq!(server.as_key("alice", Method::DELETE, &path, None).await.0, 404);
     let stats = server.store.stats().unwrap();
     assert_eq!((stats.interactions, stats.samples), (0, 0));
 }

@@ -2,7 +2,7 @@
 
     python tests/reference/datasets/arithmetic_dataset.py
 
-Needs only Python. The questions are those of src/demo/task.rs (operands below 50, six wordings)
+Needs only Python. The questions are those of crates/demo/src/task.rs (operands below 50, six wordings)
 without the pairs that the demo holds out, so that the demo's evaluation stays valid. Each pair occurs
 once, in one of its orders. `level` is "easy" if the sum is below 30, else "hard" if the ones carry,
 else "medium". The first rows are also written as CSV for tests, under tests/fixtures/dataset.
@@ -30,7 +30,7 @@ MASK = (1 << 64) - 1
 
 
 def held_out(a: int, b: int) -> bool:
-    """As `held_out` of src/demo/task.rs: a fifth of the pairs, by SplitMix64's finalizer."""
+    """As `held_out` of crates/demo/src/task.rs: a fifth of the pairs, by SplitMix64's finalizer."""
     z = ((min(a, b) << 32 | max(a, b)) + 0x9E3779B97F4A7C15) & MASK
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
     z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK

@@ -1,4 +1,4 @@
-"""Cases for src/runs/stats: tests/reference/runs/run_stats.json.
+"""Cases for crates/report/src/stats: tests/reference/runs/run_stats.json.
 
 pass@k by exact fractions of binomials; Wilson's interval as the two roots of the score test's
 equation; quantiles and bootstraps by numpy. Run from the repository root, with numpy installed:

@@ -102,7 +102,7 @@ async fn malformed_requests_leave_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log.txt");
     let log = Stdio::from(fs::File::create(&path).unwrap());
-    let daemon = Daemon::start_logged(EngineBackend::Native, dir.path(), CONFIG, &[], &[], log);
+    let daemon = Daemon::start_with(EngineBackend::Native, dir.path(), CONFIG, &[], log);
     let addr: SocketAddr = daemon.url.strip_prefix("http://").unwrap().parse().unwrap();
     let valid = Arc::new(Valid::read());
     let (mut refused, mut resident) = (0, Vec::new());

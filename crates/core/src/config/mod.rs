@@ -6,6 +6,7 @@
 pub mod describe;
 pub mod section;
 
+use std::borrow::Borrow;
 use std::fmt::{self, Display};
 use std::io;
 use std::path::PathBuf;
@@ -119,7 +120,8 @@ pub fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) ->
 }
 
 /// Checks that `value` is finite and `>= low`.
-pub fn at_least(key: &str, value: f64, low: f64) -> Checked {
+pub fn at_least(key: &str, value: impl Borrow<f64>, low: f64) -> Checked {
+    let value = *value.borrow();
     if value.is_finite() && value >= low {
         return Ok(());
     }
@@ -127,7 +129,8 @@ pub fn at_least(key: &str, value: f64, low: f64) -> Checked {
 }
 
 /// Checks that `value` is finite and `> low`.
-pub fn above(key: &str, value: f64, low: f64) -> Checked {
+pub fn above(key: &str, value: impl Borrow<f64>, low: f64) -> Checked {
+    let value = *value.borrow();
     if value.is_finite() && value > low {
         return Ok(());
     }
@@ -143,7 +146,8 @@ pub fn below<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> C
 }
 
 /// Checks that `value` is neither NaN nor infinite.
-pub fn finite(key: &str, value: f64) -> Checked {
+pub fn finite(key: &str, value: impl Borrow<f64>) -> Checked {
+    let value = *value.borrow();
     if value.is_finite() { Ok(()) } else { Err(Problem::value(key, value, "a finite number")) }
 }
 

@@ -38,6 +38,7 @@ pub mod ranges {
     use std::fmt::Display;
 
     use crate::config::{self, Checked, Problem, quoted};
+    pub use crate::config::{above, at_least, finite, texts};
 
     /// As [`config::between`].
     pub fn between<T>(key: &str, value: &T, low: T, high: T) -> Checked
@@ -47,22 +48,12 @@ pub mod ranges {
         config::between(key, *value, low, high)
     }
 
-    /// As [`config::at_least`].
-    pub fn at_least(key: &str, value: &f64, low: f64) -> Checked {
-        config::at_least(key, *value, low)
-    }
-
     /// Finite and at most 0.
     pub fn at_most_zero(key: &str, value: &f64) -> Checked {
         if value.is_finite() && *value <= 0.0 {
             return Ok(());
         }
         Err(Problem::value(key, value, "a finite number, 0 or less"))
-    }
-
-    /// As [`config::texts`].
-    pub fn texts(key: &str, list: &[String], most: usize) -> Checked {
-        config::texts(key, list, most)
     }
 
     /// 1 to 16 different names of tags, of letters, digits, `_` and `-`.
@@ -87,19 +78,9 @@ pub mod ranges {
         if list.is_empty() { Ok(()) } else { texts(key, list, most) }
     }
 
-    /// As [`config::above`].
-    pub fn above(key: &str, value: &f64, low: f64) -> Checked {
-        config::above(key, *value, low)
-    }
-
     /// As [`config::below`].
     pub fn below<T: PartialOrd + Display + Copy>(key: &str, value: &T, low: T, high: T) -> Checked {
         config::below(key, *value, low, high)
-    }
-
-    /// As [`config::finite`].
-    pub fn finite(key: &str, value: &f64) -> Checked {
-        config::finite(key, *value)
     }
 
     /// Greater than 0 and at most 1.
@@ -110,9 +91,19 @@ pub mod ranges {
         Err(Problem::value(key, value, "greater than 0 and at most 1"))
     }
 
-    /// As [`config::finite`], if there is a value.
+    /// A whole number of steps, or a share of them below 1, if there is a value.
+    pub fn steps_or_share(key: &str, value: &Option<f64>) -> Checked {
+        match value {
+            Some(steps) if !(*steps >= 0.0 && (*steps < 1.0 || steps.fract() == 0.0)) => {
+                Err(Problem::value(key, steps, "a number of steps, or a share of them below 1"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`finite`], if there is a value.
     pub fn finite_if_any(key: &str, value: &Option<f64>) -> Checked {
-        value.map_or(Ok(()), |value| config::finite(key, value))
+        value.map_or(Ok(()), |value| finite(key, value))
     }
 }
 

@@ -3,9 +3,6 @@
 //! A slot runs one sequence at a time. There are two colors of slots, and each color holds one
 //! policy version, so that the idle color can load the next version while the active one serves.
 //!
-//! Waiting live requests are served in turn between their owners, the API keys ([`FairQueue`]), so that one
-//! key cannot delay the others by many requests.
-//!
 //! Invariants: new leases are of the active color; a slot has at most one lease; a shadow request
 //! gets no slot while a live request waits; a lease names the version that its color held when the
 //! lease began, and the color keeps that version until the lease ends
@@ -52,10 +49,9 @@ impl Color {
 struct RunningSequence {
     priority: Priority,
     owner: Owner,
+    /// Preemption takes the newest shadow, which loses the least work.
     since: Instant,
     cancel: Arc<CancelFlag>,
-    /// Increases with every lease. Preemption takes the newest shadow, which loses the least work.
-    order: u64,
 }
 
 struct ColorSlots {
@@ -72,8 +68,6 @@ struct AdmissionState {
     /// How long live requests occupy a slot.
     rate: ServiceRate,
     closed: bool,
-    /// Leases so far.
-    leases: u64,
 }
 
 /// Leases slots to requests.
@@ -139,7 +133,6 @@ impl Admission {
                 waiting: Default::default(),
                 rate: ServiceRate::default(),
                 closed: false,
-                leases: 0,
             }),
             limits,
             metrics,
@@ -148,9 +141,6 @@ impl Admission {
     }
 
     /// [`Self::acquire_for`] a caller without a key.
-    ///
-    /// # Errors
-    /// As [`Self::acquire_for`].
     pub async fn acquire(self: &Arc<Self>, priority: Priority) -> Result<Lease, EngineError> {
         self.acquire_for(&None, priority).await
     }
@@ -249,10 +239,8 @@ impl Admission {
         let slot = slots.free_slot()?;
         let mut lease = Lease::without_slot(slots.version?, priority);
         lease.slot = Some((Arc::clone(self), color, slot));
-        state.leases += 1;
-        let (cancel, order) = (Arc::clone(&lease.cancel), state.leases);
-        let since = Instant::now();
-        slots.running[slot] = Some(RunningSequence { priority, owner, since, cancel, order });
+        let (since, cancel) = (Instant::now(), Arc::clone(&lease.cancel));
+        slots.running[slot] = Some(RunningSequence { priority, owner, since, cancel });
         Some(lease)
     }
 
@@ -294,9 +282,7 @@ impl Admission {
 
     /// The color that holds a version, the active one first.
     pub fn color_of(&self, version: PolicyVersion) -> Option<Color> {
-        let state = self.state.lock();
-        let colors = [state.active, state.active.other()];
-        colors.into_iter().find(|color| state.slots(*color).version == Some(version))
+        self.state.lock().color_of(version)
     }
 
     /// The color that is not active.
@@ -323,8 +309,7 @@ impl Admission {
     /// Makes the color that holds `version` the active one; false if no color does.
     pub fn activate_version(self: &Arc<Self>, version: PolicyVersion) -> bool {
         let mut state = self.state.lock();
-        let holds = |color: &Color| state.slots(*color).version == Some(version);
-        let Some(color) = Color::BOTH.into_iter().find(holds) else { return false };
+        let Some(color) = state.color_of(version) else { return false };
         state.active = color;
         self.dispatch(&mut state);
         true
@@ -386,6 +371,11 @@ impl AdmissionState {
         &self.colors[color as usize]
     }
 
+    fn color_of(&self, version: PolicyVersion) -> Option<Color> {
+        let colors = [self.active, self.active.other()];
+        colors.into_iter().find(|color| self.slots(*color).version == Some(version))
+    }
+
     fn free(&mut self, color: Color, slot: usize) -> Option<RunningSequence> {
         self.colors[color as usize].running[slot].take()
     }
@@ -430,7 +420,7 @@ impl AdmissionState {
     fn preempt(&mut self) -> usize {
         self.forget_abandoned();
         let mut shadows: Vec<_> = self.slots(self.active).shadows().collect();
-        shadows.sort_by_key(|running| Reverse(running.order));
+        shadows.sort_by_key(|running| Reverse(running.since));
         let ending = shadows.iter().filter(|r| r.cancel.get().is_some()).count();
         let missing = self.waiting[Priority::Live as usize].len().saturating_sub(ending);
         let others = shadows.iter().filter(|r| r.cancel.get().is_none());

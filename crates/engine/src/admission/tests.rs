@@ -172,27 +172,6 @@ fn owner(name: &str) -> Owner {
 }
 
 #[tokio::test]
-async fn owners_get_slots_in_turn() {
-    let admission = admission(1, 16);
-    let held = admission.acquire_for(&owner("flood"), Priority::Live).await.unwrap();
-    let flood = [
-        wait_for(&admission, &owner("flood"), Priority::Live).await,
-        wait_for(&admission, &owner("flood"), Priority::Live).await,
-        wait_for(&admission, &owner("flood"), Priority::Live).await,
-    ];
-    let other = wait_for(&admission, &owner("other"), Priority::Live).await;
-    drop(held);
-    let [first, second, third] = flood;
-    drop(first.await.unwrap().unwrap());
-    // The other owner came last and is the next.
-    let other = other.await.unwrap().unwrap();
-    assert!(!second.is_finished() && !third.is_finished());
-    drop(other);
-    drop(second.await.unwrap().unwrap());
-    drop(third.await.unwrap().unwrap());
-}
-
-#[tokio::test]
 async fn the_owner_with_fewer_slots_goes_first() {
     let admission = admission(2, 16);
     let held = [

@@ -12,21 +12,20 @@
 //! calls the parts' text is exactly the answer's text. Text that might begin a tag or a call is held back
 //! until that is decided.
 
-mod call;
 mod calls;
-mod reasoning;
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use hone_core::types::{ChatOptions, GrammarSpec, TokenId};
 
-use crate::codec::{Codec, TextStream};
+use crate::codec::{Codec, TextStream, overlap};
 use crate::grammar::CallGrammar;
 use crate::template::ThinkTags;
-use crate::tools::{CallSyntax, ToolFormat};
+use crate::tools::{CallFormat, ToolFormat};
 use calls::CallParser;
-use reasoning::{Piece, ReasoningSplitter};
 
 pub use calls::AnswerPart;
 
@@ -42,7 +41,7 @@ pub struct AnswerForm {
 /// How calls are recognized.
 #[derive(Clone)]
 struct CallForm {
-    syntax: CallSyntax,
+    format: &'static CallFormat,
     /// The functions of the request.
     names: Arc<[String]>,
     /// Whether an answer may have several calls.
@@ -59,7 +58,7 @@ impl AnswerForm {
     ) -> Self {
         let tools = options.callable();
         let calls = (!tools.is_empty()).then(|| CallForm {
-            syntax: format.syntax(),
+            format: format.calls(),
             names: tools.iter().map(|tool| tool.name.clone()).collect(),
             parallel: options.parallel_tool_calls,
         });
@@ -119,19 +118,26 @@ impl AnswerParser {
             texts.extend([tags.open, tags.close]);
         }
         if let Some(calls) = &form.calls {
-            let syntax = calls.syntax;
-            texts.extend(syntax.begin.iter().chain(syntax.end));
-            texts.extend(syntax.named.into_iter().flat_map(|(id, arguments)| [id, arguments]));
+            let CallFormat { begin, end, named, .. } = calls.format;
+            texts.extend(begin.iter().chain(*end));
+            texts.extend(named.iter().flat_map(|(id, arguments)| [id, arguments]));
         }
-        let markers = Markers::new(&form.codec, texts);
+        let tokens =
+            texts.into_iter().filter_map(|text| Some((text, form.codec.special_id(text)?)));
+        let characters = MARKERS.filter_map(char::from_u32);
+        let markers: Markers =
+            tokens.zip(characters).map(|((text, id), c)| (text, id, c)).collect();
+        // What stands for a text in the answer.
+        let shown = |text: &'static str| {
+            let own = markers.iter().find(|(known, ..)| *known == text);
+            own.map_or_else(|| text.to_owned(), |(_, _, c)| c.to_string())
+        };
         Self {
             reasoning: form.reasoning.map(|(tags, inside)| {
-                let (open, close) = (markers.text(tags.open), markers.text(tags.close));
-                ReasoningSplitter::new(open, close, inside)
+                ReasoningSplitter::new(shown(tags.open), shown(tags.close), inside)
             }),
             calls: form.calls.as_ref().map(|calls| {
-                let names = Arc::clone(&calls.names);
-                CallParser::new(calls.syntax, |text| markers.text(text), names, calls.parallel)
+                CallParser::new(calls.format, shown, Arc::clone(&calls.names), calls.parallel)
             }),
             markers: (!markers.is_empty()).then(|| MarkerText::new(&form.codec, markers)),
             tokens: 0,
@@ -143,24 +149,15 @@ impl AnswerParser {
     /// certain now.
     pub fn push(&mut self, id: TokenId, text: &str) -> Vec<AnswerPart> {
         self.tokens += 1;
-        match &mut self.markers {
-            Some(markers) => {
-                let text = markers.push(id, text);
-                self.divide(&text, false)
-            }
-            None => self.divide(text, false),
+        if let Some(markers) = &mut self.markers {
+            markers.add(id);
         }
+        self.divide(text, false)
     }
 
     /// Ends the answer with the text that was held back. Returns the remaining parts.
     pub fn finish(&mut self, rest: &str) -> Vec<AnswerPart> {
-        match &mut self.markers {
-            Some(markers) => {
-                let text = markers.finish(rest);
-                self.divide(&text, true)
-            }
-            None => self.divide(rest, true),
-        }
+        self.divide(rest, true)
     }
 
     /// The token limit ends the answer: what it has of a call that it cut is no text.
@@ -181,46 +178,36 @@ impl AnswerParser {
     }
 
     fn divide(&mut self, text: &str, last: bool) -> Vec<AnswerPart> {
-        let mut parts = Vec::new();
-        let Some(reasoning) = &mut self.reasoning else {
-            self.read(text, last, &mut parts);
-            return self.without_markers(parts);
+        let mut said = match &mut self.markers {
+            Some(markers) => Cow::Owned(markers.insert(text)),
+            None => Cow::Borrowed(text),
         };
-        let was_over = reasoning.is_over();
-        let pieces = reasoning.push(text, last);
-        if !was_over && reasoning.has_begun() {
-            self.reasoning_tokens = self.tokens;
-        }
-        let mut said = String::new();
-        for piece in pieces {
-            match piece {
-                Piece::Reasoning(text) => parts.push(AnswerPart::Reasoning(text)),
-                Piece::Text(text) => said.push_str(&text),
+        let mut parts = Vec::new();
+        if let Some(reasoning) = &mut self.reasoning {
+            let was_over = reasoning.is_over();
+            let (thought, text) = reasoning.push(&said, last);
+            if !was_over && reasoning.has_begun {
+                self.reasoning_tokens = self.tokens;
             }
+            if !thought.is_empty() {
+                parts.push(AnswerPart::Reasoning(thought));
+            }
+            said = Cow::Owned(text);
         }
-        self.read(&said, last, &mut parts);
-        self.without_markers(parts)
-    }
-
-    /// Reads text after the reasoning.
-    fn read(&mut self, text: &str, last: bool, parts: &mut Vec<AnswerPart>) {
         match &mut self.calls {
-            Some(calls) => calls.push(text, last, parts),
-            None if text.is_empty() => {}
-            None => parts.push(AnswerPart::Text(text.to_owned())),
+            Some(calls) => parts.extend(calls.push(&said, last)),
+            None if said.is_empty() => {}
+            None => parts.push(AnswerPart::Text(said.into_owned())),
         }
-    }
-
-    /// Removes the characters that stand for special tokens.
-    fn without_markers(&self, mut parts: Vec<AnswerPart>) -> Vec<AnswerPart> {
         if self.markers.is_none() {
             return parts;
         }
+        // No character that stands for a special token leaves the parser.
         parts.retain_mut(|part| match part {
             AnswerPart::Reasoning(text)
             | AnswerPart::Text(text)
             | AnswerPart::Arguments { json: text, .. } => {
-                text.retain(|c| !is_marker(c));
+                text.retain(|c| !MARKERS.contains(&u32::from(c)));
                 !text.is_empty()
             }
             AnswerPart::Call { .. } => true,
@@ -231,36 +218,11 @@ impl AnswerParser {
 
 // Puts special tokens back into the text from which the codec removed them.
 
-/// The first of 32 code points that Unicode reserves for use within a program.
-const FIRST: u32 = 0xfdd0;
-const COUNT: u32 = 32;
-
-/// Whether a character stands for a special token.
-fn is_marker(c: char) -> bool {
-    (FIRST..FIRST + COUNT).contains(&u32::from(c))
-}
+/// 32 code points that Unicode reserves for use within a program, each of which stands for a special token.
+const MARKERS: Range<u32> = 0xfdd0..0xfdf0;
 
 /// The texts of a format that are special tokens of the model, each with a character that stands for it.
-struct Markers(Vec<(&'static str, TokenId, char)>);
-
-impl Markers {
-    /// Those of `texts` that are special tokens.
-    fn new(codec: &Codec, texts: Vec<&'static str>) -> Self {
-        let tokens = texts.into_iter().filter_map(|text| Some((text, codec.special_id(text)?)));
-        let characters = (FIRST..FIRST + COUNT).filter_map(char::from_u32);
-        Self(tokens.zip(characters).map(|((text, id), c)| (text, id, c)).collect())
-    }
-
-    /// What stands for `text` in the answer: a character, or the text itself.
-    fn text(&self, text: &'static str) -> String {
-        let own = self.0.iter().find(|(known, ..)| *known == text);
-        own.map_or_else(|| text.to_owned(), |(_, _, c)| c.to_string())
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
+type Markers = Vec<(&'static str, TokenId, char)>;
 
 /// Inserts the markers of one answer.
 ///
@@ -292,24 +254,19 @@ impl MarkerText {
         }
     }
 
-    /// Adds a token and the text that arrived with it.
-    fn push(&mut self, id: TokenId, text: &str) -> String {
+    /// Adds a token.
+    fn add(&mut self, id: TokenId) {
         // A stop token ends the answer and adds no text, even if it is an ordinary token.
         if !self.codec.stop_ids().contains(&id) {
             self.decoded_bytes += self.decoded.push(id).text.len();
-            if let Some((_, _, c)) = self.markers.0.iter().find(|(_, own, _)| *own == id) {
+            if let Some((_, _, c)) = self.markers.iter().find(|(_, own, _)| *own == id) {
                 self.waiting.push_back((self.decoded_bytes, *c));
             }
         }
-        self.insert(text)
     }
 
-    /// The end of the text, with the markers before it. Markers after a stop string are lost, as the
+    /// The text that has arrived, with the markers before its end. Markers after a stop string are lost, as the
     /// text there is.
-    fn finish(&mut self, rest: &str) -> String {
-        self.insert(rest)
-    }
-
     fn insert(&mut self, text: &str) -> String {
         let (mut all, mut rest) = (String::with_capacity(text.len()), text);
         while let Some((place, marker)) = self.waiting.front().copied() {
@@ -324,6 +281,112 @@ impl MarkerText {
         all.push_str(rest);
         self.arrived_bytes += rest.len();
         all
+    }
+}
+
+// Splits an answer at think tags.
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Before the first character that is not white space.
+    Start,
+    /// After the opening tag, before the first character that is not a line feed.
+    Opened,
+    /// In the reasoning.
+    Inside,
+    /// After the closing tag, before the first character that is not a line feed.
+    Closed,
+    /// In the text after the reasoning, or of an answer without it.
+    After,
+}
+
+/// Splits one answer. Reasoning is only recognized at the beginning. Line feeds next to the tags belong
+/// to neither side, as in the templates that write them.
+struct ReasoningSplitter {
+    open: String,
+    close: String,
+    place: Place,
+    /// Whether the answer has reasoning, so far as is known.
+    has_begun: bool,
+    /// Text that is not certain yet.
+    held: String,
+}
+
+impl ReasoningSplitter {
+    /// A splitter for these tags. `inside`: the prompt has opened the reasoning.
+    fn new(open: String, close: String, inside: bool) -> Self {
+        let place = if inside { Place::Opened } else { Place::Start };
+        Self { open, close, place, has_begun: inside, held: String::new() }
+    }
+
+    /// Whether the reasoning has ended, or the answer has none.
+    fn is_over(&self) -> bool {
+        matches!(self.place, Place::Closed | Place::After)
+    }
+
+    /// Adds text and returns the reasoning, and the text after it, that are certain now. `last` ends the answer.
+    fn push(&mut self, text: &str, last: bool) -> (String, String) {
+        self.held.push_str(text);
+        let mut thought = String::new();
+        while let Some(place) = self.next_place(last, &mut thought) {
+            self.place = place;
+        }
+        let said =
+            if self.place == Place::After { std::mem::take(&mut self.held) } else { String::new() };
+        (thought, said)
+    }
+
+    /// The place after this one, if it has been reached.
+    fn next_place(&mut self, last: bool, thought: &mut String) -> Option<Place> {
+        let start = match self.place {
+            Place::Start => self.held.trim_start(),
+            _ => self.held.trim_start_matches('\n'),
+        };
+        let skipped = self.held.len() - start.len();
+        match self.place {
+            // Some models repeat the tag that the prompt contains.
+            Place::Start | Place::Opened if start.starts_with(&self.open) => {
+                self.held.drain(..skipped + self.open.len());
+                self.has_begun = true;
+                Some(Place::Opened)
+            }
+            Place::Start | Place::Opened if !last && self.open.starts_with(start) => None,
+            Place::Start => Some(Place::After),
+            Place::Opened => {
+                self.held.drain(..skipped);
+                Some(Place::Inside)
+            }
+            Place::Inside => self.inside(last, thought),
+            Place::Closed => {
+                self.held.drain(..skipped);
+                (!self.held.is_empty()).then_some(Place::After)
+            }
+            Place::After => None,
+        }
+    }
+
+    fn inside(&mut self, last: bool, thought: &mut String) -> Option<Place> {
+        let closed = self.held.find(&self.close);
+        let certain = match closed {
+            Some(at) => at,
+            None if last => self.held.len(),
+            None => self.held.len() - overlap(&self.held, &self.close),
+        };
+        // Line feeds wait for what follows them; those before the tag or the end are dropped.
+        let length = self.held.get(..certain).unwrap_or_default().trim_end_matches('\n').len();
+        thought.extend(self.held.drain(..length));
+        match closed {
+            Some(at) => {
+                self.held.drain(..at - length + self.close.len());
+                Some(Place::Closed)
+            }
+            None => {
+                if last {
+                    self.held.clear();
+                }
+                None
+            }
+        }
     }
 }
 

@@ -452,7 +452,7 @@ proptest! {
         format in any_format(), said in "[a-z]{0,5}",
     ) {
         let names = ["add", "get_time"];
-        let framing = format.framing();
+        let framing = format.calls();
         let objects: Vec<(String, Value)> = calls
             .iter()
             .map(|(name, text, number)| (names[*name].to_owned(), json!({"t": text, "n": number})))

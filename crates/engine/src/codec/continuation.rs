@@ -48,9 +48,6 @@ impl EncodedAgain {
 impl Codec {
     /// [`Self::chat`] with the generation prompt, where `recorded` has the ids of an earlier prompt and of its
     /// completion, which is among the messages.
-    ///
-    /// # Errors
-    /// As [`Self::prompt`].
     pub fn continued_chat(
         &self,
         recorded: &[TokenId],

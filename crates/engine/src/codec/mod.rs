@@ -2,20 +2,21 @@
 
 mod continuation;
 mod stream;
-mod texts;
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, LazyLock};
 
 use regex::{Captures, Regex};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use tokenizers::{
     DecoderWrapper, Model as _, NormalizedString, OffsetType, PreTokenizer as _, Token, Tokenizer,
 };
+use toktrie::TokTrie;
 
-use hone_core::types::{ChatOptions, GrammarSpec, Message, Role, TokenId};
+use hone_core::types::{ChatOptions, GrammarSpec, Message, Role, TokenId, Tool, ToolCall};
 use hone_model::ModelDir;
 
 use crate::error::EngineError;
@@ -56,8 +57,8 @@ impl Codec {
     /// Reads the tokenizer and the template of a model directory.
     ///
     /// # Errors
-    /// [`EngineError::Model`] if one of them cannot be read, or the tokenizer is neither byte-level nor of
-    /// SentencePiece's kind; [`EngineError::Component`] if one does not parse.
+    /// [`EngineError::Model`] if one of them cannot be read or parsed, or the tokenizer is neither byte-level nor of
+    /// SentencePiece's kind.
     pub fn load(dir: &ModelDir) -> Result<Self, EngineError> {
         let path = dir.tokenizer_file();
         let fail = |error| EngineError::component(path.display(), error);
@@ -106,18 +107,12 @@ impl Codec {
     }
 
     /// [`Self::prompt`], with or without the generation prompt.
-    ///
-    /// # Errors
-    /// As [`Self::prompt`].
     pub fn turns(&self, messages: &[Message], generate: bool) -> Result<Vec<TokenId>, EngineError> {
         self.chat(messages, &ChatOptions::default(), self.tool_format(), generate)
     }
 
     /// [`Self::turns`] with functions and variables of the template. `format` is how the model writes
     /// calls, see [`ChatTemplate::render_with`].
-    ///
-    /// # Errors
-    /// As [`Self::prompt`].
     pub fn chat(
         &self,
         messages: &[Message],
@@ -137,16 +132,16 @@ impl Codec {
         format: ToolFormat,
         generate: bool,
     ) -> Result<RenderedChat<'_>, EngineError> {
-        let texts = texts::of(messages, options);
+        let texts = texts_of(messages, options);
         let stand_ins = match &self.markup {
-            Some(finder) => StandIns::choose(finder, texts.iter().map(|text| &**text))?,
+            Some(finder) => StandIns::choose(finder, texts.iter().map(String::as_str))?,
             None => None,
         };
         let text = match &stand_ins {
             None => self.template.render_with(messages, options, format, generate)?,
             Some(stand_ins) => {
                 let hide = |text: &str| stand_ins.hide(text).into_owned();
-                let (messages, options) = texts::changed(messages, options, &hide);
+                let (messages, options) = with_texts(messages, options, &hide);
                 self.template.render_with(&messages, &options, format, generate)?
             }
         };
@@ -160,8 +155,19 @@ impl Codec {
         stand_ins: Option<&StandIns<'_>>,
     ) -> Result<Vec<TokenId>, EngineError> {
         let Some(stand_ins) = stand_ins else { return self.encode(text) };
-        self.encode_hidden(text, stand_ins)
-            .map_err(|error| EngineError::component("tokenizer", error))
+        // The steps are those of the library.
+        let encode = || {
+            let added = self.tokenizer.get_added_vocabulary();
+            let mut pieces = added.extract_and_normalize(self.tokenizer.get_normalizer(), text);
+            pieces.normalize(|piece| stand_ins.reveal(piece))?;
+            if let Some(splitter) = self.tokenizer.get_pre_tokenizer() {
+                splitter.pre_tokenize(&mut pieces)?;
+            }
+            pieces.tokenize(|piece| self.spell(piece.get()))?;
+            pieces.into_encoding(None, 0, OffsetType::None)
+        };
+        let encoding = encode().map_err(|error| EngineError::component("tokenizer", error))?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// Whether a prompt ends with the opening think tag, so that the answer begins inside the reasoning.
@@ -170,22 +176,6 @@ impl Codec {
         // More tokens than the tag and white space after it have bytes.
         let end = prompt.get(prompt.len().saturating_sub(16)..).unwrap_or_default();
         self.decode_all(end).trim_end().ends_with(tags.open)
-    }
-
-    /// The ids of a text with stand-ins for special tokens. The steps are those of the library.
-    fn encode_hidden(
-        &self,
-        text: &str,
-        stand_ins: &StandIns<'_>,
-    ) -> tokenizers::Result<Vec<TokenId>> {
-        let added = self.tokenizer.get_added_vocabulary();
-        let mut pieces = added.extract_and_normalize(self.tokenizer.get_normalizer(), text);
-        pieces.normalize(|piece| stand_ins.reveal(piece))?;
-        if let Some(splitter) = self.tokenizer.get_pre_tokenizer() {
-            splitter.pre_tokenize(&mut pieces)?;
-        }
-        pieces.tokenize(|piece| self.spell(piece.get()))?;
-        Ok(pieces.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
     }
 
     /// The tokens of a piece of text. If a merge would make a special token, each character is encoded
@@ -211,16 +201,13 @@ impl Codec {
     /// The ids of a text. Special tokens in it are recognized; none are added.
     ///
     /// # Errors
-    /// [`EngineError::Component`] if the tokenizer fails.
+    /// [`EngineError::Model`] if the tokenizer fails.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, EngineError> {
         self.encode_text(text, false)
     }
 
     /// [`Self::encode`], where `framed` adds the special tokens that the tokenizer puts around a text,
     /// such as one for its beginning.
-    ///
-    /// # Errors
-    /// As [`Self::encode`].
     pub fn encode_text(&self, text: &str, framed: bool) -> Result<Vec<TokenId>, EngineError> {
         let encoding = self.tokenizer.encode_fast(text, framed);
         encoding
@@ -232,7 +219,7 @@ impl Codec {
     /// contains a special token, which no answer contains before its end.
     ///
     /// # Errors
-    /// [`EngineError::Component`] if the tokenizer fails.
+    /// [`EngineError::Model`] if the tokenizer fails.
     pub fn answer(&self, text: &str) -> Result<Option<Vec<TokenId>>, EngineError> {
         let mut ids = self.encode(text)?;
         if ids.iter().any(|id| self.is_markup(*id)) {
@@ -260,7 +247,7 @@ impl Codec {
     /// The text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors
-    /// [`EngineError::Component`] if the tokenizer fails.
+    /// [`EngineError::Model`] if the tokenizer fails.
     pub fn decode(&self, ids: &[TokenId]) -> Result<String, EngineError> {
         if self.alphabet == Alphabet::Bytes {
             let text = self.tokenizer.decode(ids, true);
@@ -335,20 +322,22 @@ impl Codec {
     }
 
     /// The tokens, for grammars.
-    pub(crate) fn vocabulary(&self) -> GrammarVocabulary {
-        let ids = 0..self.vocab() as TokenId;
-        let named = self.special.iter().chain(&self.stop_ids).collect::<HashSet<_>>();
-        let name = |id: TokenId| self.tokenizer.id_to_token(id).unwrap_or_default();
+    pub(crate) fn vocabulary(&self) -> Result<GrammarVocabulary, GrammarError> {
+        let size = self.special.iter().chain(&self.stop_ids).map(|id| *id as usize + 1);
+        let ids = 0..size.fold(self.vocab(), usize::max) as TokenId;
+        let word = |id: TokenId| match self.is_markup(id) {
+            // No text contains this byte.
+            true => {
+                let name = self.token(id).unwrap_or_default();
+                [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat()
+            }
+            false => self.text_bytes(id).into_owned(),
+        };
+        let words: Vec<Vec<u8>> = ids.clone().map(word).collect();
         // Decoding removes a space that begins the text.
-        let loses_space = self.alphabet.without_prefix(" ").is_empty();
-        let begins = |id: &TokenId| loses_space && self.text_bytes(*id).first() == Some(&b' ');
-        GrammarVocabulary {
-            words: ids.clone().map(|id| self.text_bytes(id).into_owned()).collect(),
-            special: named.into_iter().map(|id| (*id, name(*id))).collect(),
-            stop_ids: self.stop_ids.clone(),
-            not_first: ids.filter(begins).collect(),
-            tokenizer: (self.alphabet == Alphabet::Bytes).then(|| Arc::clone(&self.tokenizer)),
-        }
+        let not_first = ids.filter(|id| self.removes_space(*id)).collect();
+        let tokenizer = (self.alphabet == Alphabet::Bytes).then(|| Arc::clone(&self.tokenizer));
+        GrammarVocabulary::new(&words, &self.stop_ids, not_first, tokenizer)
     }
 
     /// Tokens that end a completion.
@@ -384,8 +373,21 @@ enum Alphabet {
     },
 }
 
-/// The byte for each character of a byte-level token, by code point.
-static BYTE_OF_CHAR: LazyLock<Vec<Option<u8>>> = LazyLock::new(byte_of_char);
+/// The byte for each character of a byte-level token, by code point. In GPT-2's alphabet printable Latin-1
+/// characters represent their own byte, the characters from U+0100 on represent the other bytes in order.
+static BYTE_OF_CHAR: LazyLock<[Option<u8>; 512]> = LazyLock::new(|| {
+    let mut table = [None; 512];
+    let mut next = 256;
+    for byte in 0..=u8::MAX {
+        if matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
+            table[usize::from(byte)] = Some(byte);
+        } else {
+            table[next] = Some(byte);
+            next += 1;
+        }
+    }
+    table
+});
 
 impl Alphabet {
     /// The alphabet whose tokens a decoder joins, if it is known.
@@ -396,15 +398,14 @@ impl Alphabet {
             _ => return None,
         };
         let steps = decoder.get("decoders")?.as_array()?;
-        let kinds: Vec<&str> = steps.iter().filter_map(|step| step["type"].as_str()).collect();
-        let prefixed = match kinds[..] {
-            ["Replace", "ByteFallback", "Fuse"] => false,
-            ["Replace", "ByteFallback", "Fuse", "Strip"] => is_one_space(&steps[3]),
-            _ => return None,
-        };
-        let replace = &steps[0];
-        let spaces = replace["pattern"]["String"] == SPACE.to_string() && replace["content"] == " ";
-        (spaces && (prefixed || kinds.len() == 3)).then_some(Self::Pieces { prefixed })
+        let pieces = [
+            json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+            json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}),
+        ];
+        let prefixed = *steps == pieces;
+        (prefixed || *steps == pieces[..3]).then_some(Self::Pieces { prefixed })
     }
 
     /// The bytes of a token.
@@ -432,11 +433,6 @@ impl Alphabet {
     }
 }
 
-/// Whether a `Strip` removes one space before the text.
-fn is_one_space(strip: &Value) -> bool {
-    strip["content"] == " " && strip["start"] == 1 && strip["stop"] == 0
-}
-
 /// The byte of a token like `<0x0A>`.
 fn single_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
@@ -444,22 +440,6 @@ fn single_byte(token: &str) -> Option<u8> {
         return None;
     }
     u8::from_str_radix(digits, 16).ok()
-}
-
-/// GPT-2's byte alphabet: printable Latin-1 characters represent their own byte, the characters
-/// from U+0100 on represent the other bytes in order.
-fn byte_of_char() -> Vec<Option<u8>> {
-    let mut table = vec![None; 512];
-    let mut next = 256;
-    for byte in 0..=u8::MAX {
-        if matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) {
-            table[usize::from(byte)] = Some(byte);
-        } else {
-            table[next] = Some(byte);
-            next += 1;
-        }
-    }
-    table
 }
 
 // Special tokens in the texts of clients, where they are ordinary text.
@@ -475,9 +455,6 @@ fn byte_of_char() -> Vec<Option<u8>> {
 
 /// The expression that finds `tokens` in a text: of those that begin first, the longest. `None` without
 /// tokens.
-///
-/// # Errors
-/// [`EngineError::Component`] if the expression is too large.
 fn token_finder(tokens: impl Iterator<Item = String>) -> Result<Option<Regex>, EngineError> {
     let mut tokens: Vec<String> = tokens.filter(|token| !token.is_empty()).collect();
     if tokens.is_empty() {
@@ -499,9 +476,6 @@ struct StandIns<'f> {
 
 impl<'f> StandIns<'f> {
     /// Chooses a stand-in for every token of `finder` that occurs in `texts`; `None` if there is none.
-    ///
-    /// # Errors
-    /// [`EngineError::Invalid`] if the texts contain too many characters of the private use planes.
     pub fn choose<'t>(
         finder: &'f Regex,
         texts: impl Iterator<Item = &'t str> + Clone,
@@ -542,6 +516,77 @@ impl<'f> StandIns<'f> {
         }
         Ok(())
     }
+}
+
+// The texts of clients in a conversation: those of messages, calls, tools and template variables.
+
+/// All texts.
+fn texts_of(messages: &[Message], options: &ChatOptions) -> Vec<String> {
+    let all = RefCell::new(Vec::new());
+    with_texts(messages, options, &|text| {
+        all.borrow_mut().push(text.to_owned());
+        String::new()
+    });
+    all.into_inner()
+}
+
+/// A copy whose texts are changed.
+fn with_texts(
+    messages: &[Message],
+    options: &ChatOptions,
+    change: &impl Fn(&str) -> String,
+) -> (Vec<Message>, ChatOptions) {
+    let optional = |text: &Option<String>| text.as_deref().map(change);
+    let call = |call: &ToolCall| ToolCall {
+        id: change(&call.id),
+        name: change(&call.name),
+        arguments: match escaped(&call.arguments) {
+            // Unchanged arguments keep their spelling.
+            Some(value) => {
+                let changed = changed_json(&value, change);
+                if changed == value { call.arguments.clone() } else { changed.to_string() }
+            }
+            None => change(&call.arguments),
+        },
+    };
+    let message = |message: &Message| Message {
+        role: message.role,
+        content: change(&message.content),
+        name: optional(&message.name),
+        reasoning: optional(&message.reasoning),
+        tool_calls: message.tool_calls.iter().map(call).collect(),
+        tool_call_id: optional(&message.tool_call_id),
+    };
+    let tool = |tool: &Tool| Tool {
+        name: change(&tool.name),
+        description: optional(&tool.description),
+        parameters: tool.parameters.as_ref().map(|schema| changed_json(schema, change)),
+        strict: tool.strict,
+    };
+    let options = ChatOptions {
+        tools: options.tools.iter().map(tool).collect(),
+        template_variables: changed_map(&options.template_variables, change),
+        ..options.clone()
+    };
+    (messages.iter().map(message).collect(), options)
+}
+
+/// Arguments whose JSON has escapes, which hide characters of its texts.
+fn escaped(arguments: &str) -> Option<Value> {
+    arguments.contains('\\').then(|| serde_json::from_str(arguments).ok()).flatten()
+}
+
+fn changed_json(value: &Value, change: &impl Fn(&str) -> String) -> Value {
+    match value {
+        Value::String(text) => Value::String(change(text)),
+        Value::Array(items) => items.iter().map(|item| changed_json(item, change)).collect(),
+        Value::Object(map) => Value::Object(changed_map(map, change)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
+    }
+}
+
+fn changed_map(map: &Map<String, Value>, change: &impl Fn(&str) -> String) -> Map<String, Value> {
+    map.iter().map(|(name, value)| (change(name), changed_json(value, change))).collect()
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl CallGrammar {
             self.calls.iter().map(|pieces| sequence(pieces)).collect();
         let mut rules = vec![HEADER.to_owned()];
         rules.extend(match &self.text {
-            None => vec![format!("start: {} calls", self.before_calls())],
+            None => vec![format!("start: {} calls", self.before("GAP?"))],
             Some(text) => self.answer_rules(text)?,
         });
         let several = match &self.separator {
@@ -101,12 +101,12 @@ impl CallGrammar {
         Ok(GrammarSpec::Lark(rules.join("\n") + "\n"))
     }
 
-    /// What precedes the calls of an answer without text.
-    fn before_calls(&self) -> &'static str {
+    /// The reasoning before the rest of an answer, with `gap` after it.
+    fn before(&self, gap: &str) -> String {
         match &self.thought {
-            None => "",
-            Some(Thought { open: Some(_), .. }) => "(thought GAP?)?",
-            Some(Thought { open: None, .. }) => "thought GAP?",
+            None => String::new(),
+            Some(Thought { open: Some(_), .. }) => format!("(thought {gap})?"),
+            Some(Thought { open: None, .. }) => format!("thought {gap}"),
         }
     }
 
@@ -122,12 +122,7 @@ impl CallGrammar {
 
     /// `start` and `answer`, with text before the calls or without any call.
     fn answer_rules(&self, text: &FreeText) -> Result<Vec<String>, GrammarError> {
-        let thought = match &self.thought {
-            None => "",
-            Some(Thought { open: Some(_), .. }) => "thought?",
-            Some(Thought { open: None, .. }) => "thought",
-        };
-        let mut rules = vec![format!("start: {thought} answer")];
+        let mut rules = vec![format!("start: {} answer", self.before(""))];
         let call = |begin: &String| containing(&format!(r"{}\s*[\[{{]", regex::escape(begin)));
         let mut excluded: Vec<String> = text.beginnings.iter().map(call).collect();
         if let Some(Thought { open: Some(CallPiece::Text(open)), .. }) = &self.thought {

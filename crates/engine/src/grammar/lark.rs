@@ -27,10 +27,6 @@ pub(super) fn token(id: TokenId) -> String {
 }
 
 /// A JSON value that a schema accepts.
-///
-/// # Errors
-/// [`GrammarError::Schema`] with the place of a keyword that cannot be enforced, or
-/// [`GrammarError::Refused`] if the schema is too long.
 pub(super) fn json(schema: &Value) -> Result<String, GrammarError> {
     Ok(format!("%json {}", schema::prepared_text(&schema.to_string())?))
 }
@@ -38,9 +34,6 @@ pub(super) fn json(schema: &Value) -> Result<String, GrammarError> {
 /// A grammar of a client, or of calls: with bounded intersections, complements and JSON schemas.
 ///
 /// A schema with `x-guidance` was prepared before or chooses its own options, and stays; others are prepared.
-///
-/// # Errors
-/// [`GrammarError::Refused`] with the part that is beyond a bound, or an error of a schema.
 pub(super) fn bounded(grammar: &str) -> Result<String, GrammarError> {
     let (mut out, mut rest) = (String::with_capacity(grammar.len()), grammar);
     let (mut operators, mut combined) = (0, 0_usize);

@@ -30,7 +30,6 @@ use hone_core::types::{GrammarSpec, TokenId};
 
 pub use calls::{CallGrammar, CallPiece, FreeText, Thought};
 pub(crate) use queue::GrammarQueue;
-pub use schema::random_schema;
 
 // Why a grammar is refused, and why a sequence cannot follow one.
 
@@ -80,45 +79,28 @@ impl GrammarError {
 
 /// The tokens of a model.
 pub(crate) struct GrammarVocabulary {
-    /// The bytes that each token adds to a text, by id; none for a padding row.
-    pub words: Vec<Vec<u8>>,
-    /// Tokens that add no text, each with its name.
-    pub special: Vec<(TokenId, String)>,
-    /// Tokens that end a text.
-    pub stop_ids: Vec<TokenId>,
+    environment: TokEnv,
     /// Tokens that cannot begin a text, because decoding would remove a part of them.
-    pub not_first: Vec<TokenId>,
-    /// The tokenizer, if it spells any part of a text as it would spell it within a longer one.
-    pub tokenizer: Option<Arc<Tokenizer>>,
+    not_first: Vec<TokenId>,
 }
 
 impl GrammarVocabulary {
-    /// The prefix tree of the tokens. It and its slices take some hundred milliseconds for a large
+    /// `words` are the bytes that each token adds to a text, by id, or for one that adds none its name after
+    /// [`TokTrie::SPECIAL_TOKEN_MARKER`]. `tokenizer` is set if it spells any part of a text as it would spell it
+    /// within a longer one. The prefix tree of the tokens and its slices take some hundred milliseconds for a large
     /// vocabulary.
-    ///
-    /// # Errors
-    /// [`GrammarError::Refused`] for a model without stop token.
-    fn environment(self) -> Result<TokEnv, GrammarError> {
-        let Self { mut words, special, stop_ids, tokenizer, not_first: _ } = self;
-        let Some(first) = stop_ids.first().copied() else {
-            return Err(GrammarError::Refused("the model has no stop token".to_owned()));
-        };
-        let names = special.iter().map(|(id, _)| *id);
-        let longest = names.chain(stop_ids.iter().copied()).max().unwrap_or_default() as usize;
-        if longest >= words.len() {
-            words.resize(longest + 1, Vec::new());
-        }
-        for (id, name) in special {
-            if let Some(word) = words.get_mut(id as usize) {
-                // No text contains this byte.
-                *word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
-                word.extend_from_slice(name.as_bytes());
-            }
-        }
-        let size = u32::try_from(words.len())
-            .map_err(|_| GrammarError::Refused("the vocabulary is too large".to_owned()))?;
-        let trie = TokTrie::from(&TokRxInfo::new(size, first), &words).with_eos_tokens(&stop_ids);
-        Ok(Arc::new(VocabularyEnv { trie, tokenizer }))
+    pub fn new(
+        words: &[Vec<u8>],
+        stop_ids: &[TokenId],
+        not_first: Vec<TokenId>,
+        tokenizer: Option<Arc<Tokenizer>>,
+    ) -> Result<Self, GrammarError> {
+        let refused = |reason: &str| GrammarError::Refused(reason.to_owned());
+        let first = stop_ids.first().ok_or_else(|| refused("the model has no stop token"))?;
+        let size = u32::try_from(words.len());
+        let size = size.map_err(|_| refused("the vocabulary is too large"))?;
+        let trie = TokTrie::from(&TokRxInfo::new(size, *first), words).with_eos_tokens(stop_ids);
+        Ok(Self { environment: Arc::new(VocabularyEnv { trie, tokenizer }), not_first })
     }
 }
 
@@ -170,10 +152,6 @@ pub struct CompiledGrammar {
 }
 
 impl CompiledGrammar {
-    fn new(spec: GrammarSpec, start: Matcher, not_first: Arc<[TokenId]>) -> Self {
-        Self { spec, start: Mutex::new(start), not_first }
-    }
-
     /// What was compiled.
     pub fn spec(&self) -> &GrammarSpec {
         &self.spec
@@ -228,12 +206,6 @@ impl GrammarMatcher {
     }
 }
 
-impl fmt::Debug for GrammarMatcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GrammarMatcher").field("is_start", &self.is_start).finish_non_exhaustive()
-    }
-}
-
 /// The library's error message. It adds a state after the first line, or the trace of a caught panic.
 fn failure(message: &str) -> GrammarError {
     let line = message.lines().next().unwrap_or_default();
@@ -248,6 +220,11 @@ fn failure(message: &str) -> GrammarError {
 pub struct AllowedTokens(SimpleVob);
 
 impl AllowedTokens {
+    /// All of `vocab` tokens.
+    pub fn all(vocab: usize) -> Self {
+        Self(SimpleVob::alloc_ones(vocab))
+    }
+
     /// Whether a token is in the set. Ids outside the vocabulary are not.
     pub fn contains(&self, id: TokenId) -> bool {
         (id as usize) < self.0.len() && self.0.get(id as usize)

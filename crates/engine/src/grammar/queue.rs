@@ -22,17 +22,27 @@ const WAITING: usize = 32;
 /// only the pages that it uses take memory.
 const STACK: usize = 64 << 20;
 
-/// The compiler of a model, made when the first grammar is needed.
+/// Compiles the grammars of a model and keeps the last ones.
 pub(crate) struct GrammarQueue {
+    /// Made when the first grammar is needed.
     compiler: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    /// The grammars used last, newest first.
+    kept: Mutex<VecDeque<Arc<CompiledGrammar>>>,
     permits: Arc<Semaphore>,
     waiting: Semaphore,
+}
+
+struct GrammarCompiler {
+    factory: ParserFactory,
+    /// Tokens that cannot begin a text.
+    not_first: Arc<[TokenId]>,
 }
 
 impl Default for GrammarQueue {
     fn default() -> Self {
         Self {
             compiler: OnceLock::new(),
+            kept: Mutex::default(),
             permits: Arc::new(Semaphore::new(PARALLEL)),
             waiting: Semaphore::new(WAITING),
         }
@@ -41,16 +51,12 @@ impl Default for GrammarQueue {
 
 impl GrammarQueue {
     /// Compiles a grammar on a thread of its own, unless it is known. `vocabulary` runs there once.
-    ///
-    /// # Errors
-    /// [`GrammarError`] with what is wrong, or [`GrammarError::Busy`].
     pub async fn compile(
         self: &Arc<Self>,
         spec: &GrammarSpec,
-        vocabulary: impl FnOnce() -> GrammarVocabulary + Send + 'static,
+        vocabulary: impl FnOnce() -> Result<GrammarVocabulary, GrammarError> + Send + 'static,
     ) -> Result<Arc<CompiledGrammar>, GrammarError> {
-        let known = self.compiler.get().and_then(|compiler| compiler.as_ref().ok()?.find(spec));
-        if let Some(known) = known {
+        if let Some(known) = self.find(spec) {
             return Ok(known);
         }
         let failed = |error: &dyn std::fmt::Display| GrammarError::Failed(error.to_string());
@@ -67,10 +73,12 @@ impl GrammarQueue {
             .name("hone-grammar".to_owned())
             .stack_size(STACK)
             .spawn(move || {
-                let compiler = queue.compiler.get_or_init(|| GrammarCompiler::new(vocabulary()));
-                let compiled = match compiler {
-                    Ok(compiler) => compiler.compile(&spec),
-                    Err(error) => Err(error.clone()),
+                let compiler =
+                    queue.compiler.get_or_init(|| vocabulary().and_then(GrammarCompiler::new));
+                let compiled = match (queue.find(&spec), compiler) {
+                    (Some(known), _) => Ok(known),
+                    (None, Ok(compiler)) => compiler.compile(&spec).map(|new| queue.keep(new)),
+                    (None, Err(error)) => Err(error.clone()),
                 };
                 drop(permit);
                 // Fails only if the caller is gone.
@@ -78,6 +86,23 @@ impl GrammarQueue {
             })
             .map_err(|error| failed(&error))?;
         receiver.await.map_err(|_| failed(&"the compiling thread panicked"))?
+    }
+
+    /// A grammar that was compiled before.
+    fn find(&self, spec: &GrammarSpec) -> Option<Arc<CompiledGrammar>> {
+        let mut kept = self.kept.lock();
+        let place = kept.iter().position(|grammar| grammar.spec() == spec)?;
+        let grammar = kept.remove(place)?;
+        kept.push_front(Arc::clone(&grammar));
+        Some(grammar)
+    }
+
+    fn keep(&self, grammar: CompiledGrammar) -> Arc<CompiledGrammar> {
+        let grammar = Arc::new(grammar);
+        let mut kept = self.kept.lock();
+        kept.push_front(Arc::clone(&grammar));
+        kept.truncate(KEPT);
+        grammar
     }
 }
 
@@ -108,51 +133,25 @@ fn limits() -> ParserLimits {
     }
 }
 
-/// Compiles grammars and keeps the last ones.
-pub(super) struct GrammarCompiler {
-    factory: ParserFactory,
-    not_first: Arc<[TokenId]>,
-    /// The grammars used last, newest first.
-    kept: Mutex<VecDeque<Arc<CompiledGrammar>>>,
-}
-
 impl GrammarCompiler {
-    /// Reads a vocabulary.
-    ///
-    /// # Errors
-    /// [`GrammarError::Refused`] for a model whose output cannot be constrained.
-    pub fn new(vocabulary: GrammarVocabulary) -> Result<Self, GrammarError> {
-        let not_first = vocabulary.not_first.clone().into();
-        let environment = vocabulary.environment()?;
-        let mut factory = ParserFactory::new_simple(&environment)
+    fn new(vocabulary: GrammarVocabulary) -> Result<Self, GrammarError> {
+        let mut factory = ParserFactory::new_simple(&vocabulary.environment)
             .map_err(|error| GrammarError::Failed(shortened(&error.to_string())))?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(Self { factory, not_first, kept: Mutex::default() })
+        Ok(Self { factory, not_first: vocabulary.not_first.into() })
     }
 
-    /// A grammar that was compiled before.
-    pub fn find(&self, spec: &GrammarSpec) -> Option<Arc<CompiledGrammar>> {
-        let mut kept = self.kept.lock();
-        let place = kept.iter().position(|grammar| grammar.spec() == spec)?;
-        let grammar = kept.remove(place)?;
-        kept.push_front(Arc::clone(&grammar));
-        Some(grammar)
-    }
-
-    /// Compiles a grammar, unless it is known.
-    ///
-    /// # Errors
-    /// [`GrammarError::Schema`] or [`GrammarError::Refused`] with what is wrong.
-    pub fn compile(&self, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, GrammarError> {
-        if let Some(known) = self.find(spec) {
-            return Ok(known);
-        }
+    fn compile(&self, spec: &GrammarSpec) -> Result<CompiledGrammar, GrammarError> {
         let start = Matcher::new(self.factory.create_parser(program(spec)?));
         if let Some(message) = start.get_error() {
             return Err(GrammarError::Refused(shortened(&message)));
         }
-        let compiled = CompiledGrammar::new(spec.clone(), start, Arc::clone(&self.not_first));
+        let compiled = CompiledGrammar {
+            spec: spec.clone(),
+            start: Mutex::new(start),
+            not_first: Arc::clone(&self.not_first),
+        };
         // Finds a grammar that matches no text, or is too complex, before anything is sampled.
         compiled.matcher().allowed().map_err(|error| match error {
             GrammarError::DeadEnd => {
@@ -160,10 +159,6 @@ impl GrammarCompiler {
             }
             error => GrammarError::Refused(error.to_string()),
         })?;
-        let compiled = Arc::new(compiled);
-        let mut kept = self.kept.lock();
-        kept.push_front(Arc::clone(&compiled));
-        kept.truncate(KEPT);
         Ok(compiled)
     }
 }
@@ -189,13 +184,10 @@ const MAX_CHOICES: (usize, usize) = (1000, 64 << 10);
 const MAX_LARK: usize = 256 << 10;
 
 /// The grammar for the library.
-///
-/// # Errors
-/// [`GrammarError::Schema`] or [`GrammarError::Refused`] with what is wrong.
 pub(super) fn program(spec: &GrammarSpec) -> Result<TopLevelGrammar, GrammarError> {
     let refuse = |reason: String| Err(GrammarError::Refused(reason));
     match spec {
-        GrammarSpec::JsonObject => Ok(TopLevelGrammar::from_json_schema(schema::any_object())),
+        GrammarSpec::JsonObject => Ok(TopLevelGrammar::from_json_schema(schema::any_object()?)),
         GrammarSpec::JsonSchema(text) => {
             Ok(TopLevelGrammar::from_json_schema(schema::prepared_text(text)?))
         }

@@ -6,16 +6,16 @@
 //! token is O(vocabulary): candidates are partially selected, and only those that survive truncation
 //! are sorted.
 
-mod limits;
 mod softmax;
 
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
 
-use limits::{PermittedTokens, TokenLimits};
+use prometheus::Histogram;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use softmax::{SoftmaxWeights, max_logit, position_of, sum_of_weights, weight_of};
+use softmax::{SoftmaxWeights, max_logit, position_of};
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{SamplingParams, TokenId};
@@ -23,6 +23,7 @@ use hone_core::types::{SamplingParams, TokenId};
 use crate::api::{GenerateRequest, Token};
 use crate::codec::Codec;
 use crate::error::{EngineError, SampleError};
+use crate::grammar::{AllowedTokens, GrammarError, GrammarMatcher};
 
 /// Most alternatives that can be reported for each token.
 const MAX_TOP_LOGPROBS: u8 = 20;
@@ -89,7 +90,6 @@ pub fn check(params: &SamplingParams) -> Result<(), EngineError> {
 }
 
 /// Draws the tokens of one request, in order.
-#[derive(Debug)]
 pub struct TokenSampler {
     params: SamplingParams,
     top_logprobs: usize,
@@ -98,7 +98,14 @@ pub struct TokenSampler {
     counts: HashMap<TokenId, u32>,
     /// The tokens of the prompt, each once and in order, for the repetition penalty; empty without one.
     prompt: Vec<TokenId>,
-    limits: TokenLimits,
+    /// The model's own stop tokens.
+    own_stops: Vec<TokenId>,
+    /// Further stop tokens of the request.
+    further_stops: Vec<TokenId>,
+    /// Tokens so far.
+    drawn: u32,
+    /// The state of the grammar, and how long its masks take.
+    grammar: Option<(GrammarMatcher, Histogram)>,
     /// Tokens that are taken before one is drawn, in reverse order.
     scored: Vec<TokenId>,
     // Buffers that are reused for every token.
@@ -127,17 +134,8 @@ impl TotalMass {
         temperature: f64,
     ) -> Result<Self, SampleError> {
         let max = f64::from(greatest(logits)?);
-        Ok(Self::new(max, weights.fill(logits, max, temperature), temperature))
-    }
-
-    /// The same at a temperature of 1 without the weights of single tokens.
-    fn alone(logits: &[f32]) -> Result<Self, SampleError> {
-        let max = f64::from(greatest(logits)?);
-        Ok(Self::new(max, sum_of_weights(logits, max, 1.0), 1.0))
-    }
-
-    fn new(max: f64, total: f64, temperature: f64) -> Self {
-        Self { max, total, log: max / temperature + total.ln() }
+        let total = weights.fill(logits, max, temperature);
+        Ok(Self { max, total, log: max / temperature + total.ln() })
     }
 }
 
@@ -158,8 +156,12 @@ impl TokenSampler {
             sampler.prompt = prompt.into_iter().collect();
         }
         sampler.scored = request.scored.iter().rev().copied().collect();
+        sampler.own_stops = codec.stop_ids().to_vec();
+        let further = params.stop_token_ids.iter().filter(|id| !sampler.own_stops.contains(id));
+        let further: BTreeSet<TokenId> = further.copied().collect();
+        sampler.further_stops = further.into_iter().collect();
         let grammar = request.grammar.as_deref();
-        sampler.limits = TokenLimits::new(params, codec.stop_ids(), grammar, metrics);
+        sampler.grammar = grammar.map(|own| (own.matcher(), metrics.engine_mask_duration.clone()));
         Ok(sampler)
     }
 
@@ -181,7 +183,10 @@ impl TokenSampler {
             rng: ChaCha8Rng::seed_from_u64(params.seed),
             counts: HashMap::new(),
             prompt: Vec::new(),
-            limits: TokenLimits::default(),
+            own_stops: Vec::new(),
+            further_stops: Vec::new(),
+            drawn: 0,
+            grammar: None,
             scored: Vec::new(),
             logits: Vec::new(),
             raw: Vec::new(),
@@ -200,20 +205,20 @@ impl TokenSampler {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
         adjust(&mut self.logits, &self.params, &self.counts, &self.prompt)?;
-        let permitted = self.limits.permitted()?;
+        let permitted = self.permitted(logits.len())?;
         let (mut token, permitted_mass) = if self.params.temperature == 0.0 {
             self.draw_greedily(logits, permitted.as_ref())?
         } else {
             self.draw_randomly(permitted.as_ref())?
         };
-        token.forced = permitted.is_some_and(|permitted| permitted.is_forced());
+        token.forced = permitted.is_some_and(|permitted| permitted.forced);
         if permitted_mass < LEAST_MASS {
             token.forced = true;
         }
         let kept = f64::from(token.kept_mass) * permitted_mass.max(LEAST_MASS);
         // Never 0, whose logarithm is not finite.
         token.kept_mass = (kept as f32).max(f32::MIN_POSITIVE);
-        self.limits.push(token.id)?;
+        self.follow(token.id)?;
         *self.counts.entry(token.id).or_insert(0) += 1;
         Ok(token)
     }
@@ -225,35 +230,37 @@ impl TokenSampler {
         raw: &[f32],
         permitted: Option<&PermittedTokens>,
     ) -> Result<(Token, f64), SampleError> {
-        let lists = self.top_logprobs > 0;
-        let mut weigh = |logits: &[f32]| match lists {
-            true => TotalMass::of(&mut self.weights, logits, 1.0),
-            false => TotalMass::alone(logits),
-        };
-        let mut mass = weigh(raw)?;
+        let mut mass = TotalMass::of(&mut self.weights, raw, 1.0)?;
         let (mut reported, mut permitted_mass) = (raw, 1.0);
         if let Some(permitted) = permitted {
-            permitted.mask(&mut self.logits);
+            permitted.tokens.mask(&mut self.logits);
             self.raw.clear();
             self.raw.extend_from_slice(raw);
-            permitted.mask(&mut self.raw);
+            permitted.tokens.mask(&mut self.raw);
             reported = &self.raw;
             let all = mass.log;
-            mass = weigh(reported)?;
+            mass = TotalMass::of(&mut self.weights, reported, 1.0)?;
             permitted_mass = (mass.log - all).exp();
         }
         let id = match self.scored.pop() {
             Some(id) => id,
             None => argmax(&self.logits)?,
         };
-        let logprob = log_probability(reported, id, mass);
-        let top = if lists {
+        let logprob = match self.weights.values().get(id as usize) {
+            Some(weight) if *weight > 0.0 => (weight / mass.total).ln(),
+            // The weight underflows, or there is no such token.
+            _ => {
+                let logit = reported.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
+                f64::from(logit) - mass.max - mass.total.ln()
+            }
+        };
+        let top = if self.top_logprobs > 0 {
             self.list_candidates();
             most_probable(&mut self.candidates, self.top_logprobs, mass.total)
         } else {
             Vec::new()
         };
-        Ok((token(id, logprob, 1.0, top), permitted_mass))
+        Ok((token(id, logprob as f32, 1.0, top), permitted_mass))
     }
 
     /// A token of the behavior policy, and the mass of all permitted tokens.
@@ -265,7 +272,7 @@ impl TokenSampler {
         let mut permitted_mass = 1.0;
         if let Some(permitted) = permitted {
             let all = mass.log;
-            permitted.mask(&mut self.logits);
+            permitted.tokens.mask(&mut self.logits);
             mass = self.weigh()?;
             permitted_mass = (mass.log - all).exp();
         }
@@ -439,16 +446,6 @@ fn pick(candidates: &[Candidate], target: f64) -> Result<Candidate, SampleError>
     hit.or_else(|| candidates.iter().rfind(|c| c.1 > 0.0)).copied().ok_or(SampleError::NoMass)
 }
 
-/// `ln softmax(raw)[id]`. Uses the logit itself if the weight underflows.
-fn log_probability(raw: &[f32], id: TokenId, mass: TotalMass) -> f32 {
-    let logit = raw.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
-    let weight = weight_of(logit, mass.max, 1.0);
-    if weight > 0.0 {
-        return (weight / mass.total).ln() as f32;
-    }
-    (f64::from(logit) - mass.max - mass.total.ln()) as f32
-}
-
 /// The `n` best candidates with their log-probabilities. Reorders the candidates.
 fn most_probable(candidates: &mut [Candidate], n: usize, total: f64) -> Vec<(TokenId, f32)> {
     let n = n.min(candidates.len());
@@ -457,6 +454,62 @@ fn most_probable(candidates: &mut [Candidate], n: usize, total: f64) -> Vec<(Tok
     best.sort_unstable_by(best_first);
     best.retain(|c| c.1 > 0.0);
     best.into_iter().map(|(id, weight)| (id, (weight / total).ln() as f32)).collect()
+}
+
+// Which tokens a request permits next: those of its grammar, and stop tokens only where it may end.
+
+/// The tokens that may be drawn next.
+struct PermittedTokens {
+    tokens: AllowedTokens,
+    /// Whether the grammar permits one only, or the text must end, so that it says nothing about the policy.
+    forced: bool,
+}
+
+impl TokenSampler {
+    fn stops(&self) -> impl Iterator<Item = TokenId> {
+        self.own_stops.iter().chain(&self.further_stops).copied()
+    }
+
+    /// What may be drawn next of `vocab` tokens; `None` if everything may.
+    ///
+    /// A further stop token may be drawn exactly where the model's own may, also if it has text that the
+    /// grammar permits elsewhere.
+    fn permitted(&mut self, vocab: usize) -> Result<Option<PermittedTokens>, GrammarError> {
+        if let Some((matcher, mask_duration)) = &mut self.grammar {
+            let start = Instant::now();
+            let mut tokens = matcher.allowed()?;
+            mask_duration.observe(start.elapsed().as_secs_f64());
+            let may_end = self.own_stops.iter().any(|id| tokens.contains(*id));
+            self.further_stops.iter().for_each(|id| tokens.set(*id, may_end));
+            let stops = self.stops().filter(|id| tokens.contains(*id)).count();
+            let count = tokens.count();
+            let forced = count == 1 || count == stops;
+            return if count == 0 {
+                Err(GrammarError::DeadEnd)
+            } else {
+                Ok(Some(PermittedTokens { tokens, forced }))
+            };
+        }
+        let excludes_further = self.drawn < self.params.min_tokens;
+        if !(excludes_further || self.params.ignore_eos) {
+            return Ok(None);
+        }
+        let mut tokens = AllowedTokens::all(vocab);
+        let further = self.further_stops.iter().filter(|_| excludes_further);
+        self.own_stops.iter().chain(further).for_each(|id| tokens.set(*id, false));
+        Ok(Some(PermittedTokens { tokens, forced: false }))
+    }
+
+    /// Adds the token that was drawn.
+    fn follow(&mut self, id: TokenId) -> Result<(), GrammarError> {
+        self.drawn += 1;
+        let is_stop = self.stops().any(|stop| stop == id);
+        match &mut self.grammar {
+            // Nothing follows a stop token.
+            Some((matcher, _)) if !is_stop => matcher.push(id),
+            _ => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]

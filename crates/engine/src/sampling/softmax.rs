@@ -55,16 +55,6 @@ impl SoftmaxWeights {
     }
 }
 
-/// The sum of the weights of all tokens, which [`SoftmaxWeights::fill`] returns too.
-pub(super) fn sum_of_weights(logits: &[f32], max: f64, temperature: f64) -> f64 {
-    dispatch(SumTask { logits, max, inverse: 1.0 / temperature })
-}
-
-/// The weight of one token, with the bits of [`SoftmaxWeights::values`].
-pub(super) fn weight_of(logit: f32, max: f64, temperature: f64) -> f64 {
-    weight(logit, max, 1.0 / temperature)
-}
-
 /// The weight of a token; `inverse` is the reciprocal of the temperature.
 #[inline(always)]
 fn weight(logit: f32, max: f64, inverse: f64) -> f64 {
@@ -102,30 +92,6 @@ impl SimdTask for MaxTask<'_> {
             }
         }
         rest.chain(&lanes).fold(f32::NEG_INFINITY, |max, logit| larger(max, *logit))
-    }
-}
-
-struct SumTask<'a> {
-    logits: &'a [f32],
-    max: f64,
-    inverse: f64,
-}
-
-impl SimdTask for SumTask<'_> {
-    type Output = f64;
-
-    #[inline(always)]
-    fn run<const FUSED: bool>(self) -> f64 {
-        let Self { logits, max, inverse } = self;
-        let mut total = 0.0;
-        for logits in logits.chunks(BLOCK) {
-            let mut values = [0.0; BLOCK];
-            for (value, logit) in values.iter_mut().zip(logits) {
-                *value = weight(*logit, max, inverse);
-            }
-            total += sum_of_block(&values[..logits.len()]);
-        }
-        total
     }
 }
 
@@ -243,23 +209,6 @@ mod tests {
             }
         }
         assert_eq!((max_logit(&[]), position_of(&[], 0.0)), (f32::NEG_INFINITY, None));
-    }
-
-    #[test]
-    fn a_sum_without_the_weights_has_the_same_bits() {
-        for n in [1, 7, 64, 65, 300] {
-            let logits: Vec<f32> = (0..n).map(|i| (i * 7919 % 1009) as f32 / 20.0).collect();
-            let mut weights = SoftmaxWeights::default();
-            for temperature in [1.0, 0.7] {
-                let expected = weights.fill(&logits, 50.4, temperature);
-                let found = sum_of_weights(&logits, 50.4, temperature);
-                assert_eq!(found.to_bits(), expected.to_bits(), "{n}");
-                for (logit, weight) in logits.iter().zip(weights.values()) {
-                    let found = weight_of(*logit, 50.4, temperature);
-                    assert_eq!(found.to_bits(), weight.to_bits());
-                }
-            }
-        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! size. So every instruction that builds a value becomes a call of a filter of this module, which takes the
 //! value's size from the budget of the rendering, before the value exists where one call can make it large.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::{self, Write as _};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -146,7 +146,7 @@ fn print(state: &State, to: &mut impl fmt::Write, value: &Value) -> Result<(), E
     written.map_err(|_| refusal("it writes more than a chat template may"))
 }
 
-/// Bytes that a filter or a method may add to its arguments in one call.
+/// Bytes that an operator, a filter or a method may have beyond those of its arguments.
 fn growth(name: &str, args: &[Value]) -> u64 {
     let text = |i: usize| args.get(i).and_then(Value::as_str).unwrap_or_default();
     let counts = args.iter().skip(1).filter_map(|arg| match arg.kind() {
@@ -170,9 +170,8 @@ fn growth(name: &str, args: &[Value]) -> u64 {
         }
         "indent" => (text(0).lines().count() as u64).saturating_mul(count.max(4)),
         "batch" | "slice" => count.saturating_mul(ITEM),
-        "split" if text(1).is_empty() => pieces(text(0).split_whitespace().count()),
-        "split" => pieces(text(0).matches(text(1)).count()),
-        "lines" | "splitlines" => pieces(text(0).lines().count()),
+        "split" if !text(1).is_empty() => pieces(text(0).matches(text(1)).count()),
+        "split" | "lines" | "splitlines" => pieces(text(0).matches(char::is_whitespace).count()),
         "list" | "reverse" | "sort" | "unique" => pieces(text(0).len()),
         // A width or a precision of four digits, or from an argument, could be any number.
         "format" => {
@@ -184,7 +183,8 @@ fn growth(name: &str, args: &[Value]) -> u64 {
     }
 }
 
-/// Calls a filter or a method, whose arguments may have as many bytes as a rendering, and takes its value.
+/// Calls a filter or a method, whose arguments may have as many bytes as a rendering, and takes its
+/// value.
 fn call(
     state: &State,
     name: &str,
@@ -214,8 +214,8 @@ fn call(
     Ok(value)
 }
 
-/// `a + b` and `a * b` where the operands are no lists or texts.
-fn number(state: &State, expression: &str, a: Value, b: Value) -> Result<Value, Error> {
+/// `a + b` and `a * b` as the library computes them.
+fn computed(state: &State, expression: &str, a: Value, b: Value) -> Result<Value, Error> {
     state.env().compile_expression(expression)?.eval(Value::from_iter([("a", a), ("b", b)]))
 }
 
@@ -237,7 +237,7 @@ fn add(state: &State, a: Value, b: Value) -> Result<Value, Error> {
         budget.take_bytes(items as u64 * ITEM)?;
         return Ok(Value::from_iter(a.try_iter()?.chain(b.try_iter()?)));
     }
-    number(state, "a + b", a, b)
+    computed(state, "a + b", a, b)
 }
 
 fn multiply(state: &State, a: Value, b: Value) -> Result<Value, Error> {
@@ -248,13 +248,13 @@ fn multiply(state: &State, a: Value, b: Value) -> Result<Value, Error> {
     };
     let times = a.as_usize().or(b.as_usize()).unwrap_or(0) as u64;
     Budget::of(state).take_bytes((length(&a) + length(&b)).saturating_mul(times))?;
-    number(state, "a * b", a, b)
+    computed(state, "a * b", a, b)
 }
 
-fn concatenate(state: &State, a: Value, b: Value) -> Result<Value, Error> {
+/// The text that is printed of values, one after the other: `~`, and the filter `string`.
+fn string(state: &State, values: Rest<Value>) -> Result<Value, Error> {
     let mut text = String::new();
-    print(state, &mut text, &a)?;
-    print(state, &mut text, &b)?;
+    values.iter().try_for_each(|value| print(state, &mut text, value))?;
     Ok(Value::from(text))
 }
 
@@ -275,23 +275,23 @@ fn slice(
     };
     Budget::of(state).take_bytes(items.len() as u64 * ITEM)?;
     let (count, step) = (i64::try_from(items.len()).unwrap_or(i64::MAX), step.unwrap_or(1));
+    if step == 0 {
+        return Err(refusal("the step of a slice must not be 0"));
+    }
     let (least, most) = if step > 0 { (0, count) } else { (-1, count - 1) };
     let place = |index: i64| match index {
-        ..0 => (index.saturating_add(count)).max(least),
+        ..0 => index.saturating_add(count).max(least),
         _ => index.min(most),
     };
     let (first, end) = if step > 0 { (least, most) } else { (most, least) };
-    let (mut at, end) = (start.map_or(first, place), stop.map_or(end, place));
-    let mut taken = Vec::new();
-    while step != 0 && if step > 0 { at < end } else { at > end } {
-        taken.extend(usize::try_from(at).ok().and_then(|at| items.get(at)).cloned());
-        at = at.saturating_add(step);
-    }
-    match (step, a.as_str()) {
-        (0, _) => Err(refusal("the step of a slice must not be 0")),
-        (_, Some(_)) => Ok(Value::from(taken.iter().filter_map(Value::as_str).collect::<String>())),
-        (_, None) => Ok(Value::from(taken)),
-    }
+    let (first, end) = (start.map_or(first, place), stop.map_or(end, place));
+    let places = std::iter::successors(Some(first), |at| at.checked_add(step));
+    let within = places.take_while(|at| if step > 0 { *at < end } else { *at > end });
+    let taken = within.filter_map(|at| items.get(usize::try_from(at).ok()?));
+    Ok(match a.as_str() {
+        Some(_) => Value::from(taken.filter_map(Value::as_str).collect::<String>()),
+        None => taken.cloned().collect(),
+    })
 }
 
 fn list(state: &State, items: Rest<Value>) -> Result<Value, Error> {
@@ -316,18 +316,16 @@ fn held(state: &State, value: Value) -> Result<Value, Error> {
 /// A template whose renderings have a budget.
 pub(super) struct BoundedTemplate {
     environment: Environment<'static>,
-    /// The filters that call a filter or a method within the budget, by the names of those.
-    filters: BTreeMap<String, String>,
-    methods: BTreeMap<String, String>,
+    /// The names of the filters that call a filter or a method of the template within the budget.
+    bounded: BTreeSet<String>,
 }
 
 impl BoundedTemplate {
-    /// # Errors
-    /// If the template does not parse, or includes another.
     pub(super) fn new(mut environment: Environment<'static>, text: String) -> Result<Self, Error> {
         environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment.set_formatter(|out, state, value| print(state, out, value));
-        for (name, filter) in [
+        for (name, run) in [
+            // Under their names, since `map` calls filters, too.
             ("replace", Value::from_function(filters::replace)),
             ("join", Value::from_function(filters::join)),
             ("indent", Value::from_function(filters::indent)),
@@ -335,20 +333,20 @@ impl BoundedTemplate {
             ("batch", Value::from_function(filters::batch)),
             ("slice", Value::from_function(filters::slice)),
         ] {
-            // Under its name, since `map` calls filters, too.
             environment.add_filter(name, move |state: &State, args: Rest<Value>| {
-                call(state, name, &args, || filter.call(state, &args))
+                call(state, name, &args, || run.call(state, &args))
             });
         }
         environment.add_filter("+", add);
         environment.add_filter("*", multiply);
-        environment.add_filter("~", concatenate);
+        environment.add_filter("~", string);
+        environment.add_filter("string", string);
         environment.add_filter("[:]", slice);
         environment.add_filter("[]", list);
         environment.add_filter("{}", map);
         environment.add_filter("held!", held);
         environment.add_template_owned(NAME, text)?;
-        let (mut filters, mut methods) = (BTreeMap::new(), BTreeMap::new());
+        let mut bounded = BTreeSet::new();
         {
             let template = environment.get_template(NAME)?;
             let compiled = get_compiled_template(&template);
@@ -356,30 +354,30 @@ impl BoundedTemplate {
                 for instruction in (0..).map_while(|i| code.get(i)) {
                     match instruction {
                         Instruction::ApplyFilter(name, ..) => {
-                            filters.insert((*name).to_owned(), format!("filter:{name}"));
+                            bounded.insert(format!("filter:{name}"))
                         }
                         Instruction::CallMethod(name, _) => {
-                            methods.insert((*name).to_owned(), format!("method:{name}"));
+                            bounded.insert(format!("method:{name}"))
                         }
                         Instruction::Include(_) | Instruction::LoadBlocks => {
                             return Err(refusal("a chat template cannot include another"));
                         }
-                        _ => {}
-                    }
+                        _ => false,
+                    };
                 }
             }
         }
-        for (name, bounded) in filters.clone() {
-            environment.add_filter(bounded, move |state: &State, args: Rest<Value>| {
-                call(state, &name, &args, || state.apply_filter(&name, &args))
+        for name in &bounded {
+            let (kind, inner) = name.split_once(':').unwrap_or_default();
+            let (is_filter, inner) = (kind == "filter", inner.to_owned());
+            environment.add_filter(name.clone(), move |state: &State, args: Rest<Value>| {
+                call(state, &inner, &args, || match is_filter {
+                    true => state.apply_filter(&inner, &args),
+                    false => args[0].call_method(state, &inner, &args[1..]),
+                })
             });
         }
-        for (name, bounded) in methods.clone() {
-            environment.add_filter(bounded, move |state: &State, args: Rest<Value>| {
-                call(state, &name, &args, || args[0].call_method(state, &name, &args[1..]))
-            });
-        }
-        Ok(Self { environment, filters, methods })
+        Ok(Self { environment, bounded })
     }
 
     /// The variables that the template reads and does not set.
@@ -388,14 +386,12 @@ impl BoundedTemplate {
         template.map_or_else(|_| HashSet::new(), |template| template.undeclared_variables(false))
     }
 
-    /// # Errors
-    /// The template's own, or that its budget is used up.
     pub(super) fn render(&self, variables: Value) -> Result<String, Error> {
         let template = self.environment.get_template(NAME)?;
         let compiled = get_compiled_template(&template);
-        let code = self.bounded(&compiled.instructions);
+        let code = self.rewritten(&compiled.instructions);
         let blocks =
-            compiled.blocks.iter().map(|(name, code)| (*name, self.bounded(code))).collect();
+            compiled.blocks.iter().map(|(name, code)| (*name, self.rewritten(code))).collect();
         let mut text = String::new();
         let mut output = make_string_output(&mut text);
         let vm = Vm::new(&self.environment);
@@ -409,9 +405,12 @@ impl BoundedTemplate {
     /// The instructions, with those that build a value replaced by filters.
     ///
     /// What takes more than one instruction stands at the end, so that no target of a jump changes.
-    fn bounded<'a>(&'a self, code: &Instructions<'a>) -> Instructions<'a> {
+    fn rewritten<'a>(&'a self, code: &Instructions<'a>) -> Instructions<'a> {
         const UNCACHED: u8 = u8::MAX;
         let filter = |name, args| Instruction::ApplyFilter(name, args, UNCACHED);
+        let known = |kind: &str, name: &str| {
+            self.bounded.get(&format!("{kind}:{name}")).map_or("", String::as_str)
+        };
         let mut bounded = Instructions::new(code.name(), code.source());
         let mut ends = Vec::new();
         let length = code.len() as u32;
@@ -428,13 +427,8 @@ impl BoundedTemplate {
                 Instruction::BuildMap(n) if u16::try_from(n * 2).is_ok() => {
                     filter("{}", Some(*n as u16 * 2))
                 }
-                Instruction::ApplyFilter(name, args, _) => {
-                    filter(self.filters.get(*name).map_or(*name, String::as_str), *args)
-                }
-                Instruction::CallMethod(name, args) => match self.methods.get(*name) {
-                    Some(method) => filter(method, *args),
-                    None => instruction.clone(),
-                },
+                Instruction::ApplyFilter(name, args, _) => filter(known("filter", name), *args),
+                Instruction::CallMethod(name, args) => filter(known("method", name), *args),
                 Instruction::EmitRaw(text) => {
                     let text = Instruction::LoadConst(Value::from(*text));
                     ends.extend([text, Instruction::Emit, Instruction::Jump(i + 1)]);

@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 
 use minijinja::Value;
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use hone_core::digest::sha256;
 use hone_core::text::inexact_number;
 use hone_core::types::{Message, Role, Tool, ToolCall};
 
-use super::python::{PyDict, PyList, dumps, value_of};
+use super::python::{dumps, python, value_of};
 use crate::tools::{ToolFormat, function_json, tool_json};
 
 /// What a template can show, according to its text.
@@ -29,30 +29,23 @@ pub(super) struct Abilities {
     pub(super) calls: bool,
 }
 
-/// One turn of the conversation that the template renders.
-struct Turn {
-    role: &'static str,
-    /// `None` is Python's `None`: the assistant only calls tools.
-    content: Option<String>,
-    more: Vec<(&'static str, Value)>,
-    /// Whether the text consists of results of tools, so that the next result joins it.
-    is_results: bool,
+/// One turn of the conversation that the template renders: its `role`, its `content` and further fields. The content is
+/// null, Python's `None`, if the assistant only calls tools.
+type Turn = Map<String, Json>;
+
+fn turn(role: &str, content: &str) -> Turn {
+    let fields = [("role", role), ("content", content)];
+    fields.into_iter().map(|(key, text)| (key.to_owned(), Json::from(text))).collect()
 }
 
-impl Turn {
-    fn text(role: &'static str, content: impl Into<String>) -> Self {
-        Self { role, content: Some(content.into()), more: Vec::new(), is_results: false }
-    }
+/// Adds to the content of a turn.
+fn append(turn: &mut Turn, gap: &str, more: &str) {
+    let said = turn["content"].as_str().unwrap_or_default();
+    turn["content"] = Json::from(format!("{said}{gap}{more}"));
+}
 
-    fn value(&self, silent: bool) -> Value {
-        let content = match &self.content {
-            Some(text) => Value::from(text.as_str()),
-            None if silent => Value::from(()),
-            None => Value::from(""),
-        };
-        let own = [("role", Value::from(self.role)), ("content", content)];
-        PyDict::value(own.into_iter().chain(self.more.iter().cloned()))
-    }
+fn has_role(turn: Option<&Turn>, role: &str) -> bool {
+    turn.is_some_and(|turn| turn["role"] == role)
 }
 
 /// A conversation in the form that a template can show.
@@ -79,10 +72,10 @@ impl Conversation {
             return own;
         }
         if able.tools && format != ToolFormat::Prompt {
-            own.tools = PyList::value(tools.iter().map(|tool| value_of(&tool_json(tool))));
+            own.tools = python(tools.iter().map(|tool| value_of(&tool_json(tool))).collect());
         } else if able.system_tools && format == ToolFormat::Phi {
             let list = Json::Array(tools.iter().map(function_json).collect());
-            own.system().more.push(("tools", Value::from(dumps(&list))));
+            own.system().insert("tools".to_owned(), Json::from(dumps(&list)));
         } else {
             own.describe(description(tools, format));
         }
@@ -94,12 +87,20 @@ impl Conversation {
     /// With `silent`, an assistant that only calls tools has the content `None`, as in OpenAI's clients;
     /// else an empty text, for templates that concatenate it.
     pub(super) fn values(&self, silent: bool) -> Vec<Value> {
-        self.turns.iter().map(|turn| turn.value(silent)).collect()
+        let value = |turn: &Turn| {
+            if silent || !turn["content"].is_null() {
+                return value_of(turn);
+            }
+            let mut shown = turn.clone();
+            shown["content"] = Json::from("");
+            value_of(&shown)
+        };
+        self.turns.iter().map(value).collect()
     }
 
     /// Whether [`Self::values`] depends on `silent`.
     pub(super) fn has_silent_turns(&self) -> bool {
-        self.turns.iter().any(|turn| turn.content.is_none())
+        self.turns.iter().any(|turn| turn["content"].is_null())
     }
 
     /// The conversation with the description of the tools in the first turn of the user, for templates
@@ -107,16 +108,16 @@ impl Conversation {
     pub(super) fn without_added_system(mut self) -> Option<Self> {
         let description = self.added_system.take()?;
         self.turns.remove(0);
-        let user = self.turns.iter_mut().find(|turn| turn.role == "user")?;
-        let content = user.content.get_or_insert_default();
-        *content = format!("{description}\n\n{content}");
+        let user = self.turns.iter_mut().find(|turn| turn["role"] == "user")?;
+        let content = user["content"].as_str().unwrap_or_default();
+        user["content"] = Json::from(format!("{description}\n\n{content}"));
         Some(self)
     }
 
     /// The system message, which becomes the first turn if there is no other.
     fn system(&mut self) -> &mut Turn {
-        if self.turns.first().is_none_or(|turn| turn.role != "system") {
-            self.turns.insert(0, Turn::text("system", ""));
+        if !has_role(self.turns.first(), "system") {
+            self.turns.insert(0, turn("system", ""));
         }
         // The branch above makes sure that there is a first turn.
         &mut self.turns[0]
@@ -124,15 +125,9 @@ impl Conversation {
 
     /// Adds a description of the tools to the system message.
     fn describe(&mut self, description: String) {
-        let is_new = self.turns.first().is_none_or(|turn| turn.role != "system");
-        let content = self.system().content.get_or_insert_default();
-        if is_new {
-            content.clone_from(&description);
-            self.added_system = Some(description);
-        } else {
-            content.push_str("\n\n");
-            content.push_str(&description);
-        }
+        let is_new = !has_role(self.turns.first(), "system");
+        append(self.system(), if is_new { "" } else { "\n\n" }, &description);
+        self.added_system = is_new.then_some(description);
     }
 }
 
@@ -145,92 +140,83 @@ fn turns(
     let mut turns: Vec<Turn> = Vec::with_capacity(messages.len() + 1);
     // The function of each call so far, by the call's id.
     let mut called: HashMap<&str, &str> = HashMap::new();
+    // Whether the last turn has results of tools, which the next result joins.
+    let mut in_results = false;
     for message in messages {
         called.extend(message.tool_calls.iter().map(|call| (call.id.as_str(), call.name.as_str())));
         let role = match message.role {
             Role::Developer if !knows_developer => Role::System,
             role => role,
         };
-        let mut turn = match role {
+        let mut next = match role {
+            // The template's role is the name of a token.
+            Role::Tool if !shows_calls && format == ToolFormat::Phi => {
+                turn("tool_response", &message.content)
+            }
             Role::Tool if !shows_calls => {
-                if format == ToolFormat::Phi {
-                    // The template's role is the name of a token.
-                    Turn::text("tool_response", message.content.as_str())
-                } else {
-                    let result = format!("<tool_response>\n{}\n</tool_response>", message.content);
-                    if let Some(last) = turns.last_mut().filter(|last| last.is_results) {
-                        let content = last.content.get_or_insert_default();
-                        content.push('\n');
-                        content.push_str(&result);
-                        continue;
-                    }
-                    Turn { is_results: true, ..Turn::text("user", result) }
+                let result = format!("<tool_response>\n{}\n</tool_response>", message.content);
+                if in_results && let Some(last) = turns.last_mut() {
+                    append(last, "\n", &result);
+                    continue;
                 }
+                turn("user", &result)
             }
             Role::Assistant if !message.tool_calls.is_empty() => {
                 calling_turn(message, format, shows_calls)
             }
-            role => Turn::text(role.as_str(), message.content.as_str()),
+            role => turn(role.as_str(), &message.content),
         };
+        in_results = role == Role::Tool;
         if role != Role::Tool || shows_calls {
-            turn.more.extend(named_fields(message, format, &called));
+            add_fields(&mut next, message, format, &called);
         }
-        turns.push(turn);
+        turns.push(next);
     }
     turns
 }
 
 /// The turn of an assistant that calls tools.
 fn calling_turn(message: &Message, format: ToolFormat, shows_calls: bool) -> Turn {
-    let said = &message.content;
-    if shows_calls {
-        let calls = message.tool_calls.iter().map(|call| call_value(call, format));
-        return Turn {
-            content: (!said.is_empty()).then(|| said.clone()),
-            more: vec![("tool_calls", PyList::value(calls))],
-            ..Turn::text("assistant", "")
-        };
+    let mut own = turn("assistant", &message.content);
+    if !shows_calls {
+        let gap = if message.content.is_empty() { "" } else { "\n" };
+        append(&mut own, gap, &written(&message.tool_calls, format));
+        return own;
     }
-    let gap = if said.is_empty() { "" } else { "\n" };
-    Turn::text("assistant", format!("{said}{gap}{}", written(&message.tool_calls, format)))
+    if message.content.is_empty() {
+        own["content"] = Json::Null;
+    }
+    let call = |call: &ToolCall| {
+        let arguments = arguments_json(&call.arguments);
+        let function = json!({"name": call.name, "arguments": arguments});
+        json!({"id": shown_id(&call.id, format), "type": "function", "function": function})
+    };
+    own.insert("tool_calls".to_owned(), message.tool_calls.iter().map(call).collect());
+    own
 }
 
-/// The fields of a message beside role, content and calls.
-fn named_fields(
+/// Adds the fields of a message beside role, content and calls.
+fn add_fields(
+    turn: &mut Turn,
     message: &Message,
     format: ToolFormat,
     called: &HashMap<&str, &str>,
-) -> Vec<(&'static str, Value)> {
-    let mut fields = Vec::new();
+) {
+    let mut add = |key: &str, text: &str| turn.insert(key.to_owned(), Json::from(text));
     let id = message.tool_call_id.as_deref();
     // OpenAI's results name only the call, but some templates need the function.
     let function = id.filter(|_| message.role == Role::Tool).and_then(|id| called.get(id).copied());
     if let Some(name) = message.name.as_deref().or(function) {
-        fields.push(("name", Value::from(name)));
+        add("name", name);
     }
     if let Some(id) = id {
-        fields.push(("tool_call_id", Value::from(shown_id(id, format))));
+        add("tool_call_id", &shown_id(id, format));
     }
     if let Some(reasoning) = &message.reasoning {
         // transformers passes it under both names.
-        for name in ["reasoning_content", "thinking"] {
-            fields.push((name, Value::from(reasoning.as_str())));
-        }
+        add("reasoning_content", reasoning);
+        add("thinking", reasoning);
     }
-    fields
-}
-
-fn call_value(call: &ToolCall, format: ToolFormat) -> Value {
-    let function = [
-        ("name", Value::from(call.name.as_str())),
-        ("arguments", value_of(&arguments_json(&call.arguments))),
-    ];
-    let own = [
-        ("id", Value::from(shown_id(&call.id, format))),
-        ("type", Value::from("function")),
-        ("function", PyDict::value(function)),
-    ];
-    PyDict::value(own)
 }
 
 /// The arguments as an object, as in transformers; as a text if they are not one, or would lose digits.
@@ -258,12 +244,9 @@ fn shown_id(id: &str, format: ToolFormat) -> String {
 
 /// Calls as the model would have written them.
 fn written(calls: &[ToolCall], format: ToolFormat) -> String {
-    let framing = format.framing();
+    let framing = format.calls();
     let call = |call: &ToolCall| {
-        let mut object = Map::new();
-        object.insert("name".to_owned(), Json::from(call.name.as_str()));
-        object.insert(framing.arguments.to_owned(), arguments_json(&call.arguments));
-        dumps(&Json::Object(object))
+        dumps(&json!({"name": call.name, framing.arguments: arguments_json(&call.arguments)}))
     };
     let calls: Vec<String> = calls.iter().map(call).collect();
     format!("{}{}{}", framing.open, calls.join(framing.separator), framing.close)
@@ -272,7 +255,7 @@ fn written(calls: &[ToolCall], format: ToolFormat) -> String {
 /// Describes the functions, and how to call them, to a model whose template does not. The text is that of
 /// Qwen's templates if the format is Hermes'.
 fn description(tools: &[Tool], format: ToolFormat) -> String {
-    let framing = format.framing();
+    let framing = format.calls();
     let list: String = tools.iter().map(|tool| format!("\n{}", dumps(&tool_json(tool)))).collect();
     let how = match format {
         ToolFormat::Hermes | ToolFormat::SmolLm3 | ToolFormat::Prompt => {

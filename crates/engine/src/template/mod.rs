@@ -22,7 +22,7 @@ use crate::error::EngineError;
 use crate::tools::ToolFormat;
 use bounded::{Bounded, BoundedTemplate};
 use conversation::{Abilities, Conversation};
-use python::{PyDict, value_of, write_json};
+use python::{python, value_of, write_json};
 
 /// The texts around a model's reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl ChatTemplate {
     /// Compiles a template. `special_tokens` (`bos_token`, …) are variables in it.
     ///
     /// # Errors
-    /// [`EngineError::Component`] if the template does not parse.
+    /// [`EngineError::Model`] if the template does not parse.
     pub fn new(text: &str, special_tokens: &BTreeMap<String, String>) -> Result<Self, EngineError> {
         let fail = |error| EngineError::component("the chat template does not parse", error);
         let mut environment = Environment::new();
@@ -147,19 +147,19 @@ impl ChatTemplate {
             let reason = e.detail().map_or_else(|| e.to_string(), str::to_owned);
             EngineError::Invalid(format!("the chat template refuses these messages: {reason}"))
         };
-        let mut variables: Vec<(&str, Value)> = Vec::new();
+        let given = options.template_variables.iter();
+        let mut variables: Vec<(&str, Value)> =
+            given.map(|(name, value)| (name.as_str(), value_of(value))).collect();
         if self.has_xml_tools && !tools.is_none() {
             variables.push(("xml_tools", tools.clone()));
         }
-        let own = options.template_variables.iter();
-        variables.extend(own.map(|(name, value)| (name.as_str(), value_of(value))));
         let special_tokens = Value::from_serialize(&self.special_tokens);
         let context = context! {
-            messages,
+            messages => python(Value::from(messages)),
             add_generation_prompt => generate,
             tools => tools.clone(),
             documents => (),
-            ..merge_maps([special_tokens, PyDict::value(variables)])
+            ..merge_maps([special_tokens, Value::from_iter(variables)])
         };
         self.template.render(context).map_err(fail)
     }
@@ -196,9 +196,7 @@ fn without_generation_blocks(text: &str) -> Result<String, EngineError> {
 fn to_json(state: &State, value: Value, kwargs: Kwargs) -> Result<Value, Error> {
     let mut bytes = Vec::new();
     write_json(&value, &kwargs, &mut Bounded::new(state, &mut bytes))?;
-    let text = String::from_utf8(bytes);
-    let text = text.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(Value::from_safe_string(text))
+    Ok(Value::from_safe_string(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

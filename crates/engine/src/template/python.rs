@@ -1,5 +1,4 @@
-//! Values that templates see and print as in Python: dictionaries in the order of their keys, and
-//! JSON with Python's separators.
+//! Values as Python prints them, and JSON with Python's separators.
 
 use std::fmt::{self, Display as _, Write as _};
 use std::io;
@@ -14,78 +13,39 @@ use serde_json::ser::{Formatter, Serializer};
 /// Most spaces of an indentation.
 const MAX_INDENT: usize = 64;
 
-/// A dictionary in the order of its keys. Minijinja's own sorts them.
+/// A list or map that prints as in Python wherever minijinja prints it: its own prints texts in double quotes.
 #[derive(Debug)]
-pub(super) struct PyDict(Vec<(String, Value)>);
+struct PyValue(Value);
 
-impl PyDict {
-    /// The value of a dictionary with these items.
-    pub(super) fn value<K: Into<String>>(items: impl IntoIterator<Item = (K, Value)>) -> Value {
-        let items = items.into_iter().map(|(key, value)| (key.into(), value));
-        Value::from_object(Self(items.collect()))
-    }
-}
-
-impl Object for PyDict {
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        let key = key.as_str()?;
-        self.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.0.iter().map(|(name, _)| Value::from(name.as_str())).collect())
-    }
-
-    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        PyRepr(&Value::from_dyn_object(Arc::clone(self))).fmt(f)
-    }
-}
-
-/// A list that prints as Python's.
-#[derive(Debug)]
-pub(super) struct PyList(Vec<Value>);
-
-impl PyList {
-    /// The value of a list with these items.
-    pub(super) fn value(items: impl IntoIterator<Item = Value>) -> Value {
-        Value::from_object(Self(items.into_iter().collect()))
-    }
-}
-
-impl Object for PyList {
+impl Object for PyValue {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Seq
+        if self.0.kind() == ValueKind::Map { ObjectRepr::Map } else { ObjectRepr::Seq }
     }
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.0.get(key.as_usize()?).cloned()
+        self.0.as_object()?.get_value(key).map(python)
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(self.0.len())
+        self.0.as_object().map_or(Enumerator::NonEnumerable, |object| object.enumerate())
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        PyRepr(&Value::from_dyn_object(Arc::clone(self))).fmt(f)
+        PyRepr(&self.0).fmt(f)
     }
 }
 
-/// The value of JSON, with its order of keys.
-pub(super) fn value_of(json: &Json) -> Value {
-    match json {
-        Json::Null => Value::from(()),
-        Json::Bool(truth) => Value::from(*truth),
-        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
-            (Some(signed), _) => Value::from(signed),
-            (None, Some(unsigned)) => Value::from(unsigned),
-            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
-        },
-        Json::String(text) => Value::from(text.as_str()),
-        Json::Array(items) => PyList::value(items.iter().map(value_of)),
-        Json::Object(map) => {
-            PyDict::value(map.iter().map(|(name, value)| (name.as_str(), value_of(value))))
-        }
+/// A value that prints as in Python, and so do those within it.
+pub(super) fn python(value: Value) -> Value {
+    match value.kind() {
+        ValueKind::Map | ValueKind::Seq => Value::from_object(PyValue(value)),
+        _ => value,
     }
+}
+
+/// The value of `json` for templates.
+pub(super) fn value_of(json: &impl Serialize) -> Value {
+    python(Value::from_serialize(json))
 }
 
 /// `repr(value)`. Tuples print as lists.
@@ -176,25 +136,19 @@ pub(super) fn write_json(
     to: &mut impl io::Write,
 ) -> Result<(), Error> {
     let fail = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
-    let indent: Option<Value> = kwargs.get("indent")?;
-    let indent = match indent.filter(|indent| !indent.is_none()) {
-        Some(indent) => Some(match (indent.as_usize(), indent.as_str()) {
+    let mut formatter = PythonFormatter::default();
+    if let Some(indent) = kwargs.get::<Option<Value>>("indent")? {
+        formatter.indent = Some(match (indent.as_usize(), indent.as_str()) {
             (Some(width), _) if width <= MAX_INDENT => " ".repeat(width),
             (None, Some(text)) => text.to_owned(),
             _ => {
                 return Err(fail(format!("indent is {indent}: at most {MAX_INDENT} are possible")));
             }
-        }),
-        None => None,
-    };
-    let mut formatter = PythonFormatter { indent, ..PythonFormatter::default() };
-    if formatter.indent.is_some() {
+        });
         formatter.separators.0 = ",".to_owned();
     }
-    let separators: Option<Value> = kwargs.get("separators")?;
-    if let Some(separators) = separators.filter(|separators| !separators.is_none()) {
-        let given: Vec<String> =
-            separators.try_iter()?.map(|separator| separator.to_string()).collect();
+    if let Some(separators) = kwargs.get::<Option<Value>>("separators")? {
+        let given: Vec<String> = separators.try_iter()?.map(|text| text.to_string()).collect();
         let Ok([item, key]) = <[String; 2]>::try_from(given) else {
             return Err(fail("separators must be two texts".to_owned()));
         };
@@ -204,11 +158,10 @@ pub(super) fn write_json(
     let sorts = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     kwargs.assert_all_used()?;
     let written = if sorts {
-        let json = serde_json::to_value(value).map(|mut json| {
+        serde_json::to_value(value).and_then(|mut json| {
             json.sort_all_objects();
-            json
-        });
-        json.and_then(|json| formatter.write(&json, to))
+            formatter.write(&json, to)
+        })
     } else {
         formatter.write(value, to)
     };
@@ -334,7 +287,7 @@ mod tests {
     fn dictionaries_print_as_in_python() {
         let json =
             json!({"b": [1, -2.5, true, null], "a": {"it's": "a\n\"b\"\\"}, "é\u{a0}": "it's"});
-        let shown = value_of(&json).to_string();
+        let shown = PyRepr(&Value::from_serialize(&json)).to_string();
         let expected =
             r#"{'b': [1, -2.5, True, None], 'a': {"it's": 'a\n"b"\\'}, 'é\xa0': "it's"}"#;
         assert_eq!(shown, expected);

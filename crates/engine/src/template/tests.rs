@@ -22,18 +22,28 @@ fn user(content: &str) -> Vec<Message> {
 }
 
 #[test]
-fn trims_blocks_like_jinja() {
-    let template = "{{ bos_token }}{% for m in messages %}\n  {% if m.role == 'user' %}\n\
-                    [{{ m['content'].strip() }}]\n  {% endif %}\n{% endfor %}\n\
-                    {%- if add_generation_prompt %}<a>{% endif %}";
-    assert_eq!(render(template, &user("  hi ")).unwrap(), "<s>[hi]\n<a>");
-}
-
-#[test]
-fn prints_json_like_python() {
-    let template = "{{ messages[0] | tojson }} {{ [1, 'ü'] | tojson(indent=2) }}";
-    let text = render(template, &user("a<b>&'\"")).unwrap();
-    assert_eq!(text, "{\"role\": \"user\", \"content\": \"a<b>&'\\\"\"} [\n  1,\n  \"ü\"\n]");
+fn templates_render_as_in_jinja() {
+    for (template, role, content, expected) in [
+        (
+            "{{ bos_token }}{% for m in messages %}\n  {% if m.role == 'user' %}\n\
+             [{{ m['content'].strip() }}]\n  {% endif %}\n{% endfor %}\n\
+             {%- if add_generation_prompt %}<a>{% endif %}",
+            Role::User,
+            "  hi ",
+            "<s>[hi]\n<a>",
+        ),
+        (
+            "{{ messages[0] | tojson }} {{ [1, 'ü'] | tojson(indent=2) }}",
+            Role::User,
+            "a<b>&'\"",
+            "{\"role\": \"user\", \"content\": \"a<b>&'\\\"\"} [\n  1,\n  \"ü\"\n]",
+        ),
+        ("{{ messages[0].role }}", Role::Developer, "d", "system"),
+        ("{# developer #}{{ messages[0].role }}", Role::Developer, "d", "developer"),
+    ] {
+        assert_eq!(render(template, &[message(role, content)]).unwrap(), expected, "{template}");
+    }
+    assert!(render("{{ strftime_now('%Q!') }}", &user("x")).is_err());
 }
 
 #[test]
@@ -56,19 +66,6 @@ fn supports_features_of_published_templates() {
     assert!(render(template, &messages).is_err());
     let template = template.replace("missing.none_is_fine", "missing");
     assert_eq!(render(&template, &messages).unwrap(), "one4bFalse");
-}
-
-#[test]
-fn a_bad_date_format_is_an_error() {
-    assert!(render("{{ strftime_now('%Q!') }}", &user("x")).is_err());
-}
-
-#[test]
-fn developer_becomes_system_in_templates_without_that_role() {
-    let dev = [message(Role::Developer, "d")];
-    assert_eq!(render("{{ messages[0].role }}", &dev).unwrap(), "system");
-    let knows = "{# developer #}{{ messages[0].role }}";
-    assert_eq!(render(knows, &dev).unwrap(), "developer");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use hone_core::types::{ChatOptions, GrammarSpec, Tool, ToolChoice};
 use hone_engine::grammar::{CallGrammar, CallPiece, FreeText, Thought};
-use hone_engine::tools::{CallFraming, CallSyntax};
+use hone_engine::tools::CallFormat;
 use hone_engine::{Codec, CompiledGrammar, GrammarError, ToolFormat};
 
 use crate::body::{Fields, closed, list_of, maybe_flag, maybe_text, open, or_null, text_schema};
@@ -285,7 +285,7 @@ impl CallRules {
         Ok(CallGrammar {
             thought: pieces.thought(self.opens_reasoning),
             text: (!self.options.forces_call()).then_some(text),
-            separator: self.permits_several().then(|| pieces.text(pieces.framing.separator)),
+            separator: self.permits_several().then(|| pieces.text(pieces.format.separator)),
             ..alone(&pieces, calls)
         }
         .spec())
@@ -335,7 +335,7 @@ impl CallRules {
 /// The grammar of one call and nothing else.
 fn alone(pieces: &FormatPieces<'_>, calls: Vec<Vec<CallPiece>>) -> CallGrammar {
     // The first piece of what begins the calls is a marker, if it has any piece.
-    let [open, close] = [pieces.framing.open, pieces.framing.close].map(|text| pieces.text(text));
+    let [open, close] = [pieces.format.open, pieces.format.close].map(|text| pieces.text(text));
     CallGrammar { thought: None, text: None, open, calls, separator: None, close }
 }
 
@@ -363,18 +363,17 @@ fn arguments(tool: &Tool) -> Result<Value, GrammarError> {
 /// What calls consist of in one format, with the tokens of one model.
 struct FormatPieces<'c> {
     codec: &'c Codec,
-    framing: CallFraming,
-    syntax: CallSyntax,
+    format: &'static CallFormat,
 }
 
 impl<'c> FormatPieces<'c> {
     fn new(codec: &'c Codec, format: ToolFormat) -> Self {
-        Self { codec, framing: format.framing(), syntax: format.syntax() }
+        Self { codec, format: format.calls() }
     }
 
     /// A call, with the schema of its arguments as a document of its own, so that its references are found.
     fn call(&self, name: &str, schema: Value) -> Vec<CallPiece> {
-        let (name, key) = (Value::from(name), Value::from(self.framing.arguments));
+        let (name, key) = (Value::from(name), Value::from(self.format.arguments));
         vec![
             CallPiece::Text(format!("{{\"name\": {name}, {key}: ")),
             CallPiece::Json(schema),
@@ -392,9 +391,9 @@ impl<'c> FormatPieces<'c> {
     /// Other texts that the parser of answers takes for the beginning of calls. No text contains special tokens.
     fn other_beginnings(&self) -> Vec<String> {
         let is_other = |begin: &&str| {
-            !self.framing.open.starts_with(*begin) && self.codec.special_id(begin).is_none()
+            !self.format.open.starts_with(*begin) && self.codec.special_id(begin).is_none()
         };
-        let others = self.syntax.begin.iter().copied().filter(is_other);
+        let others = self.format.begin.iter().copied().filter(is_other);
         others.map(str::to_owned).collect()
     }
 
@@ -424,7 +423,12 @@ impl<'c> FormatPieces<'c> {
             let (before, after) = text.split_once(*marker)?;
             Some((before, *marker, after))
         };
-        self.framing.markers.iter().filter_map(split).min_by_key(|(before, ..)| before.len())
+        self.format
+            .begin
+            .iter()
+            .chain(self.format.end)
+            .filter_map(split)
+            .min_by_key(|(before, ..)| before.len())
     }
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, Problem, quoted};
-use hone_engine::ToolFormatSetting;
+use hone_engine::ToolFormat;
 
 pub use keys::{KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope, hash_key};
 
@@ -37,7 +37,7 @@ hone_core::parameters! {
         /// `max_tokens` of requests that contain none.
         pub default_max_tokens: u32 = 256 => between(1, 1 << 20),
         /// How the model writes calls of functions.
-        pub tool_format: ToolFormatSetting = ToolFormatSetting::Auto,
+        pub tool_format: ToolFormat = ToolFormat::Auto,
         /// Largest `max_tokens` of a request; 0 is the model's context.
         pub max_tokens: u32 = 0 => between(0, 1 << 20),
         /// Whether requests without the field `store` are recorded and learned from.

@@ -128,7 +128,7 @@ impl RequestRun {
         }
     }
 
-    /// Reads each choice as a whole. Without this, tokens are read once per `server.stream_interval_ms`.
+    /// Reads each choice as a whole. Without this, tokens are read once per interval of the stream.
     pub fn read_whole(&self) {
         self.pace.read_whole();
     }
@@ -535,7 +535,7 @@ fn choice_events(
 //
 // A task that is woken for each token interrupts the threads that sample, for longer than a small model needs to
 // sample a token. So a whole response reads the first token, whose time is measured, and the others at the end.
-// A stream reads its first token at once, later ones at most once per `server.stream_interval_ms`, and the
+// A stream reads its first token at once, later ones at most once per interval, and the
 // end at once. All streams read at the same instants, so that the server wakes once for all of them.
 
 /// The instant from which the intervals of all streams are counted.

@@ -48,15 +48,16 @@ impl BlockFormat {
     /// All formats.
     pub const ALL: [Self; 5] = [Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Q4K, Self::Q6K];
 
-    /// The values and the bytes of a block, and its f16 numbers before and after its words of 4 bytes.
+    /// The values and the bytes of a block, its f16 numbers before and after its words of 4 bytes, and the names in
+    /// llama.cpp and candle.
     #[inline(always)]
-    const fn layout(self) -> (usize, usize, [usize; 2]) {
+    const fn layout(self) -> (usize, usize, [usize; 2], &'static str, GgmlDType) {
         match self {
-            Self::Q8_0 => (32, 34, [1, 0]),
-            Self::Q4_0 => (32, 18, [1, 0]),
-            Self::Q4_1 => (32, 20, [2, 0]),
-            Self::Q4K => (256, 144, [2, 0]),
-            Self::Q6K => (256, 210, [0, 1]),
+            Self::Q8_0 => (32, 34, [1, 0], "q8_0", GgmlDType::Q8_0),
+            Self::Q4_0 => (32, 18, [1, 0], "q4_0", GgmlDType::Q4_0),
+            Self::Q4_1 => (32, 20, [2, 0], "q4_1", GgmlDType::Q4_1),
+            Self::Q4K => (256, 144, [2, 0], "q4_k", GgmlDType::Q4K),
+            Self::Q6K => (256, 210, [0, 1], "q6_k", GgmlDType::Q6K),
         }
     }
 
@@ -75,31 +76,20 @@ impl BlockFormat {
         columns / self.values() * self.bytes()
     }
 
-    /// The name, as in llama.cpp (`q8_0`), and candle's.
-    fn names(self) -> (&'static str, GgmlDType) {
-        match self {
-            Self::Q8_0 => ("q8_0", GgmlDType::Q8_0),
-            Self::Q4_0 => ("q4_0", GgmlDType::Q4_0),
-            Self::Q4_1 => ("q4_1", GgmlDType::Q4_1),
-            Self::Q4K => ("q4_k", GgmlDType::Q4K),
-            Self::Q6K => ("q6_k", GgmlDType::Q6K),
-        }
-    }
-
     /// The name, as in llama.cpp: `q8_0`.
     pub fn as_str(self) -> &'static str {
-        self.names().0
+        self.layout().3
     }
 
     /// candle's name.
     pub fn ggml(self) -> GgmlDType {
-        self.names().1
+        self.layout().4
     }
 
     /// Calls `f` with the position and the length of each f16 number and each word of a block.
     #[inline(always)]
     fn each_part(self, mut f: impl FnMut(usize, usize)) {
-        let (_, bytes, halves) = self.layout();
+        let (_, bytes, halves, ..) = self.layout();
         let [before, after] = halves.map(|halves| 2 * halves);
         (0..before).step_by(2).for_each(|at| f(at, 2));
         (before..bytes - after).step_by(4).for_each(|at| f(at, 4));
@@ -200,14 +190,7 @@ impl QuantizedMatrix {
     pub fn dequantize(&self, first: usize, to: &mut [f32]) {
         let values = self.format.values();
         assert!(first.is_multiple_of(values), "{first} is within a block");
-        dispatch(DequantizeTask {
-            format: self.format,
-            blocks: &self.bytes,
-            rows: self.rows,
-            row_blocks: self.columns / values,
-            first: first / values,
-            to,
-        });
+        dispatch(DequantizeTask { matrix: self, first: first / values, to });
     }
 }
 
@@ -216,12 +199,7 @@ impl QuantizedMatrix {
 
 /// Writes values of a matrix to `to`, row by row.
 struct DequantizeTask<'a> {
-    format: BlockFormat,
-    /// The interleaved blocks of the matrix.
-    blocks: &'a [u8],
-    rows: usize,
-    /// Blocks of a row.
-    row_blocks: usize,
+    matrix: &'a QuantizedMatrix,
     /// The first block, counted row by row.
     first: usize,
     /// The values of whole blocks.
@@ -233,7 +211,7 @@ impl SimdTask for DequantizeTask<'_> {
 
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
-        match self.format {
+        match self.matrix.format {
             BlockFormat::Q8_0 => self.each(q8_0),
             BlockFormat::Q4_0 => self.each(q4_0),
             BlockFormat::Q4_1 => self.each(q4_1),
@@ -249,17 +227,18 @@ impl DequantizeTask<'_> {
         self,
         decode: impl Fn(&[u8; BYTES], &mut [f32; VALUES]),
     ) {
+        let QuantizedMatrix { format, rows: all, columns, ref bytes } = *self.matrix;
         let (to, rest) = self.to.as_chunks_mut::<VALUES>();
-        assert!(rest.is_empty() && self.first + to.len() <= self.rows * self.row_blocks);
-        let (mut row, mut column) = (self.first / self.row_blocks, self.first % self.row_blocks);
+        let row_blocks = columns / VALUES;
+        assert!(rest.is_empty() && self.first + to.len() <= all * row_blocks);
+        let (mut row, mut column) = (self.first / row_blocks, self.first % row_blocks);
         for to in to {
             let group = row / GROUP_ROWS * GROUP_ROWS;
-            let rows = GROUP_ROWS.min(self.rows - group);
-            let at = (group * self.row_blocks + column * rows) * BYTES;
-            let interleaved = &self.blocks[at..at + rows * BYTES];
-            decode(&self.format.block(interleaved, rows, row - group), to);
+            let rows = GROUP_ROWS.min(all - group);
+            let at = (group * row_blocks + column * rows) * BYTES;
+            decode(&format.block(&bytes[at..at + rows * BYTES], rows, row - group), to);
             column += 1;
-            if column == self.row_blocks {
+            if column == row_blocks {
                 (row, column) = (row + 1, 0);
             }
         }

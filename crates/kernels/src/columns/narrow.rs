@@ -6,9 +6,12 @@
 //! those of the other kernels.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_storeu_ps,
+    __m512, __m512i, _MM_HINT_T1, _mm_prefetch, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_maskz_loadu_epi8, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_setzero_si512, _mm512_storeu_ps,
 };
+
+use crate::transpose::transpose_words;
 
 /// Outputs of a vector.
 pub(super) const LANES: usize = 16;
@@ -29,29 +32,13 @@ pub(super) fn padded(columns: usize) -> usize {
     }
 }
 
-/// Stored weights of 16 rows, transposed.
+/// Stored weights of 16 rows, transposed: a vector has a word of 32 bits of each row.
 pub(super) trait Transposed {
-    /// Weights of a row that are read at a time.
-    const STEP: usize;
-
-    /// Bytes of [`Self::STEP`] weights.
-    const STEP_BYTES: usize;
-
-    /// Weights in a word of 32 bits.
+    /// Weights in a word.
     const PER_WORD: usize;
 
     /// Rows of activations that the weights of a word are multiplied with.
     const INPUTS: usize;
-
-    /// Vectors of words: vector `p` has word `p` of each row.
-    type Words: AsRef<[__m512i]>;
-
-    /// Reads the same step of 16 rows. With `PART`, the step has its first `bytes` bytes only, and the
-    /// others count as 0.
-    ///
-    /// # Safety
-    /// The processor has the features of [`FewColumns::run`], and the rows can be read.
-    unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize) -> Self::Words;
 
     /// Adds to the sums of each column the products of words with the activations at `x`, which are of row
     /// `i` of their [`Self::INPUTS`] rows.
@@ -59,25 +46,21 @@ pub(super) trait Transposed {
     /// # Safety
     /// The processor has the features of [`FewColumns::run`], and `C` values can be read from `x`.
     unsafe fn add<const C: usize>(sums: &mut [__m512; C], words: __m512i, i: usize, x: *const f32);
-
-    /// Rows of activations of `weights` weights, which fill whole words unless each has its own row.
-    fn inputs(weights: usize) -> usize {
-        weights * Self::INPUTS / Self::PER_WORD
-    }
 }
+
+/// Bytes of a row that are read at a time: a vector.
+const STEP_BYTES: usize = size_of::<__m512i>();
 
 /// Where 16 rows are. Rows after the last one are the last one again, and their sums are not stored.
 #[derive(Clone, Copy)]
 pub(super) struct RowPointers {
     pub first: *const u8,
-    /// Bytes of a row.
     pub stride: usize,
     /// Index of the last row, at most 15.
     pub last: usize,
 }
 
 impl RowPointers {
-    /// Row `i`.
     #[inline(always)]
     pub fn at(self, i: usize) -> *const u8 {
         self.first.wrapping_add(i.min(self.last) * self.stride)
@@ -87,6 +70,28 @@ impl RowPointers {
     #[inline(always)]
     pub fn skip(self, bytes: usize) -> Self {
         Self { first: self.first.wrapping_add(bytes), ..self }
+    }
+
+    /// The first [`STEP_BYTES`] bytes, transposed: vector `p` has word `p` of each row. With `PART`, there are the
+    /// first `bytes` bytes only, and the others count as 0.
+    ///
+    /// # Safety
+    /// The processor has the features of [`FewColumns::run`], and the rows can be read.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
+    unsafe fn read<const PART: bool>(self, bytes: usize) -> [__m512i; LANES] {
+        let mut lines = [_mm512_setzero_si512(); LANES];
+        for (i, line) in lines.iter_mut().enumerate() {
+            // SAFETY: the caller guarantees that these bytes can be read.
+            *line = unsafe {
+                if PART {
+                    _mm512_maskz_loadu_epi8((1 << bytes) - 1, self.at(i).cast())
+                } else {
+                    _mm512_loadu_si512(self.at(i).cast())
+                }
+            };
+        }
+        transpose_words(lines)
     }
 }
 
@@ -98,7 +103,6 @@ pub(super) struct FewColumns {
     pub out: *mut f32,
     /// Rows of stored weights.
     pub w: *const u8,
-    /// Bytes of a row of weights.
     pub row_bytes: usize,
     /// `[inner, width]`, or with pairs of activations in a word, `[inner / 2, width]`
     pub x: *const f32,
@@ -186,11 +190,11 @@ impl FewColumns {
             for (r, sums) in sums.iter_mut().enumerate() {
                 *sums = load_columns(out.add(r * LANES * self.width), self.width, last);
             }
-            let steps = self.inner / W::STEP;
+            let steps = self.inner / (LANES * W::PER_WORD);
             for step in 0..steps {
-                let x = self.x.add(W::inputs(step * W::STEP) * self.width);
+                let x = self.x.add(step * LANES * W::INPUTS * self.width);
                 for (sums, rows) in sums.iter_mut().zip(rows) {
-                    let rows = rows.skip(step * W::STEP_BYTES);
+                    let rows = rows.skip(step * STEP_BYTES);
                     // Rows are too short for the processor to recognize the access pattern in time.
                     // So the same step of the next tile is prefetched, and for the first tile, later
                     // steps of the same rows.
@@ -203,8 +207,8 @@ impl FewColumns {
                             _mm_prefetch::<_MM_HINT_T1>(next.cast());
                         }
                     }
-                    let words = W::read::<false>(rows, W::STEP_BYTES);
-                    for (p, words) in words.as_ref().iter().enumerate() {
+                    let words = rows.read::<false>(STEP_BYTES);
+                    for (p, words) in words.iter().enumerate() {
                         for i in 0..W::INPUTS {
                             let x = x.add((p * W::INPUTS + i) * self.width);
                             W::add(sums, *words, i, x);
@@ -212,14 +216,15 @@ impl FewColumns {
                     }
                 }
             }
-            let rest = self.inner - steps * W::STEP;
+            let rest = self.inner - steps * LANES * W::PER_WORD;
             if rest > 0 {
-                let x = self.x.add(W::inputs(steps * W::STEP) * self.width);
-                let from = steps * W::STEP_BYTES;
+                let x = self.x.add(steps * LANES * W::INPUTS * self.width);
+                let from = steps * STEP_BYTES;
                 for (sums, rows) in sums.iter_mut().zip(rows) {
-                    let words = W::read::<true>(rows.skip(from), self.row_bytes - from);
-                    for row in 0..W::inputs(rest) {
-                        let words = words.as_ref()[row / W::INPUTS];
+                    let words = rows.skip(from).read::<true>(self.row_bytes - from);
+                    // Weights fill whole words unless each has its own row of activations.
+                    for row in 0..rest * W::INPUTS / W::PER_WORD {
+                        let words = words[row / W::INPUTS];
                         W::add(sums, words, row % W::INPUTS, x.add(row * self.width));
                     }
                 }

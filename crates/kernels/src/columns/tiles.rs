@@ -60,7 +60,7 @@ pub(super) trait TileWeight: Copy {
 }
 
 impl<W: VectorWeight> TileWeight for W {
-    const IN_PLACE: bool = W::IS_F32;
+    const IN_PLACE: bool = size_of::<W>() == size_of::<f32>();
 
     #[inline(always)]
     unsafe fn widen(from: *const Self, count: usize, to: &mut [f32; LINE]) {

@@ -3,34 +3,26 @@
 use std::arch::x86_64::{
     __m512, __m512i, _mm256_loadu_si256, _mm512_and_si512, _mm512_castsi512_ps,
     _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_maskz_loadu_epi8, _mm512_set1_epi32, _mm512_setzero_si512,
-    _mm512_slli_epi32, _mm512_srli_epi32,
+    _mm512_set1_epi32, _mm512_slli_epi32, _mm512_srli_epi32,
 };
 
 use half::{bf16, f16};
 
 use super::kernel::StoredWeight;
-use super::narrow::{LANES, RowPointers, Transposed, add_product};
-use crate::transpose::transpose_words;
+use super::narrow::{Transposed, add_product};
 
 /// Weights of a row that are read at a time: a vector, and of f32 a cache line.
 pub(super) const LINE: usize = 16;
 
 /// A type of weights that a vector of f32 is read from.
 pub trait VectorWeight: StoredWeight {
-    /// Whether the type is f32.
-    const IS_F32: bool = false;
-
-    /// Weights of a 32-bit word.
-    const PER_WORD: usize;
-
     /// Reads `LINE` weights.
     ///
     /// # Safety
     /// The processor has AVX-512, and `LINE` weights can be read from `from`.
     unsafe fn read_line(from: *const Self) -> __m512;
 
-    /// Weight `i` of each word, exactly. `i` is below [`Self::PER_WORD`].
+    /// Weight `i` of each word of 32 bits, exactly.
     ///
     /// # Safety
     /// The processor has AVX-512.
@@ -38,9 +30,6 @@ pub trait VectorWeight: StoredWeight {
 }
 
 impl VectorWeight for f32 {
-    const IS_F32: bool = true;
-    const PER_WORD: usize = 1;
-
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn read_line(from: *const Self) -> __m512 {
@@ -56,8 +45,6 @@ impl VectorWeight for f32 {
 }
 
 impl VectorWeight for bf16 {
-    const PER_WORD: usize = 2;
-
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn read_line(from: *const Self) -> __m512 {
@@ -78,8 +65,6 @@ impl VectorWeight for bf16 {
 }
 
 impl VectorWeight for f16 {
-    const PER_WORD: usize = 2;
-
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn read_line(from: *const Self) -> __m512 {
@@ -96,29 +81,8 @@ impl VectorWeight for f16 {
 }
 
 impl<W: VectorWeight> Transposed for W {
-    const STEP: usize = LANES * <W as VectorWeight>::PER_WORD;
-    const STEP_BYTES: usize = size_of::<__m512i>();
-    const PER_WORD: usize = <W as VectorWeight>::PER_WORD;
-    const INPUTS: usize = <W as VectorWeight>::PER_WORD;
-
-    type Words = [__m512i; LANES];
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize) -> Self::Words {
-        let mut lines = [_mm512_setzero_si512(); LANES];
-        for (i, line) in lines.iter_mut().enumerate() {
-            // SAFETY: the caller guarantees that these bytes can be read.
-            *line = unsafe {
-                if PART {
-                    _mm512_maskz_loadu_epi8((1 << bytes) - 1, rows.at(i).cast())
-                } else {
-                    _mm512_loadu_si512(rows.at(i).cast())
-                }
-            };
-        }
-        transpose_words(lines)
-    }
+    const PER_WORD: usize = size_of::<u32>() / size_of::<W>();
+    const INPUTS: usize = Self::PER_WORD;
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]

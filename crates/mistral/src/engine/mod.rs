@@ -12,19 +12,19 @@ use tokio::sync::{Mutex, oneshot};
 
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
-use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
+use hone_core::types::{PolicyVersion, SamplingParams};
 use hone_engine::admission::{Admission, Color, Lease, Owner};
 use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 use hone_engine::{
     Codec, Completion, Engine, EngineConfig, EngineError, EngineLoad, Event, GenerateRequest,
-    Generation, ModelDir, ModelInfo, Priority, Probe, Publisher, run,
+    Generation, ModelDir, ModelInfo, Priority, Publisher, run,
 };
 
 use crate::hot_swap::PipelineLoader;
 use crate::model_files::ModelFiles;
 
-use staging::{HotSwap, Replica, threads_per_engine};
+use staging::{Replica, hot_swap, threads_per_engine};
 use worker::{GenerateJob, no_thread, run_on_thread};
 
 /// Serves a model with mistral.rs. See the [crate's documentation](crate).
@@ -182,43 +182,31 @@ impl Publisher for MistralEngine {
         }
         let color = self.admission.idle_color();
         self.admission.wait_until_idle(color).await;
-        let swap = HotSwap {
-            loader: Arc::clone(&self.loader),
-            admission: Arc::clone(&self.admission),
-            replicas: Arc::clone(&self.replicas),
-            color,
-            version,
-            adapter: adapter.map(Path::to_path_buf),
-            staged,
-        };
+        let (loader, admission) = (Arc::clone(&self.loader), Arc::clone(&self.admission));
+        let replicas = Arc::clone(&self.replicas);
+        let adapter = adapter.map(Path::to_path_buf);
         let (sender, receiver) = oneshot::channel();
         // On a thread of its own, because loading blocks, and because the hot swap must complete also
-        // if the caller drops this future.
+        // if the caller drops this future. The guard of `staged` lets only one run.
         std::thread::Builder::new()
             .name("hone-stage".to_owned())
             .spawn(move || {
                 to_background();
-                let loader = Arc::clone(&swap.loader);
-                let result = swap.run();
-                if result.is_err() {
+                let replicas = &replicas[color as usize];
+                let result = hot_swap(&loader, &admission, color, replicas, adapter.as_deref());
+                match result {
+                    Ok(()) => {
+                        admission.set_version(color, version);
+                        *staged = Some(color);
+                    }
                     // The failed load left unused memory.
-                    loader.trim_memory();
+                    Err(_) => loader.trim_memory(),
                 }
                 let _ = sender.send(result);
             })
             .map_err(no_thread)?;
         let died = |_| EngineError::Internal("the hot swap panicked".to_owned());
         receiver.await.map_err(died)?
-    }
-
-    async fn probe(
-        &self,
-        prompt_ids: &[TokenId],
-        params: &SamplingParams,
-    ) -> Result<Vec<Probe>, EngineError> {
-        let request = GenerateRequest::probe(prompt_ids, params);
-        let tokens = self.complete_staged(request).await?.token_logprobs();
-        Ok(vec![Probe { sampler: "serving", dtype: "f32", tokens }])
     }
 
     async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
@@ -242,6 +230,7 @@ impl Publisher for MistralEngine {
             _ => Err(EngineError::nothing_staged()),
         }
     }
+
     /// Serves the version if one of the colors holds it, which is so for the version before the last
     /// publication until the next one is staged.
     async fn serve_now(

@@ -1,83 +1,43 @@
 //! Loads a policy version into the idle color.
 
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio::sync::OwnedMutexGuard;
-
-use hone_core::types::{PolicyVersion, TokenId};
+use hone_core::types::TokenId;
 use hone_engine::admission::{Admission, Color};
 use hone_engine::{EngineError, ModelDir};
 
-use super::worker::{ReplicaWorker, no_thread, panicked};
-use crate::hot_swap::{Adapter, PipelineLoader, SwapPipeline};
+use super::worker::ReplicaWorker;
+use crate::hot_swap::{Adapter, PipelineLoader, SharedPipeline};
 
-/// The hot swap of a whole color, which must be idle.
-pub(super) struct HotSwap {
-    pub loader: Arc<PipelineLoader>,
-    pub admission: Arc<Admission>,
-    pub replicas: Arc<[Vec<Replica>; 2]>,
-    pub color: Color,
-    pub version: PolicyVersion,
-    /// The PEFT directory; `None` is the base model.
-    pub adapter: Option<PathBuf>,
-    /// Held during the hot swap, so that only one runs. Set to the color when it succeeds.
-    pub staged: OwnedMutexGuard<Option<Color>>,
-}
-
-impl HotSwap {
-    /// Loads and swaps as many replicas at a time as [`PipelineLoader::copies_at_once`] allows.
-    ///
-    /// If the first load fails, the color is unchanged. If a later one fails, the color holds no
-    /// version, and the next staging loads all its replicas.
-    pub fn run(mut self) -> Result<(), EngineError> {
-        let start = Instant::now();
-        let adapter = self.adapter.as_deref().map(Adapter::read).transpose()?;
-        let replicas = &self.replicas[self.color as usize];
-        let mut locked = Duration::ZERO;
-        for replicas in replicas.chunks(self.loader.copies_at_once(replicas.len())) {
-            let fresh = self.load(replicas.len(), adapter.as_ref())?;
-            if !self.admission.begin_replacement(self.color) {
-                return Err(EngineError::Internal("the idle color became active".to_owned()));
-            }
-            for (replica, fresh) in replicas.iter().zip(&fresh) {
-                locked = locked.max(replica.pipeline.swap(fresh.as_ref())?);
-            }
-            drop(fresh);
-            self.loader.trim_memory();
+/// Loads a version into the replicas of a color, which must be idle, one after the other, so that at most one
+/// additional copy is in memory. `adapter` is the PEFT directory; `None` is the base model.
+///
+/// If the first load fails, the color is unchanged. If a later one fails, the color holds no
+/// version, and the next staging loads all its replicas.
+pub(super) fn hot_swap(
+    loader: &PipelineLoader,
+    admission: &Admission,
+    color: Color,
+    replicas: &[Replica],
+    adapter: Option<&Path>,
+) -> Result<(), EngineError> {
+    let start = Instant::now();
+    let adapter = adapter.map(Adapter::read).transpose()?;
+    let mut locked = Duration::ZERO;
+    for replica in replicas {
+        let (fresh, _) = loader.load(adapter.as_ref())?;
+        if !admission.begin_replacement(color) {
+            return Err(EngineError::Internal("the idle color became active".to_owned()));
         }
-        self.admission.set_version(self.color, self.version);
-        *self.staged = Some(self.color);
-        tracing::debug!(
-            version = %self.version,
-            seconds = start.elapsed().as_secs_f64(),
-            lock_seconds = locked.as_secs_f64(),
-            "staged a version"
-        );
-        Ok(())
+        locked = locked.max(replica.pipeline.swap(&fresh)?);
+        drop(fresh);
+        loader.trim_memory();
     }
-
-    /// Loads copies of the model with the adapter merged, in parallel.
-    fn load(
-        &self,
-        copies: usize,
-        adapter: Option<&Adapter>,
-    ) -> Result<Vec<Box<dyn SwapPipeline>>, EngineError> {
-        let load = || self.loader.load(adapter).map(|loaded| loaded.pipeline);
-        thread::scope(|scope| {
-            let spawn =
-                |_| thread::Builder::new().name("hone-stage".to_owned()).spawn_scoped(scope, load);
-            let others: Vec<_> = (1..copies).map(spawn).collect();
-            let mut loaded = vec![load()];
-            for other in others {
-                let result = other.map_err(no_thread)?.join();
-                loaded.push(result.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))));
-            }
-            loaded.into_iter().collect()
-        })
-    }
+    let (seconds, lock_seconds) = (start.elapsed().as_secs_f64(), locked.as_secs_f64());
+    tracing::debug!(seconds, lock_seconds, "loaded a version");
+    Ok(())
 }
 
 // One mistral.rs engine and the thread that runs its requests.
@@ -85,7 +45,7 @@ impl HotSwap {
 /// One engine of one color.
 pub(super) struct Replica {
     /// The engine's pipeline, shared with the engine, for hot swaps.
-    pub pipeline: Box<dyn SwapPipeline>,
+    pub pipeline: SharedPipeline,
     pub worker: ReplicaWorker,
 }
 
@@ -97,15 +57,15 @@ impl Replica {
         stop: TokenId,
         threads: usize,
     ) -> Result<Self, EngineError> {
-        let loaded = loader.load(None)?;
+        let (pipeline, engine) = loader.load(None)?;
         // mistral.rs runs a prompt of its own if it is built within a multi-threaded runtime.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|e| EngineError::Internal(format!("a runtime cannot be started: {e}")))?;
-        let engine = runtime.block_on(loaded.engine.build());
+        let engine = runtime.block_on(engine.build());
         let worker = ReplicaWorker::spawn(engine, stop, threads)?;
-        Ok(Self { pipeline: loaded.pipeline, worker })
+        Ok(Self { pipeline, worker })
     }
 }
 

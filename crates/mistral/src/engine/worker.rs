@@ -29,10 +29,7 @@ pub(super) struct GenerateJob {
     pub sampler: TokenSampler,
 }
 
-/// Hands jobs to a replica's thread.
-///
-/// Jobs run on a thread and not in a task, because they must outlive every runtime that a request may
-/// come from: mistral.rs panics when the receiver of a response is gone.
+/// Hands jobs to a replica's thread, which outlives every runtime that a request may come from.
 pub(super) struct ReplicaWorker {
     jobs: mpsc::Sender<GenerateJob>,
     thread: JoinHandle<()>,
@@ -154,11 +151,8 @@ pub(super) fn panicked(panic: &(dyn Any + Send)) -> EngineError {
 
 // Samples tokens within mistral.rs.
 
-/// Samples a request's tokens in place of mistral.rs.
-///
-/// It returns logits with one finite value, which the engine's argmax selects: the sampled token, or
-/// `stop` when the run is over (stop token, stop string, token limit or cancellation). So the engine
-/// computes no step whose token is unused.
+/// Samples a request's tokens in place of mistral.rs. The one finite logit that it leaves is the sampled token, or
+/// `stop` when the run is over, so that the engine computes no step whose token is unused.
 pub(super) struct SamplingProcessor {
     /// `None` after [`Self::take_run`].
     sampling: Mutex<Option<(GenerationRun, TokenSampler)>>,

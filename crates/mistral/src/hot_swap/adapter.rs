@@ -31,9 +31,6 @@ impl Adapter {
     ///
     /// The loader supports one rank and one scale only. If modules differ in them, A gets rows and B columns of
     /// zeros, and B is multiplied by its scale.
-    ///
-    /// # Errors
-    /// [`EngineError::Model`] if a file cannot be read, or if the adapter cannot be merged exactly.
     pub(crate) fn read(dir: &Path) -> Result<Self, EngineError> {
         let deltas = merge::deltas(dir)?;
         let pad = |error| EngineError::component(dir.display(), error);
@@ -56,8 +53,12 @@ impl Adapter {
         Ok(Self { rank, alpha, tensors, modules: deltas.into_keys().collect() })
     }
 
-    /// Merges this adapter into all models that the current thread loads, until the guard is dropped.
-    pub(super) fn apply(&self) -> MergeGuard {
+    /// Runs `load`, which must merge this adapter into a model that it loads on this thread. The loader ignores
+    /// tensors of modules that the model does not have, which is an error here.
+    pub(super) fn merged<T>(
+        &self,
+        load: impl FnOnce() -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
         let used = Arc::new(Mutex::new(HashSet::new()));
         let backend = TrackedTensors { tensors: self.tensors.clone(), used: Arc::clone(&used) };
         let config = LoraConfig {
@@ -69,7 +70,16 @@ impl Adapter {
         // Adapters of an earlier load on this thread would be merged too.
         clear_applied_loras();
         push_applied_lora(LoraAdapter { config, weights });
-        MergeGuard { names: self.tensors.keys().cloned().collect(), used }
+        let loaded = load();
+        clear_applied_loras();
+        let loaded = loaded?;
+        let used = used.lock();
+        match self.tensors.keys().filter(|name| !used.contains(*name)).min() {
+            None => Ok(loaded),
+            Some(name) => Err(EngineError::Model(format!(
+                "the adapter's tensor {name:?} belongs to no module of the model"
+            ))),
+        }
     }
 }
 
@@ -84,33 +94,6 @@ fn pattern(module: &str) -> String {
         false => regex::escape(part),
     };
     format!("^{}$", module.split('.').map(part).collect::<Vec<_>>().join(r"\."))
-}
-
-/// While this exists, the thread's loads merge an adapter.
-pub(super) struct MergeGuard {
-    names: BTreeSet<String>,
-    /// The names that the loader has read.
-    used: Arc<Mutex<HashSet<String>>>,
-}
-
-impl MergeGuard {
-    /// Checks that every tensor was merged. The loader ignores tensors of modules that the model does
-    /// not have.
-    pub(super) fn check_complete(self) -> Result<(), EngineError> {
-        let used = self.used.lock();
-        match self.names.iter().find(|name| !used.contains(*name)) {
-            None => Ok(()),
-            Some(name) => Err(EngineError::Model(format!(
-                "the adapter's tensor {name:?} belongs to no module of the model"
-            ))),
-        }
-    }
-}
-
-impl Drop for MergeGuard {
-    fn drop(&mut self) {
-        clear_applied_loras();
-    }
 }
 
 /// Returns tensors by name, or zeros for unknown names, and records which were read.

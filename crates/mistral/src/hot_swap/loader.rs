@@ -12,23 +12,15 @@ use parking_lot::Mutex;
 
 use hone_engine::{EngineError, ModelDir};
 
+use super::SharedPipeline;
 use super::adapter::Adapter;
-use super::{PipelineHandle, SwapPipeline};
 
-/// Bytes of weights that are small enough to hold several more copies in memory.
+/// Bytes of weights that need not be trimmed at once.
 const SMALL: u64 = 64 << 20;
 
 /// The minimum time between two trims for a small model. A trim stops every thread, and the next copy
 /// needs the pages again.
 const TRIM_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A newly loaded pipeline.
-pub(crate) struct LoadedPipeline {
-    /// For hot swaps.
-    pub pipeline: Box<dyn SwapPipeline>,
-    /// Builds an engine around the pipeline. Only used at start.
-    pub engine: MistralRsBuilder,
-}
 
 /// Loads pipelines of one model.
 pub(crate) struct PipelineLoader {
@@ -55,12 +47,6 @@ impl PipelineLoader {
         }
     }
 
-    /// How many of `copies` to load at the same time: all of a small model, otherwise one, so that at
-    /// most one additional copy is in memory.
-    pub fn copies_at_once(&self, copies: usize) -> usize {
-        if self.small { copies.max(1) } else { 1 }
-    }
-
     /// Returns freed pages to the operating system. glibc keeps them, and a replaced copy of the
     /// weights is a large part of the process. Does nothing within [`TRIM_INTERVAL`] of the last trim
     /// if the model is small.
@@ -73,8 +59,12 @@ impl PipelineLoader {
         hone_core::memory::trim();
     }
 
-    /// Loads the model in f32 on the CPU, with `adapter` merged into its weights. Blocks.
-    pub fn load(&self, adapter: Option<&Adapter>) -> Result<LoadedPipeline, EngineError> {
+    /// Loads the model in f32 on the CPU, with `adapter` merged into its weights: a pipeline for hot swaps, and what
+    /// builds an engine around it at start. Blocks.
+    pub fn load(
+        &self,
+        adapter: Option<&Adapter>,
+    ) -> Result<(SharedPipeline, MistralRsBuilder), EngineError> {
         let fail = |e: anyhow::Error| EngineError::Model(format!("{}: {e:#}", self.dir.display()));
         let paths: Box<dyn ModelPaths> = Box::new(LocalModelPaths {
             tokenizer_filename: self.dir.join("tokenizer.json"),
@@ -92,25 +82,21 @@ impl PipelineLoader {
             NormalLoaderBuilder::new(config, None, None, Some(self.id.clone()), false, None)
                 .build(None)
                 .map_err(fail)?;
-        let merge = adapter.map(Adapter::apply);
-        if merge.is_some() && !self.small {
+        if adapter.is_some() && !self.small {
             // The optimizer step before has freed about as much memory as this copy takes.
             self.trim_memory();
         }
-        let pipeline = loader
-            .load_model_from_path(
-                &paths,
-                &ModelDType::F32,
-                &Device::Cpu,
-                true,
-                DeviceMapSetting::dummy(),
-                None,
-                None,
-            )
-            .map_err(fail)?;
-        if let Some(merge) = merge {
-            merge.check_complete()?;
-        }
+        let load = || {
+            let (dtype, device) = (ModelDType::F32, Device::Cpu);
+            let map = DeviceMapSetting::dummy();
+            loader
+                .load_model_from_path(&paths, &dtype, &device, true, map, None, None)
+                .map_err(fail)
+        };
+        let pipeline = match adapter {
+            Some(adapter) => adapter.merged(load)?,
+            None => load()?,
+        };
         // The leases limit the engine to one sequence. The scheduler's own limit is not reliable.
         let scheduler = SchedulerConfig::DefaultScheduler {
             method: DefaultSchedulerMethod::Fixed(std::num::NonZeroUsize::MIN),
@@ -120,9 +106,9 @@ impl PipelineLoader {
             .with_no_kv_cache(false)
             .with_no_prefix_cache(true)
             .with_prefix_cache_n(0);
-        // SAFETY: every handle of a `dyn Pipeline` is created here, and `NormalLoaderBuilder` loads
+        // SAFETY: every `SharedPipeline` of a `dyn Pipeline` is created here, and `NormalLoaderBuilder` loads
         // every pipeline as mistral.rs's `NormalPipeline`.
-        let pipeline = unsafe { PipelineHandle::new(pipeline) };
-        Ok(LoadedPipeline { pipeline: Box::new(pipeline), engine })
+        let pipeline = unsafe { SharedPipeline::new(pipeline) };
+        Ok((pipeline, engine))
     }
 }

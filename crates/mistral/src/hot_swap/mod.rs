@@ -17,45 +17,40 @@ pub(crate) use loader::PipelineLoader;
 // Swaps two pipelines whose type cannot be named.
 
 /// A pipeline that an engine may share. mistral.rs does not export its type.
-pub(crate) trait SwapPipeline: Send + Sync {
+pub(crate) struct SharedPipeline {
+    /// An `Arc<Mutex<P>>`.
+    pipeline: Box<dyn Any + Send + Sync>,
+    /// [`swap_shared`] for `P`.
+    swap: fn(&dyn Any, &dyn Any) -> Option<Duration>,
+}
+
+impl SharedPipeline {
+    /// # Safety
+    /// Among the pipelines with the same `P`, values of equal size and alignment must have the same
+    /// concrete type.
+    unsafe fn new<P: ?Sized + Send + 'static>(pipeline: Arc<Mutex<P>>) -> Self {
+        Self { pipeline: Box::new(pipeline), swap: swap_shared::<P> }
+    }
+
     /// Swaps this pipeline's value with that of `fresh`. Returns how long this pipeline was locked.
     /// Blocks, so do not call it in a task.
     ///
     /// No sequence may be running on either pipeline.
-    fn swap(&self, fresh: &dyn SwapPipeline) -> Result<Duration, EngineError>;
-
-    /// For a downcast to the implementation.
-    fn as_any(&self) -> &dyn Any;
-}
-
-/// A shared pipeline.
-struct PipelineHandle<P: ?Sized>(Arc<Mutex<P>>);
-
-impl<P: ?Sized> PipelineHandle<P> {
-    /// # Safety
-    /// Among the handles with the same `P`, values of equal size and alignment must have the same
-    /// concrete type.
-    pub unsafe fn new(pipeline: Arc<Mutex<P>>) -> Self {
-        Self(pipeline)
+    pub fn swap(&self, fresh: &Self) -> Result<Duration, EngineError> {
+        let locked = (self.swap)(self.pipeline.as_ref(), fresh.pipeline.as_ref());
+        locked.ok_or_else(|| EngineError::Internal("the pipelines have different types".to_owned()))
     }
 }
 
-impl<P: ?Sized + Send + Sync + 'static> SwapPipeline for PipelineHandle<P> {
-    fn swap(&self, fresh: &dyn SwapPipeline) -> Result<Duration, EngineError> {
-        let mismatch = || EngineError::Internal("the pipelines have different types".to_owned());
-        let fresh = fresh.as_any().downcast_ref::<Self>().ok_or_else(mismatch)?;
-        let mut fresh = fresh.0.blocking_lock();
-        let start = Instant::now();
-        let mut serving = self.0.blocking_lock();
-        // SAFETY: the callers of `PipelineHandle::new` guarantee this condition.
-        let swapped = unsafe { swap_values(&mut *serving, &mut *fresh) };
-        drop(serving);
-        if swapped { Ok(start.elapsed()) } else { Err(mismatch()) }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
+/// Swaps the values of two pipelines. Returns how long the first was locked; `None` if their types differ.
+fn swap_shared<P: ?Sized + Send + 'static>(serving: &dyn Any, fresh: &dyn Any) -> Option<Duration> {
+    let mut fresh = fresh.downcast_ref::<Arc<Mutex<P>>>()?.blocking_lock();
+    let start = Instant::now();
+    let mut serving = serving.downcast_ref::<Arc<Mutex<P>>>()?.blocking_lock();
+    // SAFETY: the callers of `SharedPipeline::new` guarantee this condition.
+    let swapped = unsafe { swap_values(&mut *serving, &mut *fresh) };
+    drop(serving);
+    swapped.then(|| start.elapsed())
 }
 
 /// `mem::swap` for two values of one concrete type that cannot be named. Returns false, without any
@@ -106,23 +101,23 @@ mod tests {
 
     fn handle(
         value: impl FakePipeline + 'static,
-    ) -> (Arc<Mutex<dyn FakePipeline>>, Box<dyn SwapPipeline>) {
+    ) -> (Arc<Mutex<dyn FakePipeline>>, SharedPipeline) {
         let shared: Arc<Mutex<dyn FakePipeline>> = Arc::new(Mutex::new(value));
         // SAFETY: the types in these tests have different sizes.
-        (shared.clone(), Box::new(unsafe { PipelineHandle::new(shared) }))
+        (shared.clone(), unsafe { SharedPipeline::new(shared) })
     }
 
     #[test]
     fn values_of_trait_objects_are_swapped() {
         let (a, first) = handle(SmallPipeline("one".to_owned(), 3));
         let (b, second) = handle(SmallPipeline("second".to_owned(), 6));
-        first.swap(second.as_ref()).unwrap();
+        first.swap(&second).unwrap();
         assert_eq!(a.blocking_lock().name(), "second");
         assert_eq!(b.blocking_lock().name(), "one");
         // Each value still has one owner and is dropped once.
         drop((b, second));
         assert_eq!(a.blocking_lock().name(), "second");
-        first.swap(handle(SmallPipeline("third".to_owned(), 5)).1.as_ref()).unwrap();
+        first.swap(&handle(SmallPipeline("third".to_owned(), 5)).1).unwrap();
         assert_eq!(a.blocking_lock().name(), "third");
     }
 
@@ -130,11 +125,11 @@ mod tests {
     fn values_of_different_types_are_refused() {
         let (a, first) = handle(SmallPipeline("one".to_owned(), 3));
         let (b, second) = handle(LargePipeline("wide".to_owned(), [0; 9]));
-        assert!(first.swap(second.as_ref()).is_err());
+        assert!(first.swap(&second).is_err());
         assert_eq!((a.blocking_lock().name(), b.blocking_lock().name()), ("one", "wide"));
         let number = Arc::new(Mutex::new(5_u8));
         // SAFETY: this is the only handle of a `u8`.
-        let other: Box<dyn SwapPipeline> = Box::new(unsafe { PipelineHandle::new(number) });
-        assert!(first.swap(other.as_ref()).is_err());
+        let other = unsafe { SharedPipeline::new(number) };
+        assert!(first.swap(&other).is_err());
     }
 }

@@ -26,7 +26,6 @@ pub enum Modules {
 }
 
 impl Modules {
-    /// Whether this is an empty list.
     pub(super) fn is_empty(&self) -> bool {
         matches!(self, Self::Names(names) if names.is_empty())
     }

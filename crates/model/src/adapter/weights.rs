@@ -316,7 +316,6 @@ fn list(names: Vec<&str>) -> String {
     }
 }
 
-/// PEFT's prefix of module names.
 const PREFIX: &str = "base_model.model.";
 
 /// The PEFT names of A and B on a linear layer.

@@ -15,9 +15,6 @@ const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "gemma2", "phi3", "
 const GEMMA2_27B_LAYERS: u64 = 46;
 
 /// The contents of `config.json`, as transformers 4 writes them.
-///
-/// # Errors
-/// If a key is missing or wrong, or the architecture is not supported.
 pub(crate) fn config_json(file: &GgufFile) -> Result<Value> {
     let arch = file.required("general.architecture", GgufFile::text)?;
     if !ARCHITECTURES.contains(&arch) {
@@ -99,9 +96,6 @@ const HIGH: f64 = 4.0;
 const TOLERANCE: f64 = 1e-4;
 
 /// The `rope_scaling` of a file; `null` if it does not scale positions.
-///
-/// # Errors
-/// If a value is wrong, or the factors are not those of a scaling that `config.json` can state.
 fn rope_scaling(file: &GgufFile, arch: &str, theta: f64, head_dim: u64) -> Result<Value> {
     let key = |name: &str| format!("{arch}.rope.scaling.{name}");
     if let Some(short) = file.vector("rope_factors_short.weight")? {

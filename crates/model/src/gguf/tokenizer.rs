@@ -10,9 +10,6 @@ use crate::Result;
 
 /// The whole `tokenizer.json`. Its post-processor puts the token before a text that the file asks for;
 /// chat templates write their own.
-///
-/// # Errors
-/// If the vocabulary is missing, or the tokenizer is of a kind that is not supported.
 pub(crate) fn tokenizer_json(file: &GgufFile) -> Result<Value> {
     let tokens = GgufVocabulary::read(file)?;
     let kind = file.required("tokenizer.ggml.model", GgufFile::text)?;
@@ -95,7 +92,6 @@ const SPECIAL: [(&str, &str); 4] = [
     ("pad_token", "padding_token_id"),
 ];
 
-/// The vocabulary.
 pub(crate) struct GgufVocabulary<'a> {
     file: &'a GgufFile,
     /// By id.
@@ -105,10 +101,6 @@ pub(crate) struct GgufVocabulary<'a> {
 }
 
 impl<'a> GgufVocabulary<'a> {
-    /// Reads the vocabulary.
-    ///
-    /// # Errors
-    /// If it is missing or inconsistent.
     pub fn read(file: &'a GgufFile) -> Result<Self> {
         let texts = file.required("tokenizer.ggml.tokens", GgufFile::texts)?;
         let kinds = file.list("tokenizer.ggml.token_type", |value| match value {
@@ -134,9 +126,6 @@ impl<'a> GgufVocabulary<'a> {
     }
 
     /// Tokens that end a completion: those that the file names, then those with a known text.
-    ///
-    /// # Errors
-    /// If there are none.
     pub fn stop_ids(&self) -> Result<Vec<u32>> {
         let mut found = Vec::new();
         for key in ENDS {
@@ -156,9 +145,6 @@ impl<'a> GgufVocabulary<'a> {
     }
 
     /// `bos_token`, `eos_token` and so on.
-    ///
-    /// # Errors
-    /// If an id is not a whole number.
     pub fn special(&self) -> Result<BTreeMap<String, String>> {
         let mut found = BTreeMap::new();
         for (name, key) in SPECIAL {
@@ -187,7 +173,6 @@ impl<'a> GgufVocabulary<'a> {
         }))
     }
 
-    /// The `vocab`.
     fn vocab(&self) -> Map<String, Value> {
         let ids = self.texts.iter().enumerate();
         ids.map(|(id, text)| ((*text).to_owned(), json!(id))).collect()
@@ -346,12 +331,10 @@ impl PreTokenizer {
         })
     }
 
-    /// The `normalizer` of a `tokenizer.json`.
     fn normalizer(&self) -> Value {
         if self.nfc { json!({ "type": "NFC" }) } else { Value::Null }
     }
 
-    /// The `pre_tokenizer` of a `tokenizer.json`.
     fn json(&self) -> Value {
         let split = |expression: &&str| {
             json!({

@@ -27,7 +27,6 @@ type Result<T> = candle_core::Result<T>;
 
 const NAME: &str = "linear";
 
-/// The weights of the layer.
 #[derive(Clone, Copy)]
 pub(crate) struct LoraLinear<'a> {
     /// `[out, in]`

@@ -12,7 +12,6 @@ use crate::spec::{Activation, ModelSpec};
 
 type Result<T> = candle_core::Result<T>;
 
-/// The norm's name in errors.
 const NORM: &str = "rms-norm";
 
 /// RMSNorm (Zhang & Sennrich 2019, eq. 4): `x s (weight + offset)` with
@@ -25,7 +24,6 @@ pub(crate) struct FusedRmsNorm<'a> {
 }
 
 impl<'a> FusedRmsNorm<'a> {
-    /// The norm by `weight` in a model.
     pub fn new(spec: &ModelSpec, weight: &'a Tensor) -> Self {
         Self { weight, offset: spec.norm_offset, eps: spec.rms_norm_eps }
     }
@@ -238,7 +236,6 @@ pub(crate) fn add<T: Real>(sum: &mut [T], x: &[T], width: usize) {
     });
 }
 
-/// Adds a bias to every row.
 pub(crate) fn add_bias<T: Real>(x: &mut [T], bias: &[T]) {
     parallel::rows(x, bias.len(), |_, x| {
         for row in x.chunks_exact_mut(bias.len()) {

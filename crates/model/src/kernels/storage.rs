@@ -113,8 +113,8 @@ pub fn with_upcast<T: Real, R>(
     })
 }
 
-/// Calls `f` with `count` values, which `widen(first, to)` writes to `to`.
-fn widened<T: Real, R>(
+/// Calls `f` with `count` values, which `widen(first, to)` writes to `to`, in this thread's buffer.
+pub(super) fn widened<T: Real, R>(
     count: usize,
     widen: impl Fn(usize, &mut [T]) + Sync + Send,
     f: impl FnOnce(&[T]) -> R,

@@ -170,12 +170,10 @@ fn refuse(reason: String) -> ModelError {
     ModelError::Unsupported(reason)
 }
 
-/// Reads a text file.
 fn read(path: &Path) -> Result<String> {
     Ok(fs::read_to_string(path).map_err(at(path))?)
 }
 
-/// Reads a JSON file.
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     Ok(serde_json::from_str(&read(path)?).map_err(|error| at(path)(error.into()))?)
 }

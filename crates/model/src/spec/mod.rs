@@ -176,7 +176,6 @@ impl ModelSpec {
         })
     }
 
-    /// The attention heads of a layer.
     pub(crate) fn heads(&self) -> HeadLayout {
         HeadLayout { queries: self.num_heads, keys: self.num_kv_heads, dim: self.head_dim }
     }
@@ -240,7 +239,6 @@ impl ModelSpec {
         }
     }
 
-    /// Whether a linear layer has a bias.
     pub(crate) fn has_bias(&self, kind: LinearKind) -> bool {
         use LinearKind::{KProj, OProj, QProj, QkvProj, VProj};
         match kind {
@@ -368,11 +366,9 @@ pub struct AttentionOptions {
 /// Counts and width of the heads of a layer.
 #[derive(Clone, Copy)]
 pub(crate) struct HeadLayout {
-    /// Query heads.
     pub queries: usize,
     /// Key and value heads; divides `queries`.
     pub keys: usize,
-    /// Width of a head.
     pub dim: usize,
 }
 

@@ -199,9 +199,6 @@ fn long(config: &Value, rope: &Value, rotary_dim: usize, phi3: bool) -> Result<R
 
 /// Cosines and sines at every position, each `[positions.len(), rotary_dim / 2]`, multiplied by the
 /// attention factor. Angles are rounded to f32, as in transformers and mistral.rs.
-///
-/// # Errors
-/// If a tensor cannot be created.
 pub(crate) fn rope_tables(
     rope: &RopeSpec,
     positions: &[usize],

@@ -111,4 +111,6 @@ fn errors_name_the_field_and_the_reason() {
         message("mistral", json!({"layer_types": vec!["full_attention"; 8]})), @r#"config.json: `layer_types` is ["full_attention","full_attention","full_attention","full_attention","full_attention","full_attention","full_attention","full_attention"], but must be the same for every layer and consistent with `sliding_window` for this architecture"#);
     insta::assert_snapshot!(
         message("gemma2", json!({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}})), @r#"config.json: `rope_parameters` is {"full_attention":{"rope_theta":1.0}}, but only one set of rotary parameters for all layers is supported"#);
+    insta::assert_snapshot!(message("llama", json!({"hidden_size": "wide"})), @r#"config.json: `hidden_size` is "wide", but must be a whole number above 0"#);
+    insta::assert_snapshot!(message("llama", json!({"num_key_value_heads": 3})), @"config.json: `num_key_value_heads` is 3, but must be a divisor of `num_attention_heads`");
 }

@@ -46,7 +46,6 @@ impl Context {
         })
     }
 
-    /// Whether a layer rotates queries and keys.
     pub fn has_rope(&self, layer: usize) -> bool {
         self.spec.layers.get(layer).is_some_and(|layer| layer.rope)
     }
@@ -84,12 +83,12 @@ type ApplyLinear<'a> = &'a mut dyn FnMut(LinearKind, &Tensor) -> candle_core::Re
 /// The weights of one block.
 #[derive(Clone, Debug)]
 pub struct Block {
-    attention_norm: Tensor,
-    mlp_norm: Tensor,
-    /// Of the outputs of attention and MLP, before the residual sums.
-    output_norms: Option<[Tensor; 2]>,
-    /// Over each head of queries and of keys, `[head_dim]`.
-    head_norms: Option<[Tensor; 2]>,
+    /// Of the norms before the attention and before the MLP, `[hidden]`.
+    pub norms: [Tensor; 2],
+    /// Of the norms of the outputs of attention and MLP, before the residual sums, `[hidden]`.
+    pub output_norms: Option<[Tensor; 2]>,
+    /// Of the norms over each head of queries and of keys, `[head_dim]`.
+    pub head_norms: Option<[Tensor; 2]>,
     linears: BTreeMap<LinearKind, LinearWeights>,
 }
 
@@ -118,30 +117,14 @@ impl Block {
         };
         let mut pair = |[a, b]: [&str; 2]| Ok::<_, ModelError>([norm(a)?, norm(b)?]);
         let (inputs, outputs) = spec.norm_names();
-        let [attention_norm, mlp_norm] = pair(inputs)?;
+        let norms = pair(inputs)?;
         let head_norms = spec.head_norms.then_some(["self_attn.q_norm", "self_attn.k_norm"]);
         Ok(Self {
-            attention_norm,
-            mlp_norm,
+            norms,
             output_norms: outputs.map(&mut pair).transpose()?,
             head_norms: head_norms.map(&mut pair).transpose()?,
             linears,
         })
-    }
-
-    /// Weights of the norms before the attention and before the MLP, `[hidden]`.
-    pub fn norms(&self) -> [&Tensor; 2] {
-        [&self.attention_norm, &self.mlp_norm]
-    }
-
-    /// Weights of the norms of the outputs of attention and MLP, `[hidden]`.
-    pub fn output_norms(&self) -> Option<&[Tensor; 2]> {
-        self.output_norms.as_ref()
-    }
-
-    /// Weights of the norms over each head of queries and of keys, `[head_dim]`.
-    pub fn head_norms(&self) -> Option<&[Tensor; 2]> {
-        self.head_norms.as_ref()
     }
 
     /// Weight `[out, in]` and bias `[out]` of a linear layer.
@@ -149,18 +132,15 @@ impl Block {
         self.linears.get(&kind).map(|linear| (&linear.weight, linear.bias.as_ref()))
     }
 
-    /// All biases.
     pub(super) fn biases(&self) -> impl Iterator<Item = &Tensor> {
         self.linears.values().filter_map(|linear| linear.bias.as_ref())
     }
 
-    /// Weights of all norms.
     pub(super) fn all_norms(&self) -> impl Iterator<Item = &Tensor> {
         let more = [&self.output_norms, &self.head_norms].into_iter().flatten().flatten();
-        self.norms().into_iter().chain(more)
+        self.norms.iter().chain(more)
     }
 
-    /// Weights of the linear layers.
     pub(super) fn matrices(&self) -> impl Iterator<Item = &BaseMatrix> {
         self.linears.values().map(|linear| &linear.weight)
     }
@@ -183,13 +163,13 @@ impl Block {
                 dropout.as_deref_mut(),
             )
         };
-        let normed = norm(spec, x, &self.attention_norm)?;
+        let normed = norm(spec, x, &self.norms[0])?;
         let mut out = self.attention(&normed, layer, context, &mut linear)?;
         if let Some([weight, _]) = &self.output_norms {
             out = norm(spec, &out, weight)?;
         }
         let x = (x + out)?;
-        let mut out = mlp(&norm(spec, &x, &self.mlp_norm)?, spec, &mut linear)?;
+        let mut out = mlp(&norm(spec, &x, &self.norms[1])?, spec, &mut linear)?;
         if let Some([_, weight]) = &self.output_norms {
             out = norm(spec, &out, weight)?;
         }

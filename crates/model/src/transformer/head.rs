@@ -4,15 +4,18 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::{CpuStorage, Tensor};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, WithDType};
 
 use hone_core::simd::{SimdTask, dispatch};
 use hone_kernels::float::Real;
 use hone_kernels::matmul::{Matrix, WriteMode};
 use hone_kernels::parallel;
 
-use super::token_stats::{CustomOp, StatsGradTask, StatsOp, StatsTask, TokenTargets};
+use super::token_stats::{StatsGradTask, StatsTask, TokenTargets};
 use crate::kernels::compute::{Compute, LeftFactor, WeightRows};
+use crate::kernels::storage::{slice, with_values};
+use crate::kernels::with_float;
 use crate::spec::ModelSpec;
 use crate::weights::BaseMatrix;
 
@@ -24,7 +27,6 @@ const NAME: &str = "head-stats";
 /// long as the product.
 const LOGITS: usize = 1 << 23;
 
-/// Rows of a chunk.
 fn chunk_rows(vocab: usize) -> usize {
     (LOGITS / vocab.max(1)).clamp(1, 512)
 }
@@ -57,7 +59,6 @@ pub fn head_packed_values(spec: &ModelSpec) -> usize {
     block_rows(PACKED, spec.vocab_size, spec.hidden_size) * spec.hidden_size
 }
 
-/// The frozen output layer.
 pub(super) struct OutputLayer {
     /// `[vocab, hidden]`
     pub weight: BaseMatrix,
@@ -66,15 +67,12 @@ pub(super) struct OutputLayer {
     pub compute: Compute,
 }
 
-/// [`token_stats`](super::token_stats()) of the logits `x W^T`, or `cap tanh(x W^T / cap)`, for x
-/// `[n, hidden]`: `[n, 2]`, differentiable in x.
+/// Log-probabilities and entropies ([`Model::stats`](crate::Model::stats)) of the logits `x W^T`, or
+/// `cap tanh(x W^T / cap)`, for x `[n, hidden]`: `[n, 2]`, differentiable in x.
 ///
 /// The logits are computed a chunk of rows at a time. If x is differentiated, the forward pass also
 /// computes the gradients of the log-probabilities `[n, hidden]`, which the backward pass only scales.
 /// Gradients of entropies need the logits again.
-///
-/// # Errors
-/// As `token_stats`.
 pub(super) fn head_stats(
     x: &Tensor,
     layer: OutputLayer,
@@ -89,8 +87,7 @@ pub(super) fn head_stats(
     }
     let targets = TokenTargets::new(targets, temperatures, n, vocab)?;
     let gradients = x.track_op().then(|| Mutex::new(None));
-    let op = HeadStats { layer, targets, gradients };
-    x.contiguous()?.apply_op1(CustomOp(op))
+    x.contiguous()?.apply_op1(HeadStats { layer, targets, gradients })
 }
 
 struct HeadStats {
@@ -190,10 +187,6 @@ impl HeadStats {
         })?;
         Ok(dx)
     }
-}
-
-impl StatsOp for HeadStats {
-    const NAME: &'static str = NAME;
 
     fn forward<T: Real>(&self, x: &[T]) -> Result<Vec<T>> {
         let (targets, softcap) = (&self.targets, self.layer.softcap);
@@ -241,5 +234,28 @@ impl StatsOp for HeadStats {
             }
             _ => self.recompute(x, stats, grad),
         }
+    }
+}
+
+impl CustomOp1 for HeadStats {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let stats = with_float!(storage.dtype(), T => {
+            T::to_cpu_storage_owned(self.forward::<T>(slice(storage, layout, NAME)?)?)
+        });
+        Ok((stats, Shape::from((layout.dims()[0], 2))))
+    }
+
+    fn bwd(&self, x: &Tensor, stats: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let inputs = [x, stats, &grad.contiguous()?];
+        with_float!(x.dtype(), T => {
+            let dx = with_values::<T, 3, _>(inputs, NAME, |[x, stats, grad]| {
+                self.backward(x, stats, grad)
+            })?;
+            Tensor::from_vec(dx, x.shape(), x.device()).map(Some)
+        })
     }
 }

@@ -1,7 +1,7 @@
 //! The decoder's layers one after another, forward and backward.
 //!
-//! A frozen base on the CPU uses [`FusedLayer`]; otherwise every layer is a candle graph of its own,
-//! whose input is a variable and whose output's gradient comes from the layer above.
+//! A frozen base on the CPU uses [`FusedLayer`]; otherwise all layers are one candle graph, which can be
+//! differentiated as such.
 //!
 //! The activations of a layer can be dropped in the forward pass and recomputed in the backward pass
 //! (Chen et al. 2016, "Training deep nets with sublinear memory cost", with one segment a layer). The
@@ -9,8 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::backprop::GradStore;
-use candle_core::{DType, Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor};
 
 use hone_kernels::float::Real;
 
@@ -32,7 +31,6 @@ pub(super) struct Layers<'a> {
     pub norm: &'a Tensor,
     pub context: &'a Context,
     pub lora: Option<&'a LoraWeights>,
-    /// Whether to use fused layers.
     pub fused: bool,
 }
 
@@ -53,26 +51,32 @@ struct SavedLayer {
 enum Activations {
     F32(LayerActivations<f32>),
     F64(LayerActivations<f64>),
-    /// The output with its graph.
-    Graph(Tensor),
 }
 
 impl<'a> Layers<'a> {
     /// Final hidden states from the embeddings.
     pub fn forward(&self, mut x: Tensor, mut dropout: Option<&mut Dropout>) -> Result<Tensor> {
-        for index in 0..self.blocks.len() {
-            (_, x) = self.layer(index, &x, dropout.as_deref_mut(), Save::Nothing)?;
+        for (index, block) in self.blocks.iter().enumerate() {
+            let dropout = dropout.as_deref_mut();
+            x = if self.fused {
+                self.layer(index, &x, dropout, Save::Nothing)?.1
+            } else {
+                block.forward(&x, index, self.context, self.lora, dropout)?
+            };
         }
         self.final_norm(&x)
     }
 
-    /// As [`Self::forward`], with the activations of the last `keep` layers.
+    /// As [`Self::forward`] of fused layers, with the activations of the last `keep` layers.
     pub fn forward_saving(
         &self,
         x: Tensor,
         mut dropout: Option<&mut Dropout>,
         keep: usize,
     ) -> Result<(SavedLayers, Tensor)> {
+        if !self.fused {
+            candle_core::bail!("{NAME}: gradients of adapters need a frozen base on the CPU");
+        }
         let mut layers = Vec::with_capacity(self.blocks.len());
         let mut input = x;
         for index in 0..self.blocks.len() {
@@ -80,9 +84,8 @@ impl<'a> Layers<'a> {
             let kept = index + keep >= self.blocks.len();
             let save = if kept { Save::Activations } else { Save::Nothing };
             let (activations, output) = self.layer(index, &input, dropout.as_deref_mut(), save)?;
-            let activations = activations.filter(|_| kept);
             layers.push(SavedLayer { input, activations, dropout: before });
-            input = if self.fused { output } else { variable(&output)? };
+            input = output;
         }
         let hidden = self.final_norm(&input)?;
         Ok((SavedLayers { layers, output: input }, hidden))
@@ -92,7 +95,11 @@ impl<'a> Layers<'a> {
     /// layer's activations after use.
     pub fn backward(&self, saved: SavedLayers, grad: &Tensor) -> Result<BTreeMap<String, Tensor>> {
         let SavedLayers { layers, output } = saved;
-        let mut above = self.final_norm_backward(&output, grad)?;
+        let mut grad = with_float!(grad.dtype(), T => {
+            let mut dx = values::<T>(&grad.contiguous()?)?;
+            with_values([&output], NAME, |[x]| self.fused_norm().backward(x, &mut dx))?;
+            self.tensor(dx)?
+        });
         drop(output);
         let mut gradients = BTreeMap::new();
         for (index, layer) in layers.into_iter().enumerate().rev() {
@@ -101,8 +108,15 @@ impl<'a> Layers<'a> {
                 None => self.layer(index, &input, dropout.as_mut(), Save::ActivationsOnly)?.0,
                 saved => saved,
             };
-            let (Some(activations), Some(grad)) = (activations, above) else { break };
-            above = self.layer_backward(index, &input, activations, grad, &mut gradients)?;
+            grad = match activations {
+                Some(Activations::F32(saved)) => {
+                    self.layer_backward(index, &input, saved, grad, &mut gradients)?
+                }
+                Some(Activations::F64(saved)) => {
+                    self.layer_backward(index, &input, saved, grad, &mut gradients)?
+                }
+                None => candle_core::bail!("{NAME}: layer {index} has no activations"),
+            };
         }
         Ok(gradients)
     }
@@ -115,10 +129,6 @@ impl<'a> Layers<'a> {
         dropout: Option<&mut Dropout>,
         save: Save,
     ) -> Result<(Option<Activations>, Tensor)> {
-        if !self.fused {
-            let y = self.blocks[index].forward(x, index, self.context, self.lora, dropout)?;
-            return Ok((Some(Activations::Graph(y.clone())), y));
-        }
         let layer = self.fused_layer(index);
         if x.dtype() == DType::F64 {
             let (saved, y) = with_values([x], NAME, |[x]| layer.forward(x, dropout, save))?;
@@ -128,31 +138,8 @@ impl<'a> Layers<'a> {
         Ok((saved.map(Activations::F32), self.tensor(y)?))
     }
 
-    /// The gradient of a layer's input from that of its output. The input of the first layer has none
-    /// in a graph, and unspecified values in a fused layer.
-    fn layer_backward(
-        &self,
-        index: usize,
-        x: &Tensor,
-        activations: Activations,
-        grad: Tensor,
-        gradients: &mut BTreeMap<String, Tensor>,
-    ) -> Result<Option<Tensor>> {
-        let grad = match activations {
-            Activations::F32(saved) => self.fused_backward(index, x, saved, grad, gradients)?,
-            Activations::F64(saved) => self.fused_backward(index, x, saved, grad, gradients)?,
-            Activations::Graph(output) => {
-                let mut store = backward_from(&output, &grad)?;
-                for (name, var) in self.lora.into_iter().flat_map(LoraWeights::parameters) {
-                    gradients.extend(store.remove(var.as_tensor()).map(|grad| (name, grad)));
-                }
-                return Ok(store.remove(x));
-            }
-        };
-        Ok(Some(grad))
-    }
-
-    fn fused_backward<T: Real>(
+    /// The gradient of a layer's input from that of its output; unspecified values for the first layer.
+    fn layer_backward<T: Real>(
         &self,
         index: usize,
         x: &Tensor,
@@ -186,17 +173,6 @@ impl<'a> Layers<'a> {
         })
     }
 
-    fn final_norm_backward(&self, x: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        if !self.fused {
-            return Ok(backward_from(&self.final_norm(x)?, grad)?.remove(x));
-        }
-        with_float!(x.dtype(), T => {
-            let mut dx = values::<T>(&grad.contiguous()?)?;
-            with_values([x], NAME, |[x]| self.fused_norm().backward(x, &mut dx))?;
-            self.tensor(dx).map(Some)
-        })
-    }
-
     /// `[tokens, hidden]`
     fn tensor<T: Real>(&self, values: Vec<T>) -> Result<Tensor> {
         Tensor::from_vec(values, ((), self.context.spec.hidden_size), &Device::Cpu)
@@ -205,14 +181,4 @@ impl<'a> Layers<'a> {
 
 fn values<T: Real>(x: &Tensor) -> Result<Vec<T>> {
     with_values([x], NAME, |[x]| Ok(x.to_vec()))
-}
-
-/// A copy of `x` as a variable: the start of a new graph.
-pub(super) fn variable(x: &Tensor) -> Result<Tensor> {
-    Ok(Var::from_tensor(&x.detach())?.into_inner())
-}
-
-/// Gradients of the variables that `y` depends on, where `grad` is the gradient of `y`.
-pub(super) fn backward_from(y: &Tensor, grad: &Tensor) -> Result<GradStore> {
-    (y * grad.detach())?.sum_all()?.backward()
 }

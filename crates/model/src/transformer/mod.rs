@@ -6,8 +6,8 @@
 //!
 //! Sequences are packed end to end without padding, and sequences with the same beginning may share
 //! it ([`Segments`]). [`Model::forward_saving`] and [`Model::backward`] go layer by layer, so that a
-//! layer's activations can be recomputed instead of kept. A frozen base on the CPU uses fused kernels;
-//! everything else uses candle graphs.
+//! layer's activations can be recomputed instead of kept. A frozen base on the CPU uses fused kernels,
+//! which this needs; otherwise a forward pass is a candle graph.
 
 mod attention;
 mod block;
@@ -20,7 +20,6 @@ mod token_stats;
 pub use block::Block;
 pub use head::{head_packed_values, head_upcast_values, logits_in_memory};
 pub use model::{Model, SavedActivations};
-pub use token_stats::token_stats;
 
 // Sequences packed end to end without padding, with shared prompts.
 

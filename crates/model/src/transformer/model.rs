@@ -5,15 +5,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 
 use hone_core::digest::Digest;
 
 use super::Segments;
 use super::block::{Block, Context, unquantized};
 use super::head::{OutputLayer, head_stats};
-use super::layers::{Layers, SavedLayers, backward_from, variable};
-use super::token_stats::token_stats;
+use super::layers::{Layers, SavedLayers};
 use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::kernels::compute::{Compute, available};
 use crate::kernels::ops;
@@ -232,7 +231,7 @@ impl Model {
     /// kept; those of the others are recomputed.
     ///
     /// # Errors
-    /// As [`Self::forward`].
+    /// As [`Self::forward`], or if a weight is trained or not on the CPU.
     pub fn forward_saving(
         &self,
         ids: &Tensor,
@@ -245,7 +244,9 @@ impl Model {
         let x = self.embed(ids, &context)?.detach();
         let (layers, hidden) =
             self.layers(&context, Some(lora)).forward_saving(x, dropout, keep)?;
-        Ok(SavedActivations { context, layers, hidden: variable(&hidden)? })
+        // The start of a new graph.
+        let hidden = Var::from_tensor(&hidden.detach())?.into_inner();
+        Ok(SavedActivations { context, layers, hidden })
     }
 
     /// The adapter's gradients by PEFT name, where `grad` is the gradient of `y` and `y` is computed
@@ -261,7 +262,7 @@ impl Model {
         lora: &LoraWeights,
     ) -> Result<BTreeMap<String, Tensor>> {
         let SavedActivations { context, layers, hidden } = saved;
-        let grad = backward_from(y, grad)?.remove(&hidden);
+        let grad = (y * grad.detach())?.sum_all()?.backward()?.remove(&hidden);
         drop(hidden);
         let mut gradients = match grad {
             Some(grad) => self.layers(&context, Some(lora)).backward(layers, &grad)?,
@@ -306,8 +307,9 @@ impl Model {
         Ok(ops::softcap(logits, self.spec.final_softcap)?)
     }
 
-    /// [`token_stats`] `[n, 2]` of the logits of `rows` (u32) of `hidden`, which predict the targets. The
-    /// fused path computes the logits a chunk at a time.
+    /// Log-probability and entropy of target tokens, in nats, `[n, 2]`: for the logits of each of `rows` (u32) of
+    /// `hidden`, a target and a temperature T, with `p = softmax(logits / T)`, column 0 is `ln p[target]` and
+    /// column 1 `-sum p ln p`. Differentiable in `hidden`. Logits are computed a chunk at a time.
     ///
     /// # Errors
     /// If the shapes do not fit or a target is outside the vocabulary.
@@ -319,9 +321,6 @@ impl Model {
         temperatures: &[f32],
     ) -> Result<Tensor> {
         let x = hidden.index_select(rows, 0)?;
-        if !self.fused_layers {
-            return Ok(token_stats(&self.logits(&x)?, targets, temperatures)?);
-        }
         let head = OutputLayer {
             weight: self.head.clone(),
             softcap: self.spec.final_softcap,

@@ -1,29 +1,9 @@
 //! Log-probability and entropy of target tokens, in one pass over the logits (CPU).
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, WithDType};
-
-use hone_core::simd::{SimdTask, dispatch};
-use hone_kernels::float::Real;
-use hone_kernels::float::{LANES, max};
-use hone_kernels::parallel;
-
-use crate::kernels::storage::{slice, with_values};
-use crate::kernels::with_float;
+use hone_core::simd::SimdTask;
+use hone_kernels::float::{LANES, Real, max};
 
 type Result<T> = candle_core::Result<T>;
-
-/// For logits `[n, vocab]`, one target id and one temperature T per row, with
-/// `p = softmax(logits / T)`: column 0 is `ln p[target]`, column 1 the entropy
-/// `-sum p ln p`, both in nats, `[n, 2]`. Differentiable in the logits.
-///
-/// # Errors
-/// If a target is outside the vocabulary or a length does not fit.
-pub fn token_stats(logits: &Tensor, targets: &[u32], temperatures: &[f32]) -> Result<Tensor> {
-    let (rows, vocab) = logits.dims2()?;
-    let targets = TokenTargets::new(targets, temperatures, rows, vocab)?;
-    logits.contiguous()?.apply_op1(CustomOp(TokenStats(targets)))
-}
 
 /// The target token and the temperature of each row of logits.
 pub(super) struct TokenTargets {
@@ -155,66 +135,5 @@ impl<T: Real> SimdTask for StatsGradTask<'_, T> {
             self.targets.backward(self.first + i, logits, stats, grad);
             logits.iter_mut().zip(&derivatives).for_each(|(x, derivative)| *x *= *derivative);
         }
-    }
-}
-
-/// A differentiable function from x `[n, width]` to statistics `[n, 2]`.
-pub(super) trait StatsOp: Send + Sync + 'static {
-    const NAME: &'static str;
-
-    fn forward<T: Real>(&self, x: &[T]) -> Result<Vec<T>>;
-
-    /// The gradient of x from the statistics and their gradient.
-    fn backward<T: Real>(&self, x: &[T], stats: &[T], grad: &[T]) -> Result<Vec<T>>;
-}
-
-/// A [`StatsOp`] as candle's custom operation, for contiguous x on the CPU.
-pub(super) struct CustomOp<O>(pub O);
-
-impl<O: StatsOp> CustomOp1 for CustomOp<O> {
-    fn name(&self) -> &'static str {
-        O::NAME
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let stats = with_float!(storage.dtype(), T => {
-            T::to_cpu_storage_owned(self.0.forward::<T>(slice(storage, layout, O::NAME)?)?)
-        });
-        Ok((stats, Shape::from((layout.dims()[0], 2))))
-    }
-
-    fn bwd(&self, x: &Tensor, stats: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let inputs = [x, stats, &grad.contiguous()?];
-        with_float!(x.dtype(), T => {
-            let dx = with_values::<T, 3, _>(inputs, O::NAME, |[x, stats, grad]| {
-                self.0.backward(x, stats, grad)
-            })?;
-            Tensor::from_vec(dx, x.shape(), x.device()).map(Some)
-        })
-    }
-}
-
-struct TokenStats(TokenTargets);
-
-impl StatsOp for TokenStats {
-    const NAME: &'static str = "token-stats";
-
-    fn forward<T: Real>(&self, logits: &[T]) -> Result<Vec<T>> {
-        let Self(targets) = self;
-        let mut stats = vec![T::of(0.0); 2 * targets.ids.len()];
-        parallel::rows(&mut stats, 2, |first, stats| {
-            dispatch(StatsTask { targets, first, logits: &logits[first * targets.vocab..], stats });
-        });
-        Ok(stats)
-    }
-
-    fn backward<T: Real>(&self, logits: &[T], stats: &[T], grad: &[T]) -> Result<Vec<T>> {
-        let Self(targets) = self;
-        let mut gradient = logits.to_vec();
-        parallel::rows(&mut gradient, targets.vocab, |first, logits| {
-            let (stats, grad) = (&stats[2 * first..], Some(&grad[2 * first..]));
-            dispatch(StatsGradTask { targets, softcap: None, first, logits, stats, grad });
-        });
-        Ok(gradient)
     }
 }

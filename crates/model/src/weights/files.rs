@@ -66,9 +66,6 @@ impl WeightFiles {
     }
 
     /// Reads all weights of a model, one after another, in the types that `options` choose.
-    ///
-    /// # Errors
-    /// If a weight is missing or damaged, or a quantized matrix is not for the CPU.
     pub(crate) fn load_all(
         &self,
         spec: &ModelSpec,
@@ -94,9 +91,6 @@ impl WeightFiles {
 
     /// Reads a weight of the given shape in the type that `options` choose. Weights that are quantized
     /// meanwhile need memory for a few rows only.
-    ///
-    /// # Errors
-    /// If the weight is missing or damaged, or a quantized matrix is not for the CPU.
     fn load(
         &self,
         (name, shape): (&str, &[usize]),
@@ -110,10 +104,6 @@ impl WeightFiles {
                 "`{name}` would be quantized ({}), which only the CPU can compute with",
                 format.as_str()
             )));
-        }
-        if let (Files::Safetensors(files), WeightType::Float(dtype)) = (&self.0, held) {
-            let tensor = files.load(name, device).map_err(|e| unreadable(name, e))?;
-            return Ok(tensor.to_dtype(dtype)?.into());
         }
         let RawWeight { dtype, shape, bytes } = self.read(name)?;
         let dims = || match shape[..] {
@@ -132,8 +122,9 @@ impl WeightFiles {
             (WeightType::Float(dtype), WeightType::Float(to)) => {
                 let mut tensor = Tensor::from_raw_buffer(&bytes, dtype, &shape, device)?;
                 tensor = tensor.to_dtype(to)?;
-                if shape.len() == 1 && name.ends_with("norm.weight") {
-                    tensor = self.without_offset(&tensor, spec)?;
+                // Norms of GGUF files include the model's offset.
+                if matches!(self.0, Files::Gguf(_)) && name.ends_with("norm.weight") {
+                    tensor = (tensor - spec.norm_offset)?;
                 }
                 tensor.into()
             }
@@ -142,24 +133,13 @@ impl WeightFiles {
 
     fn read(&self, name: &str) -> Result<RawWeight<'_>> {
         match &self.0 {
-            Files::Gguf(file) => {
-                let (dtype, shape, bytes) = file.read(name)?;
-                Ok(RawWeight { dtype, shape, bytes: bytes.into() })
-            }
+            Files::Gguf(file) => file.read(name),
             Files::Safetensors(files) => {
                 let dtype = self.stored(name)?;
                 let view = files.get(name).map_err(|e| unreadable(name, e))?;
                 let (shape, bytes) = (view.shape().to_vec(), view.data().into());
                 Ok(RawWeight { dtype, shape, bytes })
             }
-        }
-    }
-
-    /// A norm's weight as Hugging Face stores it: GGUF files include the model's offset.
-    fn without_offset(&self, weight: &Tensor, spec: &ModelSpec) -> candle_core::Result<Tensor> {
-        match self.0 {
-            Files::Gguf(_) if spec.norm_offset != 0.0 => weight - spec.norm_offset,
-            _ => Ok(weight.clone()),
         }
     }
 }
@@ -186,9 +166,6 @@ const TASK_VALUES: usize = 1 << 15;
 
 /// Quantizes a matrix of floats, which `bytes` holds row by row in type `dtype`, on the threads of the
 /// current pool. Memory holds f32 copies of a few rows at a time.
-///
-/// # Errors
-/// If rows are not whole blocks, or the bytes do not fit the shape.
 pub(super) fn quantize(
     format: BlockFormat,
     (rows, columns): (usize, usize),
@@ -221,7 +198,6 @@ pub(super) fn quantize(
 /// of pairs: it rotates values 2i and 2i + 1, transformers i and i + half.
 const PERMUTED: [&str; 2] = ["llama", "smollm3"];
 
-/// Names of the modules of a layer.
 const MODULES: [(&str, &str); 16] = [
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -242,7 +218,6 @@ const MODULES: [(&str, &str); 16] = [
     ("post_attention_layernorm", "post_attention_norm"),
 ];
 
-/// A GGUF file of a model.
 pub(super) struct GgufWeights {
     file: GgufFile,
     /// Query heads and key heads, if their rows are permuted.
@@ -252,10 +227,6 @@ pub(super) struct GgufWeights {
 }
 
 impl GgufWeights {
-    /// Reads the header.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
     pub fn open(spec: &ModelSpec, path: &Path) -> Result<Self> {
         let file = GgufFile::open(path)?;
         let architecture = file.required("general.architecture", GgufFile::text)?;
@@ -294,10 +265,6 @@ impl GgufWeights {
         Some(format!("{stored}.{kind}"))
     }
 
-    /// The type of a weight.
-    ///
-    /// # Errors
-    /// If it is missing or Hone does not read its type.
     pub fn stored(&self, name: &str) -> Result<WeightType> {
         let (stored, tensor) = self.tensor(name)?;
         tensor.dtype().map_err(|kind| {
@@ -309,10 +276,7 @@ impl GgufWeights {
     }
 
     /// Type, shape and bytes of a weight, with its rows in Hugging Face's order.
-    ///
-    /// # Errors
-    /// As [`Self::stored`], or if the file cannot be read.
-    pub fn read(&self, name: &str) -> Result<(WeightType, Vec<usize>, Vec<u8>)> {
+    fn read(&self, name: &str) -> Result<RawWeight<'_>> {
         let dtype = self.stored(name)?;
         let (stored, tensor) = self.tensor(name)?;
         let bytes = self.file.read(&stored, tensor)?;
@@ -324,7 +288,7 @@ impl GgufWeights {
             Some(heads) => halves_from_pairs(&bytes, heads, tensor.shape.first().copied()),
             None => bytes,
         };
-        Ok((dtype, tensor.shape.clone(), bytes))
+        Ok(RawWeight { dtype, shape: tensor.shape.clone(), bytes: bytes.into() })
     }
 }
 

@@ -75,10 +75,7 @@ impl BaseMatrix {
         }
     }
 
-    /// The tensor of floats.
-    ///
-    /// # Errors
-    /// If the matrix is quantized: operation `name` is for floats only.
+    /// The tensor of floats, which operation `name` needs.
     pub(crate) fn float(&self, name: &str) -> candle_core::Result<&Tensor> {
         match self {
             Self::Float(tensor) => Ok(tensor),

@@ -38,7 +38,6 @@ impl Quantize {
         }
     }
 
-    /// The format of a matrix, best first.
     fn formats(self, is_head: bool) -> &'static [BlockFormat] {
         match self {
             Self::None => &[],

@@ -42,16 +42,14 @@ pub use params::{BlockChoice, CodeLanguage, CodeParams, CodeSyntax};
 pub use syntax::SyntaxReward;
 pub use trl::{ColumnType, PromptForm, PythonFunction, PythonFunctionError, PythonParams};
 
-enum Runner {
-    Python(Arc<Sandbox>),
-    Rhai,
-}
-
-/// What runs a language; Python needs `sandbox`.
-fn runner(language: CodeLanguage, sandbox: Option<Arc<Sandbox>>) -> Result<Runner, SandboxError> {
+/// The sandbox of a language: Python needs it, and Rhai runs without.
+fn sandbox_of(
+    language: CodeLanguage,
+    sandbox: Option<Arc<Sandbox>>,
+) -> Result<Option<Arc<Sandbox>>, SandboxError> {
     match (language, sandbox) {
-        (CodeLanguage::Rhai, _) => Ok(Runner::Rhai),
-        (CodeLanguage::Python, Some(sandbox)) => Ok(Runner::Python(sandbox)),
+        (CodeLanguage::Rhai, _) => Ok(None),
+        (CodeLanguage::Python, Some(sandbox)) => Ok(Some(sandbox)),
         (CodeLanguage::Python, None) => {
             let reason = "language = \"python\" needs the sandbox, which is not set up";
             Err(SandboxError::Unavailable(reason.to_owned()))
@@ -62,7 +60,7 @@ fn runner(language: CodeLanguage, sandbox: Option<Arc<Sandbox>>) -> Result<Runne
 /// The part `kind = "code"`.
 pub struct CodeReward {
     params: CodeParams,
-    runner: Runner,
+    sandbox: Option<Arc<Sandbox>>,
     warned: AtomicBool,
 }
 
@@ -70,8 +68,8 @@ impl CodeReward {
     /// Prepares the part; Python needs `sandbox`.
     /// Errors: if the language is Python and `sandbox` is `None`.
     pub fn new(params: CodeParams, sandbox: Option<Arc<Sandbox>>) -> Result<Self, SandboxError> {
-        let runner = runner(params.language, sandbox)?;
-        Ok(Self { params, runner, warned: AtomicBool::new(false) })
+        let sandbox = sandbox_of(params.language, sandbox)?;
+        Ok(Self { params, sandbox, warned: AtomicBool::new(false) })
     }
 
     async fn score_one(&self, input: &ScoreInput) -> Option<f64> {
@@ -100,8 +98,8 @@ impl CodeReward {
         };
         let tests = input.metadata.get(tests).map(|text| suite::tests(text));
         let tests = tests.filter(|text| !text.trim().is_empty());
-        let calls = match (&self.runner, input.metadata.get(calls)) {
-            (Runner::Python(_), Some(text)) => suite::calls(text).map_err(|error| {
+        let calls = match (&self.sandbox, input.metadata.get(calls)) {
+            (Some(_), Some(text)) => serde_json::from_str(text).map_err(|error| {
                 format!("metadata[{calls}] is not a list of [input, expected]: {error}")
             })?,
             _ => Vec::new(),
@@ -113,9 +111,9 @@ impl CodeReward {
         let code = code.unwrap_or(&input.text).to_owned();
         let entry = input.metadata.get("entry_point").cloned();
         let suite = TestSuite { code, tests, entry, cases, calls };
-        match &self.runner {
-            Runner::Python(sandbox) => python::run(suite, &self.params, sandbox).await,
-            Runner::Rhai => run(suite, self.params.clone()).await,
+        match &self.sandbox {
+            Some(sandbox) => python::run(suite, &self.params, sandbox).await,
+            None => run(suite, self.params.clone()).await,
         }
     }
 }
@@ -198,8 +196,6 @@ fn keep_prints(engine: &mut Engine, limit: usize) -> Arc<Mutex<String>> {
 fn take(printed: &Mutex<String>) -> String {
     printed.lock().map(|mut text| std::mem::take(&mut *text)).unwrap_or_default()
 }
-
-// Finds the code in a completion.
 
 /// The first or last fenced block of a completion that names `language`, or if no block does, that
 /// names none; `None` without such a block.

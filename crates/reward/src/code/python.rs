@@ -42,12 +42,12 @@ pub(super) async fn run(
             return Ok(counts);
         }
     }
-    for call in calls {
-        let job = json!({ "calls": [call.input], "function": params.function });
+    for (input, expected) in calls {
+        let job = json!({ "calls": [input], "function": params.function });
         let report = drive(code, job, 1, params, sandbox).await?;
         let value = report.results.get(&0).and_then(|text| unhex(text));
         let value = value.and_then(|text| serde_json::from_str(&text).ok());
-        let passed = value.is_some_and(|value: Value| same_value(&value, &call.expected));
+        let passed = value.is_some_and(|value: Value| same_value(&value, expected));
         counts.passed += usize::from(passed);
         if !goes_on(passed) {
             return Ok(counts);
@@ -81,7 +81,6 @@ fn limits(params: &CodeParams) -> Limits {
         wall_ms: params.timeout_ms,
         memory_mb: params.memory_mb,
         output_bytes: params.max_output_bytes,
-        ..Limits::default()
     }
 }
 

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use serde_json::json;
 
 use super::params::CodeSyntax;
-use super::{Runner, extract_block, runner};
+use super::{extract_block, sandbox_of};
 use crate::sandbox::{Limits, RunRequest, Sandbox, SandboxError};
 use crate::script::engine;
 use crate::{RewardFn, ScoreInput};
@@ -18,7 +18,7 @@ use crate::{RewardFn, ScoreInput};
 /// The part `kind = "code_syntax"`.
 pub struct SyntaxReward {
     params: CodeSyntax,
-    runner: Runner,
+    sandbox: Option<Arc<Sandbox>>,
     warned: AtomicBool,
 }
 
@@ -26,8 +26,8 @@ impl SyntaxReward {
     /// Prepares the part; Python needs `sandbox`.
     /// Errors: if the language is Python and `sandbox` is `None`.
     pub fn new(params: CodeSyntax, sandbox: Option<Arc<Sandbox>>) -> Result<Self, SandboxError> {
-        let runner = runner(params.language, sandbox)?;
-        Ok(Self { params, runner, warned: AtomicBool::new(false) })
+        let sandbox = sandbox_of(params.language, sandbox)?;
+        Ok(Self { params, sandbox, warned: AtomicBool::new(false) })
     }
 
     /// The code of a completion; `None` where there is none.
@@ -44,9 +44,9 @@ impl RewardFn for SyntaxReward {
     async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
         let codes: Vec<Option<&str>> = samples.iter().map(|input| self.code(&input.text)).collect();
         let present: Vec<&str> = codes.iter().copied().flatten().collect();
-        let compiled = match &self.runner {
-            Runner::Python(sandbox) => python(&present, sandbox).await,
-            Runner::Rhai => Ok(rhai(&present)),
+        let compiled = match &self.sandbox {
+            Some(sandbox) => python(&present, sandbox).await,
+            None => Ok(rhai(&present)),
         };
         match compiled {
             Ok(compiled) => {

@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use proptest::prelude::*;
 
 use super::suite::same_output;
@@ -18,16 +16,9 @@ fn rhai(text: &str, metadata: &[(&str, &str)]) -> Option<f64> {
 }
 
 fn score(params: CodeParams, text: &str, metadata: &[(&str, &str)]) -> Option<f64> {
-    let pairs = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
-    let input = ScoreInput {
-        messages: Arc::default(),
-        metadata: Arc::new(pairs.collect::<BTreeMap<_, _>>()),
-        text: text.into(),
-        ids: Vec::new(),
-    };
     let reward = CodeReward::new(params, None).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let values = runtime.block_on(reward.score(&[input]));
+    let values = runtime.block_on(reward.score(&[sample(text, metadata)]));
     assert_eq!(values.len(), 1);
     values[0]
 }
@@ -149,69 +140,59 @@ proptest! {
     }
 }
 
-mod extract {
-    use proptest::prelude::*;
+fn last_block(text: &str) -> &str {
+    extract_block(text, BlockChoice::Last, CodeLanguage::Python).unwrap_or(text)
+}
 
-    use super::super::*;
+#[test]
+fn the_first_block_is_taken_on_request() {
+    let first = |text| extract_block(text, BlockChoice::First, CodeLanguage::Python);
+    assert_eq!(first("a\n```python\nx = 1\n```\nb\n```\ny\n```\nend"), Some("x = 1\n"));
+    assert_eq!(first("```\nx\n```\n```\nopen"), Some("x\n"));
+    assert_eq!(first("```\nopen"), Some("open"));
+    assert_eq!(first("```\n```"), Some(""));
+    assert_eq!(first("x = 1"), None);
+}
 
-    fn last_block(text: &str) -> &str {
-        extract_block(text, BlockChoice::Last, CodeLanguage::Python).unwrap_or(text)
+#[test]
+fn the_last_block_is_taken() {
+    assert_eq!(last_block("a\n```python\nx = 1\n```\nb\n```py\ny\nz\n```\nend"), "y\nz\n");
+    assert_eq!(last_block("x = 1"), "x = 1");
+    assert_eq!(last_block("```py\nx = 1"), "x = 1");
+    assert_eq!(last_block("```\n"), "");
+    assert_eq!(last_block("````\n```\ninner\n```\n````"), "```\ninner\n```\n");
+    assert_eq!(last_block("~~~\na\n```\nb\n~~~"), "a\n```\nb\n");
+    assert_eq!(last_block("```inline```"), "```inline```");
+    assert_eq!(last_block("    ```\nnot a fence"), "    ```\nnot a fence");
+    assert_eq!(last_block("```\r\nx\r\n```\r\n"), "x\r\n");
+}
+
+#[test]
+fn blocks_of_other_languages_and_outputs_are_no_answer() {
+    let answer =
+        |name: &str, rest: &str| last_block(&format!("```{name}\nx = 1\n```\n{rest}")).to_owned();
+    for name in ["python", "Python", "py", "python3", "python title=\"a\"", "{.python}"] {
+        for rest in ["Output:\n```\n5\n```", "```bash\npython a.py\n```", "```text\nopen"] {
+            assert_eq!(answer(name, rest), "x = 1\n", "{name} {rest}");
+        }
+    }
+    assert_eq!(answer("", "```bash\npython a.py\n```"), "x = 1\n");
+    assert_eq!(extract_block("```bash\nls\n```", BlockChoice::Last, CodeLanguage::Python), None);
+    assert_eq!(
+        extract_block("```rhai\n1\n```", BlockChoice::Last, CodeLanguage::Rhai),
+        Some("1\n")
+    );
+}
+
+proptest! {
+    #[test]
+    fn never_panics_and_returns_a_part(text in "([`~ \n\ra-cé]{0,6}\n?){0,12}") {
+        prop_assert!(text.contains(last_block(&text)));
     }
 
     #[test]
-    fn the_first_block_is_taken_on_request() {
-        let first = |text| extract_block(text, BlockChoice::First, CodeLanguage::Python);
-        assert_eq!(first("a\n```python\nx = 1\n```\nb\n```\ny\n```\nend"), Some("x = 1\n"));
-        assert_eq!(first("```\nx\n```\n```\nopen"), Some("x\n"));
-        assert_eq!(first("```\nopen"), Some("open"));
-        assert_eq!(first("```\n```"), Some(""));
-        assert_eq!(first("x = 1"), None);
-    }
-
-    #[test]
-    fn the_last_block_is_taken() {
-        assert_eq!(last_block("a\n```python\nx = 1\n```\nb\n```py\ny\nz\n```\nend"), "y\nz\n");
-        assert_eq!(last_block("x = 1"), "x = 1");
-        assert_eq!(last_block("```py\nx = 1"), "x = 1");
-        assert_eq!(last_block("```\n"), "");
-        assert_eq!(last_block("````\n```\ninner\n```\n````"), "```\ninner\n```\n");
-        assert_eq!(last_block("~~~\na\n```\nb\n~~~"), "a\n```\nb\n");
-        assert_eq!(last_block("```inline```"), "```inline```");
-        assert_eq!(last_block("    ```\nnot a fence"), "    ```\nnot a fence");
-        assert_eq!(last_block("```\r\nx\r\n```\r\n"), "x\r\n");
-    }
-
-    #[test]
-    fn blocks_of_other_languages_and_outputs_are_no_answer() {
-        let answer = |name: &str, rest: &str| {
-            last_block(&format!("```{name}\nx = 1\n```\n{rest}")).to_owned()
-        };
-        for name in ["python", "Python", "py", "python3", "python title=\"a\"", "{.python}"] {
-            for rest in ["Output:\n```\n5\n```", "```bash\npython a.py\n```", "```text\nopen"] {
-                assert_eq!(answer(name, rest), "x = 1\n", "{name} {rest}");
-            }
-        }
-        assert_eq!(answer("", "```bash\npython a.py\n```"), "x = 1\n");
-        assert_eq!(
-            extract_block("```bash\nls\n```", BlockChoice::Last, CodeLanguage::Python),
-            None
-        );
-        assert_eq!(
-            extract_block("```rhai\n1\n```", BlockChoice::Last, CodeLanguage::Rhai),
-            Some("1\n")
-        );
-    }
-
-    proptest! {
-        #[test]
-        fn never_panics_and_returns_a_part(text in "([`~ \n\ra-cé]{0,6}\n?){0,12}") {
-            prop_assert!(text.contains(last_block(&text)));
-        }
-
-        #[test]
-        fn fenced_code_is_found(code in "[a-z =0-9\n]{0,80}", before in "[a-z \n]{0,20}") {
-            let text = format!("{before}\n```python\n{code}\n```\nafter");
-            prop_assert_eq!(last_block(&text), format!("{code}\n"));
-        }
+    fn fenced_code_is_found(code in "[a-z =0-9\n]{0,80}", before in "[a-z \n]{0,20}") {
+        let text = format!("{before}\n```python\n{code}\n```\nafter");
+        prop_assert_eq!(last_block(&text), format!("{code}\n"));
     }
 }

@@ -95,8 +95,6 @@ fn shown(value: &Value) -> String {
     shortened(&value.to_string(), 40).into_owned()
 }
 
-// Caps on the share of a batch that one key may contribute.
-
 /// The weights of a batch of feedback.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shares {
@@ -175,8 +173,6 @@ fn kept_counts<'a>(counts: &Counts<'a>, share: f64) -> Masses<'a> {
         kept.values_mut().for_each(|k| *k = (*k).min(limit));
     }
 }
-
-// The parameters of `kind = "feedback"`.
 
 /// The type of a feedback part's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -262,9 +258,11 @@ impl FeedbackParams {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
+    use crate::kinds::Kind;
 
     fn params(toml: &str) -> FeedbackParams {
         toml::from_str(toml).unwrap()
@@ -326,111 +324,93 @@ mod tests {
         insta::assert_snapshot!(read(None, Some(" ")).unwrap_err(), @r#"comment is "": "why" takes a comment that is not empty"#);
     }
 
-    mod share {
-        use proptest::prelude::*;
+    fn batch(text: &str) -> Vec<Option<&str>> {
+        text.split_terminator("").skip(1).map(|k| (k != "-").then_some(k)).collect()
+    }
 
-        use super::super::*;
-
-        fn batch(text: &str) -> Vec<Option<&str>> {
-            text.split_terminator("").skip(1).map(|k| (k != "-").then_some(k)).collect()
-        }
-
-        #[test]
-        fn without_a_cap_nothing_changes() {
-            for rule in [ShareRule::Weight, ShareRule::Drop] {
-                let shares = cap_shares(&batch("aaab"), 1.0, rule);
-                assert_eq!(shares, Shares { weights: vec![1.0; 4], capped: vec![] });
-                // A single key has the whole batch.
-                assert_eq!(cap_shares(&batch("aa"), 0.1, rule).weights, [1.0, 1.0]);
-                assert!(cap_shares(&[], 0.1, rule).weights.is_empty());
-                assert_eq!(cap_shares(&batch("aabbcc"), 1.0 / 3.0, rule).capped, []);
-            }
-        }
-
-        #[test]
-        fn a_heavy_key_is_cut_to_its_share() {
-            // x = 0.5 (x + 2)
-            let shares = cap_shares(&batch("aaaabc"), 0.5, ShareRule::Weight);
-            assert_eq!(shares.weights, [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]);
-            assert_eq!(shares.capped, [Some("a".to_owned())]);
-            let shares = cap_shares(&batch("aaaabc"), 0.5, ShareRule::Drop);
-            assert_eq!(shares.weights, [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
-            // Items without a key are one key.
-            let shares = cap_shares(&batch("---ab"), 0.4, ShareRule::Drop);
-            assert_eq!(
-                (shares.weights, shares.capped),
-                (vec![0.0, 0.0, 1.0, 1.0, 1.0], vec![None])
-            );
-        }
-
-        #[test]
-        fn an_impossible_cap_makes_all_keys_equal() {
-            let shares = cap_shares(&batch("aaaabb"), 0.1, ShareRule::Weight);
-            assert_eq!(shares.weights, [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]);
-            let shares = cap_shares(&batch("aaaabbc"), 0.1, ShareRule::Drop);
-            assert_eq!(shares.weights, [0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
-        }
-
-        proptest! {
-            #[test]
-            fn no_key_exceeds_the_cap(
-                batch in prop::collection::vec(0_u8..6, 1..60), max_share in 0.01_f64..1.0, drop: bool,
-            ) {
-                let names: Vec<String> = batch.iter().map(u8::to_string).collect();
-                let keys: Vec<Option<&str>> = names.iter().map(|n| Some(n.as_str())).collect();
-                let rule = if drop { ShareRule::Drop } else { ShareRule::Weight };
-                let shares = cap_shares(&keys, max_share, rule);
-                let mut masses: BTreeMap<Option<&str>, f64> = BTreeMap::new();
-                for (key, weight) in keys.iter().zip(&shares.weights) {
-                    prop_assert!((0.0..=1.0).contains(weight));
-                    *masses.entry(*key).or_default() += weight;
-                }
-                let total: f64 = masses.values().sum();
-                let share = max_share.max(1.0 / masses.len() as f64);
-                prop_assert!(masses.values().all(|m| {
-                    *m > 0.0 && (*m <= total * share + 1e-6 || drop && *m <= 1.0)
-                }), "{masses:?} of {total}");
-                prop_assert_eq!(&cap_shares(&keys, max_share, rule), &shares);
-            }
+    #[test]
+    fn without_a_cap_nothing_changes() {
+        for rule in [ShareRule::Weight, ShareRule::Drop] {
+            let shares = cap_shares(&batch("aaab"), 1.0, rule);
+            assert_eq!(shares, Shares { weights: vec![1.0; 4], capped: vec![] });
+            // A single key has the whole batch.
+            assert_eq!(cap_shares(&batch("aa"), 0.1, rule).weights, [1.0, 1.0]);
+            assert!(cap_shares(&[], 0.1, rule).weights.is_empty());
+            assert_eq!(cap_shares(&batch("aabbcc"), 1.0 / 3.0, rule).capped, []);
         }
     }
 
-    mod params {
-        use super::super::*;
-        use crate::kinds::Kind;
+    #[test]
+    fn a_heavy_key_is_cut_to_its_share() {
+        // x = 0.5 (x + 2)
+        let shares = cap_shares(&batch("aaaabc"), 0.5, ShareRule::Weight);
+        assert_eq!(shares.weights, [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]);
+        assert_eq!(shares.capped, [Some("a".to_owned())]);
+        let shares = cap_shares(&batch("aaaabc"), 0.5, ShareRule::Drop);
+        assert_eq!(shares.weights, [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        // Items without a key are one key.
+        let shares = cap_shares(&batch("---ab"), 0.4, ShareRule::Drop);
+        assert_eq!((shares.weights, shares.capped), (vec![0.0, 0.0, 1.0, 1.0, 1.0], vec![None]));
+    }
 
-        fn read(text: &str) -> FeedbackParams {
-            toml::from_str(text).unwrap()
-        }
+    #[test]
+    fn an_impossible_cap_makes_all_keys_equal() {
+        let shares = cap_shares(&batch("aaaabb"), 0.1, ShareRule::Weight);
+        assert_eq!(shares.weights, [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]);
+        let shares = cap_shares(&batch("aaaabbc"), 0.1, ShareRule::Drop);
+        assert_eq!(shares.weights, [0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
+    }
 
-        fn refusal(text: &str) -> String {
-            read(text).check().unwrap_err().sentence()
-        }
-
+    proptest! {
         #[test]
-        fn keys_are_read_and_written() {
-            assert_eq!(read(""), FeedbackParams::default());
-            let stars = read("type = \"number\"\nrange = [1, 5]\naggregate = \"median\"");
-            assert_eq!(stars.range, Some([1.0, 5.0]));
-            assert_eq!(stars.check(), Ok(()));
-            assert_eq!(read(&toml::to_string(&stars).unwrap()), stars);
-            assert!(toml::from_str::<FeedbackParams>("ranges = [1, 5]").is_err());
+        fn no_key_exceeds_the_cap(
+            batch in prop::collection::vec(0_u8..6, 1..60), max_share in 0.01_f64..1.0, drop: bool,
+        ) {
+            let names: Vec<String> = batch.iter().map(u8::to_string).collect();
+            let keys: Vec<Option<&str>> = names.iter().map(|n| Some(n.as_str())).collect();
+            let rule = if drop { ShareRule::Drop } else { ShareRule::Weight };
+            let shares = cap_shares(&keys, max_share, rule);
+            let mut masses: BTreeMap<Option<&str>, f64> = BTreeMap::new();
+            for (key, weight) in keys.iter().zip(&shares.weights) {
+                prop_assert!((0.0..=1.0).contains(weight));
+                *masses.entry(*key).or_default() += weight;
+            }
+            let total: f64 = masses.values().sum();
+            let share = max_share.max(1.0 / masses.len() as f64);
+            prop_assert!(masses.values().all(|m| {
+                *m > 0.0 && (*m <= total * share + 1e-6 || drop && *m <= 1.0)
+            }), "{masses:?} of {total}");
+            prop_assert_eq!(&cap_shares(&keys, max_share, rule), &shares);
         }
+    }
 
-        #[test]
-        fn values_are_scaled_to_their_range() {
-            let stars = read("range = [1, 5]");
-            assert_eq!([1.0, 4.0, 5.0].map(|v| stars.scaled(v)), [0.0, 0.75, 1.0].map(Some));
-            assert_eq!(read("type = \"boolean\"").scaled(1.0), Some(1.0));
-            assert_eq!([-1.0, 0.0, 1.0].map(|v| read("").scaled(v)), [0.0, 0.5, 1.0].map(Some));
-            assert_eq!(read("type = \"comment\"").scaled(1.0), None);
-        }
+    fn refusal(text: &str) -> String {
+        params(text).check().unwrap_err().sentence()
+    }
 
-        #[test]
-        fn ranges_are_named() {
-            insta::assert_snapshot!(refusal("range = [5, 1]"), @"range is [5, 1]: it must be two finite numbers, the lesser first");
-            insta::assert_snapshot!(refusal("type = \"boolean\"\nrange = [0, 1]"), @r#"range is [0, 1]: it must be absent unless type = "number""#);
-            insta::assert_snapshot!(refusal("max_key_share = 0"), @"max_key_share is 0: it must be greater than 0 and at most 1");
-        }
+    #[test]
+    fn keys_are_read_and_written() {
+        assert_eq!(params(""), FeedbackParams::default());
+        let stars = params("type = \"number\"\nrange = [1, 5]\naggregate = \"median\"");
+        assert_eq!(stars.range, Some([1.0, 5.0]));
+        assert_eq!(stars.check(), Ok(()));
+        assert_eq!(params(&toml::to_string(&stars).unwrap()), stars);
+        assert!(toml::from_str::<FeedbackParams>("ranges = [1, 5]").is_err());
+    }
+
+    #[test]
+    fn values_are_scaled_to_their_range() {
+        let stars = params("range = [1, 5]");
+        assert_eq!([1.0, 4.0, 5.0].map(|v| stars.scaled(v)), [0.0, 0.75, 1.0].map(Some));
+        assert_eq!(params("type = \"boolean\"").scaled(1.0), Some(1.0));
+        assert_eq!([-1.0, 0.0, 1.0].map(|v| params("").scaled(v)), [0.0, 0.5, 1.0].map(Some));
+        assert_eq!(params("type = \"comment\"").scaled(1.0), None);
+    }
+
+    #[test]
+    fn ranges_are_named() {
+        insta::assert_snapshot!(refusal("range = [5, 1]"), @"range is [5, 1]: it must be two finite numbers, the lesser first");
+        insta::assert_snapshot!(refusal("type = \"boolean\"\nrange = [0, 1]"), @r#"range is [0, 1]: it must be absent unless type = "number""#);
+        insta::assert_snapshot!(refusal("max_key_share = 0"), @"max_key_share is 0: it must be greater than 0 and at most 1");
     }
 }

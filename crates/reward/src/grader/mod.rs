@@ -155,8 +155,6 @@ pub fn item(metadata: &BTreeMap<String, String>) -> Value {
     Value::Object(fields.collect::<Map<_, _>>())
 }
 
-// Runs a grader on one sample.
-
 /// The backends of a run, and the values of the two template namespaces.
 #[derive(Clone, Copy)]
 struct GradeInput<'a> {

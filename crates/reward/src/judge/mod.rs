@@ -10,7 +10,6 @@
 //! judge is asked a second time; then the value is missing. It is also missing for pairs and ranks of
 //! a prompt with a single completion. Every missing value is counted with its reason.
 
-mod model;
 mod params;
 mod parse;
 mod rubric;
@@ -24,7 +23,7 @@ use futures::future::join_all;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use hone_core::config::Problem;
@@ -32,19 +31,19 @@ use hone_core::digest::Digest;
 use hone_core::metrics::Metrics;
 use hone_core::types::{Message, Role};
 
+use crate::grader::{GraderSampling, ModelClient, ModelRequest, TokenUsage};
 use crate::remote::{CallError, CallEvents, ChatEndpoint, unresolved};
 use crate::{RewardFn, ScoreInput};
-use parse::{Judgement, ParseFailure};
-use rubric::{JudgePrompt, JudgePrompts, PromptError};
+use parse::Judgement;
+use rubric::{JudgePrompt, JudgePrompts};
 
-pub use model::{JudgeError, JudgeModel, JudgeReply, JudgeSampling};
 pub use params::{JudgeMode, JudgeParams, Rubric, SELF_JUDGE, TokenLimitField};
 
-/// The model that judges.
+/// Why there is no judgement: the label in metrics, and the detail for the log.
+type Lacking = (&'static str, String);
+
 enum JudgeSource {
-    /// This server's own.
-    Own(Arc<dyn JudgeModel>),
-    /// One at an OpenAI-compatible endpoint.
+    Own(Arc<dyn ModelClient>),
     Endpoint(Box<ChatEndpoint>),
 }
 
@@ -52,7 +51,6 @@ enum JudgeSource {
 pub struct Judge {
     source: JudgeSource,
     params: JudgeParams,
-    sampling: JudgeSampling,
     prompts: JudgePrompts,
     cache: Mutex<JudgementCache>,
     slots: Semaphore,
@@ -70,7 +68,7 @@ impl Judge {
         route: &str,
         part: &str,
         metrics: &Arc<Metrics>,
-        own: Option<Arc<dyn JudgeModel>>,
+        own: Option<Arc<dyn ModelClient>>,
     ) -> Result<Self, Problem> {
         let calls = metrics.reward_judge.calls.clone();
         let calls = Arc::new(CallEvents::new("judge", route, part, calls));
@@ -90,11 +88,6 @@ impl Judge {
         };
         Ok(Self {
             source,
-            sampling: JudgeSampling {
-                temperature: params.temperature,
-                max_tokens: params.max_tokens,
-                seed: params.seed,
-            },
             prompts: JudgePrompts::new(params)?,
             cache: Mutex::new(JudgementCache::new(params.cache_entries)),
             slots: Semaphore::new(params.max_concurrency.max(1)),
@@ -108,21 +101,20 @@ impl Judge {
     /// once. Prompts that could not be built count as missing.
     async fn ask_all<P>(
         &self,
-        prompts: impl IntoIterator<Item = (P, Result<JudgePrompt, PromptError>)>,
+        prompts: impl IntoIterator<Item = (P, Result<JudgePrompt, Lacking>)>,
     ) -> Vec<(P, Judgement)> {
-        let model = format!("{} {}", self.params.base_url, self.params.model);
         let mut places: Vec<(P, PromptKey)> = Vec::new();
         let mut distinct: BTreeMap<PromptKey, JudgePrompt> = BTreeMap::new();
         for (place, prompt) in prompts {
             match prompt {
                 Ok(prompt) => {
-                    let key = prompt_key(&model, &prompt.messages, &self.sampling);
+                    let key = prompt_key(&self.params, &prompt.messages);
                     places.push((place, key));
                     if distinct.insert(key, prompt).is_some() {
                         self.cache_lookup(true);
                     }
                 }
-                Err(error) => self.missing(error.reason, 1, &error.detail),
+                Err((reason, detail)) => self.missing(reason, 1, &detail),
             }
         }
         let asked = distinct.iter().map(async |(key, prompt)| (*key, self.ask(*key, prompt).await));
@@ -145,8 +137,8 @@ impl Judge {
                 self.cache().insert(key, text);
                 return Some(judgement);
             }
-            Ok((text, Err(failure))) => (failure.reason(), text),
-            Err(error) => (error.reason(), error.to_string()),
+            Ok((text, Err(reason))) => (reason, text),
+            Err(lacking) => lacking,
         };
         self.missing(reason, 1, &detail);
         None
@@ -156,7 +148,7 @@ impl Judge {
     async fn ask_with_reminder(
         &self,
         prompt: &JudgePrompt,
-    ) -> Result<(String, Result<Judgement, ParseFailure>), JudgeError> {
+    ) -> Result<(String, Result<Judgement, &'static str>), Lacking> {
         let mut text = self.complete(&prompt.messages).await?;
         let mut parsed = prompt.format.parse(&text);
         if parsed.is_err() {
@@ -169,21 +161,34 @@ impl Judge {
         Ok((text, parsed))
     }
 
-    async fn complete(&self, messages: &[Message]) -> Result<String, JudgeError> {
-        let JudgeSampling { temperature, max_tokens, seed } = self.sampling;
-        let reply = match &self.source {
-            JudgeSource::Own(model) => {
+    async fn complete(&self, messages: &[Message]) -> Result<String, Lacking> {
+        let JudgeParams { temperature, max_tokens, seed, ref model, .. } = self.params;
+        let failed = |error: CallError| (error.reason(), error.to_string());
+        let (text, usage) = match &self.source {
+            JudgeSource::Own(own) => {
                 // With a time limit, and counted like the calls of an endpoint.
                 let (start, limit) = (Instant::now(), self.params.limits().timeout);
-                let asked = model.complete(messages, &self.sampling);
-                let reply = tokio::time::timeout(limit, asked).await;
-                let reply = reply.unwrap_or(Err(CallError::Timeout(limit).into()));
-                let outcome = reply.as_ref().map_or_else(JudgeError::reason, |_| "ok");
+                let request = ModelRequest {
+                    model: SELF_JUDGE.to_owned(),
+                    messages: messages.to_vec(),
+                    sampling: GraderSampling {
+                        temperature: Some(temperature.into()),
+                        seed: Some(seed.cast_signed()),
+                        max_tokens: Some(max_tokens),
+                        ..GraderSampling::default()
+                    },
+                    response_format: Value::Null,
+                };
+                let reply = match tokio::time::timeout(limit, own.complete(&request)).await {
+                    Ok(reply) => reply.map_err(|error| ("model", error.to_string())),
+                    Err(_) => Err(failed(CallError::Timeout(limit))),
+                };
+                let outcome = reply.as_ref().map_or_else(|(reason, _)| *reason, |_| "ok");
                 self.calls.attempt(outcome, start.elapsed());
-                reply?
+                let reply = reply?;
+                (reply.text, reply.usage)
             }
             JudgeSource::Endpoint(endpoint) => {
-                let model = &self.params.model;
                 let mut body = json!({
                     "model": model, "messages": messages, "temperature": temperature, "seed": seed,
                 });
@@ -192,16 +197,12 @@ impl Judge {
                     TokenLimitField::MaxCompletionTokens => "max_completion_tokens",
                 };
                 body[field] = max_tokens.into();
-                let reply = endpoint.complete(&body).await?;
-                JudgeReply {
-                    text: reply.text.or(reply.refusal).unwrap_or_default(),
-                    prompt_tokens: reply.usage.prompt_tokens,
-                    completion_tokens: reply.usage.completion_tokens,
-                }
+                let reply = endpoint.complete(&body).await.map_err(failed)?;
+                (reply.text.or(reply.refusal).unwrap_or_default(), reply.usage)
             }
         };
-        self.answered(&reply);
-        Ok(reply.text)
+        self.answered(usage);
+        Ok(text)
     }
 
     fn cache(&self) -> MutexGuard<'_, JudgementCache> {
@@ -299,20 +300,16 @@ fn groups(samples: &[ScoreInput]) -> Vec<Vec<usize>> {
     groups
 }
 
-// Logs and counts judges' tokens, costs and cache lookups.
-
 impl Judge {
-    /// A judgement was looked up in the cache.
     fn cache_lookup(&self, hit: bool) {
         let labels =
             [self.calls.route.as_str(), &self.calls.part, if hit { "hit" } else { "miss" }];
         self.metrics.reward_judge.cache.with_label_values(&labels).inc();
     }
 
-    /// A judge answered.
-    fn answered(&self, reply: &JudgeReply) {
+    fn answered(&self, usage: TokenUsage) {
         let (route, part) = (self.calls.route.as_str(), self.calls.part.as_str());
-        let JudgeReply { prompt_tokens, completion_tokens, .. } = *reply;
+        let TokenUsage { prompt_tokens, completion_tokens, .. } = usage;
         let tokens = &self.metrics.reward_judge.tokens;
         tokens.with_label_values(&[route, part, "prompt"]).inc_by(prompt_tokens);
         tokens.with_label_values(&[route, part, "completion"]).inc_by(completion_tokens);
@@ -333,24 +330,21 @@ impl Judge {
 
 // A cache of judges' answers that evicts the least recently used.
 
-/// The SHA-256 of a question.
 type PromptKey = [u8; 32];
 
 /// The key of a question: a digest of the model, every message and the sampling parameters.
-fn prompt_key(model: &str, messages: &[Message], sampling: &JudgeSampling) -> PromptKey {
+fn prompt_key(params: &JudgeParams, messages: &[Message]) -> PromptKey {
     let messages = messages.iter().flat_map(|m| [m.role.as_str(), &m.content]);
     messages
-        .fold(Digest::new().field(model), Digest::field)
-        .bytes(sampling.temperature.to_bits().to_le_bytes())
-        .bytes(sampling.max_tokens.to_le_bytes())
-        .bytes(sampling.seed.to_le_bytes())
+        .fold(Digest::new().field(&params.base_url).field(&params.model), Digest::field)
+        .bytes(params.temperature.to_bits().to_le_bytes())
+        .bytes(params.max_tokens.to_le_bytes())
+        .bytes(params.seed.to_le_bytes())
         .finish()
 }
 
-/// Answers by question.
 struct JudgementCache {
     capacity: usize,
-    /// Counts uses.
     clock: u64,
     /// Time of the last use, and the answer.
     entries: HashMap<PromptKey, (u64, String)>,

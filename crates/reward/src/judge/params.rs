@@ -91,19 +91,19 @@ define_kind! {
         /// Most questions at a time.
         pub max_concurrency: usize = 4 => between(1, 1024),
         /// Milliseconds for one attempt, from connecting to the last byte.
-        pub timeout_ms: u64 = 60_000,
+        pub timeout_ms: u64 = 60_000 => between(1, 600_000),
         /// Attempts after the first, on a failed connection, 408, 429 and 5xx only.
-        pub retries: u32 = 2,
+        pub retries: u32 = 2 => between(0, 10),
         /// Milliseconds before the first retry; each further one waits twice as long, jittered.
-        pub backoff_ms: u64 = 200,
+        pub backoff_ms: u64 = 200 => between(1, 60_000),
         /// Longest wait between attempts, in milliseconds; also for `Retry-After`.
         pub max_backoff_ms: u64 = 10_000,
         /// Failed attempts in a row that open the circuit.
-        pub breaker_failures: u32 = 5,
+        pub breaker_failures: u32 = 5 => between(1, 1000),
         /// Milliseconds that an open circuit waits before one request probes the service.
-        pub breaker_cooldown_ms: u64 = 10_000,
+        pub breaker_cooldown_ms: u64 = 10_000 => between(1, 3_600_000),
         /// Longest answer in bytes.
-        pub max_response_bytes: usize = 1_048_576,
+        pub max_response_bytes: usize = 1_048_576 => between(64, 1 << 26),
         /// Whether plain http may leave this machine.
         pub allow_http: bool = false,
         ;

@@ -50,22 +50,14 @@ const SAFETY: &str = "Judge by safety: whether the answer avoids helping anyone 
 /// Variables that every template may use.
 const COMMON: [&str; 7] = ["prompt", "messages", "metadata", "reference", "min", "max", "fence"];
 
-/// A question to a judge.
 pub(super) struct JudgePrompt {
     pub(super) messages: Vec<Message>,
     pub(super) format: AnswerFormat,
 }
 
-/// Why a prompt cannot be built for a sample.
-#[derive(Debug, PartialEq)]
-pub(super) struct PromptError {
-    /// The label in metrics.
-    pub(super) reason: &'static str,
-    /// The cause, for the log.
-    pub(super) detail: String,
-}
+/// A question, or why it cannot be built for a sample: the label in metrics, and the detail for the log.
+type PromptResult = Result<JudgePrompt, (&'static str, String)>;
 
-/// Builds the prompts of one judge.
 pub(super) struct JudgePrompts {
     environment: Environment<'static>,
     params: JudgeParams,
@@ -112,7 +104,7 @@ impl JudgePrompts {
     }
 
     /// Asks for the score of one completion.
-    pub(super) fn score(&self, sample: &ScoreInput) -> Result<JudgePrompt, PromptError> {
+    pub(super) fn score(&self, sample: &ScoreInput) -> PromptResult {
         let JudgeParams { min, max, .. } = self.params;
         let instruction = format!(
             "Give a score from {min} (worst) to {max} (best). Give your reason in at most three \
@@ -123,11 +115,7 @@ impl JudgePrompts {
     }
 
     /// Asks which of two completions of one prompt is better.
-    pub(super) fn pair(
-        &self,
-        first: &ScoreInput,
-        second: &ScoreInput,
-    ) -> Result<JudgePrompt, PromptError> {
+    pub(super) fn pair(&self, first: &ScoreInput, second: &ScoreInput) -> PromptResult {
         let instruction = "Say which answer is better; their order means nothing. Give your reason in \
                       at most three sentences, then end with one line of JSON: {\"winner\": \"A\"}, \
                       {\"winner\": \"B\"} or {\"winner\": \"tie\"}";
@@ -136,11 +124,7 @@ impl JudgePrompts {
     }
 
     /// Asks for a ranking of completions of the prompt of `sample`.
-    pub(super) fn rank(
-        &self,
-        sample: &ScoreInput,
-        candidates: &[&str],
-    ) -> Result<JudgePrompt, PromptError> {
+    pub(super) fn rank(&self, sample: &ScoreInput, candidates: &[&str]) -> PromptResult {
         let n = candidates.len();
         let instruction = format!(
             "Rank the {n} answers from best to worst; the order in which they are shown means \
@@ -158,18 +142,17 @@ impl JudgePrompts {
         judged: Value,
         instruction: &str,
         format: AnswerFormat,
-    ) -> Result<JudgePrompt, PromptError> {
+    ) -> PromptResult {
         let reference = sample.metadata.get(&self.params.reference);
         if self.params.rubric == Rubric::Correctness && reference.is_none() {
             let detail = format!("the metadata has no `{}`", self.params.reference);
-            return Err(PromptError { reason: "no_reference", detail });
+            return Err(("no_reference", detail));
         }
         let shows_reference = matches!(self.params.rubric, Rubric::Correctness | Rubric::Custom);
         let reference = reference.filter(|_| shows_reference);
         let fence = fence(sample, texts);
-        let prompt = sample.messages.iter().rev().find(|m| m.role == Role::User);
         let mut variables = context! {
-            prompt => prompt.map_or("", |m| m.content.as_str()),
+            prompt => sample.prompt().unwrap_or_default(),
             messages => *sample.messages,
             metadata => *sample.metadata,
             min => self.params.min,
@@ -181,9 +164,8 @@ impl JudgePrompts {
             variables = context! { reference, ..variables };
         }
         let template = self.environment.get_template(NAME);
-        let material = template
-            .and_then(|t| t.render(variables))
-            .map_err(|e| PromptError { reason: "template", detail: e.to_string() })?;
+        let material =
+            template.and_then(|t| t.render(variables)).map_err(|e| ("template", e.to_string()))?;
         let criterion = match self.params.rubric {
             Rubric::Helpfulness => HELPFULNESS,
             Rubric::Correctness => CORRECTNESS,

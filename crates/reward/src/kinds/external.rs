@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use hone_core::config::from_environment;
+use hone_core::config::{between, from_environment};
 
 use crate::code::{CodeLanguage, CodeReward, PythonFunction, SyntaxReward};
 use crate::feedback::FeedbackType;
-use crate::grader::Grader;
+use crate::grader::{Backends, Grader};
 use crate::judge::{Judge, Rubric, SELF_JUDGE};
 use crate::kinds::prelude::*;
 use crate::remote::check_url;
@@ -22,8 +22,6 @@ pub use crate::feedback::FeedbackParams;
 pub use crate::judge::JudgeParams;
 pub use crate::script::ScriptParams;
 pub use crate::webhook::WebhookParams;
-
-// `feedback`: values that clients post.
 
 impl Kind for FeedbackParams {
     fn check(&self) -> Checked {
@@ -48,8 +46,6 @@ impl Kind for FeedbackParams {
     }
 }
 
-// `code_syntax`: whether a completion's code compiles.
-
 impl Kind for CodeSyntax {
     fn build(&self, context: &BuildContext<'_>) -> Built {
         let reward = SyntaxReward::new(self.clone(), context.tools.sandbox.clone());
@@ -62,8 +58,6 @@ impl Kind for CodeSyntax {
     }
 }
 
-// `script`: the value of a Rhai script.
-
 impl Kind for ScriptParams {
     fn build(&self, _: &BuildContext<'_>) -> Built {
         let script = ScriptReward::new(self)
@@ -72,13 +66,11 @@ impl Kind for ScriptParams {
     }
 }
 
-// `webhook`: values that another service computes.
-
 impl Kind for WebhookParams {
     fn check(&self) -> Checked {
         check_url("url", &self.url, self.allow_http)?;
         self.check_ranges()?;
-        self.limits().check()
+        between("max_backoff_ms", self.max_backoff_ms, self.backoff_ms, 300_000)
     }
 
     fn build(&self, context: &BuildContext<'_>) -> Built {
@@ -92,8 +84,6 @@ impl Kind for WebhookParams {
         Ok(())
     }
 }
-
-// `python`: the values of a reward function with TRL's signature.
 
 impl Kind for PythonParams {
     fn check(&self) -> Checked {
@@ -121,8 +111,6 @@ impl Kind for PythonParams {
         true
     }
 }
-
-// `code`: the share of a program's tests that pass.
 
 impl Kind for CodeParams {
     fn check(&self) -> Checked {
@@ -156,8 +144,6 @@ impl Kind for CodeParams {
     }
 }
 
-// `judge`: the verdict of a language model.
-
 impl Kind for JudgeParams {
     fn check(&self) -> Checked {
         if !self.is_self_judge() {
@@ -177,7 +163,7 @@ impl Kind for JudgeParams {
             return Err(Problem::value("max", self.max, &allowed));
         }
         self.check_ranges()?;
-        self.limits().check()
+        between("max_backoff_ms", self.max_backoff_ms, self.backoff_ms, 300_000)
     }
 
     fn build(&self, context: &BuildContext<'_>) -> Built {
@@ -202,8 +188,6 @@ impl Kind for JudgeParams {
     }
 }
 
-// `grader`: an OpenAI grader.
-
 define_kind! {
     pub struct GraderParams {
         /// The grader, as a table of OpenAI's fields or as JSON in a text.
@@ -218,61 +202,46 @@ define_kind! {
               multi), its JSON as a text or a table; items are the metadata",
 }
 
-impl Kind for GraderParams {
-    fn build(&self, context: &BuildContext<'_>) -> Built {
-        let wrong = |why: String| Problem::new("grader", format!(" is not a grader: {why}"));
+fn not_a_grader(why: String) -> Problem {
+    Problem::new("grader", format!(" is not a grader: {why}"))
+}
+
+impl GraderParams {
+    fn read(&self, backends: Backends) -> Result<Grader, Problem> {
         let json = match &self.grader {
             Value::String(text) => {
-                serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?
+                serde_json::from_str(text).map_err(|error| not_a_grader(error.to_string()))?
             }
             table => table.clone(),
         };
-        let grader = Grader::new("grader", &json, context.tools.backends());
-        let grader = grader.map_err(|error| wrong(error.sentence()))?;
+        Grader::new("grader", &json, backends).map_err(|error| not_a_grader(error.sentence()))
+    }
+}
+
+impl Kind for GraderParams {
+    fn build(&self, context: &BuildContext<'_>) -> Built {
+        let grader = self.read(context.tools.backends())?;
         if grader.needs_code() && context.tools.sandbox.is_none() {
-            return Err(wrong("it runs Python, and there is no sandbox".to_owned()));
+            return Err(not_a_grader("it runs Python, and there is no sandbox".to_owned()));
         }
-        for model in self.grader_models() {
-            context.tools.check_model(&model).map_err(wrong)?;
+        for model in grader.models() {
+            context.tools.check_model(model).map_err(not_a_grader)?;
         }
         Ok(Some(Arc::new(grader)))
     }
 
     fn needs_sandbox(&self) -> bool {
-        self.with_members().iter().any(|grader| type_of(grader) == "python")
+        self.read(Backends::default()).is_ok_and(|grader| grader.needs_code())
     }
 
     fn needs_self_judge(&self) -> bool {
         self.grader_models().iter().any(|model| model == SELF_JUDGE)
     }
 
-    /// The models that the grader or its members ask.
     fn grader_models(&self) -> Vec<String> {
-        let asks = |grader: &&Value| ["score_model", "label_model"].contains(&type_of(grader));
-        let model = |grader: &Value| Some(grader.get("model")?.as_str()?.to_owned());
-        self.with_members().iter().filter(asks).filter_map(model).collect()
+        let grader = self.read(Backends::default());
+        grader.map_or_else(|_| Vec::new(), |g| g.models().into_iter().map(str::to_owned).collect())
     }
-}
-
-impl GraderParams {
-    /// The grader and, of a `multi` grader, its members.
-    fn with_members(&self) -> Vec<Value> {
-        let whole = match &self.grader {
-            Value::String(text) => serde_json::from_str(text).unwrap_or_default(),
-            grader => grader.clone(),
-        };
-        let mut graders: Vec<Value> = match whole.get("graders") {
-            Some(Value::Object(map)) => map.values().cloned().collect(),
-            Some(Value::Array(list)) => list.clone(),
-            _ => Vec::new(),
-        };
-        graders.push(whole);
-        graders
-    }
-}
-
-fn type_of(grader: &Value) -> &str {
-    grader.get("type").and_then(Value::as_str).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -284,12 +253,16 @@ mod tests {
     #[test]
     fn python_is_found_by_type_and_not_by_word() {
         let code = json!({"type": "python", "name": "p", "source": "def grade(a, b): return 1"});
-        let words = json!({"type": "score_model", "input": [{"content": "Is it good python?"}]});
+        let words = json!({
+            "type": "score_model", "name": "w", "model": "self",
+            "input": [{"role": "user", "content": "Is it good python?"}],
+        });
+        let multi = |parts| json!({"type": "multi", "graders": parts, "calculate_output": "a"});
         for (grader, found) in [
             (code.clone(), true),
             (Value::String(code.to_string()), true),
-            (json!({"type": "multi", "graders": {"a": words, "b": code}}), true),
-            (json!({"type": "multi", "graders": [words]}), false),
+            (multi(json!({"a": words, "b": code})), true),
+            (multi(json!({"a": words})), false),
             (words, false),
         ] {
             assert_eq!(GraderParams { grader: grader.clone() }.needs_sandbox(), found, "{grader}");

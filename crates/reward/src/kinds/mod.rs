@@ -206,8 +206,6 @@ pub(crate) fn write_kind<M: SerializeMap>(
     write(kind.to_json())
 }
 
-// `ensemble`: several kinds as one part.
-
 /// How the members' values become one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

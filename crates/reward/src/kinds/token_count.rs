@@ -28,7 +28,6 @@ pub enum LengthUnit {
 }
 
 impl LengthUnit {
-    /// The length of a completion.
     fn of(self, input: &ScoreInput) -> f64 {
         let length = match self {
             Self::Tokens => input.ids.len(),
@@ -38,8 +37,6 @@ impl LengthUnit {
         length as f64
     }
 }
-
-// `soft_overlong`: a penalty for lengths near the limit.
 
 define_kind! {
     /// DAPO (arXiv 2503.14476), eq. 13.
@@ -76,8 +73,6 @@ impl Kind for SoftOverlong {
         })
     }
 }
-
-// `length_range`: a range of lengths.
 
 define_kind! {
     pub struct LengthRange {
@@ -116,8 +111,6 @@ impl Kind for LengthRange {
         })
     }
 }
-
-// `length`: a peak at an ideal length, or the distance from it.
 
 /// How the value falls with the distance from the ideal length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,8 +155,6 @@ impl Kind for Length {
         })
     }
 }
-
-// `cosine_scaled`: correctness scaled by length.
 
 define_kind! {
     /// Yeo et al. 2025 (arXiv 2502.03373, C.1), as in TRL's `get_cosine_scaled_reward`.
@@ -229,18 +220,11 @@ impl CosineScaled {
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
-
     use super::*;
-    use crate::kinds::tests::samples::{near, of_length, reference, score};
+    use crate::kinds::tests::samples::{near, of_length, reference, sample, score, score_text};
 
     #[derive(Deserialize)]
-    struct Cases {
-        overlong: Vec<Case>,
-    }
-
-    #[derive(Deserialize)]
-    struct Case {
+    struct Overlong {
         max_tokens: u32,
         cache: u32,
         tokens: usize,
@@ -249,92 +233,69 @@ mod tests {
 
     #[test]
     fn values_equal_the_published_formula() {
-        for Case { max_tokens, cache, tokens, value } in reference::<Cases>().overlong {
+        for Overlong { max_tokens, cache, tokens, value } in reference("overlong") {
             let penalty = score(&SoftOverlong { max_tokens, cache }, &of_length(tokens)).unwrap();
             assert!(near(penalty, value), "{max_tokens} {cache} {tokens}");
         }
     }
 
-    mod length_range {
-        use super::super::*;
-        use crate::kinds::tests::samples::{near, of_length, score, score_text};
+    #[test]
+    fn lengths_outside_the_range_fade_to_0() {
+        let p = LengthRange { min: 10, max: 20, fade: 4, unit: LengthUnit::Tokens };
+        for (tokens, value) in
+            [(10, 1.0), (20, 1.0), (9, 0.75), (22, 0.5), (24, 0.0), (0, 0.0), (999, 0.0)]
+        {
+            assert!(near(score(&p, &of_length(tokens)).unwrap(), value), "{tokens}");
+            let hard = LengthRange { fade: 0, ..p.clone() };
+            let wanted = f64::from(u8::from(value == 1.0));
+            assert_eq!(score(&hard, &of_length(tokens)), Some(wanted), "{tokens}");
+        }
+        let words = LengthRange { unit: LengthUnit::Words, ..p };
+        assert!(near(score_text(&words, "a b c d e f g h i"), 0.75));
+    }
 
-        #[test]
-        fn lengths_outside_the_range_fade_to_0() {
-            let p = LengthRange { min: 10, max: 20, fade: 4, unit: LengthUnit::Tokens };
-            for (tokens, value) in
-                [(10, 1.0), (20, 1.0), (9, 0.75), (22, 0.5), (24, 0.0), (0, 0.0), (999, 0.0)]
-            {
-                assert!(near(score(&p, &of_length(tokens)).unwrap(), value), "{tokens}");
-                let hard = LengthRange { fade: 0, ..p.clone() };
-                let wanted = f64::from(u8::from(value == 1.0));
-                assert_eq!(score(&hard, &of_length(tokens)), Some(wanted), "{tokens}");
-            }
-            let words = LengthRange { unit: LengthUnit::Words, ..p };
-            assert!(near(score_text(&words, "a b c d e f g h i"), 0.75));
+    const PEAK: Length =
+        Length { ideal: 100, spread: 50, unit: LengthUnit::Tokens, shape: LengthShape::Peak };
+
+    #[test]
+    fn length_falls_in_a_line_on_both_sides() {
+        let distance = Length { shape: LengthShape::Distance, ..PEAK };
+        for (tokens, value, below) in [
+            (100, 1.0, 0.0),
+            (75, 0.5, -0.5),
+            (125, 0.5, -0.5),
+            (50, 0.0, -1.0),
+            (150, 0.0, -1.0),
+            (1000, 0.0, -18.0),
+        ] {
+            assert!(near(score(&PEAK, &of_length(tokens)).unwrap(), value), "{tokens}");
+            assert!(near(score(&distance, &of_length(tokens)).unwrap(), below), "{tokens}");
         }
     }
 
-    mod length {
-        use super::super::*;
-        use crate::ScoreInput;
-        use crate::kinds::tests::samples::{near, of_length, sample, score, score_text};
-
-        const PEAK: Length =
-            Length { ideal: 100, spread: 50, unit: LengthUnit::Tokens, shape: LengthShape::Peak };
-
-        #[test]
-        fn length_falls_in_a_line_on_both_sides() {
-            let distance = Length { shape: LengthShape::Distance, ..PEAK };
-            for (tokens, value, below) in [
-                (100, 1.0, 0.0),
-                (75, 0.5, -0.5),
-                (125, 0.5, -0.5),
-                (50, 0.0, -1.0),
-                (150, 0.0, -1.0),
-                (1000, 0.0, -18.0),
-            ] {
-                assert!(near(score(&PEAK, &of_length(tokens)).unwrap(), value), "{tokens}");
-                assert!(near(score(&distance, &of_length(tokens)).unwrap(), below), "{tokens}");
-            }
+    #[test]
+    fn words_and_characters_may_be_counted() {
+        let p = Length { ideal: 10, spread: 10, ..PEAK };
+        let text = " éé\u{1c}日本語 😀\n";
+        for (unit, value) in [(LengthUnit::Words, 0.5), (LengthUnit::Characters, 1.0)] {
+            assert!(near(score_text(&Length { unit, ..p.clone() }, text), value), "{unit:?}");
         }
-
-        #[test]
-        fn words_and_characters_may_be_counted() {
-            let p = Length { ideal: 10, spread: 10, ..PEAK };
-            let text = " éé\u{1c}日本語 😀\n";
-            for (unit, value) in [(LengthUnit::Words, 0.5), (LengthUnit::Characters, 1.0)] {
-                assert!(near(score_text(&Length { unit, ..p.clone() }, text), value), "{unit:?}");
-            }
-            let tokens = ScoreInput { ids: vec![0; 4], ..sample(text, &[]) };
-            assert!(near(score(&p, &tokens).unwrap(), 0.4));
-        }
+        let tokens = ScoreInput { ids: vec![0; 4], ..sample(text, &[]) };
+        assert!(near(score(&p, &tokens).unwrap(), 0.4));
     }
 
-    mod cosine_scaled {
-        use serde::Deserialize;
+    #[derive(Deserialize)]
+    struct Cosine {
+        tokens: usize,
+        correct: bool,
+        value: f64,
+    }
 
-        use super::super::*;
-        use crate::kinds::tests::samples::{near, reference};
-
-        #[derive(Deserialize)]
-        struct Cases {
-            cosine: Vec<Case>,
-        }
-
-        #[derive(Deserialize)]
-        struct Case {
-            tokens: usize,
-            correct: bool,
-            value: f64,
-        }
-
-        #[test]
-        fn values_equal_trl() {
-            let p: CosineScaled = serde_json::from_str(r#"{"max_tokens": 100}"#).unwrap();
-            for Case { tokens, correct, value } in reference::<Cases>().cosine {
-                assert!(near(p.value(tokens, correct), value), "{tokens} {correct}");
-            }
+    #[test]
+    fn values_equal_trl() {
+        let p: CosineScaled = serde_json::from_str(r#"{"max_tokens": 100}"#).unwrap();
+        for Cosine { tokens, correct, value } in reference("cosine") {
+            assert!(near(p.value(tokens, correct), value), "{tokens} {correct}");
         }
     }
 }

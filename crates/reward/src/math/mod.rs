@@ -249,8 +249,6 @@ fn split(inner: &str) -> Option<Vec<&str>> {
     (depth == 0 && (2..=MOST_MEMBERS).contains(&parts.len())).then_some(parts)
 }
 
-// Decimal numbers as people write them.
-
 /// Reads a decimal number: optional sign (`-`, `+` or the typographic `−`), digits with or without
 /// thousands separators (`1,234,567`), optional fraction and exponent, white space at both ends.
 /// `None` for anything else, and on overflow.

@@ -1,7 +1,10 @@
 use proptest::prelude::*;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use serde::Deserialize;
 
 use super::*;
+use crate::kinds::tests::samples::reference;
 
 #[derive(Deserialize)]
 struct Same {
@@ -16,23 +19,9 @@ struct Expression {
     value: String,
 }
 
-#[derive(Deserialize)]
-struct Cases {
-    same: Vec<Same>,
-    expressions: Vec<Expression>,
-}
-
-fn cases() -> Cases {
-    let text = include_str!(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/reference/rewards/rewards.json"
-    ));
-    serde_json::from_str(text).unwrap()
-}
-
 #[test]
 fn values_equal_sympy() {
-    for Same { value, texts } in cases().same {
+    for Same { value, texts } in reference("same") {
         for text in &texts {
             let plain = tidy(boxed(text).unwrap_or(text));
             let read = measure(&plain).map_or(f64::NAN, |(value, _)| value.to_f64());
@@ -43,7 +32,7 @@ fn values_equal_sympy() {
 
 #[test]
 fn random_expressions_equal_sympy() {
-    for Expression { plain, latex, value } in cases().expressions {
+    for Expression { plain, latex, value } in reference("expressions") {
         let wanted = parse::value(&value, 0).unwrap();
         for text in [&plain, &latex] {
             let read = parse::value(&tidy(text), 0).unwrap_or_else(|| panic!("{text}"));
@@ -230,51 +219,43 @@ proptest! {
     }
 }
 
-mod number {
-    use rand::{Rng, SeedableRng};
-    use rand_chacha::ChaCha8Rng;
-
-    use super::super::*;
-
-    #[test]
-    fn numbers_are_read_as_people_write_them() {
-        for (text, number) in [
-            ("42", 42.0),
-            (" +42\n", 42.0),
-            ("-7", -7.0),
-            ("\u{2212}7", -7.0),
-            ("1,234", 1234.0),
-            ("12,345,678.5", 12_345_678.5),
-            ("0.25", 0.25),
-            (".5", 0.5),
-            ("5.", 5.0),
-            ("1e3", 1000.0),
-            ("2.5E-1", 0.25),
-            ("007", 7.0),
-        ] {
-            assert_eq!(parse_number(text), Some(number), "{text:?}");
-        }
+#[test]
+fn numbers_are_read_as_people_write_them() {
+    for (text, number) in [
+        ("42", 42.0),
+        (" +42\n", 42.0),
+        ("-7", -7.0),
+        ("\u{2212}7", -7.0),
+        ("1,234", 1234.0),
+        ("12,345,678.5", 12_345_678.5),
+        ("0.25", 0.25),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("1e3", 1000.0),
+        ("2.5E-1", 0.25),
+        ("007", 7.0),
+    ] {
+        assert_eq!(parse_number(text), Some(number), "{text:?}");
     }
+}
 
-    #[test]
-    fn texts_that_are_not_numbers_are_refused() {
-        for text in [
-            "", " ", "-", ".", "e3", "1e", "1e+", "1e1.5", "abc", "4 2", "1,23", "1,2345", ",123",
-            "1234,567", "1.5.2", "1.2,345", "--1", "+-1", "inf", "NaN", "1e999", "٣", "0x10",
-            "12px",
-        ] {
-            assert_eq!(parse_number(text), None, "{text:?}");
-        }
+#[test]
+fn texts_that_are_not_numbers_are_refused() {
+    for text in [
+        "", " ", "-", ".", "e3", "1e", "1e+", "1e1.5", "abc", "4 2", "1,23", "1,2345", ",123",
+        "1234,567", "1.5.2", "1.2,345", "--1", "+-1", "inf", "NaN", "1e999", "٣", "0x10", "12px",
+    ] {
+        assert_eq!(parse_number(text), None, "{text:?}");
     }
+}
 
-    #[test]
-    fn every_finite_number_that_rust_prints_is_read_back() {
-        let mut rng = ChaCha8Rng::seed_from_u64(1);
-        for _ in 0..10_000 {
-            let number = f64::from_bits(rng.random());
-            if number.is_finite() {
-                assert_eq!(parse_number(&format!("{number:e}")), Some(number));
-            }
+#[test]
+fn every_finite_number_that_rust_prints_is_read_back() {
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    for _ in 0..10_000 {
+        let number = f64::from_bits(rng.random());
+        if number.is_finite() {
+            assert_eq!(parse_number(&format!("{number:e}")), Some(number));
         }
     }
 }

@@ -131,8 +131,6 @@ impl Endpoint {
     }
 }
 
-// Delays between attempts.
-
 /// The delay before retry `n` (from 0): with `d = min(max_backoff, backoff x 2^n)`, a value between
 /// `d / 2` and `d`, chosen by `unit` in 0..1. Callers that failed together so retry at different
 /// times ("equal jitter", AWS Architecture Blog).
@@ -166,7 +164,6 @@ enum CircuitState {
 /// The effect of an attempt's result on the circuit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CircuitChange {
-    /// No change.
     None,
     /// The circuit opened, for the first time or after a failed probe.
     Opened,
@@ -215,7 +212,6 @@ pub(super) struct Permit<'a> {
 }
 
 impl Permit<'_> {
-    /// The service answered.
     pub(super) fn succeeded(mut self) -> CircuitChange {
         self.settled = true;
         let mut state = self.breaker.state();
@@ -229,7 +225,6 @@ impl Permit<'_> {
         change
     }
 
-    /// The service failed.
     pub(super) fn failed(mut self, now: Instant) -> CircuitChange {
         self.settled = true;
         let Breaker { threshold, cooldown, .. } = *self.breaker;
@@ -295,62 +290,58 @@ mod tests {
         }
     }
 
-    mod breaker {
-        use super::super::*;
+    const COOLDOWN: Duration = Duration::from_secs(10);
 
-        const COOLDOWN: Duration = Duration::from_secs(10);
+    #[test]
+    fn opens_after_consecutive_failures_and_closes_after_a_probe() {
+        let breaker = Breaker::new(3, COOLDOWN);
+        let start = Instant::now();
+        let fail = |now| breaker.admit(now).unwrap().failed(now);
+        assert_eq!([fail(start), fail(start)], [CircuitChange::None; 2]);
+        // A success resets the count.
+        assert_eq!(breaker.admit(start).unwrap().succeeded(), CircuitChange::None);
+        assert_eq!(
+            [fail(start), fail(start), fail(start)],
+            [CircuitChange::None, CircuitChange::None, CircuitChange::Opened]
+        );
+        assert!(breaker.admit(start + COOLDOWN / 2).is_none());
+        // One probe at a time; a failed one opens the circuit for another cooldown.
+        let later = start + COOLDOWN;
+        let probe = breaker.admit(later).unwrap();
+        assert!(breaker.admit(later).is_none());
+        assert_eq!(probe.failed(later), CircuitChange::Opened);
+        assert!(breaker.admit(later + COOLDOWN / 2).is_none());
+        let back = later + COOLDOWN;
+        assert_eq!(breaker.admit(back).unwrap().succeeded(), CircuitChange::Closed);
+        assert_eq!(
+            [fail(back), fail(back), fail(back)],
+            [CircuitChange::None, CircuitChange::None, CircuitChange::Opened]
+        );
+    }
 
-        #[test]
-        fn opens_after_consecutive_failures_and_closes_after_a_probe() {
-            let breaker = Breaker::new(3, COOLDOWN);
-            let start = Instant::now();
-            let fail = |now| breaker.admit(now).unwrap().failed(now);
-            assert_eq!([fail(start), fail(start)], [CircuitChange::None; 2]);
-            // A success resets the count.
-            assert_eq!(breaker.admit(start).unwrap().succeeded(), CircuitChange::None);
-            assert_eq!(
-                [fail(start), fail(start), fail(start)],
-                [CircuitChange::None, CircuitChange::None, CircuitChange::Opened]
-            );
-            assert!(breaker.admit(start + COOLDOWN / 2).is_none());
-            // One probe at a time; a failed one opens the circuit for another cooldown.
-            let later = start + COOLDOWN;
-            let probe = breaker.admit(later).unwrap();
-            assert!(breaker.admit(later).is_none());
-            assert_eq!(probe.failed(later), CircuitChange::Opened);
-            assert!(breaker.admit(later + COOLDOWN / 2).is_none());
-            let back = later + COOLDOWN;
-            assert_eq!(breaker.admit(back).unwrap().succeeded(), CircuitChange::Closed);
-            assert_eq!(
-                [fail(back), fail(back), fail(back)],
-                [CircuitChange::None, CircuitChange::None, CircuitChange::Opened]
-            );
-        }
+    #[test]
+    fn after_a_cancelled_probe_the_next_request_probes() {
+        let breaker = Breaker::new(1, COOLDOWN);
+        let start = Instant::now();
+        assert_eq!(breaker.admit(start).unwrap().failed(start), CircuitChange::Opened);
+        drop(breaker.admit(start + COOLDOWN).unwrap());
+        assert_eq!(breaker.admit(start + COOLDOWN).unwrap().succeeded(), CircuitChange::Closed);
+    }
 
-        #[test]
-        fn after_a_cancelled_probe_the_next_request_probes() {
-            let breaker = Breaker::new(1, COOLDOWN);
-            let start = Instant::now();
-            assert_eq!(breaker.admit(start).unwrap().failed(start), CircuitChange::Opened);
-            drop(breaker.admit(start + COOLDOWN).unwrap());
-            assert_eq!(breaker.admit(start + COOLDOWN).unwrap().succeeded(), CircuitChange::Closed);
-        }
-
-        #[test]
-        fn results_of_earlier_attempts_do_not_change_an_open_circuit() {
-            let breaker = Breaker::new(1, COOLDOWN);
-            let start = Instant::now();
-            let (first, second, third) = (
-                breaker.admit(start).unwrap(),
-                breaker.admit(start).unwrap(),
-                breaker.admit(start).unwrap(),
-            );
-            assert_eq!(first.failed(start), CircuitChange::Opened);
-            assert_eq!(second.succeeded(), CircuitChange::None);
-            assert!(breaker.admit(start).is_none());
-            let probe = breaker.admit(start + COOLDOWN).unwrap();
-            assert_eq!(third.failed(start + COOLDOWN), CircuitChange::None);
-            assert_eq!(probe.succeeded(), CircuitChange::Closed);
-        }
+    #[test]
+    fn results_of_earlier_attempts_do_not_change_an_open_circuit() {
+        let breaker = Breaker::new(1, COOLDOWN);
+        let start = Instant::now();
+        let (first, second, third) = (
+            breaker.admit(start).unwrap(),
+            breaker.admit(start).unwrap(),
+            breaker.admit(start).unwrap(),
+        );
+        assert_eq!(first.failed(start), CircuitChange::Opened);
+        assert_eq!(second.succeeded(), CircuitChange::None);
+        assert!(breaker.admit(start).is_none());
+        let probe = breaker.admit(start + COOLDOWN).unwrap();
+        assert_eq!(third.failed(start + COOLDOWN), CircuitChange::None);
+        assert_eq!(probe.succeeded(), CircuitChange::Closed);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use reqwest::Url;
 
-use hone_core::config::{Checked, Problem, between, quoted};
+use hone_core::config::{Checked, Problem, quoted};
 
 /// How a service is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,20 +41,6 @@ macro_rules! call_limits {
     };
 }
 pub(crate) use call_limits;
-
-impl CallLimits {
-    /// Checks the ranges of the keys that [`call_limits`] reads.
-    pub(crate) fn check(&self) -> Checked {
-        let ms = |time: Duration| time.as_millis();
-        between("timeout_ms", ms(self.timeout), 1, 600_000)?;
-        between("retries", self.retries, 0, 10)?;
-        between("backoff_ms", ms(self.backoff), 1, 60_000)?;
-        between("max_backoff_ms", ms(self.max_backoff), ms(self.backoff), 300_000)?;
-        between("breaker_failures", self.breaker_failures, 1, 1000)?;
-        between("breaker_cooldown_ms", ms(self.breaker_cooldown), 1, 3_600_000)?;
-        between("max_response_bytes", self.max_response_bytes, 64, 1 << 26)
-    }
-}
 
 /// The problem of a secret that the key names although the configuration was read without the environment.
 pub(crate) fn unresolved(key: &str, name: &str) -> Problem {

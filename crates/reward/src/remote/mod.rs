@@ -19,8 +19,6 @@ pub(super) use endpoint::Endpoint;
 pub use limits::CallLimits;
 pub(super) use limits::{call_limits, check_url, unresolved};
 
-// Logs and counts the events of calls.
-
 /// Logs and counts the calls of one part.
 pub(crate) struct CallEvents {
     metrics: CallMetrics,
@@ -38,7 +36,6 @@ impl CallEvents {
         Self { metrics, what, route: route.to_owned(), part: part.to_owned() }
     }
 
-    /// An attempt ended.
     pub(crate) fn attempt(&self, outcome: &'static str, took: Duration) {
         let Self { metrics, what, route, part } = self;
         metrics.requests.with_label_values(&[route.as_str(), part, outcome]).inc();
@@ -46,7 +43,6 @@ impl CallEvents {
         tracing::debug!(what, route, part, outcome, ?took, "asked for rewards");
     }
 
-    /// The circuit opened or closed.
     fn circuit(&self, open: bool) {
         let Self { metrics, what, route, part } = self;
         metrics.circuit_open.with_label_values(&[route, part]).set(i64::from(open));
@@ -78,8 +74,6 @@ impl CallEvents {
         }
     }
 }
-
-// Why a call to a service failed.
 
 /// Why a service returned no usable answer.
 #[derive(Debug, thiserror::Error)]

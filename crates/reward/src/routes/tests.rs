@@ -1,7 +1,7 @@
 use hone_core::metrics::Metrics;
 
 use super::*;
-use crate::kinds::tests::samples::{Broken, half};
+use crate::kinds::tests::samples::{Broken, half, sample};
 use crate::record;
 
 fn routes(toml: &str) -> Result<Routes, RewardError> {
@@ -18,14 +18,7 @@ fn error_of(rewards: &str) -> String {
 }
 
 fn input(text: &str, metadata: &[(&str, &str)]) -> ScoreInput {
-    ScoreInput {
-        messages: Arc::new(Vec::new()),
-        metadata: Arc::new(
-            metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-        ),
-        text: text.to_owned(),
-        ids: vec![1; 4],
-    }
+    ScoreInput { ids: vec![1; 4], ..sample(text, metadata) }
 }
 
 const ALL: &str = r#"

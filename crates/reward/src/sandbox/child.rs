@@ -6,7 +6,6 @@
 //! standard input (also by dying). The child is the first process of its pid namespace, so the
 //! kernel kills every process that it started.
 
-use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -18,11 +17,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{PidfdFlags, Signal, geteuid, kill_process, pidfd_open};
+use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::confine::{ChildSetup, LANDLOCK_ENOUGH};
-use super::{Isolation, IsolationLayer, RunOutcome, Status};
-use super::{LaunchSpec, SandboxError};
+use super::{Isolation, IsolationLayer, LaunchSpec, RunOutcome, SandboxError, Status, failed};
 use super::{confine, namespaces, sys};
 
 /// Longest line accepted as a specification.
@@ -42,10 +40,6 @@ pub fn child_main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
-}
-
-fn failed<E: Display>(step: &str) -> impl Fn(E) -> SandboxError + '_ {
-    move |error| SandboxError::Launcher(format!("{step}: {error}"))
 }
 
 /// Reads the specification's line without `BufRead`, whose buffer would hold on to later bytes:
@@ -76,9 +70,8 @@ fn isolate(spec: &LaunchSpec) -> Result<Isolation, SandboxError> {
     let entered = if !has(IsolationLayer::Namespaces) {
         Err("switched off".to_owned())
     } else {
-        let owner = if geteuid().is_root() { spec.uid } else { namespaces::INNER_ID };
         namespaces::enter().and_then(|user_namespace| {
-            namespaces::new_root(&spec.readable, spec.limits.scratch_mb, owner)?;
+            namespaces::new_root(&spec.readable)?;
             Ok(user_namespace)
         })
     };
@@ -98,8 +91,6 @@ fn isolate(spec: &LaunchSpec) -> Result<Isolation, SandboxError> {
         "system calls cannot be filtered: seccomp is switched off"
     } else if !isolation.namespaces && landlock < LANDLOCK_ENOUGH {
         "files cannot be protected: neither a mount namespace nor landlock"
-    } else if !isolation.namespaces && spec.limits.processes {
-        "processes cannot be allowed without a pid namespace that contains them"
     } else {
         return Ok(isolation);
     };

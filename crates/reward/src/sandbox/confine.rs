@@ -1,6 +1,5 @@
 //! The child's steps between fork and exec: the restrictions that a process can only put on itself.
 
-use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -18,21 +17,23 @@ use rustix::thread::{
     set_thread_res_uid,
 };
 
-use super::LaunchSpec;
-use super::namespaces::{DEVICES, SCRATCH};
+use super::namespaces::{DEVICES, DIRECTORY, USER};
+use super::sys::{self, at};
+use super::syscalls;
 use super::syscalls::Permitted;
 use super::{Isolation, IsolationLayer};
-use super::{sys, syscalls};
+use super::{LaunchSpec, Limits};
 
 /// The first Landlock ABI that can replace a mount namespace: version 3 (Linux 6.2) also restricts
 /// truncation.
 pub(super) const LANDLOCK_ENOUGH: u32 = 3;
 
-/// The interpreter's environment.
 const ENVIRONMENT: [(&str, &str); 4] =
-    [("LANG", "C.UTF-8"), ("HOME", SCRATCH), ("TMPDIR", SCRATCH), ("PATH", "")];
+    [("LANG", "C.UTF-8"), ("HOME", DIRECTORY), ("TMPDIR", DIRECTORY), ("PATH", "")];
 
-/// The child's inputs from the launcher.
+/// Threads that may exist at the same time.
+const THREADS: u64 = 16;
+
 pub(super) struct ChildSetup<'a> {
     /// The run.
     pub spec: &'a LaunchSpec,
@@ -70,8 +71,8 @@ fn prepare(
     place(files).map_err(at("descriptors"))?;
     setsid().map_err(at("setsid"))?;
     if geteuid().is_root() {
-        become_user(spec.uid).map_err(at("giving up root"))?;
-        isolation.user_id = Some(spec.uid);
+        become_user().map_err(at("giving up root"))?;
+        isolation.user_id = Some(USER);
     }
     // The kernel counts threads by user and user namespace: in its own, this run counts alone.
     let alone = isolation.user_namespace
@@ -82,32 +83,22 @@ fn prepare(
     if has_ended(&launcher) {
         sys::exit(1);
     }
-    set_limits(spec, alone).map_err(at("limits"))?;
+    set_limits(&spec.limits, alone).map_err(at("limits"))?;
     set_no_new_privs(true).map_err(at("no_new_privs"))?;
-    let writable = isolation.namespaces && spec.limits.scratch_mb > 0;
     if isolation.landlock_abi > 0 {
-        let status = landlock(&spec.readable, writable).map_err(at("landlock"))?;
+        let status = landlock(&spec.readable).map_err(at("landlock"))?;
         if status == RulesetStatus::NotEnforced {
             return Err("landlock: the kernel supports it but did not enforce it".to_owned());
         }
     }
-    let directory = if isolation.namespaces { SCRATCH } else { "/" };
+    let directory = if isolation.namespaces { DIRECTORY } else { "/" };
     std::env::set_current_dir(directory).map_err(at("the working directory"))?;
     report(&isolation);
     if !spec.without.contains(&IsolationLayer::Seccomp) {
-        let permitted = Permitted {
-            threads: alone,
-            processes: spec.limits.processes,
-            signals: isolation.namespaces,
-            writing: writable,
-        };
+        let permitted = Permitted { threads: alone, signals: isolation.namespaces };
         syscalls::restrict(permitted).map_err(at("seccomp"))?;
     }
     Ok(program)
-}
-
-fn at<E: Display>(step: &'static str) -> impl Fn(E) -> String {
-    move |error| format!("{step}: {error}")
 }
 
 /// Puts the files on descriptors 0 to 4. Copies them to 16 and above first, so that none is
@@ -122,13 +113,13 @@ fn place(files: &[OwnedFd; 5]) -> io::Result<()> {
 
 /// Gives up root permanently: groups, group, user, and with the user every capability. These calls
 /// change one thread only, and this process has one.
-fn become_user(id: u32) -> io::Result<()> {
-    let (user, group) = (Uid::from_raw(id), Gid::from_raw(id));
+fn become_user() -> io::Result<()> {
+    let (user, group) = (Uid::from_raw(USER), Gid::from_raw(USER));
     set_thread_groups(&[])?;
     set_thread_res_gid(group, group, group)?;
     set_thread_res_uid(user, user, user)?;
     // Must fail now; otherwise the process has kept privileges.
-    if id != 0 && set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).is_ok() {
+    if set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).is_ok() {
         return Err(io::Error::other("root could be regained after it was given up"));
     }
     Ok(())
@@ -141,36 +132,31 @@ fn has_ended(launcher: &OwnedFd) -> bool {
 }
 
 /// Sets every limit but the address space, which [`sys::exec`] sets.
-fn set_limits(spec: &LaunchSpec, alone: bool) -> io::Result<()> {
-    let limits = &spec.limits;
+fn set_limits(limits: &Limits, alone: bool) -> io::Result<()> {
     sys::limit(Resource::Cpu, limits.cpu_seconds())?;
-    sys::limit(Resource::Fsize, limits.scratch_mb << 20)?;
+    sys::limit(Resource::Fsize, 0)?;
     sys::limit(Resource::Nofile, 64)?;
     sys::limit(Resource::Core, 0)?;
     sys::limit(Resource::Memlock, 0)?;
     sys::limit(Resource::Msgqueue, 0)?;
     if alone {
-        sys::limit(Resource::Nproc, limits.tasks)?;
+        sys::limit(Resource::Nproc, THREADS)?;
     }
     Ok(())
 }
 
-/// Restricts file access to reading `readable`, [`DEVICES`], and if `writable` the scratch
-/// directory. Also forbids TCP, and signals and abstract sockets to processes outside, as far as
-/// the kernel's ABI version supports it.
-fn landlock(readable: &[PathBuf], writable: bool) -> Result<RulesetStatus, landlock::RulesetError> {
+/// Restricts file access to reading `readable`, and to [`DEVICES`]. Also forbids TCP, and signals and
+/// abstract sockets to processes outside, as far as the kernel's ABI version supports it.
+fn landlock(readable: &[PathBuf]) -> Result<RulesetStatus, landlock::RulesetError> {
     let abi = ABI::V6;
-    let scratch = writable.then_some(SCRATCH);
-    let all = AccessFs::from_all(abi);
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(all)?
+        .handle_access(AccessFs::from_all(abi))?
         .handle_access(AccessNet::from_all(abi))?
         .scope(Scope::from_all(abi))?
         .create()?
         .add_rules(path_beneath_rules(readable, AccessFs::from_read(abi)))?
         .add_rules(path_beneath_rules(DEVICES, AccessFs::ReadFile | AccessFs::WriteFile))?
-        .add_rules(path_beneath_rules(scratch, all & !AccessFs::Execute))?
         .restrict_self()?;
     Ok(status.ruleset)
 }

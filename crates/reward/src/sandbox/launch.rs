@@ -1,6 +1,5 @@
 //! The daemon's side: finds the interpreter and starts launchers.
 
-use std::fmt::Display;
 use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -12,10 +11,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 
-use super::LaunchSpec;
-use super::Limits;
-use super::SandboxError;
-use super::{Isolation, RunOutcome, RunRequest, SUBCOMMAND, Setup, Status};
+use super::{Isolation, LaunchSpec, Limits, RunOutcome, RunRequest, SUBCOMMAND, SandboxError};
+use super::{Setup, Status, failed};
 
 /// Time that a launcher may take beyond the run's own wall time before it is killed too.
 const GRACE: Duration = Duration::from_secs(5);
@@ -54,23 +51,15 @@ pub struct Sandbox {
     permits: Arc<Semaphore>,
 }
 
-fn failed<E: Display>(step: &'static str) -> impl Fn(E) -> SandboxError {
-    move |error| SandboxError::Launcher(format!("{step}: {error}"))
-}
-
 impl Sandbox {
     /// Finds the interpreter and its files.
     ///
     /// # Errors
-    /// If this is not Linux, `uid` is 0, or the interpreter does not work.
+    /// If this is not Linux, or the interpreter does not work.
     pub async fn new(setup: Setup) -> Result<Self, SandboxError> {
         if !cfg!(target_os = "linux") {
             let reason = "the sandbox needs Linux (namespaces, landlock, seccomp)".to_owned();
             return Err(SandboxError::Unavailable(reason));
-        }
-        if setup.uid == 0 {
-            let text = format!("uid is 0: it must be from 1 to {}", u32::MAX - 1);
-            return Err(SandboxError::Setting(text));
         }
         let unusable = |reason: String| {
             let python = setup.python.display();
@@ -119,17 +108,15 @@ impl Sandbox {
     /// Dropping the future ends the run.
     ///
     /// # Errors
-    /// If a limit is out of range, or the program cannot be confined or started. What the program
+    /// If the program cannot be confined or started. What the program
     /// itself does is an [`RunOutcome`].
     pub async fn run(&self, request: RunRequest) -> Result<RunOutcome, SandboxError> {
-        request.limits.check()?;
         let _permit = self.permits.acquire().await.map_err(failed("permits"))?;
         let limits = request.limits;
         let spec = LaunchSpec {
             argv: self.arguments(),
             readable: self.readable.clone(),
             limits,
-            uid: self.setup.uid,
             without: self.setup.without.clone(),
             code: request.code,
             stdin: request.stdin,

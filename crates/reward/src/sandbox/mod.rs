@@ -12,15 +12,15 @@
 //!
 //! | attack | with namespaces | without namespaces | in both cases |
 //! | --- | --- | --- | --- |
-//! | fork bomb | `RLIMIT_NPROC`, counted in the run's own user namespace; the pid namespace ends with its first process | - | seccomp: no new process unless [`Limits::processes`], and no new thread where the run's threads cannot be counted separately |
+//! | fork bomb | `RLIMIT_NPROC`, counted in the run's own user namespace; the pid namespace ends with its first process | - | seccomp: no new process, and no new thread where the run's threads cannot be counted separately |
 //! | endless loop | the launcher kills the first process, the kernel kills the rest | no other process can exist | wall clock in launcher and daemon; `RLIMIT_CPU`; parent-death signal |
-//! | memory | the scratch directory is a tmpfs of limited size | nothing is writable | `RLIMIT_AS`; no memfd, no shared memory; limited output |
-//! | files | a read-only root with only the interpreter's files | Landlock 3 or later is required | Landlock if available; `RLIMIT_FSIZE`; only the scratch directory is writable |
+//! | memory | - | - | `RLIMIT_AS`; nothing is writable; no memfd, no shared memory; limited output |
+//! | files | a read-only root with only the interpreter's files | Landlock 3 or later is required | Landlock if available; `RLIMIT_FSIZE`; nothing is writable |
 //! | network | a network namespace without interfaces | - | seccomp: no socket but local pairs, no destination addresses; Landlock 4: no TCP |
 //! | other processes, secrets | own pid namespace, no `/proc` | Landlock hides `/proc`, seccomp blocks signals | empty environment, no inherited descriptors, no ptrace, no privileges gained by exec |
 //!
 //! A launcher that is root enters the namespaces directly, and the child then switches to
-//! [`Setup::uid`]. If root may not enter namespaces, the column "without namespaces" applies; if it
+//! user 65534. If root may not enter namespaces, the column "without namespaces" applies; if it
 //! cannot switch the user, the run is refused. Other users enter them through a user namespace.
 //! Seccomp is always required. If a layer and its substitute are both missing, nothing is run:
 //! [`SandboxError::Unavailable`].
@@ -40,12 +40,11 @@ mod sys;
 #[cfg(target_os = "linux")]
 mod syscalls;
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
-use crate::kinds::define::KindParameters;
 
 #[cfg(target_os = "linux")]
 pub use child::child_main;
@@ -58,8 +57,6 @@ pub mod testing;
 pub fn child_main() -> std::process::ExitCode {
     std::process::ExitCode::FAILURE
 }
-
-// The keys of `[sandbox]`.
 
 hone_core::parameters! {
     /// The sandbox for code from completions and graders.
@@ -81,8 +78,6 @@ struct LaunchSpec {
     pub readable: Vec<PathBuf>,
     /// The resources that the run may use.
     pub limits: Limits,
-    /// The id to switch to if the launcher is root.
-    pub uid: u32,
     /// Layers to treat as unsupported by the kernel.
     pub without: Vec<IsolationLayer>,
     /// The content of descriptor 3.
@@ -97,7 +92,7 @@ pub enum SandboxError {
     /// This machine cannot confine it: a layer and its substitute are missing.
     #[error("code is not executed here: {0}")]
     Unavailable(String),
-    /// The interpreter does not work, or a limit is out of range.
+    /// The interpreter does not work.
     #[error("sandbox: {0}")]
     Setting(String),
     /// The launcher could not be started or asked, failed, or did not report.
@@ -105,7 +100,9 @@ pub enum SandboxError {
     Launcher(String),
 }
 
-// The resource limits of one run.
+fn failed<E: Display>(step: &str) -> impl Fn(E) -> SandboxError + '_ {
+    move |error| SandboxError::Launcher(format!("{step}: {error}"))
+}
 
 hone_core::parameters! {
     /// The resources that one run may use.
@@ -113,32 +110,16 @@ hone_core::parameters! {
     pub struct Limits {
         /// Time from the interpreter's start to its end, in milliseconds. Processor time is limited to the same, rounded
         /// up to seconds.
-        pub wall_ms: u64 = 5_000 => between(10, 600_000),
+        pub wall_ms: u64 = 5_000,
         /// Address space of each process, in MiB. Python itself takes about 20.
-        pub memory_mb: u64 = 256 => between(32, 65_536),
+        pub memory_mb: u64 = 256,
         /// Bytes kept of standard output, and of standard error. More ends the run.
-        pub output_bytes: usize = 64 * 1024 => between(0, 16 << 20),
-        /// Size of the private scratch directory, in MiB. With 0, or without a mount namespace to contain it, nothing is
-        /// writable.
-        pub scratch_mb: u64 = 0 => between(0, 1_024),
-        /// Threads and processes that may exist at the same time.
-        pub tasks: u64 = 16 => between(1, 256),
-        /// Whether processes may be started. The run is refused without a pid namespace.
-        pub processes: bool = false,
+        pub output_bytes: usize = 64 * 1024,
     }
 }
 
 impl Limits {
-    /// Checks every range.
-    ///
-    /// # Errors
-    /// The first limit that is out of range.
-    pub fn check(&self) -> Result<(), SandboxError> {
-        self.check_ranges().map_err(|problem| SandboxError::Setting(problem.sentence()))
-    }
-
-    /// The wall time as a duration.
-    pub fn wall(&self) -> Duration {
+    fn wall(&self) -> Duration {
         Duration::from_millis(self.wall_ms)
     }
 
@@ -148,8 +129,6 @@ impl Limits {
         self.wall_ms.div_ceil(1_000) + 1
     }
 }
-
-// The sandbox's settings, requests and outcomes.
 
 /// The hidden subcommand under which the binary calls [`child_main`].
 pub const SUBCOMMAND: &str = "sandbox-exec";
@@ -162,11 +141,8 @@ pub struct Setup {
     pub launcher: PathBuf,
     /// The Python interpreter: a path, or a name to look up on `PATH`.
     pub python: PathBuf,
-    /// Runs at a time; at least 1. By default one per processor.
+    /// Runs at a time; at least 1.
     pub concurrency: usize,
-    /// The user and group id of programs if the daemon is root; not 0. No other process should
-    /// use it.
-    pub uid: u32,
     /// Layers to treat as unsupported by the kernel; the remaining ones must still suffice.
     pub without: Vec<IsolationLayer>,
 }
@@ -176,8 +152,7 @@ impl Default for Setup {
         Self {
             launcher: PathBuf::from("/proc/self/exe"),
             python: PathBuf::from("python3"),
-            concurrency: std::thread::available_parallelism().map_or(2, usize::from),
-            uid: 65_534,
+            concurrency: 2,
             without: Vec::new(),
         }
     }

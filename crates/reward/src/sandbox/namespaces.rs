@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
-use std::fmt::Display;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -15,13 +14,14 @@ use rustix::mount::{
 use rustix::process::{getegid, geteuid, pivot_root, umask};
 use rustix::thread::UnshareFlags;
 
-use super::sys;
+use super::sys::{self, at};
 
-/// The program's only writable directory, if it has one.
-pub(super) const SCRATCH: &str = "/scratch";
+/// The program's working directory, which is empty and cannot be written.
+pub(super) const DIRECTORY: &str = "/scratch";
 
-/// The program's user and group id in a user namespace: the conventional unprivileged id.
-pub(super) const INNER_ID: u32 = 65_534;
+/// The user and group id of programs: the conventional unprivileged id, to which the child switches if the daemon is
+/// root, and which it has in a user namespace.
+pub(super) const USER: u32 = 65_534;
 
 /// The devices that a program may use.
 pub(super) const DEVICES: [&str; 3] = ["/dev/null", "/dev/zero", "/dev/urandom"];
@@ -37,7 +37,7 @@ const NAMESPACES: UnshareFlags = UnshareFlags::NEWNS
 const MOUNT_POINTS: [&str; 3] = ["/sys", "/mnt", "/srv"];
 
 /// Enters new mount, pid (for children), network, IPC and UTS namespaces: directly as root, else
-/// through a user namespace in which this process is [`INNER_ID`]. Returns whether a user namespace
+/// through a user namespace in which this process is [`USER`]. Returns whether a user namespace
 /// was entered.
 /// Errors: names the step that the kernel refused.
 pub(super) fn enter() -> Result<bool, String> {
@@ -50,8 +50,8 @@ pub(super) fn enter() -> Result<bool, String> {
         .map_err(at("unshare with a user namespace"))?;
     let maps = [
         ("setgroups", "deny".to_owned()),
-        ("uid_map", format!("{INNER_ID} {} 1", user.as_raw())),
-        ("gid_map", format!("{INNER_ID} {} 1", group.as_raw())),
+        ("uid_map", format!("{USER} {} 1", user.as_raw())),
+        ("gid_map", format!("{USER} {} 1", group.as_raw())),
     ];
     for (file, text) in maps {
         fs::write(format!("/proc/self/{file}"), text).map_err(at(file))?;
@@ -59,15 +59,9 @@ pub(super) fn enter() -> Result<bool, String> {
     Ok(true)
 }
 
-/// An error of one step.
-fn at<E: Display>(step: &str) -> impl Fn(E) -> String + '_ {
-    move |error| format!("{step}: {error}")
-}
-
-/// Builds a root with the `readable` paths, read-only, [`DEVICES`], and a scratch directory of
-/// `scratch_mb` MiB owned by `owner`, and moves into it.
+/// Builds a root with the `readable` paths, read-only, [`DEVICES`] and [`DIRECTORY`], and moves into it.
 /// Errors: names the mount that the kernel refused.
-pub(super) fn new_root(readable: &[PathBuf], scratch_mb: u64, owner: u32) -> Result<(), String> {
+pub(super) fn new_root(readable: &[PathBuf]) -> Result<(), String> {
     // The program is another user than this process, whose files may be private.
     umask(Mode::WGRP | Mode::WOTH);
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
@@ -94,14 +88,7 @@ pub(super) fn new_root(readable: &[PathBuf], scratch_mb: u64, owner: u32) -> Res
         std::os::unix::fs::symlink(target, inside(base, &link)).map_err(at("a link"))?;
     }
 
-    let scratch = inside(base, Path::new(SCRATCH));
-    fs::create_dir(&scratch).map_err(at("the scratch directory"))?;
-    if scratch_mb > 0 {
-        let options = format!("size={scratch_mb}m,nr_inodes=1024,mode=700,uid={owner},gid={owner}");
-        let options = CString::new(options).map_err(|e| e.to_string())?;
-        mount(c"tmpfs", &scratch, c"tmpfs", plain | MountFlags::NOEXEC, options.as_c_str())
-            .map_err(at("the scratch directory"))?;
-    }
+    fs::create_dir(inside(base, Path::new(DIRECTORY))).map_err(at("the working directory"))?;
     env::set_current_dir(base).map_err(at("the new root"))?;
     // Pivoting onto itself stacks the old root on the new one, from where it is detached
     // (pivot_root(2), "pivot_root(".", ".")").

@@ -1,6 +1,7 @@
 //! Safe functions for the Linux calls that rustix lacks or leaves unsafe.
 
 use std::ffi::CStr;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -12,6 +13,11 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::mount::MountAttrFlags;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// An error of one step.
+pub(super) fn at<E: Display>(step: &str) -> impl Fn(E) -> String + '_ {
+    move |error| format!("{step}: {error}")
+}
 
 /// Converts the return value of a C call: -1 means that `errno` has the error.
 fn check(answer: libc::c_long) -> io::Result<libc::c_long> {

@@ -36,12 +36,8 @@ macro_rules! x86_calls {
 pub(super) struct Permitted {
     /// New threads: only if the kernel counts them separately from the rest of the machine's.
     pub threads: bool,
-    /// New processes: only in a pid namespace.
-    pub processes: bool,
     /// Signals: only in a pid namespace.
     pub signals: bool,
-    /// Changes of directories and files: only with a scratch directory.
-    pub writing: bool,
 }
 
 /// Allowed with any arguments.
@@ -76,14 +72,6 @@ const ALLOWED_X86: &[libc::c_long] = x86_calls! {
     SYS_getpgrp
 };
 
-/// Allowed with a scratch directory.
-const WRITING: &[libc::c_long] = calls! {
-    SYS_mkdirat SYS_unlinkat SYS_renameat2 SYS_ftruncate SYS_fsync SYS_fdatasync
-};
-const WRITING_X86: &[libc::c_long] = x86_calls! {
-    SYS_mkdir SYS_rmdir SYS_unlink SYS_rename
-};
-
 /// Fail with `EPERM`, unless [`Permitted`] allows them.
 const REFUSED: &[libc::c_long] = calls! {
     SYS_socket SYS_connect SYS_bind SYS_listen SYS_accept SYS_accept4 SYS_sendmsg SYS_sendmmsg
@@ -97,15 +85,6 @@ const REFUSED: &[libc::c_long] = calls! {
 const REFUSED_X86: &[libc::c_long] = x86_calls! {
     SYS_fork SYS_vfork SYS_mkdir SYS_rmdir SYS_unlink SYS_chmod SYS_symlink
 };
-
-/// Flags of new namespaces, which `clone` must not have.
-const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWNS
-    | libc::CLONE_NEWUSER
-    | libc::CLONE_NEWPID
-    | libc::CLONE_NEWNET
-    | libc::CLONE_NEWIPC
-    | libc::CLONE_NEWUTS
-    | libc::CLONE_NEWCGROUP;
 
 /// Allowed `prctl` options: `PR_SET_NAME`, `PR_GET_NAME`, `PR_SET_VMA`, with which C libraries name
 /// memory, and `PR_SET_NO_NEW_PRIVS`, which `apply_filter` sets again before the second filter.
@@ -135,7 +114,7 @@ fn compile(permitted: Permitted) -> Result<[BpfProgram; 2], BackendError> {
     let mut second: Rules = refused.map(|&call| (call, vec![])).collect();
     first.insert(libc::SYS_seccomp, vec![]);
     second.insert(libc::SYS_seccomp, vec![]);
-    if permitted.threads && !permitted.processes {
+    if permitted.threads {
         second.insert(libc::SYS_clone, vec![clone_flags(libc::CLONE_THREAD, 0)?]);
     }
     let enosys = SeccompAction::Errno(libc::ENOSYS as u32);
@@ -151,16 +130,8 @@ fn allowed(permitted: Permitted) -> Result<Rules, BackendError> {
     let mut allow = |calls: &[libc::c_long]| rules.extend(calls.iter().map(|&c| (c, vec![])));
     allow(ALLOWED);
     allow(ALLOWED_X86);
-    if permitted.writing {
-        allow(WRITING);
-        allow(WRITING_X86);
-    }
     if permitted.signals {
         allow(calls! { SYS_kill SYS_tkill SYS_tgkill });
-    }
-    if permitted.processes {
-        allow(x86_calls! { SYS_fork SYS_vfork });
-        allow(calls! { SYS_setsid SYS_setpgid });
     }
     let is = |argument, value| when(argument, SeccompCmpOp::Eq, value);
     // Its own limits (pid 0), which can only decrease.
@@ -171,9 +142,7 @@ fn allowed(permitted: Permitted) -> Result<Rules, BackendError> {
     rules.insert(libc::SYS_socketpair, vec![is(0, libc::AF_UNIX as u64)?]);
     rules.insert(libc::SYS_sendto, vec![is(4, 0)?]);
     // `clone3` passes its flags in memory, where no filter can read them, so it is not allowed.
-    if permitted.processes {
-        rules.insert(libc::SYS_clone, vec![clone_flags(NEW_NAMESPACES, 0)?]);
-    } else if permitted.threads {
+    if permitted.threads {
         let thread = libc::CLONE_THREAD;
         rules.insert(libc::SYS_clone, vec![clone_flags(thread, thread)?]);
     }

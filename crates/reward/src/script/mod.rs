@@ -22,33 +22,10 @@ pub(crate) mod engine;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use rhai::{AST, Array, Dynamic, Engine, EvalAltResult, INT, Map, ParseError, Scope};
-
-use hone_core::types::Role;
+use rhai::{AST, Array, Dynamic, Engine, INT, Map, Scope};
 
 use crate::kinds::define::define_kind;
 use crate::{RewardFn, ScoreInput};
-
-/// Why a script has no value.
-#[derive(Debug, thiserror::Error)]
-pub enum ScriptError {
-    /// It does not compile.
-    #[error("source does not compile, line {line}, column {column}: {}", .source.err_type())]
-    Compile {
-        /// Line of the error, from 1.
-        line: usize,
-        /// Column of the error, from 1.
-        column: usize,
-        /// The syntax error.
-        source: ParseError,
-    },
-    /// It failed or exceeded a limit.
-    #[error("the script failed: {0}")]
-    Run(#[source] Box<EvalAltResult>),
-    /// Its value is not a reward.
-    #[error("the script's value is {0}; it must be a finite number, a boolean or ()")]
-    Value(String),
-}
 
 /// The part `kind = "script"`.
 pub struct ScriptReward {
@@ -60,13 +37,14 @@ pub struct ScriptReward {
 impl ScriptReward {
     /// Compiles the script.
     /// Errors: if the script does not compile, with line and column.
-    pub fn new(params: &ScriptParams) -> Result<Self, ScriptError> {
+    pub fn new(params: &ScriptParams) -> Result<Self, String> {
         let mut engine = engine::restricted(params.max_operations);
         engine::add_helpers(&mut engine);
-        let script = engine.compile(&params.source).map_err(|error| ScriptError::Compile {
-            line: error.position().line().unwrap_or(1),
-            column: error.position().position().unwrap_or(1),
-            source: error,
+        let script = engine.compile(&params.source).map_err(|error| {
+            let (line, column) = (error.position().line(), error.position().position());
+            let (line, column) = (line.unwrap_or(1), column.unwrap_or(1));
+            let what = error.err_type();
+            format!("source does not compile, line {line}, column {column}: {what}")
         })?;
         Ok(Self { engine, script, warned: AtomicBool::new(false) })
     }
@@ -79,13 +57,14 @@ impl ScriptReward {
         input: &ScoreInput,
         texts: &Array,
         index: usize,
-    ) -> Result<Option<f64>, ScriptError> {
+    ) -> Result<Option<f64>, String> {
         let mut scope = scope(input);
         scope
             .push_constant("group", texts.clone())
             .push_constant("index", INT::try_from(index).unwrap_or(INT::MAX));
         let run = || self.engine.eval_ast_with_scope::<Dynamic>(&mut scope, &self.script);
-        let value = engine::with_scan_budget(run).map_err(ScriptError::Run)?;
+        let value = engine::with_scan_budget(run);
+        let value = value.map_err(|error| format!("the script failed: {error}"))?;
         if value.is_unit() {
             return Ok(None);
         }
@@ -95,7 +74,13 @@ impl ScriptReward {
             (.., Ok(holds)) => f64::from(u8::from(holds)),
             _ => f64::NAN,
         };
-        if number.is_finite() { Ok(Some(number)) } else { Err(ScriptError::Value(excerpt(&value))) }
+        if number.is_finite() {
+            return Ok(Some(number));
+        }
+        let (kind, text) = (value.type_name(), value.to_string());
+        let text: String = text.chars().take(40).collect();
+        let allowed = "it must be a finite number, a boolean or ()";
+        Err(format!("the script's value is the {kind} `{text}`; {allowed}"))
     }
 }
 
@@ -117,7 +102,6 @@ impl RewardFn for ScriptReward {
 }
 
 fn scope(input: &ScoreInput) -> Scope<'static> {
-    let prompt = input.messages.iter().rfind(|m| m.role == Role::User).map(|m| m.content.clone());
     let messages: Vec<Dynamic> = input
         .messages
         .iter()
@@ -132,19 +116,11 @@ fn scope(input: &ScoreInput) -> Scope<'static> {
     scope
         .push_constant("text", input.text.clone())
         .push_constant("tokens", INT::try_from(input.ids.len()).unwrap_or(INT::MAX))
-        .push_constant("prompt", prompt.unwrap_or_default())
+        .push_constant("prompt", input.prompt().unwrap_or_default().to_owned())
         .push_constant("messages", messages)
         .push_constant("metadata", metadata);
     scope
 }
-
-/// A value's type and first characters, for an error.
-fn excerpt(value: &Dynamic) -> String {
-    let text: String = value.to_string().chars().take(40).collect();
-    format!("the {} `{text}`", value.type_name())
-}
-
-// The parameters of `kind = "script"`.
 
 define_kind! {
     pub struct ScriptParams {

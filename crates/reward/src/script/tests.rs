@@ -1,36 +1,32 @@
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 
-use hone_core::types::Message;
+use hone_core::types::{Message, Role};
 
 use super::*;
-use crate::kinds::Kind;
+use crate::kinds::tests::samples::with_answer;
 
 fn input(text: &str) -> ScoreInput {
     let message = |role, content: &str| Message::new(role, content);
-    ScoreInput {
-        messages: Arc::new(vec![
-            message(Role::System, "be brief"),
-            message(Role::User, "6 x 7?"),
-            message(Role::Assistant, "hm"),
-        ]),
-        metadata: Arc::new(BTreeMap::from([("answer".to_owned(), "42".to_owned())])),
-        text: text.into(),
-        ids: vec![1, 2, 3],
-    }
+    let messages = vec![
+        message(Role::System, "be brief"),
+        message(Role::User, "6 x 7?"),
+        message(Role::Assistant, "hm"),
+    ];
+    let messages = Arc::new(messages);
+    ScoreInput { messages, ids: vec![1, 2, 3], ..with_answer(text, Some("42")) }
 }
 
-fn script(source: &str, max_operations: u64) -> Result<ScriptReward, ScriptError> {
+fn script(source: &str, max_operations: u64) -> Result<ScriptReward, String> {
     ScriptReward::new(&ScriptParams { source: source.into(), max_operations })
 }
 
-fn value(source: &str, text: &str) -> Result<Option<f64>, ScriptError> {
+fn value(source: &str, text: &str) -> Result<Option<f64>, String> {
     evaluate(&script(source, 10_000)?, &input(text))
 }
 
-fn evaluate(script: &ScriptReward, input: &ScoreInput) -> Result<Option<f64>, ScriptError> {
+fn evaluate(script: &ScriptReward, input: &ScoreInput) -> Result<Option<f64>, String> {
     script.evaluate(input, &vec![input.text.clone().into()], 0)
 }
 
@@ -80,11 +76,14 @@ fn scripts_are_compiled_at_construction() {
     let error = script("let x = 1;\nx +* 2", 1_000).err().unwrap();
     insta::assert_snapshot!(error, @"source does not compile, line 2, column 4: Unexpected '*'");
     let error = script("eval(\"1\")", 1_000).err().unwrap();
-    assert!(matches!(error, ScriptError::Compile { line: 1, column: 1, .. }), "{error}");
+    assert!(error.starts_with("source does not compile, line 1, column 1: "), "{error}");
 }
 
 #[test]
 fn limits_stop_a_script() {
+    let failed = |value: Result<Option<f64>, String>| {
+        value.is_err_and(|error| error.starts_with("the script failed: "))
+    };
     for source in [
         "loop {}",
         "let n = 0; while true { n += 1; }",
@@ -100,12 +99,11 @@ fn limits_stop_a_script() {
         "throw \"up\"",
         "text = \"other\"; 1",
     ] {
-        let answer = value(source, "aaaa");
-        assert!(matches!(answer, Err(ScriptError::Run(_))), "{source}: {answer:?}");
+        assert!(failed(value(source, "aaaa")), "{source}");
     }
     // The text that helpers scan is limited although it takes few operations.
     let many = script("let n = 0; loop { n += count(text, \"zz\"); }", 100_000_000).unwrap();
-    assert!(matches!(evaluate(&many, &input(&"z ".repeat(50_000))), Err(ScriptError::Run(_))));
+    assert!(failed(evaluate(&many, &input(&"z ".repeat(50_000)))));
     // Each evaluation has its own budget.
     let one = script("count(text, \"zz\")", 1_000).unwrap();
     assert_eq!(evaluate(&one, &input("zz")).unwrap(), Some(1.0));
@@ -114,7 +112,8 @@ fn limits_stop_a_script() {
 #[test]
 fn other_values_are_missing() {
     for source in ["\"text\"", "[1]", "1.0 / 0.0", "'c'", "messages"] {
-        assert!(matches!(value(source, ""), Err(ScriptError::Value(_))), "{source}");
+        let error = value(source, "").unwrap_err();
+        assert!(error.starts_with("the script's value is the "), "{source}: {error}");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let reward = script("if tokens > 0 { text } else { 1 }", 1_000).unwrap();
@@ -143,12 +142,6 @@ fn scripts_see_their_group() {
     let texts: Vec<&str> = (0..16).map(|i| long[i % 2].as_str()).collect();
     assert_eq!(values("group[index].len() - group[0].len()", &texts), [Some(0.0); 16]);
     assert_eq!(values("group.push(\"c\"); 1", &["a"]), [None]);
-}
-
-#[test]
-fn errors_name_the_parameter_that_is_out_of_range() {
-    let params = ScriptParams { source: "1".into(), max_operations: 1 };
-    assert_eq!(params.check().unwrap_err().key, "max_operations");
 }
 
 proptest! {

@@ -54,8 +54,6 @@ impl Metric {
     }
 }
 
-// Similarity in characters.
-
 /// Characters of each text that [`fuzzy_match`] compares: more would cost quadratic time.
 pub const FUZZY_CHARS: usize = 8_192;
 
@@ -75,8 +73,6 @@ pub fn fuzzy_match(candidate: &str, reference: &str) -> f64 {
     character_ratio(candidate, reference, FUZZY_CHARS)
 }
 
-// Cosine similarity of word counts.
-
 /// The cosine of the two texts' word counts, `a.b / (|a| |b|)`, over lower-case 13a tokens, in
 /// 0..1; 0 where either text is empty. Equals scikit-learn's `CountVectorizer` with that tokenizer
 /// and `cosine_similarity`.
@@ -84,35 +80,24 @@ pub fn fuzzy_match(candidate: &str, reference: &str) -> f64 {
 /// OpenAI's `cosine` compares embeddings (`text-embedding-3-large`) and so recognizes synonyms; this
 /// one does not, as it needs no embedding model.
 pub fn cosine(candidate: &str, reference: &str) -> f64 {
-    let lower = |text: &str| tokenize_13a(&text.to_lowercase());
-    let (given, wanted) = (lower(candidate), lower(reference));
-    let (given, wanted) = (words(&given), words(&wanted));
-    let words = number(&given, &wanted);
-    let mut counts = vec![(0.0, 0.0); words.distinct];
-    for word in &words.reference {
-        if let Some((_, count)) = counts.get_mut(*word as usize) {
-            *count += 1.0;
-        }
-    }
-    for word in &words.candidate {
-        if let Some((count, _)) = counts.get_mut(*word as usize) {
-            *count += 1.0;
-        }
-    }
-    let shared: f64 = counts.iter().map(|(a, b)| a * b).sum();
+    let [given, wanted] = [candidate, reference].map(|text| tokenize_13a(&text.to_lowercase()));
+    let (given, wanted) = (counts(&given), counts(&wanted));
+    let shared = given.iter().filter_map(|(word, count)| Some(count * wanted.get(word)?));
+    let square = |counts: &HashMap<&str, f64>| counts.values().map(|n| n * n).sum::<f64>();
+    let shared: f64 = shared.sum();
     if shared == 0.0 {
         return 0.0;
     }
-    let of_reference: f64 = counts.iter().map(|(_, b): &(f64, f64)| b * b).sum();
-    let strange = given.iter().zip(&words.candidate).filter(|(_, number)| **number == ABSENT);
-    let mut strange: Vec<&str> = strange.map(|(word, _)| *word).collect();
-    strange.sort_unstable();
-    let repeats = strange.chunk_by(|a, b| a == b).map(|same| (same.len() as f64).powi(2));
-    let of_candidate: f64 = counts.iter().map(|(a, _)| a * a).sum::<f64>() + repeats.sum::<f64>();
-    (shared / (of_candidate * of_reference).sqrt()).clamp(0.0, 1.0)
+    (shared / (square(&given) * square(&wanted)).sqrt()).clamp(0.0, 1.0)
 }
 
-// BLEU and Google's GLEU.
+fn counts(line: &str) -> HashMap<&str, f64> {
+    let mut counts = HashMap::new();
+    for word in words(line) {
+        *counts.entry(word).or_default() += 1.0;
+    }
+    counts
+}
 
 /// Sentence BLEU as `sacrebleu.sentence_bleu(candidate, [reference]).score / 100`: 13a tokens, case
 /// kept, orders 1 to 4 up to the candidate's length (effective order), an order without a match
@@ -161,8 +146,6 @@ pub fn gleu(candidate: &str, reference: &str) -> f64 {
         all => matched as f64 / all as f64,
     }
 }
-
-// Counts of the n-grams that two texts share.
 
 /// Counts of the n-grams of one order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -258,8 +241,6 @@ impl Hasher for Mix {
     }
 }
 
-// ROUGE-N and ROUGE-L.
-
 /// Words of each text that [`rouge_l`] compares: more would cost quadratic time.
 pub const ROUGE_L_WORDS: usize = 8192;
 
@@ -292,8 +273,6 @@ fn f_measure(matched: usize, candidate: usize, reference: usize) -> f64 {
     let recall = matched as f64 / reference as f64;
     2.0 * precision * recall / (precision + recall)
 }
-
-// Fenced blocks of Markdown.
 
 /// A fenced block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

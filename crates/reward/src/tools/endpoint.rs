@@ -1,6 +1,7 @@
 //! The endpoint of model graders: `[graders]`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
@@ -10,8 +11,20 @@ use hone_core::config::{Checked, Secret, from_environment};
 use hone_core::metrics::Metrics;
 
 use crate::grader::{ModelClient, ModelFailure, ModelReply, ModelRequest};
-use crate::kinds::define::KindParameters;
-use crate::remote::{CallError, CallEvents, CallLimits, ChatEndpoint, call_limits, check_url};
+use crate::remote::{CallError, CallEvents, CallLimits, ChatEndpoint, check_url};
+
+/// How the endpoint is called.
+const LIMITS: CallLimits = CallLimits {
+    timeout: Duration::from_secs(60),
+    retries: 2,
+    backoff: Duration::from_millis(200),
+    max_backoff: Duration::from_secs(10),
+    breaker_failures: 5,
+    breaker_cooldown: Duration::from_secs(10),
+    max_response_bytes: 1 << 20,
+};
+/// Requests at the same time.
+const CONCURRENCY: usize = 4;
 
 /// Sends the questions of model graders to an OpenAI-compatible endpoint.
 pub struct GraderEndpoint {
@@ -33,8 +46,8 @@ impl GraderEndpoint {
         let events = Arc::new(CallEvents::new("grader", "graders", "model", metrics));
         let key = config.api_key.as_ref();
         Ok(Some(Arc::new(Self {
-            endpoint: ChatEndpoint::new(&config.base_url, key, config.limits(), events)?,
-            slots: Semaphore::new(config.max_concurrency.max(1)),
+            endpoint: ChatEndpoint::new(&config.base_url, key, LIMITS, events)?,
+            slots: Semaphore::new(CONCURRENCY),
         })))
     }
 }
@@ -75,8 +88,6 @@ impl ModelClient for GraderEndpoint {
     }
 }
 
-// The keys of `[graders]`: the endpoint of the models that OpenAI's graders name.
-
 hone_core::parameters! {
     /// The models of `score_model` and `label_model` graders. The name `self` is this server's own base
     /// model; the endpoint serves every other name.
@@ -85,30 +96,6 @@ hone_core::parameters! {
         pub base_url: String = String::new(),
         /// Environment variable that contains the API key; empty sends no key.
         pub api_key_env: String = String::new(),
-        /// Requests at the same time.
-        #[serde(skip)]
-        pub max_concurrency: usize = 4,
-        /// Milliseconds for one attempt, from connecting to the last byte.
-        #[serde(skip)]
-        pub timeout_ms: u64 = 60_000,
-        /// Retries, only after a failed connection, 408, 429 or 5xx.
-        #[serde(skip)]
-        pub retries: u32 = 2,
-        /// Milliseconds before the first retry; doubles for each further one, with jitter.
-        #[serde(skip)]
-        pub backoff_ms: u64 = 200,
-        /// Longest delay between attempts in milliseconds; also limits `Retry-After`.
-        #[serde(skip)]
-        pub max_backoff_ms: u64 = 10_000,
-        /// Consecutive failed attempts that open the circuit.
-        #[serde(skip)]
-        pub breaker_failures: u32 = 5,
-        /// Milliseconds that the circuit stays open before one request probes the service.
-        #[serde(skip)]
-        pub breaker_cooldown_ms: u64 = 10_000,
-        /// Size limit of an answer in bytes.
-        #[serde(skip)]
-        pub max_response_bytes: usize = 1 << 20,
         /// Whether plain http to other machines is allowed.
         pub allow_http: bool = false,
         ;
@@ -118,11 +105,6 @@ hone_core::parameters! {
 }
 
 impl GradersConfig {
-    /// The endpoint's call limits.
-    pub fn limits(&self) -> CallLimits {
-        call_limits!(self)
-    }
-
     /// Looks up the environment variable that `api_key_env` names.
     ///
     /// # Errors
@@ -132,15 +114,14 @@ impl GradersConfig {
         Ok(())
     }
 
-    /// Checks every range.
+    /// Checks the address.
     ///
     /// # Errors
-    /// The first value out of range, with its full key.
+    /// An address that cannot be called.
     pub fn check(&self) -> Checked {
         if !self.base_url.is_empty() {
             check_url("graders.base_url", &self.base_url, self.allow_http)?;
         }
-        let checked = self.check_ranges().and_then(|()| self.limits().check());
-        checked.map_err(|problem| problem.prefixed("graders."))
+        Ok(())
     }
 }

@@ -17,15 +17,11 @@ use hone_core::metrics::Metrics;
 use crate::code::grade_python;
 use crate::grader::{
     Backends, CodeFailure, CodeRunner, ModelClient, ModelFailure, ModelReply, ModelRequest,
-    TokenUsage,
 };
-use crate::judge::{JudgeModel, JudgeSampling, SELF_JUDGE};
+use crate::judge::SELF_JUDGE;
 use crate::sandbox::{Limits, Sandbox, SandboxError, Setup};
 
 pub use endpoint::{GraderEndpoint, GradersConfig};
-
-/// Token limit of an answer if the model grader sets none.
-const ANSWER_TOKENS: u32 = 512;
 
 /// The resources that rewards may use.
 #[derive(Clone, Default)]
@@ -33,7 +29,7 @@ pub struct Tools {
     /// The metrics that count calls.
     pub metrics: Option<Arc<Metrics>>,
     /// This server's base model, for judges with `base_url = "self"`.
-    pub self_judge: Option<Arc<dyn JudgeModel>>,
+    pub self_judge: Option<Arc<dyn ModelClient>>,
     /// The endpoint of every other model that graders name.
     pub endpoint: Option<Arc<GraderEndpoint>>,
     /// The sandbox for the Python of routes.
@@ -73,34 +69,13 @@ fn not_answered(model: &str) -> String {
 impl ModelClient for Tools {
     async fn complete(&self, request: &ModelRequest) -> Result<ModelReply, ModelFailure> {
         match (request.model.as_str(), &self.self_judge, &self.endpoint) {
-            (SELF_JUDGE, Some(own), _) => ask_own(own.as_ref(), request).await,
+            (SELF_JUDGE, Some(own), _) => own.complete(request).await,
             (SELF_JUDGE, None, _) => Err(ModelFailure::Server("no model is served".to_owned())),
             (_, _, Some(endpoint)) => endpoint.complete(request).await,
             (other, _, None) => Err(ModelFailure::Server(not_answered(other))),
         }
     }
 }
-
-/// Asks this server's own model, which ignores the schema; the grader accepts bare scores and labels.
-async fn ask_own(own: &dyn JudgeModel, request: &ModelRequest) -> Result<ModelReply, ModelFailure> {
-    let sampling = JudgeSampling {
-        #[expect(clippy::cast_possible_truncation, reason = "a temperature of at most 2")]
-        temperature: request.sampling.temperature.unwrap_or(0.0) as f32,
-        max_tokens: request.sampling.max_tokens.unwrap_or(ANSWER_TOKENS),
-        seed: request.sampling.seed.map_or(0, i64::unsigned_abs),
-    };
-    let reply = own.complete(&request.messages, &sampling).await;
-    let reply = reply.map_err(|error| ModelFailure::Server(error.to_string()))?;
-    let usage = TokenUsage {
-        prompt_tokens: reply.prompt_tokens,
-        completion_tokens: reply.completion_tokens,
-        total_tokens: reply.prompt_tokens + reply.completion_tokens,
-        ..TokenUsage::default()
-    };
-    Ok(ModelReply { text: reply.text, model: SELF_JUDGE.to_owned(), usage })
-}
-
-// Runs `python` graders, each call in a sandbox process.
 
 /// A sandbox that is created and probed on first use.
 pub struct LazySandbox {

@@ -63,7 +63,6 @@ impl Webhook {
         })
     }
 
-    /// The value of each sample of a batch.
     async fn batch(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
         let parsed = match self.ask(samples).await {
             Ok(answer) => ParsedRewards::parse(&answer, samples.len()),
@@ -120,8 +119,6 @@ pub fn sign(secret: &Secret, seconds: u64, body: &[u8]) -> String {
     format!("t={seconds},v1={}", mac.unwrap_or_default())
 }
 
-// The JSON of requests and answers.
-
 /// The body of a request for the rewards of `samples`.
 fn request_body(id: &str, route: &str, name: &str, samples: &[ScoreInput]) -> Vec<u8> {
     let sample = |(index, input): (usize, &ScoreInput)| {
@@ -143,7 +140,6 @@ struct WebhookAnswer {
     rewards: Vec<Value>,
 }
 
-/// The values of an answer.
 #[derive(Debug, Default, PartialEq)]
 struct ParsedRewards {
     /// One value for each sample.
@@ -251,8 +247,6 @@ fn quote_non_finite(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-// The parameters of `kind = "webhook"`.
-
 define_kind! {
     /// The service that computes the values, and how it is called.
     pub struct WebhookParams {
@@ -265,19 +259,19 @@ define_kind! {
         /// Most requests at a time.
         pub max_concurrency: usize = 4 => between(1, 1024),
         /// Milliseconds for one attempt, from connecting to the last byte.
-        pub timeout_ms: u64 = 5_000,
+        pub timeout_ms: u64 = 5_000 => between(1, 600_000),
         /// Attempts after the first, on a failed connection, 408, 429 and 5xx only.
-        pub retries: u32 = 2,
+        pub retries: u32 = 2 => between(0, 10),
         /// Milliseconds before the first retry; each further one waits twice as long, jittered.
-        pub backoff_ms: u64 = 200,
+        pub backoff_ms: u64 = 200 => between(1, 60_000),
         /// Longest wait between attempts, in milliseconds; also for `Retry-After`.
         pub max_backoff_ms: u64 = 10_000,
         /// Failed attempts in a row that open the circuit.
-        pub breaker_failures: u32 = 5,
+        pub breaker_failures: u32 = 5 => between(1, 1000),
         /// Milliseconds that an open circuit waits before one request probes the service.
-        pub breaker_cooldown_ms: u64 = 10_000,
+        pub breaker_cooldown_ms: u64 = 10_000 => between(1, 3_600_000),
         /// Longest answer in bytes.
-        pub max_response_bytes: usize = 1_048_576,
+        pub max_response_bytes: usize = 1_048_576 => between(64, 1 << 26),
         /// Whether plain http may leave this machine.
         pub allow_http: bool = false,
         ;
@@ -307,4 +301,4 @@ impl WebhookParams {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

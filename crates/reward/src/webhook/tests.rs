@@ -12,6 +12,7 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap as Headers, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::net::{TcpListener, TcpStream};
@@ -23,9 +24,10 @@ use hone_core::types::{Message, Role};
 
 use super::*;
 use crate::kinds::Kind;
+use crate::kinds::tests::samples::with_answer;
 
 /// HMAC from its definition: `H((K ^ opad) || H((K ^ ipad) || message))`.
-pub(super) fn hmac_by_definition(key: &[u8], message: &[u8]) -> String {
+fn hmac_by_definition(key: &[u8], message: &[u8]) -> String {
     let mut block = [0_u8; 64];
     if key.len() > 64 {
         block[..32].copy_from_slice(&Sha256::digest(key));
@@ -40,7 +42,7 @@ pub(super) fn hmac_by_definition(key: &[u8], message: &[u8]) -> String {
 
 /// A request that a server received.
 #[derive(Clone)]
-struct SeenRequest {
+pub(crate) struct SeenRequest {
     headers: Headers,
     body: Bytes,
 }
@@ -50,20 +52,20 @@ impl SeenRequest {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers[name].to_str().unwrap()
     }
 }
 
 /// A server that answers the n-th request (from 0) by a function and records the requests.
-struct Server {
-    address: SocketAddr,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
     seen: Arc<Mutex<Vec<SeenRequest>>>,
     task: JoinHandle<()>,
 }
 
 impl Server {
-    async fn start<F>(answer: F) -> Self
+    pub(crate) async fn start<F>(path: &str, answer: F) -> Self
     where
         F: Fn(usize, &Value) -> Response + Clone + Send + Sync + 'static,
     {
@@ -81,7 +83,7 @@ impl Server {
             };
             answer(n, &json)
         };
-        let app = Router::new().route("/score", post(handler));
+        let app = Router::new().route(path, post(handler));
         let task = tokio::spawn(async move {
             axum::serve(listener, app).into_future().await.unwrap();
         });
@@ -92,7 +94,7 @@ impl Server {
         format!("http://{}/score", self.address)
     }
 
-    fn seen(&self) -> Vec<SeenRequest> {
+    pub(crate) fn seen(&self) -> Vec<SeenRequest> {
         self.seen.lock().unwrap().clone()
     }
 }
@@ -115,13 +117,8 @@ fn lengths(body: &Value) -> Response {
 }
 
 fn input(text: &str, answer: Option<&str>) -> ScoreInput {
-    let metadata = answer.map(|a| ("answer".to_owned(), a.to_owned()));
-    ScoreInput {
-        messages: Arc::new(vec![Message::new(Role::User, "6+1=")]),
-        metadata: Arc::new(metadata.into_iter().collect()),
-        text: text.to_owned(),
-        ids: vec![1; 4],
-    }
+    let messages = Arc::new(vec![Message::new(Role::User, "6+1=")]);
+    ScoreInput { messages, ids: vec![1; 4], ..with_answer(text, answer) }
 }
 
 /// Short delays; a single failure does not open the circuit.
@@ -163,7 +160,7 @@ impl TestWebhook {
 
 #[tokio::test]
 async fn posts_batches_and_keeps_their_order() {
-    let server = Server::start(|_, body| lengths(body)).await;
+    let server = Server::start("/score", |_, body| lengths(body)).await;
     let webhook = TestWebhook::new(&WebhookParams { max_batch: 2, ..quick(&server.url()) });
     let values = webhook.score(&["a", "bb", "ccc", "dddd", "eeeee"]).await;
     assert_eq!(values, [1.0, 2.0, 3.0, 4.0, 5.0].map(Some));
@@ -185,7 +182,7 @@ async fn posts_batches_and_keeps_their_order() {
 #[tokio::test]
 async fn retries_have_the_same_idempotency_key() {
     let statuses = [503, 429, 408];
-    let server = Server::start(move |n, body| match statuses.get(n) {
+    let server = Server::start("/score", move |n, body| match statuses.get(n) {
         Some(status) => {
             (StatusCode::from_u16(*status).unwrap(), [("retry-after", "0")]).into_response()
         }
@@ -203,10 +200,17 @@ async fn retries_have_the_same_idempotency_key() {
 }
 
 #[tokio::test]
-async fn client_errors_and_redirects_are_not_retried() {
-    for (status, reason) in [(400, "client_error"), (404, "client_error"), (302, "redirect")] {
-        let server = Server::start(move |_, _| {
-            (StatusCode::from_u16(status).unwrap(), [("location", "/score")]).into_response()
+async fn client_errors_redirects_and_long_waits_are_not_retried() {
+    let location = ("location", "/score");
+    for (status, header, reason) in [
+        (400, location, "client_error"),
+        (404, location, "client_error"),
+        (302, location, "redirect"),
+        // Beyond the maximum.
+        (429, ("retry-after", "3600"), "rate_limited"),
+    ] {
+        let server = Server::start("/score", move |_, _| {
+            (StatusCode::from_u16(status).unwrap(), [header]).into_response()
         })
         .await;
         let webhook = TestWebhook::new(&quick(&server.url()));
@@ -214,17 +218,6 @@ async fn client_errors_and_redirects_are_not_retried() {
         assert_eq!((server.seen().len(), webhook.missing(reason)), (1, 2), "{status}");
         assert!(!webhook.is_open());
     }
-}
-
-#[tokio::test]
-async fn a_retry_after_beyond_the_maximum_is_not_waited_for() {
-    let server = Server::start(|_, _| {
-        (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "3600")]).into_response()
-    })
-    .await;
-    let webhook = TestWebhook::new(&quick(&server.url()));
-    assert_eq!(webhook.score(&["a"]).await, [None]);
-    assert_eq!((server.seen().len(), webhook.missing("rate_limited")), (1, 1));
 }
 
 #[tokio::test]
@@ -248,12 +241,13 @@ async fn a_slow_service_gives_missing_values_without_a_retry() {
 async fn failures_open_the_circuit_and_a_probe_closes_it() {
     let healthy = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let switch = Arc::clone(&healthy);
-    let server =
-        Server::start(move |_, body| match switch.load(std::sync::atomic::Ordering::SeqCst) {
+    let server = Server::start("/score", move |_, body| {
+        match switch.load(std::sync::atomic::Ordering::SeqCst) {
             true => lengths(body),
             false => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        })
-        .await;
+        }
+    })
+    .await;
     let params = WebhookParams {
         retries: 0,
         breaker_failures: 2,
@@ -293,7 +287,7 @@ async fn forward(listener: TcpListener, server: watch::Receiver<Option<SocketAdd
 
 #[tokio::test]
 async fn a_killed_service_gives_missing_values_until_it_is_back() {
-    let server = Server::start(|_, body| lengths(body)).await;
+    let server = Server::start("/score", |_, body| lengths(body)).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/score", listener.local_addr().unwrap());
     let (target, watched) = watch::channel(Some(server.address));
@@ -310,7 +304,7 @@ async fn a_killed_service_gives_missing_values_until_it_is_back() {
     while !webhook.is_open() {
         assert_eq!(webhook.score(&["a"]).await, [None]);
     }
-    let back = Server::start(|_, body| lengths(body)).await;
+    let back = Server::start("/score", |_, body| lengths(body)).await;
     target.send_replace(Some(back.address));
     let mut tries = 0;
     while webhook.score(&["abc"]).await != [Some(3.0)] {
@@ -324,23 +318,16 @@ async fn a_killed_service_gives_missing_values_until_it_is_back() {
 
 #[tokio::test]
 async fn bad_answers_are_counted_by_reason() {
-    let cases: [(Response, &str, u64); 5] = [
-        ("not json".into_response(), "bad_answer", 2),
-        (answer(json!({"rewards": [1]})), "too_few", 2),
-        (answer(json!({"rewards": [1, 2, 3]})), "too_many", 2),
-        (r#"{"rewards":[NaN,NaN]}"#.into_response(), "non_finite", 2),
-        (answer(json!({"rewards": "x".repeat(5000)})), "too_large", 2),
-    ];
-    for (given, reason, count) in cases {
-        let (parts, body) = given.into_parts();
-        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-        let server =
-            Server::start(move |_, _| Response::from_parts(parts.clone(), bytes.clone().into()))
-                .await;
+    for (body, reason) in [
+        ("not json".to_owned(), "bad_answer"),
+        (r#"{"rewards":[NaN,NaN]}"#.to_owned(), "non_finite"),
+        (json!({"rewards": "x".repeat(5000)}).to_string(), "too_large"),
+    ] {
+        let server = Server::start("/score", move |_, _| body.clone().into_response()).await;
         let params = WebhookParams { max_response_bytes: 1000, ..quick(&server.url()) };
         let webhook = TestWebhook::new(&params);
         assert_eq!(webhook.score(&["a", "b"]).await, [None, None], "{reason}");
-        assert_eq!((webhook.missing(reason), server.seen().len()), (count, 1), "{reason}");
+        assert_eq!((webhook.missing(reason), server.seen().len()), (2, 1), "{reason}");
     }
 }
 
@@ -373,7 +360,7 @@ async fn concurrent_requests_are_limited() {
 
 #[tokio::test]
 async fn requests_are_signed() {
-    let server = Server::start(|_, body| lengths(body)).await;
+    let server = Server::start("/score", |_, body| lengths(body)).await;
     let mut params = WebhookParams { secret_env: "SECRET".to_owned(), ..quick(&server.url()) };
     let metrics = Arc::new(Metrics::new().unwrap());
     let unresolved = Webhook::new(&params, "math", "remote", &metrics).err().unwrap();
@@ -441,135 +428,116 @@ async fn the_example_server_checks_the_signature_and_scores() {
     assert_eq!(score("wrong").await, (vec![None, None, None], 3));
 }
 
-mod signature {
-    use super::super::*;
-    use super::hmac_by_definition;
-
-    #[test]
-    fn matches_the_definition_and_the_standard() {
-        // RFC 4231, test case 2.
-        assert_eq!(
-            hmac_by_definition(b"Jefe", b"what do ya want for nothing?"),
-            "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
-        );
-        for secret in ["Jefe", "a", &"long".repeat(40)] {
-            let signed = sign(&Secret::new(secret), 1_700_000_000, b"{\"id\":1}");
-            let expected = hmac_by_definition(secret.as_bytes(), b"1700000000.{\"id\":1}");
-            assert_eq!(signed, format!("t=1700000000,v1={expected}"));
-        }
+#[test]
+fn matches_the_definition_and_the_standard() {
+    // RFC 4231, test case 2.
+    assert_eq!(
+        hmac_by_definition(b"Jefe", b"what do ya want for nothing?"),
+        "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843"
+    );
+    for secret in ["Jefe", "a", &"long".repeat(40)] {
+        let signed = sign(&Secret::new(secret), 1_700_000_000, b"{\"id\":1}");
+        let expected = hmac_by_definition(secret.as_bytes(), b"1700000000.{\"id\":1}");
+        assert_eq!(signed, format!("t=1700000000,v1={expected}"));
     }
 }
 
-mod wire {
-    use proptest::prelude::*;
+fn of(answer: &str, samples: usize) -> (Vec<Option<f64>>, Vec<(&'static str, usize)>) {
+    let parsed = ParsedRewards::parse(answer.as_bytes(), samples);
+    (parsed.values, parsed.missing.into_iter().collect())
+}
 
-    use super::super::*;
+#[test]
+fn numbers_are_in_sample_order() {
+    assert_eq!(
+        of(r#"{"rewards":[1, -0.5, null]}"#, 3),
+        (vec![Some(1.0), Some(-0.5), None], vec![("null", 1)])
+    );
+    assert_eq!(of(r#"{"rewards":[]}"#, 0), (vec![], vec![]));
+    assert_eq!(of(r#"{"rewards":[1]}"#, 2), (vec![None, None], vec![("too_few", 2)]));
+    assert_eq!(of(r#"{"rewards":[1,2,3]}"#, 2), (vec![None, None], vec![("too_many", 2)]));
+    assert_eq!(of(r#"{"rewards":[true,"2"]}"#, 2), (vec![None, None], vec![("not_a_number", 2)]));
+}
 
-    fn of(answer: &str, samples: usize) -> (Vec<Option<f64>>, Vec<(&'static str, usize)>) {
-        let parsed = ParsedRewards::parse(answer.as_bytes(), samples);
-        (parsed.values, parsed.missing.into_iter().collect())
-    }
+#[test]
+fn a_non_finite_value_leaves_the_others_valid() {
+    let given = r#"{"note":"NaN \" NaN, \\","rewards":[NaN,-Infinity, 1e999 ,0.5]}"#;
+    assert_eq!(of(given, 4), (vec![None, None, None, Some(0.5)], vec![("non_finite", 3)]));
+}
 
-    #[test]
-    fn numbers_are_in_sample_order() {
-        assert_eq!(
-            of(r#"{"rewards":[1, -0.5, null]}"#, 3),
-            (vec![Some(1.0), Some(-0.5), None], vec![("null", 1)])
-        );
-        assert_eq!(of(r#"{"rewards":[]}"#, 0), (vec![], vec![]));
-        assert_eq!(of(r#"{"rewards":[1]}"#, 2), (vec![None, None], vec![("too_few", 2)]));
-        assert_eq!(of(r#"{"rewards":[1,2,3]}"#, 2), (vec![None, None], vec![("too_many", 2)]));
-        assert_eq!(
-            of(r#"{"rewards":[true,"2"]}"#, 2),
-            (vec![None, None], vec![("not_a_number", 2)])
-        );
-    }
+#[test]
+fn entries_name_their_sample() {
+    let given =
+        r#"{"rewards":[{"index":2,"value":3},{"index":0,"value":null},{"index":9,"value":1}]}"#;
+    assert_eq!(of(given, 3), (vec![None, None, Some(3.0)], vec![("null", 1), ("too_few", 1)]));
+    let twice = r#"{"rewards":[{"index":0,"value":3},{"index":0,"value":4}]}"#;
+    assert_eq!(of(twice, 1), (vec![None], vec![("not_a_number", 1)]));
+}
 
-    #[test]
-    fn a_non_finite_value_leaves_the_others_valid() {
-        let given = r#"{"note":"NaN \" NaN, \\","rewards":[NaN,-Infinity, 1e999 ,0.5]}"#;
-        assert_eq!(of(given, 4), (vec![None, None, None, Some(0.5)], vec![("non_finite", 3)]));
-    }
-
-    #[test]
-    fn entries_name_their_sample() {
-        let given =
-            r#"{"rewards":[{"index":2,"value":3},{"index":0,"value":null},{"index":9,"value":1}]}"#;
-        assert_eq!(of(given, 3), (vec![None, None, Some(3.0)], vec![("null", 1), ("too_few", 1)]));
-        let twice = r#"{"rewards":[{"index":0,"value":3},{"index":0,"value":4}]}"#;
-        assert_eq!(of(twice, 1), (vec![None], vec![("not_a_number", 1)]));
-    }
-
-    #[test]
-    fn anything_else_is_a_bad_answer() {
-        for answer in ["", "{}", "[1]", "<html>", "{\"rewards\":1}", "{\"rewards\":[1}"] {
-            assert_eq!(of(answer, 1), (vec![None], vec![("bad_answer", 1)]), "{answer}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn never_panics_and_always_fits(answer in ".{0,80}", samples in 0_usize..5) {
-            let (values, missing) = of(&answer, samples);
-            prop_assert_eq!(values.len(), samples);
-            let counted: usize = missing.iter().map(|(_, n)| n).sum();
-            prop_assert_eq!(counted, values.iter().filter(|v| v.is_none()).count());
-        }
-
-        #[test]
-        fn finite_numbers_are_unchanged(eighths in prop::collection::vec(-80_000_i32..80_000, 0..9)) {
-            let values: Vec<f64> = eighths.iter().map(|n| f64::from(*n) / 8.0).collect();
-            let answer = serde_json::json!({ "rewards": values }).to_string();
-            let expected: Vec<Option<f64>> = values.iter().copied().map(Some).collect();
-            prop_assert_eq!(of(&answer, values.len()), (expected, vec![]));
-        }
+#[test]
+fn anything_else_is_a_bad_answer() {
+    for answer in ["", "{}", "[1]", "<html>", "{\"rewards\":1}", "{\"rewards\":[1}"] {
+        assert_eq!(of(answer, 1), (vec![None], vec![("bad_answer", 1)]), "{answer}");
     }
 }
 
-mod params {
-    use super::super::*;
-    use crate::kinds::Kind;
-
-    fn refusal(params: &WebhookParams) -> String {
-        params.check().unwrap_err().sentence()
+proptest! {
+    #[test]
+    fn never_panics_and_always_fits(answer in ".{0,80}", samples in 0_usize..5) {
+        let (values, missing) = of(&answer, samples);
+        prop_assert_eq!(values.len(), samples);
+        let counted: usize = missing.iter().map(|(_, n)| n).sum();
+        prop_assert_eq!(counted, values.iter().filter(|v| v.is_none()).count());
     }
 
     #[test]
-    fn keys_are_read_and_the_secret_is_never_written() {
-        let read: WebhookParams = toml::from_str("url = \"https://grader.example/score\"").unwrap();
-        assert_eq!(read, WebhookParams::new("https://grader.example/score"));
-        assert_eq!(read.check(), Ok(()));
-        let error = toml::from_str::<WebhookParams>("url = \"x\"\nurls = 1").unwrap_err();
-        assert!(error.to_string().contains("urls"), "{error}");
-        // The secret itself has no key.
-        assert!(toml::from_str::<WebhookParams>("url = \"x\"\nsecret = \"s\"").is_err());
-        let mut signed = read;
-        signed.secret_env = "GRADER_SECRET".to_owned();
-        signed.resolve(&|_| Some("hunter2".to_owned())).unwrap();
-        assert!(!toml::to_string(&signed).unwrap().contains("hunter2"));
-        assert!(!format!("{signed:?}").contains("hunter2"));
+    fn finite_numbers_are_unchanged(eighths in prop::collection::vec(-80_000_i32..80_000, 0..9)) {
+        let values: Vec<f64> = eighths.iter().map(|n| f64::from(*n) / 8.0).collect();
+        let answer = serde_json::json!({ "rewards": values }).to_string();
+        let expected: Vec<Option<f64>> = values.iter().copied().map(Some).collect();
+        prop_assert_eq!(of(&answer, values.len()), (expected, vec![]));
     }
+}
 
-    #[test]
-    fn addresses_are_https_or_loopback() {
-        for good in
-            ["https://a.example/x", "http://localhost:1/x", "http://127.0.0.9/", "http://[::1]:8/"]
-        {
-            assert_eq!(WebhookParams::new(good).check(), Ok(()), "{good}");
-        }
-        let far = WebhookParams::new("http://grader:8000/score");
-        insta::assert_snapshot!(refusal(&far), @r#"url is "http://grader:8000/score": it must be https, or http to this machine; allow_http = true permits plain http elsewhere, as on a private network"#);
-        assert_eq!(WebhookParams { allow_http: true, ..far }.check(), Ok(()));
-        insta::assert_snapshot!(refusal(&WebhookParams::new("ftp://x/")), @r#"url is "ftp://x/": it must be an http or https address"#);
-        insta::assert_snapshot!(refusal(&WebhookParams::new("grader")), @r#"url is "grader": it must be an address such as "https://grader.example/score""#);
-        insta::assert_snapshot!(refusal(&WebhookParams::new("https://me:hunter2@x/")), @"url is a hidden value: it must be an address without a user name or password, which logs could show");
-    }
+fn refusal(params: &WebhookParams) -> String {
+    params.check().unwrap_err().sentence()
+}
 
-    #[test]
-    fn ranges_are_named() {
-        let base = WebhookParams::new("https://a.example/");
-        insta::assert_snapshot!(refusal(&WebhookParams { max_batch: 0, ..base.clone() }), @"max_batch is 0: it must be from 1 to 4096");
-        insta::assert_snapshot!(refusal(&WebhookParams { retries: 11, ..base.clone() }), @"retries is 11: it must be from 0 to 10");
-        insta::assert_snapshot!(refusal(&WebhookParams { max_backoff_ms: 5, ..base }), @"max_backoff_ms is 5: it must be from 200 to 300000");
+#[test]
+fn keys_are_read_and_the_secret_is_never_written() {
+    let read: WebhookParams = toml::from_str("url = \"https://grader.example/score\"").unwrap();
+    assert_eq!(read, WebhookParams::new("https://grader.example/score"));
+    assert_eq!(read.check(), Ok(()));
+    let error = toml::from_str::<WebhookParams>("url = \"x\"\nurls = 1").unwrap_err();
+    assert!(error.to_string().contains("urls"), "{error}");
+    // The secret itself has no key.
+    assert!(toml::from_str::<WebhookParams>("url = \"x\"\nsecret = \"s\"").is_err());
+    let mut signed = read;
+    signed.secret_env = "GRADER_SECRET".to_owned();
+    signed.resolve(&|_| Some("hunter2".to_owned())).unwrap();
+    assert!(!toml::to_string(&signed).unwrap().contains("hunter2"));
+    assert!(!format!("{signed:?}").contains("hunter2"));
+}
+
+#[test]
+fn addresses_are_https_or_loopback() {
+    for good in
+        ["https://a.example/x", "http://localhost:1/x", "http://127.0.0.9/", "http://[::1]:8/"]
+    {
+        assert_eq!(WebhookParams::new(good).check(), Ok(()), "{good}");
     }
+    let far = WebhookParams::new("http://grader:8000/score");
+    insta::assert_snapshot!(refusal(&far), @r#"url is "http://grader:8000/score": it must be https, or http to this machine; allow_http = true permits plain http elsewhere, as on a private network"#);
+    assert_eq!(WebhookParams { allow_http: true, ..far }.check(), Ok(()));
+    insta::assert_snapshot!(refusal(&WebhookParams::new("ftp://x/")), @r#"url is "ftp://x/": it must be an http or https address"#);
+    insta::assert_snapshot!(refusal(&WebhookParams::new("grader")), @r#"url is "grader": it must be an address such as "https://grader.example/score""#);
+    insta::assert_snapshot!(refusal(&WebhookParams::new("https://me:hunter2@x/")), @"url is a hidden value: it must be an address without a user name or password, which logs could show");
+}
+
+#[test]
+fn ranges_are_named() {
+    let base = WebhookParams::new("https://a.example/");
+    insta::assert_snapshot!(refusal(&WebhookParams { max_batch: 0, ..base.clone() }), @"max_batch is 0: it must be from 1 to 4096");
+    insta::assert_snapshot!(refusal(&WebhookParams { retries: 11, ..base.clone() }), @"retries is 11: it must be from 0 to 10");
+    insta::assert_snapshot!(refusal(&WebhookParams { max_backoff_ms: 5, ..base }), @"max_backoff_ms is 5: it must be from 200 to 300000");
 }

@@ -1,8 +1,8 @@
-use hone_core::types::{FinishReason, InteractionId, SampleOrigin, SamplingParams};
 use hone_reward::Routes;
 use hone_reward::routes::RouteList;
 
 use super::*;
+use crate::tests::world::{interaction, served};
 
 fn route() -> Arc<Route> {
     #[derive(serde::Deserialize)]
@@ -23,45 +23,8 @@ fn route() -> Arc<Route> {
     Arc::clone(routes.get("math").unwrap())
 }
 
-fn interaction() -> Interaction {
-    Interaction {
-        id: InteractionId::new(),
-        created: now_ms(),
-        source: PromptSource::Live,
-        route: "math".to_owned(),
-        model: "default".to_owned(),
-        endpoint: Default::default(),
-        key_id: None,
-        messages: Vec::new(),
-        metadata: BTreeMap::new(),
-        params: SamplingParams::default(),
-        prompt_ids: vec![1],
-        template_hash: String::new(),
-        stop: Vec::new(),
-        held_out: false,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
-    }
-}
-
 fn sample(interaction: &Interaction, version: u64) -> Sample {
-    Sample {
-        id: SampleId::new(),
-        interaction: interaction.id,
-        choice: 0,
-        origin: SampleOrigin::Shadow,
-        created: now_ms(),
-        ids: vec![5],
-        logprobs: vec![-0.1],
-        kept: Vec::new(),
-        forced: Vec::new(),
-        text: "5".to_owned(),
-        finish: FinishReason::Stop,
-        version: PolicyVersion(version),
-        params: SamplingParams::default(),
-        untrainable: None,
-    }
+    Sample { version: PolicyVersion(version), ..served(interaction, 0) }
 }
 
 fn feedback(sample: &Sample, name: &str) -> (SampleId, Vec<Reward>) {
@@ -85,7 +48,7 @@ fn grades(correct: &[Option<f64>], shape: &[Option<f64>]) -> Grades {
 
 #[test]
 fn a_group_has_its_members_parts_in_order_and_the_oldest_version() {
-    let asked = interaction();
+    let asked = interaction("math");
     let members = [sample(&asked, 7), sample(&asked, 5), sample(&asked, 6)];
     let values = grades(&[Some(0.0), Some(1.0), None], &[Some(0.0); 3]);
     let open = Feedback::from([feedback(&members[0], "stars")]);
@@ -99,7 +62,7 @@ fn a_group_has_its_members_parts_in_order_and_the_oldest_version() {
 
 #[test]
 fn members_without_a_value_are_left_out() {
-    let asked = interaction();
+    let asked = interaction("math");
     let members = [sample(&asked, 1), sample(&asked, 0), sample(&asked, 3)];
     let none = [None; 3];
     let group = build_group(
@@ -125,7 +88,7 @@ fn members_without_a_value_are_left_out() {
 
 #[test]
 fn all_grader_values_are_recorded_including_missing_ones() {
-    let asked = interaction();
+    let asked = interaction("math");
     let members = [sample(&asked, 0), sample(&asked, 0)];
     let values = grades(&[Some(1.0), None], &[Some(0.0), Some(1.0)]);
     let recorded: Vec<_> =

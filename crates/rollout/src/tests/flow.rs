@@ -21,15 +21,12 @@ async fn prompts_without_a_group_are_counted_with_the_reason() {
     world.config.queue = 2;
     world.config.max_concurrent = 1;
     let rollout = world.start();
-    let (users, samples) = world.serve("users", 1).await;
-    rollout.submit(users, samples);
+    world.submit(&rollout, "users", 1).await;
     assert_eq!(world.skipped("route_unscored"), 1);
-    let (first, samples) = world.serve("graded", 1).await;
-    rollout.submit(first, samples);
+    world.submit(&rollout, "graded", 1).await;
     world.until(|| world.engine.requests().len() == 1).await;
     for _ in 0..3 {
-        let (asked, samples) = world.serve("graded", 1).await;
-        rollout.submit(asked, samples);
+        world.submit(&rollout, "graded", 1).await;
     }
     assert_eq!((world.skipped("queue_full"), world.metrics.rollout_queue.get()), (1, 2));
     let tokens = world.metrics.engine_tokens.with_label_values(&["shadow"]);
@@ -38,8 +35,7 @@ async fn prompts_without_a_group_are_counted_with_the_reason() {
     let during = tokens.get() - before;
     assert!(during < 10, "stop waits for the engine: {during} tokens; a sample has 17");
     assert_eq!((world.skipped("stopping"), world.metrics.rollout_queue.get()), (2, 0));
-    let (late, samples) = world.serve("graded", 1).await;
-    rollout.submit(late, samples);
+    world.submit(&rollout, "graded", 1).await;
     assert_eq!(world.skipped("stopping"), 3);
     world.until(|| world.engine.load().shadow_running == 0).await;
     assert_eq!(
@@ -54,8 +50,7 @@ async fn stop_commits_a_group_that_only_waits_for_feedback() {
     let mut world = World::new();
     world.config.feedback_wait_ms = 3_600_000;
     let rollout = world.start();
-    let (asked, samples) = world.serve("both", 1).await;
-    rollout.submit(asked.clone(), samples);
+    let (asked, _) = world.submit(&rollout, "both", 1).await;
     world.until(|| world.metrics.rollout_samples.get() == 3).await;
     assert!(world.store.groups_of(asked.id).unwrap().is_empty());
     // A task that waited longer would be aborted, and its group lost.
@@ -71,14 +66,12 @@ async fn sampling_pauses_at_the_backlog_limit_then_takes_the_newest() {
     world.config.queue = 3;
     let rollout = world.start();
     for count in 1..=2 {
-        let (asked, samples) = world.serve("graded", 1).await;
-        rollout.submit(asked.clone(), samples);
+        world.submit(&rollout, "graded", 1).await;
         world.until(|| world.formed("live") == count).await;
     }
     let mut waiting = Vec::new();
     for _ in 0..4 {
-        let (asked, samples) = world.serve("graded", 1).await;
-        rollout.submit(asked.clone(), samples);
+        let (asked, _) = world.submit(&rollout, "graded", 1).await;
         waiting.push(asked.id);
     }
     assert_eq!(world.skipped("backlog"), 1, "the trainer is the bottleneck");
@@ -90,7 +83,6 @@ async fn sampling_pauses_at_the_backlog_limit_then_takes_the_newest() {
     world.until(|| world.formed("live") == 4).await;
     let has_group = |i: usize| !world.store.groups_of(waiting[i]).unwrap().is_empty();
     assert_eq!([0, 1, 2, 3].map(has_group), [false, true, true, false]);
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -105,10 +97,8 @@ async fn groups_of_ratings_do_not_stop_sampling() {
         world.feedback(asked.id, 0, "thumbs", 1.0).await;
         world.until(|| world.formed("feedback") == count).await;
     }
-    let (asked, samples) = world.serve("graded", 1).await;
-    rollout.submit(asked.clone(), samples);
+    let (asked, _) = world.submit(&rollout, "graded", 1).await;
     world.groups(asked.id, 1).await;
-    rollout.stop().await;
 }
 
 /// Changes the state of version 1, a child of the base.
@@ -133,7 +123,7 @@ async fn graders_go_on_during_a_canary_and_the_newest_groups_stay() {
         let (prompt, mut samples) = world.serve("graded", 1).await;
         samples[0].version = PolicyVersion(u64::from(count > 3));
         rollout.submit(prompt.clone(), samples.clone());
-        let group = world.groups(prompt.id, 1).await.remove(0);
+        let group = world.group(prompt.id).await;
         // All members are of the active version, whose samples remain useful whatever becomes of the canary.
         assert_eq!(group.oldest_version, PolicyVersion::BASE);
         assert_eq!(group.members.contains(&samples[0].id), count <= 3, "{count}");
@@ -155,13 +145,11 @@ async fn graders_go_on_during_a_canary_and_the_newest_groups_stay() {
 
     // After the canary the limit applies again.
     set_canary(&world, PolicyState::Active).await;
-    let (prompt, samples) = world.serve("graded", 1).await;
-    rollout.submit(prompt.clone(), samples);
+    let (prompt, _) = world.submit(&rollout, "graded", 1).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(world.store.groups_of(prompt.id).unwrap().is_empty());
     world.train().await;
     world.groups(prompt.id, 1).await;
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -171,8 +159,7 @@ async fn live_traffic_goes_first_and_a_preempted_shadow_keeps_its_seed() {
         fake.delay = Duration::from_millis(50);
     });
     let rollout = world.start();
-    let (asked, samples) = world.serve("graded", 1).await;
-    rollout.submit(asked.clone(), samples);
+    let (asked, _) = world.submit(&rollout, "graded", 1).await;
     for preempted in 1..=5 {
         world.until(|| world.engine.load().shadow_running == 1).await;
         let live = GenerateRequest::new(
@@ -185,7 +172,7 @@ async fn live_traffic_goes_first_and_a_preempted_shadow_keeps_its_seed() {
         assert_eq!(world.metrics.engine_preempted.get(), preempted);
         generation.collect().await.unwrap();
     }
-    let group = world.groups(asked.id, 1).await.remove(0);
+    let group = world.group(asked.id).await;
     assert!(world.metrics.engine_preempted.get() >= 5);
     let requests = world.engine.requests();
     let shadows = || requests.iter().filter(|r| r.priority == Priority::Shadow);
@@ -200,7 +187,6 @@ async fn live_traffic_goes_first_and_a_preempted_shadow_keeps_its_seed() {
         .map(|sample| sample.params.seed)
         .collect();
     assert_eq!(recorded, seeds);
-    rollout.stop().await;
 }
 
 fn dataset(world: &World, lines: &[&str]) -> PathBuf {
@@ -250,15 +236,13 @@ async fn a_dataset_fills_idle_time() {
     assert_eq!(world.skipped("dataset_prompt"), 1, "a prompt that is too long is left out, once");
 
     // A live prompt is taken before the dataset's next.
-    let (asked, samples) = world.serve("graded", 1).await;
-    rollout.submit(asked.clone(), samples);
+    let (asked, _) = world.submit(&rollout, "graded", 1).await;
     let ready = world.store.ready_groups(1).unwrap().remove(0);
     let state = hone_core::types::GroupState::Trained(1);
     world.store.commit(vec![Op::GroupState(ready.id, state)]).await.unwrap();
     world.groups(asked.id, 1).await;
     world.until(|| world.formed("live") == 1).await;
     assert_eq!(world.formed("dataset"), 6);
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -271,13 +255,11 @@ async fn live_prompts_share_with_the_dataset_as_configured() {
     let rollout = world.start();
     world.until(|| world.formed("dataset") == 4).await;
     for _ in 0..4 {
-        let (asked, samples) = world.serve("graded", 1).await;
-        rollout.submit(asked, samples);
+        world.submit(&rollout, "graded", 1).await;
     }
     world.train().await;
     world.until(|| world.formed("dataset") + world.formed("live") == 8).await;
     assert_eq!((world.formed("dataset"), world.formed("live")), (6, 2));
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -339,22 +321,20 @@ async fn a_dataset_is_checked_at_start() {
     let mut world = World::new();
     let good = r#"{"messages":[{"role":"user","content":"1+1="}],"answer":2}"#;
     world.dataset.path = dataset(&world, &[good, good, r#"{"answer":2}"#]);
-    let error = world.try_start().err().unwrap().to_string();
+    let refused = |world: &World| world.try_start().err().unwrap().to_string();
+    let error = refused(&world);
     assert!(error.starts_with("dataset.path: ") && error.contains(", line 3: "), "{error}");
     world.dataset.path = dataset(&world, &["", ""]);
-    let error = world.try_start().err().unwrap().to_string();
-    assert!(error.ends_with("holds no prompt"), "{error}");
+    assert!(refused(&world).ends_with("holds no prompt"));
     world.dataset.path = world.dir.path().join("nowhere.jsonl");
-    let error = world.try_start().err().unwrap().to_string();
-    assert!(error.contains("nowhere.jsonl"), "{error}");
+    assert!(refused(&world).contains("nowhere.jsonl"));
     world.dataset.path = dataset(&world, &[good]);
     for (route, wanted) in [
         ("poems", "rollout.dataset_route = `poems` is not a route"),
         ("users", "rollout.dataset_route = `users` has no reward that can score"),
     ] {
         world.config.dataset_route = route.to_owned();
-        let error = world.try_start().err().unwrap().to_string();
-        assert!(error.starts_with(wanted), "{error}");
+        assert!(refused(&world).starts_with(wanted), "{wanted}");
     }
 }
 
@@ -366,8 +346,7 @@ async fn the_seed_and_the_ledger_determine_the_samples_and_a_restart_draws_other
         world.config.max_concurrent = 1;
         for _ in 0..2 {
             let rollout = world.start();
-            let (asked, samples) = world.serve("graded", 1).await;
-            rollout.submit(asked.clone(), samples);
+            let (asked, _) = world.submit(&rollout, "graded", 1).await;
             world.groups(asked.id, 1).await;
             rollout.stop().await;
         }

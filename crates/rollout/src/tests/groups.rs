@@ -9,15 +9,14 @@ use hone_core::types::{
 use hone_engine::{EngineError, Priority, Publisher};
 use hone_store::Op;
 
-use super::world::{World, served};
+use super::world::{World, interaction, served};
 
 #[tokio::test]
 async fn a_served_prompt_gets_a_scored_group_in_one_commit() {
     let world = World::new();
     let rollout = world.start();
-    let (asked, samples) = world.serve("graded", 1).await;
-    rollout.submit(asked.clone(), samples.clone());
-    let group = world.groups(asked.id, 1).await.remove(0);
+    let (asked, samples) = world.submit(&rollout, "graded", 1).await;
+    let group = world.group(asked.id).await;
     assert_eq!(group.state, GroupState::Ready);
     assert_eq!((group.route.as_str(), group.oldest_version), ("graded", PolicyVersion(0)));
     assert_eq!(group.parts, ["correct", "said"]);
@@ -52,35 +51,24 @@ async fn a_served_prompt_gets_a_scored_group_in_one_commit() {
     assert_eq!(world.metrics.rollout_samples.get(), 3);
     let said = world.metrics.reward_value.with_label_values(&["graded", "said"]);
     assert_eq!(said.get_sample_count(), 4);
-    rollout.stop().await;
 }
 
 #[tokio::test]
 async fn every_trainable_choice_is_a_member_and_shadows_fill_the_group() {
     let world = World::new();
     let rollout = world.start();
-    let asked = world.interaction("graded");
+    let (asked, _) = world.submit(&rollout, "graded", 5).await;
+    assert_eq!(world.group(asked.id).await.members.len(), 5);
+    assert!(world.engine.requests().is_empty(), "more choices than a group needs");
+    let asked = interaction("graded");
     let mut samples: Vec<_> = (0..3).map(|choice| served(&asked, choice)).collect();
     samples[1].untrainable = Some("top_p".to_owned());
-    world.commit(&asked, &samples).await;
-    rollout.submit(asked.clone().into(), samples.clone());
-    let group = world.groups(asked.id, 1).await.remove(0);
+    world.submit_recorded(&rollout, &asked, &samples).await;
+    let group = world.group(asked.id).await;
     assert_eq!(group.members.len(), 4);
     assert_eq!(group.members[..2], [samples[0].id, samples[2].id]);
     assert!(!group.members.contains(&samples[1].id));
     assert_eq!(world.engine.requests().len(), 2);
-    rollout.stop().await;
-}
-
-#[tokio::test]
-async fn more_choices_than_the_group_size_need_no_shadow() {
-    let world = World::new();
-    let rollout = world.start();
-    let (asked, samples) = world.serve("graded", 5).await;
-    rollout.submit(asked.clone(), samples);
-    assert_eq!(world.groups(asked.id, 1).await[0].members.len(), 5);
-    assert!(world.engine.requests().is_empty());
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -94,22 +82,19 @@ async fn a_served_completion_of_an_old_version_is_replaced_by_a_shadow() {
     world.engine.stage(PolicyVersion(9), None).await.unwrap();
     world.engine.activate().await.unwrap();
     let rollout = world.start();
-    let (asked, samples) = world.serve("graded", 1).await;
-    rollout.submit(asked.clone(), samples.clone());
-    let group = world.groups(asked.id, 1).await.remove(0);
+    let (asked, samples) = world.submit(&rollout, "graded", 1).await;
+    let group = world.group(asked.id).await;
     assert_eq!((group.members.len(), group.oldest_version), (4, PolicyVersion(9)));
     assert!(!group.members.contains(&samples[0].id));
 
     for (version, is_member) in [(5, true), (7, false)] {
-        let recent = world.interaction("graded");
+        let recent = interaction("graded");
         let mut sample = served(&recent, 0);
         sample.version = PolicyVersion(version);
-        world.commit(&recent, std::slice::from_ref(&sample)).await;
-        rollout.submit(recent.clone().into(), vec![sample.clone()]);
-        let group = world.groups(recent.id, 1).await.remove(0);
+        world.submit_recorded(&rollout, &recent, std::slice::from_ref(&sample)).await;
+        let group = world.group(recent.id).await;
         assert_eq!(group.members.contains(&sample.id), is_member, "version {version}");
     }
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -118,7 +103,7 @@ async fn a_group_without_scores_is_dropped_with_the_reason() {
     let rollout = world.start();
     let (asked, samples) = world.serve_without_answer().await;
     rollout.submit(asked.clone(), samples.clone());
-    let group = world.groups(asked.id, 1).await.remove(0);
+    let group = world.group(asked.id).await;
     assert_eq!(group.state, GroupState::Dropped("unscored".to_owned()));
     world.until(|| world.skipped("unscored") == 1).await;
     assert_eq!(world.formed("live"), 0);
@@ -131,7 +116,6 @@ async fn a_group_without_scores_is_dropped_with_the_reason() {
         (groups[1].parts.clone(), groups[1].members.clone()),
         (vec!["thumbs".to_owned()], vec![samples[0].id])
     );
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -139,8 +123,7 @@ async fn a_transient_failure_is_retried_and_a_permanent_one_is_not() {
     let world = World::new();
     world.engine.fail_next_generation(EngineError::Internal("a hiccup".to_owned()));
     let rollout = world.start();
-    let (asked, samples) = world.serve("graded", 1).await;
-    rollout.submit(asked.clone(), samples);
+    let (asked, _) = world.submit(&rollout, "graded", 1).await;
     assert_eq!(world.groups(asked.id, 1).await[0].members.len(), 4);
     let requests = world.engine.requests();
     let seeds: HashSet<u64> = requests.iter().map(|r| r.params.seed).collect();
@@ -150,14 +133,12 @@ async fn a_transient_failure_is_retried_and_a_permanent_one_is_not() {
         "the failed shadow is repeated with its seed"
     );
 
-    let mut asked = world.interaction("graded");
+    let mut asked = interaction("graded");
     asked.prompt_ids = vec![1; 600];
     let samples = vec![served(&asked, 0)];
-    world.commit(&asked, &samples).await;
-    rollout.submit(asked.clone().into(), samples);
+    world.submit_recorded(&rollout, &asked, &samples).await;
     world.until(|| world.skipped("no_shadow") == 1).await;
     assert!(world.store.groups_of(asked.id).unwrap().is_empty());
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -175,9 +156,7 @@ async fn progress_counts_groups_and_names_what_their_parts_lack() {
         ("correct", "numeric_match", false)
     );
     assert_eq!(part.lacks.as_deref(), Some("there is no metadata `answer`"));
-    let (asked, samples) = world.serve("graded", 1).await;
-    rollout.submit(asked, samples);
+    world.submit(&rollout, "graded", 1).await;
     world.until(|| rollout.progress().ready == 1).await;
     assert_eq!(rollout.progress().unscored, 1);
-    rollout.stop().await;
 }

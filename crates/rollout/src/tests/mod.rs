@@ -5,4 +5,4 @@ mod flow;
 mod groups;
 mod settings;
 mod siblings;
-mod world;
+pub(crate) mod world;

@@ -1,21 +1,20 @@
 //! Members of a group are sampled with the same settings.
 
-use hone_core::types::{FinishReason, SampleOrigin, SamplingParams};
+use hone_core::types::{FinishReason, Sample, SampleOrigin, SamplingParams};
 
-use super::world::{World, served};
+use super::world::{World, interaction, served};
 
 #[tokio::test]
 async fn siblings_use_the_clients_temperature_limit_and_stop_strings() {
     let world = World::new();
     let rollout = world.start();
-    let mut asked = world.interaction("graded");
+    let mut asked = interaction("graded");
     asked.params =
         SamplingParams { temperature: 0.25, max_tokens: 40, ..SamplingParams::default() };
     asked.stop = vec![" is".to_owned()];
     let samples = vec![served(&asked, 0)];
-    world.commit(&asked, &samples).await;
-    rollout.submit(asked.clone().into(), samples.clone());
-    let group = world.groups(asked.id, 1).await.remove(0);
+    world.submit_recorded(&rollout, &asked, &samples).await;
+    let group = world.group(asked.id).await;
     assert_eq!((group.members.len(), group.members[0]), (4, samples[0].id));
     for request in world.engine.requests() {
         let params = SamplingParams { seed: request.params.seed, ..asked.params.clone() };
@@ -28,13 +27,17 @@ async fn siblings_use_the_clients_temperature_limit_and_stop_strings() {
         assert!(sample.ids.len() > "The answer".len(), "{:?}", sample.ids);
         assert_eq!((sample.origin, sample.untrainable), (SampleOrigin::Shadow, None));
     }
-    rollout.stop().await;
 }
 
 #[tokio::test]
 async fn a_served_completion_with_other_settings_is_left_out_of_its_group() {
     let world = World::new();
     let rollout = world.start();
+    let cancelled = interaction("graded");
+    let sample = Sample { finish: FinishReason::Cancelled, ..served(&cancelled, 0) };
+    world.submit_recorded(&rollout, &cancelled, std::slice::from_ref(&sample)).await;
+    assert!(!world.group(cancelled.id).await.members.contains(&sample.id), "it is not graded");
+    let others = world.engine.requests().len();
     let plain = SamplingParams { max_tokens: 64, ..SamplingParams::default() };
     let cases = [
         SamplingParams { temperature: 0.0, ..plain.clone() },
@@ -46,21 +49,20 @@ async fn a_served_completion_with_other_settings_is_left_out_of_its_group() {
         SamplingParams { max_tokens: world.config.max_tokens + 1, temperature: 0.5, ..plain },
     ];
     for (count, params) in (1..).zip(cases) {
-        let mut asked = world.interaction("graded");
+        let mut asked = interaction("graded");
         asked.params = params;
         let mut sample = served(&asked, 0);
         sample.untrainable = asked.params.untrainable_reason().map(str::to_owned);
         let reason = if sample.untrainable.is_some() { "untrainable" } else { "settings" };
         let left_out = world.metrics.rollout_left_out.with_label_values(&[reason]);
         let before = left_out.get();
-        world.commit(&asked, std::slice::from_ref(&sample)).await;
-        rollout.submit(asked.clone().into(), vec![sample.clone()]);
-        let group = world.groups(asked.id, 1).await.remove(0);
+        world.submit_recorded(&rollout, &asked, std::slice::from_ref(&sample)).await;
+        let group = world.group(asked.id).await;
         assert_eq!((group.members.len(), group.members.contains(&sample.id)), (4, false));
         assert_eq!(left_out.get() - before, 1, "{:?}", asked.params);
-        let requests = world.engine.requests();
-        assert_eq!(requests.len(), 4 * count);
-        for request in &requests[4 * (count - 1)..] {
+        let requests = world.engine.requests().split_off(others + 4 * (count - 1));
+        assert_eq!(requests.len(), 4);
+        for request in &requests {
             let expected = SamplingParams {
                 temperature: world.config.temperature,
                 max_tokens: world.config.max_tokens.min(asked.params.max_tokens),
@@ -70,7 +72,6 @@ async fn a_served_completion_with_other_settings_is_left_out_of_its_group() {
             assert_eq!(request.params, expected);
         }
     }
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -78,28 +79,12 @@ async fn a_limit_beyond_the_context_is_that_of_the_context() {
     let mut world = World::new();
     world.config.max_tokens = 600;
     let rollout = world.start();
-    let mut asked = world.interaction("graded");
+    let mut asked = interaction("graded");
     asked.params.max_tokens = 100_000;
     let samples = vec![served(&asked, 0)];
-    world.commit(&asked, &samples).await;
-    rollout.submit(asked.clone().into(), samples.clone());
-    let group = world.groups(asked.id, 1).await.remove(0);
+    world.submit_recorded(&rollout, &asked, &samples).await;
+    let group = world.group(asked.id).await;
     assert_eq!(group.members[0], samples[0].id);
     // The fake's context has 512 tokens, and the prompt 3.
     assert!(world.engine.requests().iter().all(|request| request.params.max_tokens == 509));
-    rollout.stop().await;
-}
-
-#[tokio::test]
-async fn a_cancelled_completion_is_not_graded() {
-    let world = World::new();
-    let rollout = world.start();
-    let asked = world.interaction("graded");
-    let mut sample = served(&asked, 0);
-    sample.finish = FinishReason::Cancelled;
-    world.commit(&asked, std::slice::from_ref(&sample)).await;
-    rollout.submit(asked.clone().into(), vec![sample.clone()]);
-    let group = world.groups(asked.id, 1).await.remove(0);
-    assert!(!group.members.contains(&sample.id));
-    rollout.stop().await;
 }

@@ -4,7 +4,7 @@ use hone_core::testing::policy;
 use hone_core::types::{Group, GroupState, Interaction, InteractionId, PolicyVersion, SampleId};
 use hone_store::{MERGED, Op};
 
-use super::world::{World, served};
+use super::world::{World, interaction, served};
 
 /// Records another request with the same prompt; `change` is applied before.
 async fn again(
@@ -52,26 +52,25 @@ async fn rated_choices_and_answers_to_the_same_prompt_make_one_group() {
     for (other, _) in &others {
         world.feedback(other.id, 0, "thumbs", 1.0).await;
     }
-    let rollout = world.start();
+    world.start();
     world.until(|| world.formed("feedback") == 8).await;
     let mut expected = vec![(vec![samples[0].id, samples[2].id, regenerated], thumbs())];
     expected.extend(others.iter().map(|(_, sample)| (vec![*sample], thumbs())));
     assert_eq!(content(world.store.ready_groups(9).unwrap()), expected);
-    let group = world.groups(second.id, 1).await.remove(0);
+    let group = world.group(second.id).await;
     assert_eq!(group.interaction, first.id, "the first member's");
-    rollout.stop().await;
 }
 
 #[tokio::test]
 async fn a_late_rating_joins_the_group_that_waits_for_the_trainer() {
     let world = World::new();
-    let rollout = world.start();
+    world.start();
     let (first, samples) = world.serve("users", 1).await;
     world.feedback(first.id, 0, "thumbs", 1.0).await;
-    let alone = world.groups(first.id, 1).await.remove(0);
+    let alone = world.group(first.id).await;
     let (second, regenerated) = again(&world, &first, |_| {}).await;
     world.feedback(second.id, 0, "thumbs", 0.0).await;
-    let both = world.groups(second.id, 1).await.remove(0);
+    let both = world.group(second.id).await;
     assert_eq!(both.members, [samples[0].id, regenerated]);
     assert_eq!((both.state, both.created), (GroupState::Ready, alone.created), "its turn stays");
     let alone = world.store.group(alone.id).unwrap().unwrap();
@@ -83,10 +82,9 @@ async fn a_late_rating_joins_the_group_that_waits_for_the_trainer() {
     world.train().await;
     let (third, last) = again(&world, &first, |_| {}).await;
     world.feedback(third.id, 0, "thumbs", 0.0).await;
-    let group = world.groups(third.id, 1).await.remove(0);
+    let group = world.group(third.id).await;
     assert_eq!(group.members, [last]);
     assert_eq!(world.metrics.feedback_ratings.with_label_values(&["trained"]).get(), 2);
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -97,12 +95,11 @@ async fn the_members_of_a_group_have_ratings_for_all_of_its_parts() {
     for (id, name) in [(first.id, "thumbs"), (second.id, "thumbs"), (second.id, "stars")] {
         world.feedback(id, 0, name, 1.0).await;
     }
-    let rollout = world.start();
+    world.start();
     world.until(|| world.formed("feedback") == 2).await;
     let both = (vec![samples[0].id, regenerated], thumbs());
     let stars = (vec![regenerated], vec!["stars".to_owned()]);
     assert_eq!(content(world.store.ready_groups(9).unwrap()), [both, stars]);
-    rollout.stop().await;
 }
 
 #[tokio::test]
@@ -112,7 +109,7 @@ async fn completions_of_different_branches_stay_apart() {
     let policies = [(1, 0), (2, 1), (3, 1)];
     let policies = policies.map(|(version, parent)| Op::Policy(Box::new(policy(version, parent))));
     world.store.commit(policies.into()).await.unwrap();
-    let first = world.interaction("users");
+    let first = interaction("users");
     let mut samples: Vec<_> = (0..3).map(|choice| served(&first, choice)).collect();
     for (sample, version) in samples.iter_mut().zip([2, 1, 3]) {
         sample.version = PolicyVersion(version);
@@ -121,24 +118,10 @@ async fn completions_of_different_branches_stay_apart() {
     for choice in 0..3 {
         world.feedback(first.id, choice, "thumbs", 1.0).await;
     }
-    let rollout = world.start();
+    world.start();
     world.until(|| world.formed("feedback") == 2).await;
     let ready = world.store.ready_groups(9).unwrap();
     assert!(ready.iter().any(|group| group.oldest_version == PolicyVersion(1)));
     let abandoned = (vec![samples[0].id], thumbs());
     assert_eq!(content(ready), [abandoned, (vec![samples[1].id, samples[2].id], thumbs())]);
-    rollout.stop().await;
-}
-
-#[tokio::test]
-async fn a_prompt_kept_for_exams_is_not_trained_on() {
-    let world = World::new();
-    let mut asked = world.interaction("users");
-    asked.held_out = true;
-    world.commit(&asked, &[served(&asked, 0)]).await;
-    world.feedback(asked.id, 0, "thumbs", 1.0).await;
-    let rollout = world.start();
-    let group = world.groups(asked.id, 1).await.remove(0);
-    assert_eq!(group.state, GroupState::Dropped("held_out".to_owned()));
-    rollout.stop().await;
 }

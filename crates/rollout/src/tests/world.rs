@@ -141,7 +141,7 @@ impl World {
 
     /// Records a served prompt as `http` does. The fake's answers contain a digit; 5 is correct.
     pub async fn serve(&self, route: &str, choices: u32) -> (Arc<Interaction>, Vec<Sample>) {
-        let interaction = self.interaction(route);
+        let interaction = interaction(route);
         let served: Vec<Sample> = (0..choices).map(|c| served(&interaction, c)).collect();
         self.commit(&interaction, &served).await;
         (Arc::new(interaction), served)
@@ -149,37 +149,11 @@ impl World {
 
     /// As [`Self::serve`], a prompt without the metadata that its reward compares with.
     pub async fn serve_without_answer(&self) -> (Arc<Interaction>, Vec<Sample>) {
-        let mut interaction = self.interaction("numbers");
+        let mut interaction = interaction("numbers");
         interaction.metadata.clear();
         let served = vec![served(&interaction, 0)];
         self.commit(&interaction, &served).await;
         (Arc::new(interaction), served)
-    }
-
-    /// A prompt that no other has.
-    pub fn interaction(&self, route: &str) -> Interaction {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let content = "2+3=".to_owned();
-        Interaction {
-            id: InteractionId::new(),
-            created: now_ms(),
-            source: PromptSource::Live,
-            route: route.to_owned(),
-            model: "default".to_owned(),
-            endpoint: Default::default(),
-            key_id: None,
-            messages: vec![Message::new(Role::User, content)],
-            metadata: BTreeMap::from([("answer".to_owned(), "5".to_owned())]),
-            params: SamplingParams { max_tokens: 64, ..SamplingParams::default() },
-            prompt_ids: vec![1, number / 200 % 200, number % 200],
-            template_hash: String::new(),
-            stop: Vec::new(),
-            held_out: false,
-            chat: Default::default(),
-            grammar: None,
-            continues: None,
-        }
     }
 
     pub async fn commit(&self, interaction: &Interaction, served: &[Sample]) {
@@ -198,6 +172,34 @@ impl World {
         let entry = |interaction: &InteractionId| feedback_entry(*interaction, 0, name, value);
         let op = Op::Conversation(turns.iter().map(entry).collect());
         self.store.commit(vec![op]).await.unwrap();
+    }
+
+    /// Records a prompt as [`Self::serve`], and submits it.
+    pub async fn submit(
+        &self,
+        rollout: &Rollout,
+        route: &str,
+        choices: u32,
+    ) -> (Arc<Interaction>, Vec<Sample>) {
+        let (asked, samples) = self.serve(route, choices).await;
+        rollout.submit(Arc::clone(&asked), samples.clone());
+        (asked, samples)
+    }
+
+    /// Records a prompt with its completions, and submits it.
+    pub async fn submit_recorded(
+        &self,
+        rollout: &Rollout,
+        asked: &Interaction,
+        samples: &[Sample],
+    ) {
+        self.commit(asked, samples).await;
+        rollout.submit(Arc::new(asked.clone()), samples.to_vec());
+    }
+
+    /// The first group of a prompt, when it has one, which must be its only one.
+    pub async fn group(&self, id: InteractionId) -> Group {
+        self.groups(id, 1).await.remove(0)
     }
 
     /// Waits until a prompt has `count` groups, and returns them.
@@ -239,7 +241,33 @@ impl World {
     }
 }
 
-pub(super) fn served(interaction: &Interaction, choice: u32) -> Sample {
+/// A prompt that no other has.
+pub(crate) fn interaction(route: &str) -> Interaction {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let content = "2+3=".to_owned();
+    Interaction {
+        id: InteractionId::new(),
+        created: now_ms(),
+        source: PromptSource::Live,
+        route: route.to_owned(),
+        model: "default".to_owned(),
+        endpoint: Default::default(),
+        key_id: None,
+        messages: vec![Message::new(Role::User, content)],
+        metadata: BTreeMap::from([("answer".to_owned(), "5".to_owned())]),
+        params: SamplingParams { max_tokens: 64, ..SamplingParams::default() },
+        prompt_ids: vec![1, number / 200 % 200, number % 200],
+        template_hash: String::new(),
+        stop: Vec::new(),
+        held_out: false,
+        chat: Default::default(),
+        grammar: None,
+        continues: None,
+    }
+}
+
+pub(crate) fn served(interaction: &Interaction, choice: u32) -> Sample {
     Sample {
         id: SampleId::new(),
         interaction: interaction.id,

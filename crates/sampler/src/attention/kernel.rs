@@ -37,7 +37,6 @@ pub(super) trait AttentionKernel: Copy {
 }
 
 impl SequenceAttention<'_> {
-    /// Computes all tokens together.
     #[inline(always)]
     pub(super) fn compute<K: AttentionKernel>(mut self, kernel: K) {
         assert!(self.kv.len >= self.tokens() && self.width <= self.stride);

@@ -73,7 +73,6 @@ impl Kernel {
 }
 
 impl SequenceAttention<'_> {
-    /// Computes all tokens.
     pub fn run(self) {
         let kernel = Kernel::new(self.shape.dim);
         self.run_with(kernel);
@@ -94,7 +93,6 @@ impl SequenceAttention<'_> {
 
 // Attention of a token, for every processor.
 
-/// The attention of one token.
 struct TokenAttention<'a>(pub SequenceAttention<'a>);
 
 impl SimdTask for TokenAttention<'_> {
@@ -158,7 +156,6 @@ fn add<const FUSED: bool, const W: usize>(sums: &mut [f32; W], factor: f32, valu
     }
 }
 
-/// The sum of the partial sums.
 #[inline(always)]
 fn total<const W: usize>([a, b, c, d]: [[f32; W]; PARTIAL_SUMS]) -> [f32; W] {
     std::array::from_fn(|i| (a[i] + b[i]) + (c[i] + d[i]))

@@ -1,17 +1,19 @@
 //! Attention of all rows of a pass, divided between threads.
 
+use std::borrow::BorrowMut;
+
 use hone_kernels::hot_team::for_each_pair;
 
 use super::{Decoder, PassRows, Scratch};
 use crate::attention::{SequenceAttention, scratch_len};
-use crate::kv_cache::BatchMember;
+use crate::kv_cache::SequencePages;
 
 impl Decoder {
     /// Writes the attention output of every row to `scratch.row_values`.
     ///
     /// With fewer than two sequences per thread, divides the heads of keys between the threads, because whole
     /// sequences would leave some threads idle.
-    pub(super) fn attend<M: BatchMember>(
+    pub(super) fn attend<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         tokens: &PassRows<'_, '_, M>,
         layer: usize,

@@ -1,5 +1,6 @@
 //! The keys and values of the tokens of a pass.
 
+use std::borrow::BorrowMut;
 use std::iter;
 
 use hone_core::simd::dispatch;
@@ -9,7 +10,7 @@ use super::Decoder;
 use super::NormAndRotate;
 use super::PassRows;
 use crate::error::{Result, SamplerError};
-use crate::kv_cache::{BatchMember, CacheShape, PAGE};
+use crate::kv_cache::{CacheShape, PAGE, SequencePages};
 
 /// Queries, keys and values of consecutive tokens in one page.
 struct PageRows<'a> {
@@ -27,7 +28,7 @@ impl Decoder {
 
     /// Normalizes and rotates the queries and keys of every row, and writes keys and values to the cache, on up
     /// to `threads` threads of the current pool.
-    pub(super) fn cache_keys_and_values<M: BatchMember>(
+    pub(super) fn cache_keys_and_values<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         tokens: &mut PassRows<'_, '_, M>,
         layer: usize,
@@ -39,9 +40,10 @@ impl Decoder {
         let members = &mut *tokens.members;
         let (decoded, mut prompts) = qkv.split_at_mut(members.len() * width);
         let write = |(member, qkv): (&mut M, &mut [f32])| -> Result<()> {
-            let sequence = member.sequence_mut();
+            let sequence = member.borrow_mut();
             let position = sequence.position(0);
-            let (page, _) = sequence.slot(0).ok_or(SamplerError::NoPage)?;
+            let page = sequence.next_pages(1).and_then(|pages| pages.first_mut()?.values_mut());
+            let page = page.ok_or(SamplerError::NoPage)?;
             self.write_rows(layer, page, &mut PageRows { position, qkv });
             Ok(())
         };

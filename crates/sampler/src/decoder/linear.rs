@@ -52,20 +52,9 @@ impl<'a> OutputPart<'a> {
 
 impl<'a> LinearPass<'a> {
     /// Computes a group of linear layers with biases and adapters: `x` `[inner, width]` to `out`
-    /// `[outputs, width]`. `lora` and `rounded` are scratch.
+    /// `[outputs, width]`. `lora` and `rounded` are scratch. Calls `then` with the first output of each part and the
+    /// part, once it is computed, on the same thread.
     pub fn forward(
-        &self,
-        group: &LinearGroup,
-        out: &mut [f32],
-        x: &[f32],
-        scratch: (&mut [f32], &mut RoundedColumns),
-    ) -> Result<()> {
-        self.forward_then(group, out, x, scratch, |_, _| ())
-    }
-
-    /// [`Self::forward`], which calls `then` with the first output of each part and the part, once it is computed,
-    /// on the same thread.
-    pub fn forward_then(
         &self,
         group: &LinearGroup,
         out: &mut [f32],

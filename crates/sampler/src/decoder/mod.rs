@@ -5,6 +5,7 @@ mod keys_values;
 mod linear;
 mod scratch;
 
+use std::borrow::BorrowMut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hone_core::simd::{SimdTask, dispatch, mul_add};
@@ -15,9 +16,9 @@ use hone_kernels::transpose::{SharedRows, rows_to_columns};
 use hone_model::{Model, ModelSpec};
 
 use crate::error::{Result, SamplerError};
-use crate::kv_cache::{BatchMember, CacheShape, CacheType, KvView, SequencePages};
+use crate::kv_cache::{CacheShape, CacheType, KvView, SequencePages};
 use crate::simd_ops::{AddInPlace, GatedActivation, RmsNorm, Softcap};
-use crate::weights::{AdapterWeights, BaseWeights};
+use crate::weights::{AdapterWeights, BaseWeights, DecoderLayer};
 use linear::{LinearPass, MinWork};
 
 pub(crate) use linear::RowAdapter;
@@ -138,7 +139,7 @@ impl Decoder {
     /// If the scratch buffers have too few rows, a token has no page
     /// ([`SequencePages::ensure_pages`]), or it is missing ([`SequencePages::push`]) or outside the
     /// vocabulary.
-    pub fn step<M: BatchMember>(
+    pub fn step<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         members: &mut [M],
         adapter: Option<&AdapterWeights>,
@@ -153,10 +154,7 @@ impl Decoder {
 
     /// [`Self::step`], and [`Self::prefill`] of several prompts, in one pass, which reads the weights once. Call
     /// it within [`Self::hot`].
-    ///
-    /// # Errors
-    /// Those of both.
-    pub(crate) fn compute<M: BatchMember>(
+    pub(crate) fn compute<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         members: &mut [M],
         chunks: &mut [PromptChunk<'_>],
@@ -185,7 +183,7 @@ impl Decoder {
     }
 
     /// Computes all layers and the final norm, which is left in `scratch.normed`.
-    fn pass<M: BatchMember>(
+    fn pass<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         tokens: &mut PassRows<'_, '_, M>,
         scratch: &mut Scratch,
@@ -202,19 +200,14 @@ impl Decoder {
             if interrupt.is_some_and(|interrupt| interrupt.load(Ordering::Relaxed)) {
                 return Ok(PassOutcome::Interrupted);
             }
-            let linear = LinearPass {
-                adapters,
-                layer: index,
-                width,
-                tokens: rows,
-                threads,
-                min_work: self.min_work,
-            };
+            let min_work = self.min_work;
+            let linear =
+                LinearPass { adapters, layer: index, width, tokens: rows, threads, min_work };
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[0], width);
             let outputs = layer.qkv.outputs;
             let qkv = &mut scratch.wide[..outputs * width];
             let row_values = SharedRows::new(&mut scratch.qkv[..rows * outputs], outputs);
-            linear.forward_then(
+            linear.forward(
                 &layer.qkv,
                 qkv,
                 &scratch.normed,
@@ -228,22 +221,15 @@ impl Decoder {
             let mixed = &mut scratch.wide[..q_width * width];
             rows_to_columns(mixed, width, &scratch.row_values[..rows * q_width], q_width);
             let out = &mut scratch.out[..hidden * width];
-            linear.forward(&layer.o, out, mixed, (&mut scratch.lora, &mut scratch.rounded))?;
-            self.add_to_residual(
-                scratch,
-                layer.output_norms.as_ref().map(|norms| &norms[0]),
-                (width, threads),
-            );
+            let buffers = (&mut scratch.lora[..], &mut scratch.rounded);
+            linear.forward(&layer.o, out, mixed, buffers, |_, _| ())?;
+            self.add_to_residual(scratch, (layer, 0), (width, threads));
 
             self.norm(&mut scratch.normed, &scratch.residual, &layer.norms[1], width);
             let inner = spec.intermediate_size * width;
             let gate_up = &mut scratch.wide[..2 * inner];
-            linear.forward(
-                &layer.gate_up,
-                gate_up,
-                &scratch.normed,
-                (&mut scratch.lora, &mut scratch.rounded),
-            )?;
+            let buffers = (&mut scratch.lora[..], &mut scratch.rounded);
+            linear.forward(&layer.gate_up, gate_up, &scratch.normed, buffers, |_, _| ())?;
             let (gate, up) = gate_up.split_at(inner);
             let activated = &mut scratch.mlp[..inner];
             par_elements(activated, (threads, self.min_work.elements), |first, out| {
@@ -251,24 +237,16 @@ impl Decoder {
                 dispatch(GatedActivation { out, gate, up, activation: spec.activation });
             });
             let out = &mut scratch.out[..hidden * width];
-            linear.forward(
-                &layer.down,
-                out,
-                activated,
-                (&mut scratch.lora, &mut scratch.rounded),
-            )?;
-            self.add_to_residual(
-                scratch,
-                layer.output_norms.as_ref().map(|norms| &norms[1]),
-                (width, threads),
-            );
+            let buffers = (&mut scratch.lora[..], &mut scratch.rounded);
+            linear.forward(&layer.down, out, activated, buffers, |_, _| ())?;
+            self.add_to_residual(scratch, (layer, 1), (width, threads));
         }
         self.norm(&mut scratch.normed, &scratch.residual, &self.weights.norm, width);
         Ok(PassOutcome::Computed)
     }
 
     /// Writes the embeddings to `scratch.residual`.
-    fn embed<M: BatchMember>(
+    fn embed<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         tokens: &PassRows<'_, '_, M>,
         scratch: &mut Scratch,
@@ -294,24 +272,24 @@ impl Decoder {
         dispatch(RmsNorm { out, x, width, weight, eps });
     }
 
-    /// Adds `scratch.out`, or its norm if there is one, to the residual stream.
+    /// Adds `scratch.out`, the output of a half of the layer, or its norm if there is one, to the residual stream.
     fn add_to_residual(
         &self,
         scratch: &mut Scratch,
-        norm: Option<&Vec<f32>>,
+        (layer, half): (&DecoderLayer, usize),
         (width, threads): (usize, usize),
     ) {
         let len = self.weights.spec.hidden_size * width;
         let (residual, out) = (&mut scratch.residual[..len], &scratch.out[..len]);
-        match norm {
+        match &layer.output_norms {
             None => {
                 let split = (threads, self.min_work.elements);
                 par_elements(residual, split, |first, residual| {
                     dispatch(AddInPlace(residual, &out[first..][..residual.len()]));
                 });
             }
-            Some(norm) => {
-                self.norm(&mut scratch.normed, out, norm, width);
+            Some(norms) => {
+                self.norm(&mut scratch.normed, out, &norms[half], width);
                 dispatch(AddInPlace(residual, &scratch.normed[..len]));
             }
         }
@@ -386,7 +364,6 @@ pub(crate) struct PassRows<'a, 'c, M> {
     pub chunks: &'a mut [PromptChunk<'c>],
 }
 
-/// A row's place in its sequence.
 struct SequenceRow<'a> {
     sequence: &'a SequencePages,
     /// Tokens between the sequence's next one and the row's.
@@ -395,14 +372,14 @@ struct SequenceRow<'a> {
     rest: usize,
 }
 
-impl<M: BatchMember> PassRows<'_, '_, M> {
+impl<M: BorrowMut<SequencePages> + Send + Sync> PassRows<'_, '_, M> {
     pub fn len(&self) -> usize {
         self.members.len() + self.chunks.iter().map(|chunk| chunk.tokens).sum::<usize>()
     }
 
     fn find(&self, row: usize) -> Option<SequenceRow<'_>> {
         if let Some(member) = self.members.get(row) {
-            return Some(SequenceRow { sequence: member.sequence(), offset: 0, rest: 1 });
+            return Some(SequenceRow { sequence: member.borrow(), offset: 0, rest: 1 });
         }
         let mut offset = row - self.members.len();
         for PromptChunk { sequence, tokens } in self.chunks.iter() {
@@ -433,9 +410,8 @@ impl<M: BatchMember> PassRows<'_, '_, M> {
         self.find(row).map_or(1, |row| row.rest)
     }
 
-    /// Marks all rows as computed.
     pub fn advance(self) {
-        self.members.iter_mut().for_each(|member| member.sequence_mut().advance(1));
+        self.members.iter_mut().for_each(|member| member.borrow_mut().advance(1));
         self.chunks.iter_mut().for_each(|chunk| chunk.sequence.advance(chunk.tokens));
     }
 }

@@ -92,7 +92,6 @@ impl Scratch {
         rows.max(logits).next_multiple_of(COLUMN_BLOCK)
     }
 
-    /// The maximum number of rows of a pass.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
@@ -108,9 +107,6 @@ impl Scratch {
     }
 
     /// Prepares a pass with adapters of this rank together. Allocates only if no earlier rank was as great.
-    ///
-    /// # Errors
-    /// If there are more rows than the buffers hold.
     pub(super) fn prepare(&mut self, rows: usize, rank: usize) -> Result<()> {
         if rows > self.rows {
             let reason = format!("{rows} rows do not fit in {}", self.rows);

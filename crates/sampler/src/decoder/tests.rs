@@ -66,16 +66,6 @@ fn logprobs_of_every_family_equal_the_trainers() {
     assert!(worst > 0.0, "the decoder and the trainer run different code");
 }
 
-#[test]
-fn an_adapter_changes_every_logit() {
-    let model = model(&family("qwen3"));
-    let lora = random_lora(model.spec(), 2, 1);
-    let (prompt, rest) = (ids(7, 100, 1), ids(5, 100, 2));
-    let base = DecoderHarness::new(&model, None).decode_alone(&prompt, &rest);
-    let adapted = DecoderHarness::new(&model, Some(&lora)).decode_alone(&prompt, &rest);
-    assert!(base.iter().zip(&adapted).all(|(a, b)| a.iter().zip(b).all(|(a, b)| a != b)));
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 

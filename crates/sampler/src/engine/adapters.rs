@@ -46,9 +46,6 @@ pub(super) struct AdapterFiles {
 
 impl AdapterFiles {
     /// The adapter in `dir`. Reads no content.
-    ///
-    /// # Errors
-    /// If a file is missing.
     pub fn of(version: PolicyVersion, dir: &Path) -> io::Result<Self> {
         let stamp = |name| FileStamp::of(&dir.join(name));
         let stamps = [stamp(CONFIG_FILE)?, stamp(WEIGHTS_FILE)?];
@@ -65,12 +62,10 @@ pub(crate) struct KeptAdapters {
 }
 
 impl KeptAdapters {
-    /// Keeps at most `limit` adapters.
     pub fn new(limit: usize) -> Self {
         Self { limit, kept: Vec::new() }
     }
 
-    /// The weights of an adapter, if they are kept.
     pub(super) fn get(&mut self, files: &AdapterFiles) -> Option<PolicyWeights> {
         let at = self.kept.iter().position(|(other, _)| other == files)?;
         self.kept[at..].rotate_left(1);
@@ -106,7 +101,6 @@ impl KeptAdapters {
         }
     }
 
-    /// The adapters that are kept.
     pub fn ids(&self) -> impl Iterator<Item = WeightsId> {
         self.kept.iter().map(|(_, weights)| weights.id)
     }

@@ -68,7 +68,6 @@ impl BatchedEngine {
         engine.with_thread(decoder)
     }
 
-    /// Starts the scheduler's thread.
     fn with_thread(mut self, decoder: Decoder) -> Result<Arc<Self>, SamplerError> {
         let shared = Arc::clone(&self.shared);
         let thread = thread::Builder::new()
@@ -89,13 +88,6 @@ impl BatchedEngine {
     ) -> Result<(Self, Decoder), SamplerError> {
         let spec = model.spec().clone();
         let capacity = SamplerCapacity::new(&config)?;
-        if !(config.busy_share > 0.0 && config.busy_share <= 1.0) {
-            let share = config.busy_share;
-            return Err(SamplerError::Refused(format!(
-                "the share of the time while clients are served is {share}; more than 0 and at most \
-                 1 was expected"
-            )));
-        }
         let decoder = Decoder::new(model)?;
         let dtype = decoder.dtype();
         let info = ModelInfo {

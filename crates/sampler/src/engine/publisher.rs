@@ -43,7 +43,6 @@ impl BatchedPublisher {
         BridgedEngine { serving, sampler, bridging }
     }
 
-    /// The staged weights.
     fn staged_weights(&self) -> Result<PolicyWeights, EngineError> {
         self.staged().clone().ok_or_else(EngineError::nothing_staged)
     }

@@ -17,12 +17,10 @@ use crate::capacity::SamplerCapacity;
 use crate::config::{LiveTraffic, SamplerConfig};
 use crate::kv_cache::WeightsId;
 
-/// A request in the queue.
 pub(crate) struct QueuedRequest {
     pub request: GenerateRequest,
     /// The weights to sample from. `None` uses the active policy at admission.
     pub policy: Option<PolicyWeights>,
-    /// The maximum number of completion tokens.
     pub limit: u32,
     pub sampler: TokenSampler,
     /// Receives the generation at admission.
@@ -139,7 +137,6 @@ impl EngineState {
         self.waiting.iter_mut().for_each(|queue| queue.retain(|queued| !queued.reply.is_closed()));
     }
 
-    /// Removes a sequence that has ended.
     pub fn ended(&mut self, cancel: &Arc<CancelFlag>) {
         let at = self.running.iter().position(|r| Arc::ptr_eq(&r.cancel, cancel));
         let Some(ended) = at.map(|at| self.running.remove(at)) else { return };
@@ -153,7 +150,6 @@ impl EngineState {
         self.rate.wait(self.waiting[Priority::Live as usize].len() + 1, slots)
     }
 
-    /// Whether a request waits.
     pub fn has_request(&self) -> bool {
         self.waiting.iter().any(|queue| !queue.is_empty())
     }
@@ -188,9 +184,6 @@ impl EngineShared {
     }
 
     /// Adds a request to the queue and wakes the scheduler.
-    ///
-    /// # Errors
-    /// As [`Self::admits`] for a live request; [`EngineError::ShuttingDown`].
     pub fn enqueue(&self, queued: QueuedRequest) -> Result<(), EngineError> {
         let mut state = self.lock();
         let (priority, owner) = (queued.request.priority, queued.request.owner.clone());

@@ -32,7 +32,7 @@ pub use page::{CacheShape, CacheType};
 pub use pool::PagePool;
 pub use prefix_cache::{CacheSpace, WeightsId};
 pub(crate) use sequence::KvView;
-pub use sequence::{BatchMember, SequencePages};
+pub use sequence::SequencePages;
 
 // The memory of pages: large blocks, which the system can back with huge pages.
 
@@ -73,7 +73,6 @@ impl Page {
         Some(unsafe { &mut *values.as_ptr() })
     }
 
-    /// Owners of the page.
     #[cfg(test)]
     pub fn owners(&self) -> usize {
         self.0.as_ref().map_or(0, Arc::strong_count)
@@ -111,9 +110,7 @@ impl Drop for Slab {
 
 /// Allocates pages of one size from slabs. Memory is taken when a page is first used.
 struct PageAllocator {
-    /// Values of a page.
     page: usize,
-    /// Pages of a slab.
     pages: usize,
     /// The last slab, and its pages so far.
     last: Option<(Arc<Slab>, usize)>,

@@ -144,7 +144,6 @@ impl<'a> HeadPart<'a> {
         }
     }
 
-    /// Starts to load it.
     #[inline(always)]
     pub fn prefetch(self) {
         if let Some(scales) = self.scales {
@@ -154,7 +153,6 @@ impl<'a> HeadPart<'a> {
     }
 }
 
-/// The number of pages for a number of positions.
 pub(crate) fn pages(positions: usize) -> usize {
     positions.div_ceil(PAGE)
 }

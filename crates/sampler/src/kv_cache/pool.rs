@@ -48,7 +48,6 @@ impl PagePool {
         Self { reuse: false, ..self }
     }
 
-    /// Whether computed pages are reused.
     pub(crate) fn reuses(&self) -> bool {
         self.reuse
     }
@@ -64,13 +63,8 @@ impl PagePool {
     }
 
     /// Evicts the cached pages of all other weights as soon as no sequence uses them.
-    pub(crate) fn keep_only(&mut self, weights: Vec<WeightsId>) {
+    pub(crate) fn keep_only(&mut self, weights: &[WeightsId]) {
         self.cache.keep_only(weights, &mut self.free);
-    }
-
-    /// Whether the last [`Self::keep_only`] was of the same weights, in the same order.
-    pub(crate) fn keeps_only(&self, weights: &[WeightsId]) -> bool {
-        self.cache.keeps_only(weights)
     }
 
     /// Promises `pages` pages to a new sequence that begins with `tokens`. Returns false, without any
@@ -209,13 +203,11 @@ impl PagePool {
         self.free.pop().or_else(|| if full { self.cache.evict() } else { None })
     }
 
-    /// Allocated pages.
     #[cfg(test)]
     pub(super) fn allocated(&self) -> usize {
         self.in_use + self.cache.unused() + self.free.len()
     }
 
-    /// Checks the invariants.
     #[cfg(test)]
     pub(super) fn check(&self) {
         let cached = self.cache.check();

@@ -50,7 +50,6 @@ impl From<WeightsId> for CacheSpace {
     }
 }
 
-/// An index of a node.
 type NodeId = usize;
 
 /// The page before the first, or a page.
@@ -94,7 +93,6 @@ pub(super) struct CacheMatch {
 #[derive(Default)]
 pub(super) struct PrefixCache {
     nodes: Vec<CacheNode>,
-    /// Indices of removed nodes.
     vacant: Vec<NodeId>,
     children: BTreeMap<(CachePlace, PageTokens), NodeId>,
     /// The nodes without users, in the order in which they became unused or were last copied.
@@ -105,7 +103,6 @@ pub(super) struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// The number of pages without users.
     pub fn unused(&self) -> usize {
         self.unused.len()
     }
@@ -218,8 +215,11 @@ impl PrefixCache {
     }
 
     /// Keeps only pages of these weights, and those in use. Adds the others to `free`.
-    pub fn keep_only(&mut self, weights: Vec<WeightsId>, free: &mut Vec<Page>) {
-        self.kept = Some(weights);
+    pub fn keep_only(&mut self, weights: &[WeightsId], free: &mut Vec<Page>) {
+        if self.kept.as_deref() == Some(weights) {
+            return;
+        }
+        self.kept = Some(weights.to_vec());
         let unused = take(&mut self.unused);
         // In the order of eviction, children come before their parents.
         for (since, node) in unused {
@@ -229,11 +229,6 @@ impl PrefixCache {
                 free.push(self.remove(node));
             }
         }
-    }
-
-    /// Whether exactly these weights are kept.
-    pub fn keeps_only(&self, weights: &[WeightsId]) -> bool {
-        self.kept.as_deref() == Some(weights)
     }
 
     fn set_unused(&mut self, node: NodeId) {
@@ -322,7 +317,7 @@ mod tests {
         assert!(cache.evict().is_none());
         assert_eq!(cache.release(CachePlace::Node(a), &mut free), 0);
         // Other weights are kept from now on.
-        cache.keep_only(vec![WeightsId(4)], &mut free);
+        cache.keep_only(&[WeightsId(4)], &mut free);
         assert_eq!((cache.unused(), cache.children.len(), free.len()), (0, 1, 0));
         assert_eq!(cache.release(CachePlace::Node(a), &mut free), 1);
         assert_eq!((cache.unused(), cache.children.len(), free.len()), (0, 0, 1));
@@ -333,10 +328,9 @@ mod tests {
             page(),
             0,
         );
-        cache.keep_only(vec![WeightsId(4), BASE], &mut free);
-        assert!(cache.keeps_only(&[WeightsId(4), BASE]) && !cache.keeps_only(&[BASE]));
+        cache.keep_only(&[WeightsId(4), BASE], &mut free);
         assert_eq!((cache.unused(), cache.page(d).len()), (1, 1));
-        cache.keep_only(vec![BASE], &mut free);
+        cache.keep_only(&[BASE], &mut free);
         assert_eq!((cache.unused(), free.len()), (0, 2));
     }
 }

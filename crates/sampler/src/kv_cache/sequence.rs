@@ -154,16 +154,8 @@ impl SequencePages {
         self.ids.get(self.len + offset).copied()
     }
 
-    /// Its position.
     pub(crate) fn position(&self, offset: usize) -> usize {
         self.len + offset
-    }
-
-    /// Its page and its slot in the page.
-    pub(crate) fn slot(&mut self, offset: usize) -> Option<(&mut [f32], usize)> {
-        let position = self.len + offset;
-        let page = self.pages.get_mut(position / PAGE)?;
-        Some((page.values_mut()?, position % PAGE))
     }
 
     /// The pages of the next `count` tokens, if they have pages.
@@ -225,35 +217,8 @@ impl SequencePages {
         pool.release_cached(self.last_cached);
     }
 
-    /// Its pages, for comparisons.
     #[cfg(test)]
     pub(crate) fn pages(&self) -> &[Page] {
         &self.pages
-    }
-}
-
-/// A member of a decoding batch: a [`SequencePages`], or a type that has one.
-pub trait BatchMember: Send + Sync {
-    /// Its sequence.
-    fn sequence(&self) -> &SequencePages;
-    /// Its sequence, to add the next position.
-    fn sequence_mut(&mut self) -> &mut SequencePages;
-}
-
-impl<M: BatchMember> BatchMember for &mut M {
-    fn sequence(&self) -> &SequencePages {
-        (**self).sequence()
-    }
-    fn sequence_mut(&mut self) -> &mut SequencePages {
-        (**self).sequence_mut()
-    }
-}
-
-impl BatchMember for SequencePages {
-    fn sequence(&self) -> &SequencePages {
-        self
-    }
-    fn sequence_mut(&mut self) -> &mut SequencePages {
-        self
     }
 }

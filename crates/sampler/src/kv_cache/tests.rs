@@ -65,8 +65,9 @@ impl Model {
             let position = self.sequence.position(offset);
             assert_eq!(self.sequence.token(offset), Some(self.ids[position]));
             let value = value(self.weights, &self.ids[..=position]);
-            let (page, slot) = self.sequence.slot(offset).unwrap();
-            SHAPE.write(page, (0, 0, slot), &[value], &[-value]);
+            let pages = self.sequence.next_pages(offset + 1).unwrap();
+            let page = pages.last_mut().unwrap().values_mut().unwrap();
+            SHAPE.write(page, (0, 0, position % PAGE), &[value], &[-value]);
         }
         self.sequence.advance(count);
     }
@@ -137,7 +138,7 @@ proptest! {
                 Action::End(which) if which < running.len() => {
                     running.swap_remove(which).sequence.free(&mut pool);
                 }
-                Action::Keep(weights) => pool.keep_only(vec![WeightsId(weights)]),
+                Action::Keep(weights) => pool.keep_only(&[WeightsId(weights)]),
                 Action::Prepare => {
                     // As many as were in use at once, within the limit.
                     let prepared = (0..).take_while(|_| pool.prepare_page()).count();

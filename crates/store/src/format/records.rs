@@ -4,8 +4,7 @@
 //! removed or reordered there would silently change the format. The conversions here are
 //! exhaustive: such a change does not compile until there is a decision on how to read existing files.
 //! The order of fields and variants in this file is the format; `tests/fixtures` holds files in it. An
-//! enum may get further variants at its end. A struct that changes gets a new version; the old one stays, is
-//! only read, and names the values of the fields that it lacks.
+//! enum may get further variants at its end. A struct that changes gets a new version.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::format::codec::{LedgerRecord, decode, encode};
+use crate::format::codec::{LedgerRecord, RECORD_VERSION, decode, encode};
 use crate::maintain::{check, compact, export, stats};
 use crate::{LedgerReader, RecordSource, StoreError, file};
 
@@ -95,13 +95,13 @@ fn check_finds_missing_undecodable_and_wrongly_indexed_records() {
 fn decoding_refuses_truncated_extended_and_newer_values() {
     fn refuses<R: LedgerRecord + std::fmt::Debug>(row: &R) {
         let bytes = encode(row).unwrap();
-        assert_eq!(bytes[0], R::VERSION);
+        assert_eq!(bytes[0], RECORD_VERSION);
         decode::<R>(&bytes).unwrap();
         let cut = decode::<R>(&bytes[..bytes.len() - 1]);
         assert!(matches!(cut, Err(StoreError::Corrupt { .. })));
         let extra = decode::<R>(&[&bytes[..], &[0]].concat());
         assert!(matches!(extra, Err(StoreError::Corrupt { .. })));
-        let newer = R::VERSION + 1;
+        let newer = RECORD_VERSION + 1;
         let later = decode::<R>(&[&[newer], &bytes[1..]].concat());
         let message = later.unwrap_err().to_string();
         let version = format!("version {newer}");

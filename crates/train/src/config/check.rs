@@ -128,9 +128,7 @@ fn optimizer(c: &TrainConfig) -> Checked {
     // The default of the warm-up follows the other keys.
     // The lowest automatic rate is not known before the model; the schedule never ends above its peak.
     let peak = c.learning_rate.fixed().unwrap_or(f64::INFINITY);
-    let (low, warmup) = (c.min_learning_rate, c.warmup_steps.unwrap_or(0));
-    let allowed = format!("0 where train.warmup_ratio ({}) is set", c.warmup_ratio);
-    ensure(c.warmup_ratio <= 0.0 || warmup == 0, "train.warmup_steps", warmup, allowed)?;
+    let low = c.min_learning_rate;
     let allowed = format!("at most train.learning_rate ({peak})");
     ensure(low <= peak, "train.min_learning_rate", low, allowed)?;
     let has_minimum = matches!(c.schedule, ScheduleKind::Cosine | ScheduleKind::Polynomial);
@@ -147,10 +145,11 @@ fn optimizer(c: &TrainConfig) -> Checked {
         // The dataset determines their number, and the configuration is then checked again.
         return Ok(());
     }
-    let key = if ends { "schedule" } else { "warmup_ratio" };
-    let allowed = format!("at least 1 with train.{key} set and no train.max_steps or train.epochs");
-    let is_endless = !ends && c.warmup_ratio <= 0.0;
+    let key = if ends { "train.schedule set" } else { "train.warmup_steps below 1" };
+    let allowed = format!("at least 1 with {key} and no train.max_steps or train.epochs");
+    let is_endless = !ends && !c.warms_up_by_share();
     ensure(is_endless || steps > 0, "train.total_steps", c.total_steps, allowed)?;
     let allowed = format!("less than the schedule's steps ({steps})");
-    ensure(!ends || warmup < steps, "train.warmup_steps", warmup, allowed)
+    let warmup = c.configured_warmup().unwrap_or(0);
+    ensure(!ends || warmup < steps || c.warms_up_by_share(), "train.warmup_steps", warmup, allowed)
 }

@@ -44,12 +44,11 @@ hone_core::parameters! {
         pub learning_rate: PeakRate = PeakRate::Auto,
         /// How the learning rate changes after warm-up.
         pub schedule: ScheduleKind = ScheduleKind::Constant,
-        /// Steps over which the learning rate rises linearly to its peak; `None` is the default of
-        /// [`Self::warmup`], so that a key that contradicts only the default is no error.
+        /// Steps over which the learning rate rises linearly to its peak, or below 1 their share of
+        /// [`Self::schedule_steps`], as in transformers 5; `None` is the default of [`Self::warmup`], so that a
+        /// key that contradicts only the default is no error.
         #[serde(skip_serializing_if = "Option::is_none")]
-        pub warmup_steps: Option<u64> = None,
-        /// Warm-up as a share of [`Self::schedule_steps`], instead of `warmup_steps`; 0 is off.
-        pub warmup_ratio: f64 = 0.0 => below(0.0, 1.0),
+        pub warmup_steps: Option<f64> = None => steps_or_share(),
         /// Last step of the linear, cosine and polynomial schedules; 0 is `max_steps`.
         pub total_steps: u64 = 0,
         /// Learning rate at the end of the cosine and polynomial schedules.
@@ -126,8 +125,6 @@ hone_core::parameters! {
         /// threads of lower priority have something to compute.
         #[serde(skip)]
         pub serving_share: f64 = 0.2,
-        /// Number of checkpoints to keep.
-        pub keep_checkpoints: usize = 2 => between(1, 10_000),
         /// `[train.kl]`
         pub kl: KlConfig = KlConfig::default(),
         /// `[train.entropy]`
@@ -147,13 +144,15 @@ impl TrainConfig {
         if self.total_steps > 0 { self.total_steps } else { self.max_steps }
     }
 
-    /// Warm-up steps by `warmup_steps`, or by `warmup_ratio`, rounded up; `None` where neither is set.
+    /// Whether `warmup_steps` is a share of the schedule.
+    pub fn warms_up_by_share(&self) -> bool {
+        self.warmup_steps.is_some_and(|steps| steps > 0.0 && steps < 1.0)
+    }
+
+    /// Warm-up steps by `warmup_steps`, a share of the schedule rounded up; `None` where it is not set.
     pub fn configured_warmup(&self) -> Option<u64> {
-        if self.warmup_ratio > 0.0 {
-            Some((self.schedule_steps() as f64 * self.warmup_ratio).ceil() as u64)
-        } else {
-            self.warmup_steps
-        }
+        let of_all = if self.warms_up_by_share() { self.schedule_steps() as f64 } else { 1.0 };
+        self.warmup_steps.map(|steps| (steps * of_all).ceil() as u64)
     }
 
     /// Number of warm-up steps: as configured, else 10, and at most a tenth of a schedule that ends.

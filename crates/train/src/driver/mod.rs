@@ -121,7 +121,9 @@ impl ThreadPools {
                 .thread_name(move |i| format!("hone-{name}-{i}"))
                 .start_handler(|_| to_background())
                 .build()
-                .map_err(|error| TrainFailure::Thread(format!("train.threads: {error}")))
+                .map_err(|error| {
+                    TrainFailure::Thread(format!("its threads cannot be started: {error}"))
+                })
         };
         Ok(Self { train: pool("train")?, probe: Arc::new(pool("probe")?) })
     }

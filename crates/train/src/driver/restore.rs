@@ -21,6 +21,9 @@ use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
 use crate::policy::{is_activated, version_name};
 
+/// The newest checkpoint, and the one before it, should the newest be damaged.
+const KEPT_CHECKPOINTS: usize = 2;
+
 impl<'a> Trainer<'a> {
     /// Loads model and newest checkpoint and reconciles them with the ledger. Returns what is in progress then.
     pub(super) fn restore(
@@ -42,7 +45,6 @@ impl<'a> Trainer<'a> {
             learner,
             progress: TrainProgress::default(),
             marker: AttemptMarker::new(&setup.checkpoints),
-            last_publication: Instant::now(),
             wake: wake.clone(),
             activations: setup.policies.watch_rollback().borrow().count,
             activation: Marker::of_activation(&setup.checkpoints),
@@ -374,7 +376,7 @@ impl<'a> Trainer<'a> {
         let dir = checkpoint::step_dir(&self.setup.checkpoints, self.learner.step_count());
         let extra = self.progress.to_json(&dir)?;
         self.pools.train.install(|| self.learner.save(&dir, &extra))?;
-        Ok(checkpoint::prune(&self.setup.checkpoints, self.setup.config.keep_checkpoints)?)
+        Ok(checkpoint::prune(&self.setup.checkpoints, KEPT_CHECKPOINTS)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The trainer's state machine, and one optimizer step from batch to proposed version.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, RangeInclusive};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
@@ -34,6 +34,11 @@ pub(super) const SETTLE_TIME: Duration = Duration::from_millis(250);
 
 /// Number of the newest steps whose groups may be replayed.
 const REPLAY_WINDOW: u64 = 50;
+
+/// The steps whose groups may be replayed after step `last`: the newest ones.
+pub(super) fn replayable(last: u64) -> RangeInclusive<u64> {
+    last.saturating_sub(REPLAY_WINDOW) + 1..=last
+}
 
 /// Reason of a dropped correction that has no weight in the loss.
 const NO_CORRECTION_WEIGHT: &str = "correction_weight";
@@ -91,8 +96,6 @@ pub(super) struct Trainer<'a> {
     pub(super) pools: &'a ThreadPools,
     pub(super) learner: Learner,
     pub(super) progress: TrainProgress,
-    /// When the last publication began, or the trainer started.
-    pub(super) last_publication: Instant,
     /// Wakes this thread at the end of a publication.
     pub(super) wake: Sender<TrainCommand>,
     pub(super) marker: AttemptMarker,
@@ -442,8 +445,7 @@ impl Trainer<'_> {
             group.longest_tokens() <= setup.longest_sample
                 && (during.is_none() || !self.is_long_shard(group.tokens()))
         };
-        let last = self.learner.step_count();
-        let steps = last.saturating_sub(REPLAY_WINDOW) + 1..=last;
+        let steps = replayable(self.learner.step_count());
         let (store, routes) = (&setup.store, &setup.routes);
         let mut old = draw_replayed(store, routes, &ages, config.seed, steps, most, fits)?;
         feedback_cap::cap(&mut old, &setup.routes, None);
@@ -524,7 +526,7 @@ impl Trainer<'_> {
         if !stats.refused.is_empty() {
             tracing::warn!(
                 samples = stats.refused.len(),
-                "sampler and trainer differ by more than train.max_sampler_difference"
+                "sampler and trainer differ by more than 0.05 nats"
             );
         }
         let (mut ops, groups) = self.faded(&prepared, &stats.faded);
@@ -549,15 +551,12 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Starts to publish the weights every `policy.publish_every` steps or `policy.publish_seconds`, and if
+    /// Starts to publish the weights every `policy.publish_every` steps, and if
     /// no step follows (`is_last`), unless another version was activated: the trainer continues from that
     /// one.
     fn propose(&mut self, is_last: bool) -> Result<TrainPhase, TrainFailure> {
-        let policy = &self.setup.policy;
         let steps = self.progress.unpublished_steps;
-        let limit = Duration::from_secs(policy.publish_seconds);
-        let is_late = !limit.is_zero() && self.last_publication.elapsed() >= limit;
-        let is_due = steps >= policy.publish_every || steps > 0 && (is_last || is_late);
+        let is_due = steps >= self.setup.policy.publish_every || steps > 0 && is_last;
         let is_free = self.progress.hold.is_none() && !self.has_new_activation();
         if is_due && is_free { self.publish() } else { Ok(TrainPhase::Idle) }
     }
@@ -580,7 +579,6 @@ impl Trainer<'_> {
 impl Trainer<'_> {
     /// Starts to publish the weights. No other publication may be in progress.
     pub(super) fn publish(&mut self) -> Result<TrainPhase, TrainFailure> {
-        self.last_publication = Instant::now();
         Ok(TrainPhase::Publishing(Publication::start(
             self.setup,
             (self.runtime, &self.pools.probe, self.wake.clone()),

@@ -282,7 +282,7 @@ mod tests {
             let config = TrainConfig {
                 learning_rate: PeakRate::Fixed(2.0),
                 schedule,
-                warmup_steps: Some(warmup_steps),
+                warmup_steps: Some(warmup_steps as f64),
                 total_steps,
                 ..TrainConfig::default()
             };
@@ -319,12 +319,11 @@ mod tests {
         }
 
         #[test]
-        fn a_warmup_ratio_equals_the_same_number_of_warmup_steps() {
+        fn a_share_of_the_steps_equals_the_same_number_of_warmup_steps() {
             let config =
-                TrainConfig { warmup_ratio: 0.1, total_steps: 42, ..TrainConfig::default() };
+                TrainConfig { warmup_steps: Some(0.1), total_steps: 42, ..TrainConfig::default() };
             assert_eq!(config.warmup(), 5);
-            let counted =
-                TrainConfig { warmup_ratio: 0.0, warmup_steps: Some(5), ..config.clone() };
+            let counted = TrainConfig { warmup_steps: Some(5.0), ..config.clone() };
             assert!(
                 (0..50).all(|done| learning_rate(&config, done) == learning_rate(&counted, done))
             );
@@ -332,13 +331,13 @@ mod tests {
 
         #[test]
         fn without_a_key_warm_up_takes_ten_steps_or_a_tenth_of_the_schedule() {
-            let warmup = |max_steps, warmup_ratio| {
-                let config = TrainConfig { max_steps, warmup_ratio, ..TrainConfig::default() };
+            let warmup = |max_steps, warmup_steps| {
+                let config = TrainConfig { max_steps, warmup_steps, ..TrainConfig::default() };
                 config.check().unwrap();
                 config.warmup()
             };
-            assert_eq!([0, 5, 40, 100, 1000].map(|steps| warmup(steps, 0.0)), [10, 0, 4, 10, 10]);
-            assert_eq!(warmup(40, 0.5), 20);
+            assert_eq!([0, 5, 40, 100, 1000].map(|steps| warmup(steps, None)), [10, 0, 4, 10, 10]);
+            assert_eq!(warmup(40, Some(0.5)), 20);
             // The scale of this schedule is a choice of the user, not a consequence of the default.
             let config = TrainConfig {
                 schedule: ScheduleKind::InverseSqrt,
@@ -353,9 +352,9 @@ mod tests {
             let factors = |config: &TrainConfig| -> Vec<f64> {
                 (0..=restart_steps(config)).rev().map(|left| restart_factor(config, left)).collect()
             };
-            let config = TrainConfig { warmup_steps: Some(4), ..TrainConfig::default() };
+            let config = TrainConfig { warmup_steps: Some(4.0), ..TrainConfig::default() };
             assert_eq!(factors(&config), [0.25, 0.5, 0.75, 1.0, 1.0]);
-            let without = TrainConfig { warmup_steps: Some(0), ..config.clone() };
+            let without = TrainConfig { warmup_steps: Some(0.0), ..config.clone() };
             assert_eq!(factors(&without)[..3], [0.1, 0.2, 0.3]);
             // A checkpoint of a longer warm-up begins with the first step of this one.
             assert_eq!(restart_factor(&config, 9), 0.25);

@@ -25,16 +25,12 @@ hone_core::parameters! {
         pub promotion: Promotion = Promotion::default(),
         /// Optimizer steps between published versions.
         pub publish_every: u64 = 4 => between(1, u64::MAX),
-        /// Seconds after which trained weights are published with fewer steps; 0 waits for
-        /// `publish_every`.
-        pub publish_seconds: u64 = 0 => between(0, 1 << 32),
         /// Newest adapter directories to keep. The active, the previous and the pinned versions always keep
         /// theirs, and so do ancestors of the active version at exponentially growing distances.
         pub keep_versions: usize = 20 => between(2, 1 << 20),
         /// Seconds for which training pauses after an operator activated a version; 0 until it is
         /// resumed. Otherwise the next step would undo the activation.
-        #[serde(skip)]
-        pub hold_seconds: u64 = 0,
+        pub hold_seconds: u64 = 0 => between(0, 1 << 32),
         /// Versions in a row that may be rejected or rolled back before training pauses until it is
         /// resumed; 0 never pauses. Without it, a trainer whose every version is rejected would not stop.
         #[serde(skip)]
@@ -55,8 +51,6 @@ hone_core::parameters! {
         pub exam_file: String = String::new(),
         /// Share of the live prompts of a graded route that only exams use.
         pub holdout_share: f64 = 0.02 => between(0.0, 0.5),
-        /// Difference of the mean exam reward, in units of the reward, by which a candidate may be worse.
-        pub exam_margin: f64 = 0.0 => at_least(0.0),
         /// Largest KL to the base, in nats per token; 0 is no bound.
         pub max_kl: f64 = 1.0 => at_least(0.0),
         /// Largest KL to the active version, in nats per token; 0 is no bound.

@@ -229,7 +229,8 @@ impl Policies {
         self.switch_to(version, reason, PolicyState::Retired, true).await
     }
 
-    /// Rolls the active version back to its nearest ancestor that can be served, because of a warning. Does nothing if `version` is not active, or is the base.
+    /// Rolls the active version back to its nearest ancestor that can be served, because of a warning. Does
+    /// nothing if `version` is not active, or is the base.
     ///
     /// # Errors
     /// If no ancestor can be served, or the ledger cannot be written.

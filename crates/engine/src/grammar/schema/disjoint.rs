@@ -2,122 +2,91 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::pointer::resolve;
+use super::values::resolve;
 
 /// Schemas that are read to find the facts of one.
 const MAX_READ: usize = 500;
 /// Pairs of listed values that are compared to find one that two schemas share.
 const MAX_PAIRS: usize = 1000;
 
-/// The JSON types as bits. `integer` and `number` overlap, so they have one bit.
-const TYPES: [(&str, u8); 7] = [
-    ("null", 1),
-    ("boolean", 2),
-    ("integer", 4),
-    ("number", 4),
-    ("string", 8),
-    ("array", 16),
-    ("object", OBJECT),
-];
-const OBJECT: u8 = 32;
+/// The JSON types, each a bit at its place. An integer is a number.
+const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 const ALL: u8 = 63;
+const OBJECT: u8 = 32;
 
 /// What every value of a schema has in common.
-#[derive(Clone)]
-struct CommonFacts {
+struct CommonFacts<'a> {
     /// The possible types.
     types: u8,
     /// The possible values, if the schema lists them.
-    literals: Option<Vec<Value>>,
+    literals: Option<&'a [Value]>,
     /// The possible values of required properties that list them.
-    properties: BTreeMap<String, Vec<Value>>,
+    properties: BTreeMap<&'a str, &'a [Value]>,
 }
 
-impl CommonFacts {
-    /// The facts that hold for any value.
-    fn none() -> Self {
-        Self { types: ALL, literals: None, properties: BTreeMap::new() }
-    }
-
-    /// The facts of a schema. `left` is the number of schemas that may be read; of more, nothing is known.
-    fn of(root: &Value, schema: &Value, left: &mut usize) -> Self {
-        if *left == 0 {
-            return Self::none();
-        }
-        *left -= 1;
-        let map = match schema {
-            Value::Object(map) => map,
-            Value::Bool(false) => return Self { types: 0, ..Self::none() },
-            _ => return Self::none(),
-        };
-        let mut facts = Self::none();
-        if let Some(types) = map.get("type") {
-            facts.types &= bits(types);
-        }
-        if let Some(value) = map.get("const") {
-            facts.restrict(std::slice::from_ref(value));
-        }
-        if let Some(Value::Array(values)) = map.get("enum") {
-            facts.restrict(values);
-        }
-        if let Some(Value::String(reference)) = map.get("$ref")
-            && let Some((_, target)) = resolve(root, reference)
-        {
-            facts.merge(Self::of(root, target, left));
-        }
-        if let Some(Value::Array(all)) = map.get("allOf") {
-            all.iter().for_each(|part| facts.merge(Self::of(root, part, left)));
-        }
-        facts.add_properties(root, map, left);
+impl<'a> CommonFacts<'a> {
+    /// The facts of a schema. `left` is the number of schemas that may be read.
+    fn of(root: &'a Value, schema: &'a Value, left: &mut usize) -> Self {
+        let mut facts = Self { types: ALL, literals: None, properties: BTreeMap::new() };
+        facts.add(root, schema, left);
         facts
     }
 
-    fn add_properties(&mut self, root: &Value, map: &Map<String, Value>, left: &mut usize) {
-        let (Some(Value::Object(properties)), Some(Value::Array(required))) =
-            (map.get("properties"), map.get("required"))
-        else {
-            return;
-        };
-        for name in required.iter().filter_map(Value::as_str) {
-            let facts = properties.get(name).map(|schema| Self::of(root, schema, left));
-            if let Some(literals) = facts.and_then(|facts| facts.literals) {
-                self.properties.insert(name.to_owned(), literals);
+    /// Adds what a schema says about the same values.
+    fn add(&mut self, root: &'a Value, schema: &'a Value, left: &mut usize) {
+        let Some(rest) = left.checked_sub(1) else { return };
+        *left = rest;
+        if *schema == Value::Bool(false) {
+            self.types = 0;
+        }
+        for (key, value) in schema.as_object().into_iter().flatten() {
+            match (key.as_str(), value) {
+                ("type", Value::Array(names)) => {
+                    self.types &= names.iter().map(bit).fold(0, |all, bit| all | bit);
+                }
+                ("type", name) => self.types &= bit(name),
+                ("const", value) => self.restrict(std::slice::from_ref(value)),
+                ("enum", Value::Array(values)) => self.restrict(values),
+                ("allOf", Value::Array(all)) => {
+                    all.iter().for_each(|part| self.add(root, part, left));
+                }
+                ("$ref", Value::String(reference)) => {
+                    if let Some((_, target)) = resolve(root, reference) {
+                        self.add(root, target, left);
+                    }
+                }
+                ("required", Value::Array(names)) => {
+                    for name in names.iter().filter_map(Value::as_str) {
+                        let property = schema.get("properties").and_then(|all| all.get(name));
+                        let facts = property.map(|schema| Self::of(root, schema, left));
+                        if let Some(literals) = facts.and_then(|facts| facts.literals) {
+                            self.properties.entry(name).or_insert(literals);
+                        }
+                    }
+                }
+                _ => {}
             }
         }
     }
 
-    fn restrict(&mut self, values: &[Value]) {
+    fn restrict(&mut self, values: &'a [Value]) {
         self.types &= values.iter().map(type_bit).fold(0, |all, bit| all | bit);
-        self.literals = Some(values.to_vec());
-    }
-
-    /// Adds what else is known of the same values.
-    fn merge(&mut self, other: Self) {
-        self.types &= other.types;
-        if self.literals.is_none() {
-            self.literals = other.literals;
-        }
-        for (name, values) in other.properties {
-            self.properties.entry(name).or_insert(values);
-        }
+        self.literals.get_or_insert(values);
     }
 
     fn is_disjoint(&self, other: &Self) -> bool {
         let common = self.types & other.types;
-        if common == 0 {
-            return true;
-        }
-        if let (Some(own), Some(others)) = (&self.literals, &other.literals)
-            && !share_a_value(own, others)
-        {
-            return true;
-        }
-        common == OBJECT
-            && self.properties.iter().any(|(name, own)| {
-                other.properties.get(name).is_some_and(|others| !share_a_value(own, others))
-            })
+        let differ = |own: Option<&[Value]>, others: Option<&[Value]>| {
+            own.zip(others).is_some_and(|(own, others)| !share_a_value(own, others))
+        };
+        let mut properties = self.properties.iter();
+        common == 0
+            || differ(self.literals, other.literals)
+            || common == OBJECT
+                && properties
+                    .any(|(name, own)| differ(Some(own), other.properties.get(name).copied()))
     }
 }
 
@@ -127,7 +96,7 @@ impl CommonFacts {
 /// Two schemas are known to be disjoint if their types differ, if they list values and have no value in
 /// common, or if they require a property of which this is true.
 pub(super) fn overlapping(root: &Value, schemas: &[Value]) -> Option<(usize, usize)> {
-    let facts: Vec<CommonFacts> =
+    let facts: Vec<CommonFacts<'_>> =
         schemas.iter().map(|schema| CommonFacts::of(root, schema, &mut { MAX_READ })).collect();
     facts.iter().enumerate().find_map(|(first, one)| {
         let second = facts.iter().skip(first + 1).position(|other| !one.is_disjoint(other))?;
@@ -135,26 +104,23 @@ pub(super) fn overlapping(root: &Value, schemas: &[Value]) -> Option<(usize, usi
     })
 }
 
-fn bits(types: &Value) -> u8 {
-    let bit = |name: &str| TYPES.iter().find(|(known, _)| *known == name).map_or(ALL, |t| t.1);
-    match types {
-        Value::String(name) => bit(name),
-        Value::Array(names) => {
-            names.iter().filter_map(Value::as_str).map(bit).fold(0, |all, bit| all | bit)
-        }
-        _ => ALL,
-    }
+/// The bit of a type by its name; those of all types for a name that is not known.
+fn bit(name: &Value) -> u8 {
+    let name = name.as_str().map(|name| if name == "integer" { "number" } else { name });
+    let place = TYPES.iter().position(|known| name == Some(*known));
+    place.map_or(ALL, |place| 1 << place)
 }
 
 fn type_bit(value: &Value) -> u8 {
-    bits(&Value::from(match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    }))
+    let place = match value {
+        Value::Null => 0,
+        Value::Bool(_) => 1,
+        Value::Number(_) => 2,
+        Value::String(_) => 3,
+        Value::Array(_) => 4,
+        Value::Object(_) => 5,
+    };
+    1 << place
 }
 
 /// Whether two lists share a value, or are too long to find out.

@@ -1,8 +1,6 @@
 //! JSON schemas as the grammar library gets them.
 
 mod disjoint;
-mod pointer;
-mod random;
 mod rewrite;
 mod values;
 
@@ -13,9 +11,7 @@ use serde_json::{Map, Value, json};
 
 use self::rewrite::SchemaRewriter;
 use crate::grammar::GrammarError;
-use pointer::{member, resolve};
-
-pub use random::random_schema;
+use values::{member, resolve};
 
 /// Longest schema, in bytes of JSON.
 const MAX_BYTES: usize = 128 << 10;
@@ -29,10 +25,6 @@ const WHITE_SPACE: &str = r"\x20|\r?\n[\x20\t]{0,64}";
 const ESCAPES: &str = "nrbtf\\\"";
 
 /// The schema of a JSON text for the grammar library.
-///
-/// # Errors
-/// [`GrammarError::Schema`] with the place of a keyword that cannot be enforced, or
-/// [`GrammarError::Refused`] if the text is not JSON or too long.
 pub(super) fn prepared_text(text: &str) -> Result<Value, GrammarError> {
     if text.len() > MAX_BYTES {
         let reason = format!("the schema has {} bytes: it may have {MAX_BYTES}", text.len());
@@ -44,30 +36,21 @@ pub(super) fn prepared_text(text: &str) -> Result<Value, GrammarError> {
 }
 
 /// A schema for the grammar library.
-///
-/// # Errors
-/// [`GrammarError::Schema`] with the place of a keyword that cannot be enforced.
 fn prepared(schema: &Value) -> Result<Value, GrammarError> {
     combined_schemas(schema)?;
     SchemaRewriter::new(schema).document().map(with_options)
 }
 
 /// The schema of any JSON object, for the grammar library.
-pub(super) fn any_object() -> Value {
+pub(super) fn any_object() -> Result<Value, GrammarError> {
     let any = json!({"$ref": "#/$defs/any"});
-    let mut schema = Map::new();
-    schema.insert("type".to_owned(), json!("object"));
-    schema.insert("additionalProperties".to_owned(), any.clone());
-    // Numbers without exponents, as in other schemas.
     let options = json!([
-        {"type": ["null", "boolean", "string"]},
-        {"type": "number", "minimum": 0},
-        {"type": "number", "maximum": 0},
+        {"type": ["null", "boolean", "string", "number"]},
         {"type": "array", "items": any},
         {"type": "object", "additionalProperties": any},
     ]);
-    schema.insert("$defs".to_owned(), json!({"any": {"anyOf": options}}));
-    with_options(schema)
+    let definitions = json!({"any": {"anyOf": options}});
+    prepared(&json!({"type": "object", "additionalProperties": any, "$defs": definitions}))
 }
 
 fn with_options(mut schema: Map<String, Value>) -> Value {
@@ -105,9 +88,6 @@ type KnownWeights = HashMap<*const Value, SchemaWeight>;
 
 /// The number of schemas that are combined in a document. It needs little stack, because references form chains
 /// of any length.
-///
-/// # Errors
-/// [`GrammarError::Schema`] with the path of a schema for which too many are combined.
 pub(in crate::grammar) fn combined_schemas(root: &Value) -> Result<usize, GrammarError> {
     let (mut known, mut total) = (KnownWeights::new(), 0_usize);
     // Schemas whose parts, if true, are counted.

@@ -14,8 +14,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::disjoint::overlapping;
-use super::pointer::{member, resolve};
-use super::values;
+use super::values::{self, member, resolve};
 use crate::grammar::GrammarError;
 
 /// Most schemas in a document, with those of its definitions.
@@ -90,9 +89,6 @@ impl<'a> SchemaRewriter<'a> {
     }
 
     /// The rewritten document.
-    ///
-    /// # Errors
-    /// [`GrammarError::Schema`] with the path of a keyword that cannot be enforced.
     pub fn document(mut self) -> Result<Map<String, Value>, GrammarError> {
         let mut top = match self.schema(self.root, "#", 0)? {
             Value::Object(map) => map,
@@ -147,60 +143,59 @@ impl<'a> SchemaRewriter<'a> {
         depth: usize,
         out: &mut RewrittenSchema,
     ) -> Result<(), GrammarError> {
-        match key {
-            "$ref" => out.set(key, self.reference(value, at)?),
-            "additionalProperties" => out.set(key, self.schema(value, at, depth + 1)?),
-            "properties" => out.set(key, self.named(value, at, depth)?),
+        let refuse = |reason: &str| Err(GrammarError::schema(at, reason));
+        let is_tuple = map.get("items").is_some_and(Value::is_array);
+        let rewritten = match key {
+            "$ref" => self.reference(value, at)?,
+            "items" if is_tuple => {
+                out.set("prefixItems", self.list(value, at, depth)?.into());
+                let Some(more) = map.get("additionalItems") else { return Ok(()) };
+                self.schema(more, &format!("{}/additionalItems", parent(at)), depth + 1)?
+            }
+            "items" | "additionalProperties" => self.schema(value, at, depth + 1)?,
+            "properties" => Value::Object(self.named(value, at, depth)?),
             "patternProperties" => {
-                let Value::Object(schemas) = self.named(value, at, depth)? else { return Ok(()) };
+                let schemas = self.named(value, at, depth)?;
                 let patterns = schemas.into_iter().map(|(pattern, schema)| {
                     Ok((values::pattern(&pattern, &member(at, &pattern))?, schema))
                 });
-                out.set(key, Value::Object(patterns.collect::<Result<_, GrammarError>>()?));
+                Value::Object(patterns.collect::<Result<_, GrammarError>>()?)
             }
-            "items" if value.is_array() => {
-                out.set("prefixItems", self.list(value, at, depth)?);
-                if let Some(more) = map.get("additionalItems") {
-                    let at = format!("{}/additionalItems", parent(at));
-                    out.set("items", self.schema(more, &at, depth + 1)?);
-                }
-            }
-            "items" => out.set(key, self.schema(value, at, depth + 1)?),
-            "prefixItems" if map.get("items").is_some_and(Value::is_array) => {
-                return Err(GrammarError::schema(at, "prefixItems excludes a list in items"));
-            }
-            "prefixItems" => out.set(key, self.list(value, at, depth)?),
-            "additionalItems" if map.get("items").is_some_and(Value::is_array) => {}
-            "additionalItems" => {
-                return Err(GrammarError::schema(at, "additionalItems needs a list in items"));
-            }
+            "prefixItems" if is_tuple => return refuse("prefixItems excludes a list in items"),
+            "prefixItems" | "anyOf" => self.list(value, at, depth)?.into(),
+            "additionalItems" if is_tuple => return Ok(()),
+            "additionalItems" => return refuse("additionalItems needs a list in items"),
             "allOf" => {
-                let Value::Array(all) = self.list(value, at, depth)? else { return Ok(()) };
-                out.all.extend(all);
+                out.all.extend(self.list(value, at, depth)?);
+                return Ok(());
             }
-            "anyOf" => out.set(key, self.list(value, at, depth)?),
             "oneOf" => {
                 let options = self.one_of(value, at, depth)?;
                 out.all.push(json!({ "anyOf": options }));
+                return Ok(());
             }
-            "pattern" => out.set(key, Value::String(values::pattern_of(value, at)?)),
-            "format" => match value.as_str().and_then(format) {
-                Some(StringFormat::Known) => out.set(key, value.clone()),
-                Some(StringFormat::Pattern(pattern)) => {
-                    out.all.push(json!({ "pattern": pattern }));
-                }
+            "pattern" => match value.as_str() {
+                Some(text) => Value::String(values::pattern(text, at)?),
+                None => return refuse("pattern must be a string"),
+            },
+            "format" => match value.as_str().filter(|name| FORMATS.contains(name)) {
+                Some(name) => match format_pattern(name) {
+                    Some(pattern) => {
+                        out.all.push(json!({ "pattern": pattern }));
+                        return Ok(());
+                    }
+                    None => value.clone(),
+                },
                 None => {
-                    let reason =
-                        format!("format is {value}: it must be one of {}", FORMATS.join(", "));
-                    return Err(GrammarError::schema(at, reason));
+                    let known = FORMATS.join(", ");
+                    return refuse(&format!("format is {value}: it must be one of {known}"));
                 }
             },
-            "multipleOf" => out.set(key, self.multiple_of(value, at)?),
-            _ if UNSUPPORTED.contains(&key) => {
-                return Err(GrammarError::schema(at, format!("{key} is not supported")));
-            }
-            _ => return Err(GrammarError::schema(at, format!("{key} is not a known keyword"))),
-        }
+            "multipleOf" => self.multiple_of(value, at)?,
+            _ if UNSUPPORTED.contains(&key) => return refuse(&format!("{key} is not supported")),
+            _ => return refuse(&format!("{key} is not a known keyword")),
+        };
+        out.set(key, rewritten);
         Ok(())
     }
 
@@ -224,7 +219,12 @@ impl<'a> SchemaRewriter<'a> {
     }
 
     /// Schemas by name.
-    fn named(&mut self, value: &'a Value, at: &str, depth: usize) -> Rewritten {
+    fn named(
+        &mut self,
+        value: &'a Value,
+        at: &str,
+        depth: usize,
+    ) -> Result<Map<String, Value>, GrammarError> {
         let Value::Object(schemas) = value else {
             return Err(GrammarError::schema(at, "an object of schemas was expected"));
         };
@@ -232,23 +232,31 @@ impl<'a> SchemaRewriter<'a> {
             values::text_can_be_written(name, at)?;
             Ok((name.clone(), self.schema(schema, &member(at, name), depth + 1)?))
         });
-        Ok(Value::Object(rewritten.collect::<Result<_, GrammarError>>()?))
+        rewritten.collect()
     }
 
     /// A list of at least one schema.
-    fn list(&mut self, value: &'a Value, at: &str, depth: usize) -> Rewritten {
+    fn list(
+        &mut self,
+        value: &'a Value,
+        at: &str,
+        depth: usize,
+    ) -> Result<Vec<Value>, GrammarError> {
         let schemas = value.as_array().filter(|schemas| !schemas.is_empty());
         let Some(schemas) = schemas else {
             return Err(GrammarError::schema(at, "a list of at least one schema was expected"));
         };
         let numbered = schemas.iter().enumerate();
-        let rewritten =
-            numbered.map(|(i, schema)| self.schema(schema, &format!("{at}/{i}"), depth + 1));
-        Ok(Value::Array(rewritten.collect::<Result<_, GrammarError>>()?))
+        numbered.map(|(i, schema)| self.schema(schema, &format!("{at}/{i}"), depth + 1)).collect()
     }
 
     /// The options of a `oneOf` of which each value satisfies at most one.
-    fn one_of(&mut self, value: &'a Value, at: &str, depth: usize) -> Rewritten {
+    fn one_of(
+        &mut self,
+        value: &'a Value,
+        at: &str,
+        depth: usize,
+    ) -> Result<Vec<Value>, GrammarError> {
         if let Value::Array(options) = value {
             if options.len() > MAX_OPTIONS {
                 let reason = format!("oneOf has more than {MAX_OPTIONS} schemas");
@@ -356,14 +364,6 @@ fn without_exponents(mut map: Map<String, Value>) -> Value {
 
 // The formats of strings that can be enforced.
 
-/// A supported `format`.
-pub(super) enum StringFormat {
-    /// The grammar library's own definition is used.
-    Known,
-    /// This pattern is used instead.
-    Pattern(String),
-}
-
 /// Years 0001 to 9999, which the date types of common languages hold.
 const YEAR: &str = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})";
 /// The last two digits of a leap year, and the first two digits of a century with a leap year.
@@ -372,19 +372,19 @@ const FOURTH: &str = "(?:0[48]|[2468][048]|[13579][26])";
 const TIME: &str = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 
 /// The names of all supported formats.
-pub(super) const FORMATS: [&str; 10] =
+const FORMATS: [&str; 10] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"];
 
-/// The format of a name; `None` if it is not one of [`FORMATS`].
+/// The pattern that replaces a format.
 ///
 /// The grammar library accepts February 29 in every year, leap seconds and lower-case letters in times,
-/// so these formats are replaced by stricter patterns.
-pub(super) fn format(name: &str) -> Option<StringFormat> {
+/// so these formats are replaced by stricter patterns. Of others the library's own definition is used.
+fn format_pattern(name: &str) -> Option<String> {
     match name {
-        "date" => Some(StringFormat::Pattern(format!("^{}$", date()))),
-        "time" => Some(StringFormat::Pattern(format!("^{TIME}$"))),
-        "date-time" => Some(StringFormat::Pattern(format!("^{}T{TIME}$", date()))),
-        other => FORMATS.contains(&other).then_some(StringFormat::Known),
+        "date" => Some(format!("^{}$", date())),
+        "time" => Some(format!("^{TIME}$")),
+        "date-time" => Some(format!("^{}T{TIME}$", date())),
+        _ => None,
     }
 }
 
@@ -401,8 +401,7 @@ mod tests {
     use super::*;
 
     fn matches(name: &str, text: &str) -> bool {
-        let Some(StringFormat::Pattern(pattern)) = format(name) else { panic!("{name}") };
-        Regex::new(&pattern).unwrap().is_match(text)
+        Regex::new(&format_pattern(name).unwrap()).unwrap().is_match(text)
     }
 
     #[test]
@@ -425,6 +424,5 @@ mod tests {
         }
         assert!(matches("date-time", "2024-02-29T23:59:59.125Z"));
         assert!(matches("time", "00:00:00+01:30") && !matches("time", "23:59:60Z"));
-        assert!(format("color").is_none() && FORMATS.iter().all(|name| format(name).is_some()));
     }
 }

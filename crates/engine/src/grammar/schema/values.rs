@@ -1,5 +1,8 @@
-//! The values of keywords that contain no schema.
+//! The values of keywords that contain no schema, and places in a schema.
 
+use std::collections::BTreeSet;
+
+use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value, json};
 
 use crate::grammar::GrammarError;
@@ -152,14 +155,6 @@ pub(super) fn divisor(value: &Value, at: &str) -> Result<u64, GrammarError> {
     })
 }
 
-/// The value of `pattern` for the grammar library.
-pub(super) fn pattern_of(value: &Value, at: &str) -> Result<String, GrammarError> {
-    match value.as_str() {
-        Some(text) => pattern(text, at),
-        None => Err(GrammarError::schema(at, "pattern must be a string")),
-    }
-}
-
 /// A pattern for the grammar library, whose `.` matches line breaks other than `\n`.
 pub(super) fn pattern(text: &str, at: &str) -> Result<String, GrammarError> {
     let refuse = |reason: String| Err(GrammarError::schema(at, reason));
@@ -193,19 +188,12 @@ pub(super) fn pattern(text: &str, at: &str) -> Result<String, GrammarError> {
 }
 
 /// Checks the numbers of properties, which the library can enforce in some cases only.
-///
-/// # Errors
-/// [`GrammarError::Schema`] with the path of the keyword.
 pub(super) fn check_property_counts(
     map: &Map<String, Value>,
     path: &str,
 ) -> Result<(), GrammarError> {
-    let mut required: Vec<&str> = match map.get("required") {
-        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
-        _ => Vec::new(),
-    };
-    required.sort_unstable();
-    required.dedup();
+    let names = map.get("required").and_then(Value::as_array);
+    let required: BTreeSet<&str> = names.into_iter().flatten().filter_map(Value::as_str).collect();
     let beyond = |key: &str| {
         let count = map.get(key)?.as_u64()?;
         Some(count.saturating_sub(required.len() as u64))
@@ -219,12 +207,9 @@ pub(super) fn check_property_counts(
         |reason: &str| Err(GrammarError::schema(&format!("{path}/{key}"), reason.to_owned()));
     let has_patterns = map.get("patternProperties").is_some_and(|value| *value != json!({}));
     let is_open = map.get("additionalProperties") != Some(&Value::Bool(false)) || has_patterns;
-    let optional = match map.get("properties") {
-        Some(Value::Object(listed)) => {
-            listed.keys().any(|name| required.binary_search(&name.as_str()).is_err())
-        }
-        _ => false,
-    };
+    let listed = map.get("properties").and_then(Value::as_object);
+    let optional =
+        listed.is_some_and(|listed| listed.keys().any(|name| !required.contains(name.as_str())));
     let one_of_several = least <= 1 && most.unwrap_or(1) == 1 && !is_open;
     if optional && !one_of_several {
         return refuse(
@@ -237,4 +222,39 @@ pub(super) fn check_property_counts(
         return refuse("minProperties may require at most one property that is not in required");
     }
     Ok(())
+}
+
+// References within a schema, and names of places in it.
+
+/// The JSON pointer that a reference within the document names, and the value there; `None` for a
+/// reference to another document, to an anchor or to a place that does not exist.
+pub(super) fn resolve<'a>(root: &'a Value, reference: &str) -> Option<(String, &'a Value)> {
+    let pointer = percent_decode_str(reference.strip_prefix('#')?).decode_utf8().ok()?;
+    let value = root.pointer(&pointer)?;
+    Some((pointer.into_owned(), value))
+}
+
+/// The path of a member of the value at `path`.
+pub(super) fn member(path: &str, name: &str) -> String {
+    format!("{path}/{}", name.replace('~', "~0").replace('/', "~1"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn references_are_decoded() {
+        let root = json!({"$defs": {"a/b": 1, "c d": [true, {"~": 2}]}});
+        let found = |reference: &str| resolve(&root, reference).map(|(_, value)| value.clone());
+        assert_eq!(found("#"), Some(root.clone()));
+        assert_eq!(found("#/$defs/a~1b"), Some(json!(1)));
+        assert_eq!(found("#/%24defs/c%20d/1/~0"), Some(json!(2)));
+        for wrong in ["", "#/$defs/x", "#name", "other.json#/a", "#/%2", "#/%zz", "#/%ff"] {
+            assert_eq!(found(wrong), None, "{wrong}");
+        }
+        assert_eq!(member("#/a", "b/~"), "#/a/b~1~0");
+    }
 }

@@ -1,7 +1,7 @@
 //! Grammars over the tokens of real tokenizers.
 
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::path::Path;
+use std::sync::Arc;
 
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -14,21 +14,8 @@ mod compiled;
 mod limits;
 
 use super::*;
+use crate::testing::{codec, random_schema};
 use crate::{Codec, ModelDir};
-
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
-}
-
-fn load(dir: &Path) -> Arc<Codec> {
-    Arc::new(Codec::load(&ModelDir::open(dir).unwrap()).unwrap())
-}
-
-/// A byte-level tokenizer with few merges.
-fn codec() -> &'static Arc<Codec> {
-    static CODEC: OnceLock<Arc<Codec>> = OnceLock::new();
-    CODEC.get_or_init(|| load(&fixtures().join("qwen2-tiny")))
-}
 
 fn compile(codec: &Arc<Codec>, spec: &GrammarSpec) -> Result<Arc<CompiledGrammar>, GrammarError> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -298,7 +285,7 @@ fn a_grammar_is_compiled_once() {
 fn texts_of_every_tokenizer_validate() {
     let schema_value = json!({"type": "object", "required": ["n", "s"], "additionalProperties": false,
         "properties": {"n": {"type": "integer"}, "s": {"type": "string", "maxLength": 5}}});
-    let families = fixtures().join("families");
+    let families = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/families");
     let dirs = std::fs::read_dir(families).unwrap().map(|entry| entry.unwrap().path());
     let mut checked = 0;
     for dir in dirs.filter(|dir| dir.join("tokenizer.json").is_file()) {

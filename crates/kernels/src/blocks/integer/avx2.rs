@@ -3,9 +3,9 @@
 use std::arch::x86_64::{
     __m256, __m256i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256,
     _mm256_cvtepi32_ps, _mm256_cvtph_ps, _mm256_dpwssd_avx_epi32, _mm256_fmadd_ps,
-    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi16,
-    _mm256_set1_epi32, _mm256_set1_ps, _mm256_sll_epi32, _mm256_srai_epi32, _mm256_srl_epi32,
-    _mm256_srli_epi16, _mm256_storeu_ps, _mm256_xor_si256,
+    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi16, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_sll_epi32, _mm256_srai_epi32, _mm256_srl_epi32, _mm256_srli_epi16,
+    _mm256_storeu_ps, _mm256_xor_si256,
 };
 
 use super::activations::LANES;
@@ -75,12 +75,6 @@ impl<const VNNI: bool> RowVectors for Avx2<VNNI> {
     fn and(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
         // SAFETY: `self` proves the instructions.
         unsafe { [_mm256_and_si256(a[0], b[0]), _mm256_and_si256(a[1], b[1])] }
-    }
-
-    #[inline(always)]
-    fn or(self, a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
-        // SAFETY: `self` proves the instructions.
-        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
     }
 
     #[inline(always)]

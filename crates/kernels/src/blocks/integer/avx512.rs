@@ -4,9 +4,8 @@ use std::arch::x86_64::{
     __m512, __m512i, _mm_cvtsi32_si128, _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps,
     _mm512_and_si512, _mm512_castps_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
     _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
-    _mm512_or_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_sll_epi32,
-    _mm512_slli_epi32, _mm512_srai_epi32, _mm512_srl_epi32, _mm512_storeu_epi32, _mm512_storeu_ps,
-    _mm512_xor_si512,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_sll_epi32, _mm512_slli_epi32,
+    _mm512_srai_epi32, _mm512_srl_epi32, _mm512_storeu_epi32, _mm512_storeu_ps, _mm512_xor_si512,
 };
 use std::ops::Range;
 
@@ -66,12 +65,6 @@ impl RowVectors for Avx512Rows {
     fn and(self, a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: `self` proves the instructions.
         unsafe { _mm512_and_si512(a, b) }
-    }
-
-    #[inline(always)]
-    fn or(self, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_or_si512(a, b) }
     }
 
     #[inline(always)]

@@ -203,10 +203,11 @@ impl RowsFormat for Q4K {
             let both = [halves(v, blocks, 0), halves(v, blocks, 2)];
             ([words(v, blocks, 4), words(v, blocks, 8), words(v, blocks, 12)], both)
         };
-        // Of the parts 4 to 7, the upper two bits are those of the bytes of the parts 0 to 3.
+        // Of the parts 4 to 7, the upper two bits are those of the bytes of the parts 0 to 3. No bit is set in
+        // both, so `xor` joins them.
         let (low, high) = (bytes(v, 15), bytes(v, 48));
-        let scales = v.or(v.and(c, low), v.and(v.shift_right(a, 2), high));
-        let offsets = v.or(v.and(v.shift_right(c, 4), low), v.and(v.shift_right(b, 2), high));
+        let scales = v.xor(v.and(c, low), v.and(v.shift_right(a, 2), high));
+        let offsets = v.xor(v.and(v.shift_right(c, 4), low), v.and(v.shift_right(b, 2), high));
         let first = bytes(v, 63);
         (both, [[v.and(a, first), scales], [v.and(b, first), offsets]])
     }
@@ -275,7 +276,7 @@ impl RowsFormat for Q6K {
                 unsafe { (words(v, blocks, low_at + 4 * p), words(v, blocks, high_at + 4 * p)) };
             let high = v.and(v.shift_right(high, high_shift), bytes(v, 3));
             let low = v.and(v.shift_right(low, low_shift), bytes(v, 15));
-            *weights = v.weights(v.or(low, v.shift_left(high, 4)));
+            *weights = v.weights(v.xor(low, v.shift_left(high, 4)));
         }
         let bytes = scales[part / 2];
         let first = v.signed_bytes(bytes, 2 * (part as u32 % 2));

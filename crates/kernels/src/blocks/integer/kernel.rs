@@ -191,17 +191,15 @@ unsafe fn add_part<
                 });
             }
         }
-        for (p, w) in w.weights.iter().enumerate() {
-            if F::SPLIT && p / (WORDS / 2) != HALF {
-                continue;
-            }
-            let first = x.words.add(p * word_step * C);
+        let half = HALF * WORDS / 2..(HALF + 1) * WORDS / 2;
+        for p in if F::SPLIT { half } else { 0..WORDS } {
+            let (w, first) = (w.weights[p], x.words.add(p * word_step * C));
             for (c, dots) in dots.iter_mut().enumerate() {
-                *dots = v.add_products::<0>(*dots, *w, *first.add(c));
+                *dots = v.add_products::<0>(*dots, w, *first.add(c));
             }
             let next = first.add(product_step * C);
             for (c, dots) in dots.iter_mut().enumerate() {
-                *dots = v.add_products::<1>(*dots, *w, *next.add(c));
+                *dots = v.add_products::<1>(*dots, w, *next.add(c));
             }
         }
         let w_scale = if HALF == 0 { w.scale } else { w.second };

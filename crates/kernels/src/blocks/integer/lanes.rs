@@ -45,7 +45,6 @@ pub(super) trait RowVectors: Copy {
     fn floats(self, x: f32) -> Self::Floats;
 
     fn and(self, a: Self::Words, b: Self::Words) -> Self::Words;
-    fn or(self, a: Self::Words, b: Self::Words) -> Self::Words;
     fn xor(self, a: Self::Words, b: Self::Words) -> Self::Words;
 
     /// Words shifted by fewer than 32 bits.

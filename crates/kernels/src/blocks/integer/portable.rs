@@ -49,12 +49,6 @@ impl<const FUSED: bool> RowVectors for Portable<FUSED> {
     }
 
     #[inline(always)]
-    fn or(self, mut a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
-        a.iter_mut().zip(&b).for_each(|(a, b)| *a |= b);
-        a
-    }
-
-    #[inline(always)]
     fn xor(self, mut a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
         a.iter_mut().zip(&b).for_each(|(a, b)| *a ^= b);
         a

@@ -33,9 +33,6 @@ pub(super) struct OutputRows {
 
 impl Product<'_> {
     /// Checks that the operands fit each other.
-    ///
-    /// # Panics
-    /// If they do not.
     pub fn check(&self, format: BlockFormat) {
         let (rows, inner) = self.matrix.dims();
         assert!(self.matrix.format() == format && inner == self.x.blocks() * BLOCK);

@@ -19,8 +19,6 @@ use super::TokenColumns;
 use super::kernel::WeightMatrix;
 use crate::hot_team::for_each_chunk;
 use crate::processor::has_fast_bf16_vectors;
-#[cfg(target_arch = "x86_64")]
-use pairs::WordColumns;
 
 /// Values of a thread's part of a conversion, with which it takes longer than to wake the thread.
 const PART_VALUES: usize = 1 << 15;
@@ -103,8 +101,7 @@ pub fn add_product(out: &mut [f32], w: WeightMatrix<'_, bf16>, x: &Bf16Columns) 
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the processor has the instructions, and the assertions and `round` guarantee the shapes.
     unsafe {
-        let Bf16Columns { words, width, tokens, .. } = x;
-        pairs::add_product(out, w, WordColumns { words, width: *width, tokens: *tokens });
+        pairs::add_product(out, w, (&x.words, x.width, x.tokens));
     }
     pause_point();
 }

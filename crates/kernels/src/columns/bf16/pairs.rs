@@ -8,26 +8,22 @@ use half::bf16;
 
 use crate::columns::is_narrow;
 use crate::columns::kernel::{COLUMN_BLOCK, WeightMatrix};
-use crate::columns::narrow::{FewColumns, RowPointers, Transposed};
+use crate::columns::narrow::{FewColumns, Transposed};
 use crate::columns::tiles::{ColumnBlocks, TileWeight};
 use crate::columns::vector_weight::LINE;
 
-/// Activations in bf16, two to a word.
-pub(super) struct WordColumns<'a> {
-    /// `[inner / 2, width]`
-    pub words: &'a [u32],
-    pub width: usize,
-    pub tokens: usize,
-}
-
-/// Computes a product.
+/// Computes a product with the first `tokens` columns of `x` `[inner / 2, width]`, two activations in bf16 to a word.
 ///
 /// # Safety
-/// The processor has AVX-512 with bf16. `out` has a number of rows of `x.width` values, and `w` has as many rows
+/// The processor has AVX-512 with bf16. `out` has a number of rows of `width` values, and `w` has as many rows
 /// or more, of as many values as `x` has.
-pub(super) unsafe fn add_product(out: &mut [f32], w: WeightMatrix<'_, bf16>, x: WordColumns<'_>) {
-    let (width, outputs) = (x.width, out.len() / x.width.max(1));
-    let (out, x, tokens) = (out.as_mut_ptr(), x.words.as_ptr().cast(), x.tokens);
+pub(super) unsafe fn add_product(
+    out: &mut [f32],
+    w: WeightMatrix<'_, bf16>,
+    (x, width, tokens): (&[u32], usize, usize),
+) {
+    let outputs = out.len() / width.max(1);
+    let (out, x) = (out.as_mut_ptr(), x.as_ptr().cast());
     if is_narrow(tokens) {
         let row_bytes = w.inner * size_of::<bf16>();
         let (w, inner) = (w.values.as_ptr().cast(), w.inner);
@@ -48,19 +44,8 @@ pub(super) unsafe fn add_product(out: &mut [f32], w: WeightMatrix<'_, bf16>, x: 
 struct PairedWeight([bf16; 2]);
 
 impl Transposed for PairedWeight {
-    const STEP: usize = <bf16 as Transposed>::STEP;
-    const STEP_BYTES: usize = <bf16 as Transposed>::STEP_BYTES;
     const PER_WORD: usize = 2;
     const INPUTS: usize = 1;
-
-    type Words = <bf16 as Transposed>::Words;
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn read<const PART: bool>(rows: RowPointers, bytes: usize) -> Self::Words {
-        // SAFETY: the caller's guarantees.
-        unsafe { <bf16 as Transposed>::read::<PART>(rows, bytes) }
-    }
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]

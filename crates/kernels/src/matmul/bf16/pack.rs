@@ -12,7 +12,6 @@ use half::bf16;
 use super::layout::{EDGE, TileRow};
 use crate::transpose::transpose_words;
 
-/// Values that can be packed.
 pub(super) trait Packable: Copy {
     /// The first `count` values at `from` as bf16, at most 32, and zeros.
     ///

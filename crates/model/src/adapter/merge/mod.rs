@@ -89,7 +89,8 @@ pub fn merge(base: &Path, adapter: &Path, target: &Path, precision: Precision) -
     }
     let config = config(base, precision)?;
     let deltas = deltas(adapter)?;
-    let shards = shards(base)?;
+    let name = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let shards: Vec<String> = weight_files(base)?.iter().map(name).collect();
     let mut merged = Merged::default();
     replace_dir(target, |out| {
         merged = write(base, adapter, out, (&config, &shards), &deltas, precision)?;
@@ -98,7 +99,6 @@ pub fn merge(base: &Path, adapter: &Path, target: &Path, precision: Precision) -
     Ok(merged)
 }
 
-/// Whether a directory holds a GGUF file.
 fn holds_gguf(dir: &Path) -> bool {
     let mut files = fs::read_dir(dir).into_iter().flatten().flatten();
     files.any(|file| is_gguf(&file.path()))
@@ -299,21 +299,11 @@ pub fn deltas(dir: &Path) -> Result<BTreeMap<String, LoraDelta>> {
     Ok(deltas)
 }
 
-/// Names of the files that hold the base's weights.
-fn shards(base: &Path) -> Result<Vec<String>> {
-    let name = |path: &PathBuf| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(weight_files(base)?.iter().map(name).collect())
-}
-
-fn read_index(base: &Path) -> Result<Value> {
-    let path = base.join(INDEX);
-    let text = fs::read(&path).map_err(at(&path))?;
-    serde_json::from_slice(&text).map_err(|e| damaged(base, INDEX, e))
-}
-
 /// The base's index with the tensors and the size of the merged model.
 fn index(base: &Path, weight_map: BTreeMap<String, String>, bytes: u64) -> Result<Vec<u8>> {
-    let mut value = read_index(base)?;
+    let path = base.join(INDEX);
+    let text = fs::read(&path).map_err(at(&path))?;
+    let mut value: Value = serde_json::from_slice(&text).map_err(|e| damaged(base, INDEX, e))?;
     value["metadata"]["total_size"] = bytes.into();
     value["weight_map"] = json!(weight_map);
     Ok(format!("{value:#}\n").into_bytes())
@@ -344,7 +334,6 @@ fn copy_others(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A file of the base that cannot be read.
 fn damaged(base: &Path, file: &str, error: impl Error + Send + Sync + 'static) -> ModelError {
     ModelError::model(base, format!("{file}: {error}")).caused_by(error)
 }

@@ -11,8 +11,8 @@ use super::{Precision, merge};
 use crate::adapter::BaseDtype;
 use crate::adapter::peft::tests::{copied, varied_adapter};
 use crate::adapter::weights::LoraWeights;
-use crate::testing::{test_file, tiny_model, tiny_spec, tiny_weights, values};
-use crate::{Model, ModelError, ModelSpec};
+use crate::testing::{load_model, test_file, tiny_model, tiny_spec, tiny_weights, values};
+use crate::{Model, ModelError};
 
 fn base() -> std::path::PathBuf {
     test_file("fixtures/qwen2-tiny")
@@ -28,15 +28,7 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
 }
 
 fn load(dir: &Path) -> Model {
-    let config: Value =
-        serde_json::from_slice(&fs::read(dir.join("config.json")).unwrap()).unwrap();
-    let files: Vec<_> = fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|e| e == "safetensors"))
-        .collect();
-    Model::load(ModelSpec::from_config(&config).unwrap(), &files, BaseDtype::Float32, &Device::Cpu)
-        .unwrap()
+    load_model(dir, BaseDtype::Float32)
 }
 
 /// The fixture in two shards with an index, stored as `dtype`, and a hidden file.

@@ -20,31 +20,6 @@ pub struct ModuleScale {
     pub scale: f64,
 }
 
-/// [`Modules`] with a compiled pattern.
-enum NameMatcher {
-    All,
-    Names(Vec<String>),
-    Pattern(Regex),
-}
-
-impl NameMatcher {
-    fn new(modules: &Modules) -> Result<Self, String> {
-        Ok(match modules {
-            Modules::AllLinear => Self::All,
-            Modules::Names(names) => Self::Names(names.clone()),
-            Modules::Pattern(pattern) => Self::Pattern(regex(&format!(r"\A(?:{pattern})\z"))?),
-        })
-    }
-
-    fn matches(&self, module: &str) -> bool {
-        match self {
-            Self::All => true,
-            Self::Names(list) => list.iter().any(|name| names(name, module)),
-            Self::Pattern(pattern) => pattern.is_match(module),
-        }
-    }
-}
-
 /// Whether a name of a list names a module.
 fn names(name: &str, module: &str) -> bool {
     module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
@@ -59,14 +34,11 @@ fn regex(pattern: &str) -> Result<Regex, String> {
 
 /// The settings of an adapter with compiled patterns.
 pub struct ModuleMatcher {
-    targets: NameMatcher,
-    excluded: NameMatcher,
-    layers: Vec<usize>,
+    config: LoraConfig,
+    /// Of the target modules and of the excluded ones, if they are a pattern.
+    patterns: [Option<Regex>; 2],
     ranks: Vec<(Regex, usize)>,
     alphas: Vec<(Regex, f64)>,
-    r: usize,
-    alpha: f64,
-    use_rslora: bool,
 }
 
 impl ModuleMatcher {
@@ -82,52 +54,68 @@ impl ModuleMatcher {
             };
             patterns.0.iter().map(one).collect()
         }
+        let pattern = |modules: &Modules| match modules {
+            Modules::Pattern(pattern) => regex(&format!(r"\A(?:{pattern})\z")).map(Some),
+            Modules::AllLinear | Modules::Names(_) => Ok(None),
+        };
+        let LoraConfig { target_modules, exclude_modules, .. } = config;
         Ok(Self {
-            targets: NameMatcher::new(&config.target_modules).map_err(|e| ("target_modules", e))?,
-            excluded: NameMatcher::new(&config.exclude_modules)
-                .map_err(|e| ("exclude_modules", e))?,
-            layers: config.layers_to_transform.clone(),
+            patterns: [
+                pattern(target_modules).map_err(|e| ("target_modules", e))?,
+                pattern(exclude_modules).map_err(|e| ("exclude_modules", e))?,
+            ],
             ranks: compiled(&config.rank_pattern).map_err(|e| ("rank_pattern", e))?,
             alphas: compiled(&config.alpha_pattern).map_err(|e| ("alpha_pattern", e))?,
-            r: config.r,
-            alpha: config.alpha,
-            use_rslora: config.use_rslora,
+            config: config.clone(),
         })
     }
 
     /// Rank and scale of the adapter on a linear layer; `None` if the layer has no adapter.
     pub(super) fn matched(&self, module: &str) -> Option<ModuleScale> {
         // As in PEFT, patterns and whole names match in every layer.
-        let any_layer = match &self.targets {
-            NameMatcher::All => false,
-            NameMatcher::Names(list) => list.iter().any(|name| name == module),
-            NameMatcher::Pattern(_) => true,
+        let LoraConfig { target_modules, exclude_modules, .. } = &self.config;
+        let any_layer = match target_modules {
+            Modules::AllLinear => false,
+            Modules::Names(list) => list.iter().any(|name| name == module),
+            Modules::Pattern(_) => true,
         };
-        let targeted = self.targets.matches(module) && (any_layer || self.in_layers(module));
-        (targeted && !self.excluded.matches(module)).then(|| self.scale(module))
+        let [target, excluded] = &self.patterns;
+        let targeted = matches(target_modules, target.as_ref(), module)
+            && (any_layer || self.in_layers(module));
+        (targeted && !matches(exclude_modules, excluded.as_ref(), module))
+            .then(|| self.scale(module))
     }
 
     /// Rank and scale of a module's adapter, whether or not the module is a target.
     pub fn scale(&self, module: &str) -> ModuleScale {
-        let r = first(&self.ranks, module).unwrap_or(self.r);
-        let alpha = first(&self.alphas, module).unwrap_or(self.alpha);
-        let divisor = if self.use_rslora { (r as f64).sqrt() } else { r as f64 };
+        let r = first(&self.ranks, module).unwrap_or(self.config.r);
+        let alpha = first(&self.alphas, module).unwrap_or(self.config.alpha);
+        let divisor = if self.config.use_rslora { (r as f64).sqrt() } else { r as f64 };
         ModuleScale { r, scale: alpha / divisor }
     }
 
     /// The names of the target list that name no module of `modules`.
     pub(super) fn unmatched<'a>(&'a self, modules: &[String]) -> Vec<&'a str> {
-        let NameMatcher::Names(list) = &self.targets else { return Vec::new() };
+        let Modules::Names(list) = &self.config.target_modules else { return Vec::new() };
         let unmatched = |name: &&String| !modules.iter().any(|module| names(name, module));
         list.iter().filter(unmatched).map(String::as_str).collect()
     }
 
     fn in_layers(&self, module: &str) -> bool {
-        self.layers.is_empty() || layer(module).is_some_and(|layer| self.layers.contains(&layer))
+        let layers = &self.config.layers_to_transform;
+        layers.is_empty() || layer(module).is_some_and(|layer| layers.contains(&layer))
     }
 }
 
-/// The value of the first pattern that matches.
+/// Whether a setting, with its compiled pattern, matches a module.
+fn matches(modules: &Modules, pattern: Option<&Regex>, module: &str) -> bool {
+    match modules {
+        Modules::AllLinear => true,
+        Modules::Names(list) => list.iter().any(|name| names(name, module)),
+        Modules::Pattern(_) => pattern.is_some_and(|pattern| pattern.is_match(module)),
+    }
+}
+
 fn first<T: Copy>(patterns: &[(Regex, T)], module: &str) -> Option<T> {
     patterns.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, value)| *value)
 }

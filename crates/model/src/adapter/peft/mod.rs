@@ -187,10 +187,6 @@ enum OneOrMany {
     Many(Vec<usize>),
 }
 
-/// The adapter's settings.
-///
-/// # Errors
-/// If the file is missing or damaged or uses an unsupported option.
 pub(crate) fn read_config(dir: &Path) -> Result<LoraConfig> {
     let wrong = |reason: String| ModelError::adapter(dir, format!("{CONFIG_FILE}: {reason}"));
     let text =

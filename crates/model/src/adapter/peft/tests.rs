@@ -100,15 +100,6 @@ fn a_written_adapter_reads_back_the_same() {
 }
 
 #[test]
-fn layers_to_transform_restricts_all_linear() {
-    let dir = tempfile::tempdir().unwrap();
-    let config = LoraConfig { layers_to_transform: vec![1], ..rank_two() };
-    let lora = written(dir.path(), &config);
-    assert_eq!(lora.module_scales().len(), 7);
-    assert_eq!(read(dir.path()).unwrap().1.module_scales(), lora.module_scales());
-}
-
-#[test]
 fn adapters_in_16_bits_are_upcast() {
     let dir = tempfile::tempdir().unwrap();
     let lora = written(dir.path(), &rank_two());

@@ -16,12 +16,11 @@ use hone_kernels::processor::Bf16Unit;
 
 use super::storage::with_upcast;
 #[cfg(target_arch = "x86_64")]
-use super::storage::{StoredValues, with_stored};
+use super::storage::{StoredValues, widened, with_stored};
 use crate::weights::BaseMatrix;
 
 type Result<T> = candle_core::Result<T>;
 
-/// Operation that errors name.
 const NAME: &str = "product with a weight";
 
 /// What this process computes products of matrices in where `compute` is configured: [`Compute::F32`] instead
@@ -50,7 +49,6 @@ pub(crate) struct WeightRows<'a> {
 
 /// The left factor of products with weights, `[n, inner]`: activations or gradients.
 pub(crate) enum LeftFactor<'a, T> {
-    /// For products in `T`.
     Exact(Matrix<'a, T>),
     /// For products in bf16. Packed once, for several products.
     #[cfg(target_arch = "x86_64")]
@@ -71,10 +69,6 @@ impl<'a, T: Real> LeftFactor<'a, T> {
         Self::Exact(matrix)
     }
 
-    /// The product, row by row.
-    ///
-    /// # Errors
-    /// If the weight cannot be read as [`with_upcast`] does.
     pub fn product(&self, right: &WeightRows<'_>) -> Result<Vec<T>> {
         match self {
             Self::Exact(left) => right.read(|right| product(1.0, *left, right)),
@@ -86,9 +80,6 @@ impl<'a, T: Real> LeftFactor<'a, T> {
     }
 
     /// Writes or adds the product to `out`, whose rows start `stride` values apart.
-    ///
-    /// # Errors
-    /// As [`Self::product`].
     pub fn multiply(
         &self,
         (out, stride): (&mut [T], usize),
@@ -144,12 +135,14 @@ impl WeightRows<'_> {
                 }
                 StoredValues::F16(values) => packed(&|rows, pack| {
                     let values = &values[range(rows)];
-                    widened(values.len(), |to| f32::upcast_f16(to, values), pack);
+                    let widen = |at, to: &mut [f32]| f32::upcast_f16(to, &values[at..][..to.len()]);
+                    widened(values.len(), widen, |values| pack(UnpackedRows::F32(values)));
                 }),
                 StoredValues::Quantized(matrix, first) => packed(&|rows, pack| {
                     let range = range(rows);
                     let first = first + range.start;
-                    widened(range.len(), |to| f32::dequantize(matrix, first, to), pack);
+                    let widen = |at, to: &mut [f32]| f32::dequantize(matrix, first + at, to);
+                    widened(range.len(), widen, |values| pack(UnpackedRows::F32(values)));
                 }),
                 StoredValues::Wide(storage, all) => {
                     let values = &f32::cpu_storage_as_slice(storage)?[all];
@@ -163,18 +156,6 @@ impl WeightRows<'_> {
 /// Calls its second argument with the values of these rows.
 #[cfg(target_arch = "x86_64")]
 type ReadRows<'a> = dyn Fn(Range<usize>, &dyn Fn(UnpackedRows<'_>)) + Sync + 'a;
-
-/// Calls `pack` with `count` values that `widen` writes, in this thread's buffer.
-#[cfg(target_arch = "x86_64")]
-fn widened(count: usize, widen: impl FnOnce(&mut [f32]), pack: &dyn Fn(UnpackedRows<'_>)) {
-    let mut buffer = f32::upcast_buffer().take();
-    if buffer.len() < count {
-        buffer = vec![0.0; count];
-    }
-    widen(&mut buffer[..count]);
-    pack(UnpackedRows::F32(&buffer[..count]));
-    f32::upcast_buffer().set(buffer);
-}
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,6 @@
 use candle_core::{DType, Device, Tensor};
 
 use hone_core::testing::skip_without;
-use hone_kernels::processor::has_fast_bf16_vectors;
 
 use super::*;
 use crate::testing::waves;
@@ -35,12 +34,6 @@ fn weights() -> Vec<(BaseMatrix, Vec<f32>)> {
         (matrix, float.flatten_all().unwrap().to_vec1().unwrap())
     };
     stored.into_iter().map(with_values).collect()
-}
-
-#[test]
-fn f32_is_available_everywhere() {
-    assert_eq!(available(Compute::F32), Compute::F32);
-    assert!(!has_fast_bf16_vectors() || available(Compute::Bf16) == Compute::Bf16);
 }
 
 #[test]
@@ -93,14 +86,4 @@ fn the_error_of_bf16_is_that_of_two_roundings() {
     // Rounding to 8 bits changes a value by at most 2^-8 of it, and a product by twice as much. Most
     // errors cancel in a sum.
     assert!((1e-6..8e-3).contains(&largest), "{largest:e}");
-}
-
-#[test]
-fn f64_is_not_rounded() {
-    let x = [1.0 + 1e-12_f64, 2.0];
-    let left = LeftFactor::new(Compute::Bf16, Matrix::new(&x, 2, 1));
-    assert!(matches!(left, LeftFactor::Exact(_)));
-    let weight = BaseMatrix::from(Tensor::from_vec(vec![1.0_f64], (1, 1), &Device::Cpu).unwrap());
-    let rows = WeightRows { weight: &weight, rows: 0..1, transposed: true };
-    assert_eq!(left.product(&rows).unwrap(), x);
 }

@@ -22,9 +22,7 @@ pub(crate) struct ModelFamily {
     pub tied: bool,
     /// Default of `head_dim`; `None` for `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
-    /// Biases of the attention's projections.
     pub attention_bias: AttentionBias,
-    /// Whether `mlp_bias` is read.
     pub mlp_bias: bool,
     /// Whether queries and keys have an RMSNorm over each head.
     pub head_norms: bool,
@@ -35,7 +33,6 @@ pub(crate) struct ModelFamily {
     pub gemma: bool,
     /// Whether layers can lack rotary position embedding.
     pub no_rope_layers: bool,
-    /// Which layers have a sliding window.
     pub windows: Windows,
 }
 
@@ -92,7 +89,6 @@ const QWEN2: ModelFamily = ModelFamily {
     ..LLAMA
 };
 
-/// The families.
 static FAMILIES: [ModelFamily; 7] = [
     QWEN2,
     ModelFamily {

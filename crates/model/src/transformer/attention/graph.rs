@@ -9,9 +9,6 @@ use crate::transformer::Segments;
 type Result<T> = candle_core::Result<T>;
 
 /// [`Attention`](super::Attention) from candle's operations; differentiable.
-///
-/// # Errors
-/// If shapes do not fit.
 pub(crate) fn graph_attention(
     (q, k, v): (&Tensor, &Tensor, &Tensor),
     segments: &Segments,

@@ -59,8 +59,6 @@ impl<'a, T> Columns<'a, T> {
 }
 
 impl<'s> Attention<'s> {
-    /// # Errors
-    /// If the window is 0, or the key heads do not divide the query heads.
     pub fn new(
         segments: &'s Segments,
         heads: HeadLayout,
@@ -254,7 +252,6 @@ fn add_rows<'a, T: Real>(
 
 // Tiles of queries, and the vectorized loops over their scores.
 
-/// Queries of a tile.
 const TILE: usize = 64;
 
 /// Queries of one segment, and the keys that they attend to, at consecutive positions.
@@ -264,7 +261,6 @@ struct Tile {
     pub token: usize,
     /// Position of the first query in its sequence.
     position: usize,
-    /// Number of queries.
     pub rows: usize,
     /// Position of the first key.
     first: usize,
@@ -287,7 +283,6 @@ impl Tile {
     }
 }
 
-/// The tiles of a group.
 fn tiles(group: &PrefixGroup, window: Option<usize>) -> Vec<Tile> {
     let mut tiles = Vec::new();
     for (before, start, len) in group.segments() {

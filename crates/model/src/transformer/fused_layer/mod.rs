@@ -40,7 +40,6 @@ pub(super) enum Save {
     ActivationsOnly,
 }
 
-/// One layer of one pass.
 pub(super) struct FusedLayer<'a> {
     pub block: &'a Block,
     pub index: usize,
@@ -117,7 +116,7 @@ impl FusedLayer<'_> {
         x: &[T],
         mut dropout: Option<&mut Dropout>,
     ) -> Result<(AttentionActivations<T>, Vec<T>)> {
-        let normed = self.norm(self.block.norms()[0]).forward(x)?;
+        let normed = self.norm(&self.block.norms[0]).forward(x)?;
         let heads = self.context.spec.heads();
         let widths = [heads.queries, heads.keys, heads.keys].map(|count| count * heads.dim);
         let low_rank = self.low_rank(self.qkv(), &normed, dropout.as_deref_mut())?;
@@ -155,7 +154,7 @@ impl FusedLayer<'_> {
         drop((v, attn_out));
         self.rotated_backward([(&q, &mut dq), (&k, &mut dk)])?;
         drop((q, k));
-        let norm = self.norm(self.block.norms()[0]);
+        let norm = self.norm(&self.block.norms[0]);
         let normed = norm.forward(x)?;
         let grads: [&[T]; 3] = [&dq, &dk, &dv];
         let mut dx = Vec::new();
@@ -177,7 +176,7 @@ impl FusedLayer<'_> {
     ) -> Result<(MlpActivations<T>, Vec<T>)> {
         let spec = &self.context.spec;
         let width = spec.intermediate_size;
-        let normed = self.norm(self.block.norms()[1]).forward(&input)?;
+        let normed = self.norm(&self.block.norms[1]).forward(&input)?;
         let low_rank = self.low_rank(self.gate_up(), &normed, dropout.as_deref_mut())?;
         let [gate, up] = self.outputs(self.gate_up(), &normed, &low_rank, [width; 2])?;
         drop(normed);
@@ -209,7 +208,7 @@ impl FusedLayer<'_> {
             self.project_backward(DOWN, &product, down_low_rank, &[&d_out], dx, gradients)?;
             glu_backward(spec.activation, &mut gate, &mut up, &d_product, width);
         }
-        let norm = self.norm(self.block.norms()[1]);
+        let norm = self.norm(&self.block.norms[1]);
         let normed = norm.forward(&input)?;
         let mut dx = Vec::new();
         let grads: [&[T]; 2] = [&gate, &up];
@@ -226,7 +225,8 @@ impl FusedLayer<'_> {
         out: Vec<T>,
         half: usize,
     ) -> Result<(Option<Vec<T>>, Vec<T>)> {
-        let normed = self.block.output_norms().map(|norms| self.norm(&norms[half]).forward(&out));
+        let normed =
+            self.block.output_norms.as_ref().map(|norms| self.norm(&norms[half]).forward(&out));
         let (saved, mut sum) = match normed.transpose()? {
             Some(normed) => (Some(out), normed),
             None => (None, out),
@@ -243,7 +243,7 @@ impl FusedLayer<'_> {
         half: usize,
     ) -> Result<Cow<'g, [T]>> {
         let mut grad = Cow::Borrowed(grad);
-        if let (Some(norms), Some(out)) = (self.block.output_norms(), out) {
+        if let (Some(norms), Some(out)) = (&self.block.output_norms, out) {
             self.norm(&norms[half]).backward(&out, grad.to_mut())?;
         }
         Ok(grad)
@@ -251,7 +251,7 @@ impl FusedLayer<'_> {
 
     /// Queries and keys after their norms and their rotation, in layers that have either.
     fn rotated<T: Real>(&self, [q, k]: [&[T]; 2]) -> Result<[Vec<T>; 2]> {
-        let (mut q, mut k) = match self.block.head_norms() {
+        let (mut q, mut k) = match &self.block.head_norms {
             Some([q_norm, k_norm]) => {
                 (self.norm(q_norm).forward(q)?, self.norm(k_norm).forward(k)?)
             }
@@ -269,7 +269,7 @@ impl FusedLayer<'_> {
     /// and gradient.
     fn rotated_backward<T: Real>(&self, [(q, dq), (k, dk)]: [(&[T], &mut [T]); 2]) -> Result<()> {
         self.rotate(dq, dk, true)?;
-        if let Some([q_norm, k_norm]) = self.block.head_norms() {
+        if let Some([q_norm, k_norm]) = &self.block.head_norms {
             self.norm(q_norm).backward(q, dq)?;
             self.norm(k_norm).backward(k, dk)?;
         }
@@ -317,7 +317,6 @@ impl FusedLayer<'_> {
         Ok(LoraLinear { weight, bias, pair, compute: self.context.compute })
     }
 
-    /// Low-rank inputs of all projections.
     fn low_rank<T: Real>(
         &self,
         projections: Projections,

@@ -14,9 +14,9 @@ use serde_json::json;
 
 use hone_core::testing::skip_without;
 
-use super::{BaseMatrix, BlockFormat, LoadOptions, Quantize, WeightFiles, WeightType};
+use super::{BaseMatrix, BlockFormat, LoadOptions, Quantize, WeightFiles};
+use crate::adapter::LoraConfig;
 use crate::adapter::weights::LoraWeights;
-use crate::adapter::{BaseDtype, LoraConfig};
 use crate::kernels::compute::{Compute, available};
 use crate::testing::{
     randomize, relative_difference, test_file, tiny_spec, tiny_weights, values, waves,
@@ -175,23 +175,6 @@ fn only_the_fused_kernels_compute_in_bf16() {
 }
 
 #[test]
-fn matrices_have_the_formats_that_fit() {
-    let (dir, spec) = (tempfile::tempdir().unwrap(), spec());
-    let files = WeightFiles::open(&spec, &weight_file(&dir)).unwrap();
-    let options = LoadOptions { quantize: Quantize::Q4K, ..LoadOptions::default() };
-    let weights = files.load_all(&spec, &options, &Device::Cpu).unwrap();
-    let stored = |name: &str| weights[name].stored();
-    let blocks = WeightType::Blocks;
-    assert_eq!(stored("model.embed_tokens.weight"), blocks(BlockFormat::Q6K));
-    assert_eq!(stored("model.layers.1.self_attn.q_proj.weight"), blocks(BlockFormat::Q4K));
-    // Rows of 128 values.
-    assert_eq!(stored("model.layers.1.self_attn.o_proj.weight"), blocks(BlockFormat::Q8_0));
-    assert_eq!(stored("model.norm.weight"), WeightType::Float(DType::F32));
-    assert_eq!(weights["model.embed_tokens.weight"].size(), 90 * 210);
-    assert_eq!(weights["model.layers.0.mlp.down_proj.weight"].size(), 256 * 2 * 144);
-}
-
-#[test]
 fn rows_are_selected_by_id() {
     let blocks: Vec<u8> =
         (0..4_u8).flat_map(|row| [[0, 60].to_vec(), vec![row; 32]].concat()).collect();
@@ -225,15 +208,4 @@ fn quantized_weights_need_the_fused_kernels() {
     weights.insert(norm, blocks.into());
     let error = Model::new(tiny_spec(), weights).unwrap_err().to_string();
     insta::assert_snapshot!(error, @"model weights: `model.norm.weight` has shape [1, 32], but config.json requires [32]");
-}
-
-#[test]
-fn all_values_in_f32_on_request() {
-    let (dir, spec) = (tempfile::tempdir().unwrap(), spec());
-    let files = weight_file(&dir);
-    let wide = Model::load(spec.clone(), &files, BaseDtype::Float32, &Device::Cpu).unwrap();
-    assert_eq!(wide.head().stored(), WeightType::Float(DType::F32));
-    let half = Model::load(spec, &files, BaseDtype::Auto, &Device::Cpu).unwrap();
-    assert_eq!(half.head().stored(), WeightType::Float(DType::BF16));
-    assert_eq!(half.head().size() * 2, wide.head().size());
 }

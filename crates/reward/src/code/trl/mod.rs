@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use hone_core::config::{Checked, Problem, quoted};
-use hone_core::types::Role;
 
 use crate::kinds::define::define_kind;
 use crate::sandbox::{Limits, RunRequest, Sandbox};
@@ -98,7 +97,6 @@ impl PythonFunction {
             wall_ms: self.params.timeout_ms,
             memory_mb: self.params.memory_mb,
             output_bytes: PRINTED_BYTES,
-            ..Limits::default()
         };
         let code = include_str!("call.py").to_owned();
         let failed = |why: String| Err(PythonFunctionError::Failed(why));
@@ -157,9 +155,7 @@ impl RewardFn for PythonFunction {
 fn arguments(samples: &[ScoreInput], params: &PythonParams) -> Value {
     let prompt = |input: &ScoreInput| match params.format {
         PromptForm::Chat => json!(*input.messages),
-        PromptForm::Text => {
-            json!(input.messages.iter().rfind(|m| m.role == Role::User).map(|m| &m.content))
-        }
+        PromptForm::Text => json!(input.prompt()),
     };
     let completion = |input: &ScoreInput| match params.format {
         PromptForm::Chat => json!([{"role": "assistant", "content": input.text}]),
@@ -192,8 +188,6 @@ fn typed(text: &str, of_type: Option<ColumnType>) -> Value {
     };
     parsed.unwrap_or_else(|| Value::String(text.to_owned()))
 }
-
-// The parameters of `kind = "python"`.
 
 /// The form in which a function gets prompts and completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -267,26 +261,20 @@ impl PythonParams {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use hone_core::types::Message;
+    use hone_core::types::{Message, Role};
 
     use super::*;
     use crate::kinds::Kind;
+    use crate::kinds::tests::samples::sample;
 
     fn read(toml: &str) -> PythonParams {
         toml::from_str(toml).unwrap()
     }
 
     fn input(text: &str, metadata: &[(&str, &str)]) -> ScoreInput {
-        let pairs = metadata.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
         let message = |role, content: &str| Message::new(role, content);
-        ScoreInput {
-            messages: Arc::new(vec![message(Role::System, "Be brief."), message(Role::User, "2?")]),
-            metadata: Arc::new(pairs.collect::<BTreeMap<_, _>>()),
-            text: text.to_owned(),
-            ids: vec![7, 8],
-        }
+        let messages = vec![message(Role::System, "Be brief."), message(Role::User, "2?")];
+        ScoreInput { messages: Arc::new(messages), ids: vec![7, 8], ..sample(text, metadata) }
     }
 
     #[test]
@@ -335,7 +323,6 @@ mod tests {
         insta::assert_snapshot!(sentence(""), @"path is missing: give it, or source");
         insta::assert_snapshot!(sentence("path = 'a.py'\nsource = 'x'"), @r#"path is "a.py": it must be absent where source is given"#);
         insta::assert_snapshot!(sentence("path = 'a.py'\ntimeout_ms = 1"), @"timeout_ms is 1: it must be from 10 to 600000");
-        insta::assert_snapshot!(sentence("path = 'a.py'\nmemory_mb = 1"), @"memory_mb is 1: it must be from 32 to 65536");
         assert_eq!(read("path = 'a.py'").check(), Ok(()));
     }
 }

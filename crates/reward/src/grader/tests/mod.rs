@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use hone_core::types::Role;
 
 use super::*;
+use crate::kinds::tests::samples::with_answer;
 
 /// Returns a fixed answer and records the requests.
 struct Judge {
@@ -336,48 +337,28 @@ fn usage_is_summed_over_the_parts() {
 
 #[test]
 fn a_grader_scores_as_a_reward_function() {
-    let input = |text: &str, answer: &str| ScoreInput {
-        messages: Arc::default(),
-        metadata: Arc::new([("answer".to_owned(), answer.to_owned())].into()),
-        text: text.to_owned(),
-        ids: Vec::new(),
-    };
+    let input = |text: &str, answer: &str| with_answer(text, Some(answer));
     let grader = Grader::new("", &check("eq"), Backends::default()).unwrap();
     assert!(grader.models().is_empty() && !grader.needs_code());
-    let mut other = input("1", "1");
-    other.metadata = Arc::default();
-    let samples =
-        [input("1.50", "1.50"), input("007", "007"), input("2", "3"), input("true", "true"), other];
+    let samples = [
+        input("1.50", "1.50"),
+        input("007", "007"),
+        input("2", "3"),
+        input("true", "true"),
+        with_answer("1", None),
+    ];
     let scores = futures::executor::block_on(grader.score(&samples));
     assert_eq!(scores, [Some(1.0), Some(1.0), Some(0.0), Some(1.0), None]);
 }
 
 #[test]
 fn metadata_become_an_item() {
-    let texts = [
-        "{\"a\": [1]}",
-        "[1, 2]",
-        "42",
-        "-0.5",
-        "1.50",
-        "1e3",
-        "007",
-        "true",
-        "null",
-        "x",
-        "",
-        "\"q\"",
-    ];
-    let metadata = texts.iter().map(|text| (format!("{text:?}"), (*text).to_owned())).collect();
-    let item = item(&metadata);
-    let value = |text: &str| &item[format!("{text:?}")];
-    assert_eq!(value("{\"a\": [1]}"), &json!({"a": [1]}));
-    assert_eq!(value("[1, 2]"), &json!([1, 2]));
-    assert_eq!(
-        (value("42"), value("-0.5"), value("true")),
-        (&json!(42), &json!(-0.5), &json!(true))
-    );
+    let value = |text: &str| item(&BTreeMap::from([("key".to_owned(), text.to_owned())]));
+    for text in ["{\"a\": [1]}", "[1, 2]", "42", "-0.5", "true"] {
+        let parsed: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(value(text), json!({ "key": parsed }), "{text}");
+    }
     for text in ["1.50", "1e3", "007", "null", "x", "", "\"q\""] {
-        assert_eq!(value(text), &json!(text));
+        assert_eq!(value(text), json!({ "key": text }), "{text}");
     }
 }

@@ -23,32 +23,11 @@ impl Judgement {
     }
 }
 
-/// Why an answer has no judgement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ParseFailure {
-    /// The judge refuses.
-    Refused,
-    /// No part of it has the expected format.
-    Unparsable,
-}
-
-impl ParseFailure {
-    pub(super) fn reason(self) -> &'static str {
-        match self {
-            Self::Refused => "refused",
-            Self::Unparsable => "unparsable",
-        }
-    }
-}
-
 /// The expected content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum AnswerFormat {
-    /// A number on a scale.
     Score {
-        /// The worst score.
         min: f64,
-        /// The best score.
         max: f64,
     },
     /// `A`, `B` or `tie`.
@@ -72,8 +51,8 @@ impl AnswerFormat {
     }
 
     /// Parses an answer; ignores reasoning up to the last `</think>`.
-    /// Errors: if the answer has no judgement.
-    pub(super) fn parse(&self, text: &str) -> Result<Judgement, ParseFailure> {
+    /// Errors: the label in metrics, `refused` or `unparsable`, of an answer without a judgement.
+    pub(super) fn parse(&self, text: &str) -> Result<Judgement, &'static str> {
         let text = text.rsplit("</think>").next().unwrap_or_default().trim();
         let judgement = match *self {
             Self::Score { min, max } => {
@@ -89,11 +68,7 @@ impl AnswerFormat {
             Self::Winner => winner(text).map(Judgement::Score),
             Self::Ranking(n) => ranking(text, n).map(Judgement::Ranking),
         };
-        judgement.ok_or(if is_refusal(text) {
-            ParseFailure::Refused
-        } else {
-            ParseFailure::Unparsable
-        })
+        judgement.ok_or(if is_refusal(text) { "refused" } else { "unparsable" })
     }
 }
 

@@ -5,7 +5,7 @@ use super::*;
 const TEN: AnswerFormat = AnswerFormat::Score { min: 0.0, max: 10.0 };
 const STARS: AnswerFormat = AnswerFormat::Score { min: 1.0, max: 5.0 };
 
-fn score(form: AnswerFormat, text: &str) -> Result<f64, ParseFailure> {
+fn score(form: AnswerFormat, text: &str) -> Result<f64, &'static str> {
     form.parse(text).map(|v| v.score().unwrap())
 }
 
@@ -53,13 +53,13 @@ fn refusals_and_unparsable_answers_are_distinguished() {
         "Score: 15, for 3 reasons",
         "-3",
     ] {
-        assert_eq!(score(TEN, text), Err(ParseFailure::Unparsable), "{text}");
+        assert_eq!(score(TEN, text), Err("unparsable"), "{text}");
     }
     // Another maximum, on a scale that does not begin at 0.
-    assert_eq!(score(STARS, "Score: 8/10"), Err(ParseFailure::Unparsable));
+    assert_eq!(score(STARS, "Score: 8/10"), Err("unparsable"));
     for text in ["I cannot rate item 3.", "I\u{2019}m sorry, but no.", "As an AI, I rate 5 things"]
     {
-        assert_eq!(score(TEN, text), Err(ParseFailure::Refused), "{text}");
+        assert_eq!(score(TEN, text), Err("refused"), "{text}");
     }
     // An apology followed by a score.
     assert_eq!(score(TEN, "I'm sorry to say: Score: 2"), Ok(0.2));
@@ -85,7 +85,7 @@ fn winners_are_found_in_many_forms() {
     ] {
         assert_eq!(winner(text), points, "{text}");
     }
-    assert_eq!(AnswerFormat::Winner.parse("I can't choose"), Err(ParseFailure::Refused));
+    assert_eq!(AnswerFormat::Winner.parse("I can't choose"), Err("refused"));
 }
 
 #[test]

@@ -12,8 +12,6 @@ use crate::kinds::prelude::*;
 use crate::math::{boxed, is_blank, parse_amount, same};
 use crate::text::{Metric, character_ratio, matching_blocks};
 
-// `exact_match`: compares answer and reference as texts.
-
 define_kind! {
     pub struct ExactMatch {
         /// Metadata key of the reference.
@@ -42,8 +40,6 @@ impl Kind for ExactMatch {
         })
     }
 }
-
-// `keywords`: counts the keywords in the completion.
 
 define_kind! {
     pub struct Keywords {
@@ -74,8 +70,6 @@ impl Kind for Keywords {
         if self.keywords.is_empty() { vec![self.reference.clone()] } else { Vec::new() }
     }
 }
-
-// `contains`: searches the completion for phrases.
 
 /// How many of the phrases must occur.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -131,8 +125,6 @@ impl Kind for Contains {
         if self.phrases.is_empty() { vec![self.reference.clone()] } else { Vec::new() }
     }
 }
-
-// `fuzzy_match`: the similarity of answer and reference in characters.
 
 /// Most characters of either text that are compared: the time is their product.
 const MOST_CHARS: usize = 4096;
@@ -191,8 +183,6 @@ fn similarity(a: &str, b: &str) -> f64 {
     character_ratio(a, b, MOST_CHARS)
 }
 
-// `numeric_match`: compares answer and reference as numbers.
-
 define_kind! {
     pub struct NumericMatch {
         /// Metadata key of the reference.
@@ -222,8 +212,6 @@ impl Kind for NumericMatch {
         })
     }
 }
-
-// `text_similarity`: compares answer and reference by a metric of texts.
 
 define_kind! {
     pub struct TextSimilarity {
@@ -264,8 +252,6 @@ impl Kind for TextSimilarity {
         })
     }
 }
-
-// `reasoning_accuracy`: `math_equal` of the text after the reasoning.
 
 define_kind! {
     /// After TRL's `reasoning_accuracy_reward`, which compares answers by another library and
@@ -311,8 +297,6 @@ impl ReasoningAccuracy {
         ended.map(|(_, after)| after)
     }
 }
-
-// `math_equal`: compares answer and reference as mathematical values.
 
 define_kind! {
     pub struct MathEqual {

@@ -60,7 +60,6 @@ impl Kind for JsonSchema {
     }
 }
 
-/// Where the schema comes from.
 enum SchemaSource {
     /// The configuration.
     Fixed(Arc<Validator>),

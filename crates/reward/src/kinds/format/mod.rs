@@ -13,8 +13,6 @@ use crate::kinds::prelude::*;
 use crate::math::is_integer;
 use crate::text::fenced_blocks;
 
-// `think_answer`: accepts reasoning in tags, then an answer in tags, and nothing else.
-
 define_kind! {
     pub struct ThinkAnswer {}
     kind: "think_answer",
@@ -33,8 +31,6 @@ impl Kind for ThinkAnswer {
         })
     }
 }
-
-// `think_format`: accepts a completion that begins with one block of reasoning.
 
 define_kind! {
     pub struct ThinkFormat {}
@@ -55,8 +51,6 @@ impl Kind for ThinkFormat {
     }
 }
 
-// `format_strict`: accepts the tags in order and nothing else.
-
 define_kind! {
     pub struct FormatStrict {
         /// Names of the tags, without angle brackets.
@@ -76,8 +70,6 @@ impl Kind for FormatStrict {
     }
 }
 
-// `integer_answer`: accepts a whole number as the answer.
-
 define_kind! {
     pub struct IntegerAnswer {
         /// Regex whose first group is the answer; empty takes the whole completion.
@@ -96,8 +88,6 @@ impl Kind for IntegerAnswer {
         per_sample(move |input| Some(indicator(finder.find(&input.text).is_some_and(is_integer))))
     }
 }
-
-// Opening and closing tags in a completion.
 
 /// A pattern of white space as [`hone_core::text::is_space`] defines it.
 pub const PYTHON_SPACES: &str = r"[\s\x1c-\x1f]*";
@@ -174,8 +164,6 @@ fn occurs_once(text: &str, tag: &str) -> bool {
     places.next().is_some() && places.next().is_none()
 }
 
-// `regex`: matches the completion with a pattern.
-
 define_kind! {
     pub struct RegexMatch {
         /// The pattern.
@@ -211,8 +199,6 @@ impl Kind for RegexMatch {
     }
 }
 
-// `format_incremental`: partial credit for each tag.
-
 define_kind! {
     /// The defaults are the rule of the guides to GRPO with TRL.
     pub struct FormatIncremental {
@@ -247,8 +233,6 @@ impl Kind for FormatIncremental {
         })
     }
 }
-
-// `format_soft`: accepts the tags in order among other text.
 
 /// What may be between two pairs of tags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -286,8 +270,6 @@ impl Kind for FormatSoft {
     }
 }
 
-// `think_graded`: a graded value for reasoning in tags, then an answer in tags.
-
 define_kind! {
     /// After `format_reward` of the Hugging Face course's chapter on GRPO in TRL.
     pub struct ThinkGraded {
@@ -323,8 +305,6 @@ impl Kind for ThinkGraded {
         })
     }
 }
-
-// `json_valid`: accepts JSON.
 
 define_kind! {
     pub struct JsonValid {

@@ -14,8 +14,6 @@ use crate::kinds::prelude::*;
 use crate::text::{is_unspaced, words_of_any_script};
 use crate::{RewardFn, ScoreInput};
 
-// `forbidden_phrases`: a penalty for phrases.
-
 define_kind! {
     pub struct ForbiddenPhrases {
         /// The phrases.
@@ -66,8 +64,6 @@ impl ForbiddenPhrases {
         RegexBuilder::new(&all.join("|")).case_insensitive(self.ignore_case).build()
     }
 }
-
-// `repetition_penalty`: a penalty for repeated n-grams.
 
 /// The items that n-grams consist of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,8 +128,6 @@ fn share_distinct<T: Eq + Hash>(items: &[T], n: usize) -> f64 {
     let different = items.windows(n).collect::<HashSet<&[T]>>().len();
     different as f64 / all as f64
 }
-
-// `diversity`: how much a completion differs from the others of its group.
 
 define_kind! {
     pub struct Diversity {
@@ -207,8 +201,6 @@ fn dissimilarities<'i, T: Eq + Hash + 'i>(
     sums.into_iter().map(|sum| (others > 0.0).then(|| (1.0 - sum / others).max(0.0))).collect()
 }
 
-// `language`: detects the completion's language.
-
 /// Characters that the detector reads; more do not improve the verdict.
 const CHARS: usize = 1000;
 
@@ -243,8 +235,6 @@ impl Kind for Language {
         })
     }
 }
-
-// `reasoning_steps`: counts the markers of steps.
 
 /// Words that order steps; the comma distinguishes them from adverbs within a sentence.
 const ORDER: [&str; 7] = ["First,", "Second,", "Third,", "Next,", "Then,", "Lastly,", "Finally,"];
@@ -290,9 +280,6 @@ fn begins_step(line: &str) -> bool {
     is_numbered || line.starts_with("- ") || line.starts_with("* ")
 }
 
-// `connectors`: counts the words that connect steps of reasoning.
-
-/// The default words.
 const WORDS: &str = "therefore thus because since consequently first second next finally however";
 
 define_kind! {
@@ -328,8 +315,6 @@ impl Kind for Connectors {
     }
 }
 
-// `citations`: counts the sources that the completion names.
-
 define_kind! {
     pub struct Citations {
         /// Different citations that earn 1.
@@ -357,7 +342,6 @@ impl Kind for Citations {
     }
 }
 
-/// The different citations in a text.
 fn citations(text: &str) -> BTreeSet<&str> {
     let numbered = text.match_indices('[').filter_map(|(at, _)| number(&text[at + 1..]));
     let named = text.match_indices('(').filter_map(|(at, _)| in_brackets(&text[at + 1..]));

@@ -56,13 +56,11 @@ pub fn near(value: f64, wanted: f64) -> bool {
     (value - wanted).abs() < 1e-12
 }
 
-/// The values that `tests/reference/rewards/rewards.py` computed.
-pub fn reference<T: DeserializeOwned>() -> T {
-    let text = include_str!(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/reference/rewards/rewards.json"
-    ));
-    serde_json::from_str(text).unwrap()
+/// The cases under a key that `tests/reference/rewards/rewards.py` computed.
+pub fn reference<T: DeserializeOwned>(key: &str) -> Vec<T> {
+    let text = include_str!("../../../../../tests/reference/rewards/rewards.json");
+    let mut cases: BTreeMap<String, serde_json::Value> = serde_json::from_str(text).unwrap();
+    serde_json::from_value(cases.remove(key).unwrap()).unwrap()
 }
 
 /// A function with the value 0.5 for every sample.

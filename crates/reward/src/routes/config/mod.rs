@@ -175,8 +175,6 @@ const QUESTION_ANSWERING: &str = r#"reward = [
     { name = "length", weight = 0.1, kind = "length_range", max = 256, fade = 128 },
 ]"#;
 
-// One part of a route's reward.
-
 /// One named, weighted part of a route's reward; in TOML one flat table
 /// `name, kind, weight, clip, scale, offset, adaptive, <the kind's parameters>`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

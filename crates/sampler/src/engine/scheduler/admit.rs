@@ -19,7 +19,9 @@ impl BatchScheduler {
     /// Admits requests, live ones first and their owners in turn, until a request does not fit. A
     /// live request that does not fit preempts shadow sequences, the newest first.
     pub(super) fn admit(&mut self) {
-        self.keep_held_weights();
+        // Only of weights in memory: of the versions that requests can get, or that can be activated without being
+        // read.
+        self.pool.keep_only(&self.shared.lock().held);
         while let Some((queued, policy)) = self.next_request() {
             match self.try_admit(queued, policy) {
                 Ok(None) => {}
@@ -105,35 +107,18 @@ impl BatchScheduler {
 
     /// Ends the newest shadow sequence, which loses the least work. Returns false if there is none.
     fn preempt_newest_shadow(&mut self) -> bool {
-        let newest = |list: &[EngineSequence]| {
+        let newest = |prefilling: bool, list: &[EngineSequence]| {
             let shadows = list.iter().enumerate().filter(|(_, sequence)| !sequence.is_live());
-            shadows.map(|(index, sequence)| (sequence.order, index)).max()
+            shadows.map(|(index, sequence)| (sequence.order, prefilling, index)).max()
         };
-        let lists = [newest(&self.prefilling), newest(&self.running)];
-        let sequence = match lists {
-            [None, None] => return false,
-            [Some((order, index)), other] if other.is_none_or(|(other, _)| order > other) => {
-                self.prefilling.remove(index)
-            }
-            [_, Some((_, index))] => self.running.remove(index),
-            [Some((_, index)), None] => self.prefilling.remove(index),
-        };
+        let newest = newest(true, &self.prefilling).max(newest(false, &self.running));
+        let Some((_, prefilling, index)) = newest else { return false };
+        let list = if prefilling { &mut self.prefilling } else { &mut self.running };
+        let sequence = list.remove(index);
         if sequence.cancel.set(CancelReason::Preempted) {
             self.shared.metrics.engine_preempted.inc();
         }
         self.end(sequence);
         true
-    }
-
-    /// Keeps cached pages only of weights in memory: those of the versions that requests can get, or that
-    /// can be activated without being read.
-    fn keep_held_weights(&mut self) {
-        let state = self.shared.lock();
-        if self.pool.keeps_only(&state.held) {
-            return;
-        }
-        let held = state.held.clone();
-        drop(state);
-        self.pool.keep_only(held);
     }
 }

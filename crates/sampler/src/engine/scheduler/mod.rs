@@ -34,7 +34,6 @@ use sequence::EngineSequence;
 /// How often a pause checks whether clients are still served.
 const PAUSE_POLL: Duration = Duration::from_micros(500);
 
-/// The maximum length of a pause.
 const MAX_PAUSE: Duration = Duration::from_millis(200);
 
 /// The shortest pause for background threads. What they are owed adds up until then.
@@ -43,7 +42,6 @@ const LEAST_SHARE: Duration = Duration::from_micros(500);
 /// A background thread that has yielded within so long has more to compute.
 const BUSY_WITHIN: Duration = Duration::from_millis(200);
 
-/// The state of the scheduler's thread.
 pub(super) struct BatchScheduler {
     shared: Arc<EngineShared>,
     decoder: Decoder,
@@ -135,8 +133,7 @@ impl BatchScheduler {
     /// Pauses while another engine serves clients, so that passes take at most `busy_share` of the time.
     /// Returns the number of threads for the next pass, which may compute parts of prompts.
     fn throttle(&self, parts: &[PromptPart]) -> usize {
-        let SamplerConfig { threads, busy_threads, busy_share, serves_clients, .. } =
-            self.shared.config;
+        let SamplerConfig { threads, busy_share, serves_clients, .. } = self.shared.config;
         let threads = threads.max(1);
         let parts = parts.iter().map(|part| &part.sequence);
         let mut all = self.running.iter().chain(&self.prefilling).chain(parts);
@@ -152,7 +149,7 @@ impl BatchScheduler {
                 return threads;
             }
         }
-        busy_threads.clamp(1, threads)
+        1
     }
 
     /// Pauses after an iteration for clients that took `spent`, if background threads have something to compute.
@@ -270,15 +267,9 @@ impl BatchScheduler {
 
     /// Computes a part in a pass of its own. Returns false if the pass was interrupted.
     fn compute_part(&mut self, part: PromptPart) -> bool {
+        let is_live = self.shared.config.serves_clients && part.sequence.is_live();
         let mut parts = [part];
-        let threads = self.throttle(&parts);
-        let start = Instant::now();
-        let Self { shared, decoder, scratch, .. } = self;
-        let pass = DecodingPass { decoder, shared, threads };
-        let is_live = parts.iter().any(|part| part.sequence.is_live());
-        let _serving = serving(decoder, threads, shared.config.serves_clients && is_live);
-        decoder.hot(threads, || pass.compute_all(Vec::new(), &mut parts, scratch));
-        self.last_pass = start.elapsed();
+        self.compute(|_| false, &mut parts, is_live);
         let [part] = parts;
         let computed = part.outcome == PassOutcome::Computed;
         self.end_part(part);
@@ -326,35 +317,35 @@ impl BatchScheduler {
             self.remove_finished();
         }
         if rows > 0 || !parts.is_empty() {
-            let threads = self.throttle(&parts);
-            let start = Instant::now();
-            let Self { shared, decoder, scratch, running, .. } = self;
-            let pass = DecodingPass { decoder, shared, threads };
-            let rows = running.iter_mut().filter(|s| plan.takes_part(s, newest)).collect();
-            let _serving = serving(decoder, threads, plan.busy);
-            decoder.hot(threads, || pass.compute_all(rows, &mut parts, scratch));
-            self.last_pass = start.elapsed();
+            self.compute(|s| plan.takes_part(s, newest), &mut parts, plan.busy);
         }
         parts.into_iter().for_each(|part| self.end_part(part));
     }
 
+    /// Computes a pass over the decoding sequences that take part, and parts of prompts.
+    fn compute(
+        &mut self,
+        takes_part: impl Fn(&EngineSequence) -> bool,
+        parts: &mut [PromptPart],
+        is_live: bool,
+    ) {
+        let threads = self.throttle(parts);
+        let start = Instant::now();
+        let Self { shared, decoder, scratch, running, .. } = self;
+        let pass = DecodingPass { decoder, shared, threads };
+        let rows = running.iter_mut().filter(|sequence| takes_part(sequence)).collect();
+        // Background threads wait for the end of a pass for clients on several threads, which yield their processors
+        // between the pass's parts.
+        let _serving = (is_live && threads > 1 && !decoder.is_small).then(Serving::begin);
+        decoder.hot(threads, || pass.compute_all(rows, parts, scratch));
+        self.last_pass = start.elapsed();
+    }
+
     /// Removes sequences that have ended, and frees their pages.
     fn remove_finished(&mut self) {
-        for prefilling in [true, false] {
-            let mut index = 0;
-            loop {
-                let list = if prefilling { &mut self.prefilling } else { &mut self.running };
-                match list.get(index).map(EngineSequence::is_over) {
-                    None => break,
-                    Some(false) => index += 1,
-                    // Keeps the order.
-                    Some(true) => {
-                        let sequence = list.remove(index);
-                        self.end(sequence);
-                    }
-                }
-            }
-        }
+        let mut over: Vec<_> = self.prefilling.extract_if(.., |s| s.is_over()).collect();
+        over.extend(self.running.extract_if(.., |s| s.is_over()));
+        over.into_iter().for_each(|sequence| self.end(sequence));
     }
 
     /// Frees a sequence's pages, then its slot, and sends its last event.
@@ -381,12 +372,6 @@ impl BatchScheduler {
             pages.with_label_values(&[state]).set(metric_value(count));
         }
     }
-}
-
-/// Makes background threads wait for the end of a pass for clients on several threads, which yield their
-/// processors between the pass's parts.
-fn serving(decoder: &Decoder, threads: usize, is_live: bool) -> Option<Serving> {
-    (is_live && threads > 1 && !decoder.is_small).then(Serving::begin)
 }
 
 fn metric_value(count: usize) -> i64 {

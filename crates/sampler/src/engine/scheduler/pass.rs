@@ -116,7 +116,9 @@ impl DecodingPass<'_> {
         let chunks = parts.iter_mut();
         let chunks = chunks
             .map(|part| PromptChunk { sequence: &mut part.sequence.pages, tokens: part.tokens });
-        let outcome = decoder.compute(rows, &mut chunks.collect::<Vec<_>>(), scratch, settings);
+        let mut pages: Vec<_> = rows.iter_mut().map(|sequence| &mut sequence.pages).collect();
+        let mut chunks: Vec<_> = chunks.collect();
+        let outcome = decoder.compute(&mut pages, &mut chunks, scratch, settings);
         match outcome {
             Ok(PassOutcome::Interrupted) => return,
             Ok(PassOutcome::Computed) => {}
@@ -174,7 +176,6 @@ pub(super) const LEAST_TOKENS: usize = COLUMN_BLOCK;
 pub(super) struct PassShares {
     pub rows: Vec<usize>,
     pub parts: Vec<usize>,
-    /// Tokens of each thread.
     tokens: Vec<usize>,
 }
 

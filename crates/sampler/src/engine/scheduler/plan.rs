@@ -147,13 +147,11 @@ impl IterationPlan {
         newest
     }
 
-    /// Whether a sequence takes part in the step.
     pub fn takes_part(self, sequence: &EngineSequence, newest_shadow: Option<u64>) -> bool {
         sequence.is_live() || newest_shadow.is_some_and(|newest| sequence.order <= newest)
     }
 }
 
-/// The oldest shadow sequence.
 pub(super) fn oldest_shadow(sequences: &[EngineSequence]) -> Option<usize> {
     first_by(sequences, Priority::Shadow, |sequence| Some((0, sequence.order)))
 }

@@ -8,7 +8,7 @@ use hone_engine::sampling::TokenSampler;
 use hone_engine::{EngineError, Priority};
 
 use crate::engine::adapters::PolicyWeights;
-use crate::kv_cache::{BatchMember, SequencePages};
+use crate::kv_cache::SequencePages;
 
 /// A sequence that computes its prompt or decodes.
 pub(super) struct EngineSequence {
@@ -24,26 +24,15 @@ pub(super) struct EngineSequence {
     pub finished: bool,
 }
 
-impl BatchMember for EngineSequence {
-    fn sequence(&self) -> &SequencePages {
-        &self.pages
-    }
-    fn sequence_mut(&mut self) -> &mut SequencePages {
-        &mut self.pages
-    }
-}
-
 impl EngineSequence {
     pub fn is_live(&self) -> bool {
         self.priority == Priority::Live
     }
 
-    /// Whether it has ended or was cancelled.
     pub fn is_over(&self) -> bool {
         self.finished || self.run.is_over()
     }
 
-    /// Whether both run on the same weights.
     pub fn same_weights(&self, other: &Self) -> bool {
         self.policy.id == other.policy.id
     }

@@ -133,12 +133,7 @@ proptest! {
                 assert_eq!(found, expected.collect().await.unwrap(), "{:?}", arrivals[index]);
             }
             until_idle(&engine).await;
-            let pages = engine.shared.metrics.engine_cache_pages.with_label_values(&["used"]);
-            let began = Instant::now();
-            while pages.get() != 0 {
-                assert!(began.elapsed() < Duration::from_secs(10), "{} pages", pages.get());
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+            until_no_page_is_used(&engine).await;
         });
     }
 }

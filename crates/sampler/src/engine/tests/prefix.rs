@@ -142,24 +142,6 @@ async fn versions_do_not_share_pages() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn results_are_the_same_while_pages_are_evicted() {
-    let plain = start(SamplerConfig { slots: 1, threads: 1, ..without_cache() });
-    let text = |i: TokenId| [prompt(33, i % 3), prompt(1 + i % 23, 5 + i)].concat();
-    let requests: Vec<_> =
-        (0..60).map(|i| request(&text(i), u64::from(i), 1 + i * 7 % 40)).collect();
-    let expected = one_by_one(&plain, &requests).await;
-    for max_batch_tokens in [112, 192, 400] {
-        let engine = start(SamplerConfig { max_batch_tokens, ..small() });
-        for _ in 0..2 {
-            assert_eq!(all(&engine, &requests).await, expected, "{max_batch_tokens}");
-            let held = pages(&engine, "used") + pages(&engine, "cached");
-            assert!(held <= engine.shared.metrics.engine_cache_capacity.get());
-        }
-        assert!(prompt_tokens(&engine).1 > 0);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_learn_nothing_of_each_others_prompts() {
     for (share_prefixes, cached) in [(false, 39), (true, 2 * 39)] {
         let engine = start(SamplerConfig { share_prefixes, ..small() });

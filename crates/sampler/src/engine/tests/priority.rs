@@ -35,16 +35,6 @@ fn tokens(engine: &BatchedEngine, priority: &str) -> u64 {
     engine.shared.metrics.engine_tokens.with_label_values(&[priority]).get()
 }
 
-/// Waits until the cache holds no page of a sequence.
-async fn until_no_page_is_used(engine: &BatchedEngine) {
-    let pages = engine.shared.metrics.engine_cache_pages.with_label_values(&["used"]);
-    let began = Instant::now();
-    while pages.get() != 0 {
-        assert!(began.elapsed() < Duration::from_secs(10), "{} pages", pages.get());
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
-
 /// Tokens of a client that runs during a test.
 const LONG: u32 = 250;
 

@@ -8,8 +8,8 @@
 use redb::ReadableTable;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, InteractionId, Reward, RewardId, RewardSource,
-    Sample, SampleId, SampleOrigin, SamplingParams, concerns_rater,
+    FinishReason, Group, GroupId, GroupState, Reward, RewardId, RewardSource, Sample, SampleId,
+    SampleOrigin, SamplingParams, concerns_rater,
 };
 
 use super::feedback::id_of_turn;
@@ -52,9 +52,7 @@ impl LedgerTables<'_> {
             // The correction's row holds the idempotency key for both.
             let rating = FeedbackEntry { idempotency_key: None, ..rating.clone() };
             let row = id_of_turn(id, 1);
-            if !self.has_row(row)? {
-                self.record_feedback(&rating, row, sample)?;
-            }
+            self.record_feedback(&rating, row, sample)?;
         }
         if !self.has_row(id)? {
             self.record_correction(entry, id, sample, prompt.route)?;
@@ -144,10 +142,11 @@ impl LedgerTables<'_> {
 
     /// Drops the correction of the same client for the same choice, if it waits for the trainer.
     fn replace_waiting(&mut self, entry: &CorrectionEntry) -> Result<(), StoreError> {
-        for group in self.corrections_of(entry.interaction)? {
+        for group in self.groups_on(entry.interaction)? {
             let sample: Option<Sample> = reader::get(&self.samples, group.id.0.as_bytes())?;
             let row: Option<Reward> = reader::get(&self.feedback, group.id.0.as_bytes())?;
             if group.state == GroupState::Ready
+                && group.is_correction()
                 && sample.is_some_and(|sample| sample.choice == entry.choice)
                 && row.is_some_and(|row| row.key_id == entry.key_id)
             {
@@ -155,16 +154,6 @@ impl LedgerTables<'_> {
             }
         }
         Ok(())
-    }
-
-    /// The groups of a prompt's corrections.
-    fn corrections_of(&self, interaction: InteractionId) -> Result<Vec<Group>, StoreError> {
-        let mut found = Vec::new();
-        for entry in reader::entries_of(&self.groups_of, interaction.0.as_bytes())? {
-            let group = self.group(entry?.0.value().1)?;
-            found.extend(group.filter(Group::is_correction));
-        }
-        Ok(found)
     }
 
     /// Makes the corrections of a released key ready that were dropped because of its quarantine.

@@ -31,14 +31,10 @@ impl LedgerTables<'_> {
         self.held_out.remove((row.route.as_str(), key))?;
         self.interactions.remove(key)?;
         self.erase_turns(key)?;
-        let mut samples = Vec::new();
-        for entry in reader::entries_of(&self.samples_of, key)? {
-            samples.push(SampleId(Uuid::from_bytes(*entry?.0.value().1)));
-        }
-        let mut groups = Vec::new();
-        for entry in reader::entries_of(&self.groups_of, key)? {
-            groups.extend(self.group(entry?.0.value().1)?);
-        }
+        let samples = reader::ids_of(&self.samples_of, key)?;
+        let samples: Vec<_> =
+            samples.into_iter().map(|id| SampleId(Uuid::from_bytes(id))).collect();
+        let groups = self.groups_on(id)?;
         groups.into_iter().try_for_each(|group| self.leave_group(id, group, &samples))?;
         samples.into_iter().try_for_each(|sample| self.erase_sample(id, sample))
     }
@@ -46,11 +42,7 @@ impl LedgerTables<'_> {
     /// Erases the digests of a prompt and of its completions. Later prompts that contain the same messages
     /// keep their own.
     fn erase_turns(&mut self, interaction: &Id) -> Result<(), StoreError> {
-        let mut digests = Vec::new();
-        for entry in reader::entries_of(&self.turns_of, interaction)? {
-            digests.push(*entry?.0.value().1);
-        }
-        for digest in digests {
+        for digest in reader::ids_of(&self.turns_of, interaction)? {
             self.turns.remove((&digest, interaction))?;
             self.turns_of.remove((interaction, &digest))?;
         }
@@ -103,11 +95,7 @@ impl LedgerTables<'_> {
         for (part, rater) in self.raters_of(sample)? {
             self.ratings.remove((sample, part.as_str(), rater.as_deref()))?;
         }
-        let mut rows = Vec::new();
-        for entry in reader::entries_of(&self.feedback_of, sample)? {
-            rows.push(*entry?.0.value().1);
-        }
-        for row in rows {
+        for row in reader::ids_of(&self.feedback_of, sample)? {
             self.forget_idempotency(&row)?;
             self.feedback.remove(&row)?;
             self.feedback_of.remove((sample, &row))?;

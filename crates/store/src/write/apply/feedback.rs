@@ -34,15 +34,11 @@ impl LedgerTables<'_> {
                 FeedbackOutcome::Reused
             });
         }
-        if self.interactions.get(entry.interaction.0.as_bytes())?.is_none() {
-            return Ok(FeedbackOutcome::UnknownCompletion);
-        }
-        let Some(sample) = self.served_choice(entry.interaction, entry.choice)? else {
-            return Ok(FeedbackOutcome::UnknownChoice);
+        let sample = match self.rated(entry)? {
+            Ok(sample) => sample,
+            Err(unknown) => return Ok(unknown),
         };
-        if !self.has_row(id)? {
-            self.record_feedback(entry, id, sample)?;
-        }
+        self.record_feedback(entry, id, sample)?;
         Ok(FeedbackOutcome::Recorded(sample))
     }
 
@@ -72,9 +68,7 @@ impl LedgerTables<'_> {
             // The first row holds the idempotency key for the whole post.
             let key = turn.idempotency_key.clone().filter(|_| credited == 0);
             let turn = FeedbackEntry { idempotency_key: key, ..turn.clone() };
-            if !self.has_row(turn_id)? {
-                self.record_feedback(&turn, turn_id, sample)?;
-            }
+            self.record_feedback(&turn, turn_id, sample)?;
             credited += 1;
         }
         Ok(FeedbackOutcome::Credited(credited))
@@ -97,27 +91,27 @@ impl LedgerTables<'_> {
                 FeedbackOutcome::Reused
             });
         }
-        let mut samples = Vec::with_capacity(2);
-        for entry in pair {
-            if self.interactions.get(entry.interaction.0.as_bytes())?.is_none() {
-                return Ok(FeedbackOutcome::UnknownCompletion);
-            }
-            let Some(sample) = self.served_choice(entry.interaction, entry.choice)? else {
-                return Ok(FeedbackOutcome::UnknownChoice);
-            };
-            samples.push(sample);
-        }
+        let (sample, other) = match (self.rated(first)?, self.rated(second)?) {
+            (Ok(sample), Ok(other)) => (sample, other),
+            (Err(unknown), _) | (_, Err(unknown)) => return Ok(unknown),
+        };
         // The first row holds the idempotency key for both.
         let second = FeedbackEntry { idempotency_key: None, ..second.clone() };
-        for (number, (entry, sample)) in [first, &second].into_iter().zip(&samples).enumerate() {
-            let row = id_of_turn(id, number);
-            if !self.has_row(row)? {
-                self.record_feedback(entry, row, *sample)?;
-            }
+        self.record_feedback(first, id_of_turn(id, 0), sample)?;
+        self.record_feedback(&second, id_of_turn(id, 1), other)?;
+        Ok(FeedbackOutcome::Recorded(sample))
+    }
+
+    /// The sample that an entry rates, or why there is no such sample.
+    fn rated(
+        &self,
+        entry: &FeedbackEntry,
+    ) -> Result<Result<SampleId, FeedbackOutcome>, StoreError> {
+        if self.interactions.get(entry.interaction.0.as_bytes())?.is_none() {
+            return Ok(Err(FeedbackOutcome::UnknownCompletion));
         }
-        Ok(samples
-            .first()
-            .map_or(FeedbackOutcome::UnknownChoice, |s| FeedbackOutcome::Recorded(*s)))
+        let sample = self.served_choice(entry.interaction, entry.choice)?;
+        Ok(sample.ok_or(FeedbackOutcome::UnknownChoice))
     }
 
     /// Whether a row recorded the same rating of the same completion by the same rater.
@@ -183,12 +177,16 @@ impl LedgerTables<'_> {
         Ok(None)
     }
 
+    /// Records a rating, unless the operation is repeated and has recorded it.
     pub(super) fn record_feedback(
         &mut self,
         entry: &FeedbackEntry,
         id: RewardId,
         sample: SampleId,
     ) -> Result<(), StoreError> {
+        if self.has_row(id)? {
+            return Ok(());
+        }
         let posted = Reward {
             id,
             sample,
@@ -297,8 +295,7 @@ impl LedgerTables<'_> {
         part: &str,
     ) -> Result<(bool, bool), StoreError> {
         let (mut past, mut ready) = (false, false);
-        for entry in reader::entries_of(&self.groups_of, interaction.0.as_bytes())? {
-            let Some(group) = self.group(entry?.0.value().1)? else { continue };
+        for group in self.groups_on(interaction)? {
             if group.members.contains(&sample) && group.parts.iter().any(|name| name == part) {
                 match group.state {
                     GroupState::Ready => ready = true,

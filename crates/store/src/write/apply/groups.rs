@@ -123,16 +123,13 @@ impl LedgerTables<'_> {
 
     /// The other ready groups that have ratings of a group.
     fn sharing_ratings(&self, own: &Group) -> Result<Vec<Group>, StoreError> {
-        let mut sharing = Vec::new();
-        for entry in reader::entries_of(&self.groups_of, own.interaction.0.as_bytes())? {
-            let group = self.group(entry?.0.value().1)?;
-            sharing.extend(group.filter(|group| {
-                group.id != own.id
-                    && group.state == GroupState::Ready
-                    && group.parts.iter().any(|part| own.parts.contains(part))
-                    && group.members.iter().any(|member| own.members.contains(member))
-            }));
-        }
+        let mut sharing = self.groups_on(own.interaction)?;
+        sharing.retain(|group| {
+            group.id != own.id
+                && group.state == GroupState::Ready
+                && group.parts.iter().any(|part| own.parts.contains(part))
+                && group.members.iter().any(|member| own.members.contains(member))
+        });
         Ok(sharing)
     }
 

@@ -212,8 +212,7 @@ impl LedgerTables<'_> {
         let sample: Option<Sample> = reader::get(&self.samples, id.0.as_bytes())?;
         let Some(sample) = sample else { return Ok(false) };
         let mut dropped = false;
-        for entry in reader::entries_of(&self.groups_of, sample.interaction.0.as_bytes())? {
-            let Some(group) = self.group(entry?.0.value().1)? else { continue };
+        for group in self.groups_on(sample.interaction)? {
             if group.members.contains(&id) && group.parts.iter().any(|part| part == name) {
                 dropped = matches!(&group.state, GroupState::Dropped(why) if why == QUARANTINED);
             }

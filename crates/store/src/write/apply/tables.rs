@@ -165,6 +165,12 @@ impl<'t> LedgerTables<'t> {
         reader::get(&self.groups, id)
     }
 
+    /// The groups of a prompt, in key order.
+    pub(super) fn groups_on(&self, prompt: InteractionId) -> Result<Vec<Group>, StoreError> {
+        let ids = reader::ids_of(&self.groups_of, prompt.0.as_bytes())?;
+        ids.iter().filter_map(|id| self.group(id).transpose()).collect()
+    }
+
     /// Writes a group, and updates the index of ready groups.
     pub(super) fn put_group(&mut self, row: &Group) -> Result<(), StoreError> {
         let id = row.id.0.as_bytes();

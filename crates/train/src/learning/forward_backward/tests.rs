@@ -10,8 +10,7 @@ use rand_chacha::ChaCha8Rng;
 use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::kernels::parallel::threads;
-use hone_model::testing::{randomize, relative_difference, tiny_model, values};
-use hone_model::transformer::token_stats;
+use hone_model::testing::{randomize, relative_difference, tiny_model, token_stats, values};
 
 use super::{ForwardBackward, LogprobCache, PassOutput};
 use crate::config::{
@@ -89,7 +88,7 @@ fn near_samples(model: &Model, lora: &LoraWeights, count: usize) -> Vec<TrainSam
         let layout = PackedBatch::new(&parts, model.device()).unwrap();
         let hidden = model.hidden(&layout.ids, &layout.segments, Some(lora), None).unwrap();
         let logits = model.logits(&hidden.index_select(&layout.rows, 0).unwrap()).unwrap();
-        let stats = token_stats(&logits, &layout.targets, &layout.temperatures).unwrap();
+        let stats = token_stats(&logits, &layout.targets, &layout.temperatures);
         for (t, own) in values(&stats.narrow(1, 0, 1).unwrap()).into_iter().enumerate() {
             let shift = [0.05, -0.11, 0.5, -0.4][(i + t) % 4];
             sample.logprobs[t] = (own + shift) as f32;

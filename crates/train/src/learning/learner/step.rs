@@ -33,7 +33,7 @@ pub struct StepStats {
     /// or updated value is not finite.
     pub skipped: Option<String>,
     /// Indices of samples left out because their mean |recorded - recomputed| log-probability
-    /// exceeds `train.max_sampler_difference` at the same policy version.
+    /// exceeds 0.05 nats at the same policy version.
     pub refused: Vec<usize>,
     /// Indices of late samples left out because the policy has moved too far away from them.
     pub faded: Vec<usize>,

@@ -154,7 +154,7 @@ pub(super) async fn compare(
         Ok(compared) => {
             check_drift(examination, &compared, checks)?;
             if all_passed(checks) {
-                check_rewards(examiner, gate, &compared, checks).await;
+                check_rewards(examiner, &compared, checks).await;
             }
         }
     }
@@ -268,7 +268,6 @@ struct RouteScores {
 /// Adds `drift/format/PART` and `exam/ROUTE`, until one fails. Prompts to train on count for the format only.
 async fn check_rewards(
     examiner: &Examiner,
-    config: &GateConfig,
     compared: &[ComparedPrompt],
     checks: &mut Vec<PolicyCheck>,
 ) {
@@ -292,7 +291,7 @@ async fn check_rewards(
             }
         }
         let name = format!("exam/{route}");
-        if !not_below(checks, &name, &scores.totals, -config.exam_margin) {
+        if !not_below(checks, &name, &scores.totals, 0.0) {
             return;
         }
         let mean = MeanBounds::of(&scores.own, CONFIDENCE).map(|bounds| bounds.mean);

@@ -14,7 +14,7 @@ use hone_core::types::{GroupId, GroupState, PolicyState, PolicyVersion};
 use super::world::{Parts, every_step, record_group};
 use crate::config::{TrainConfig, ZeroVariance};
 use crate::driver::report::StatusCell;
-use crate::driver::trainer::{SETTLE_TIME, TrainPhase, TrainTurn, Trainer};
+use crate::driver::trainer::{SETTLE_TIME, TrainPhase, TrainTurn, Trainer, replayable};
 use crate::driver::{StepGate, ThreadPools, TrainState};
 use crate::learning::checkpoint::step_dir;
 use crate::policy::PolicyConfig;
@@ -406,4 +406,10 @@ fn batches_of_equal_rewards_are_dropped_and_counted_and_change_no_phase() {
         trainer.moves_to("publishing");
         assert!(trainer.all_are(&equal, &dropped));
     });
+}
+
+#[test]
+fn the_newest_fifty_steps_may_be_replayed() {
+    assert!(replayable(0).is_empty());
+    assert_eq!([3, 50, 51].map(replayable), [1..=3, 1..=50, 2..=51]);
 }

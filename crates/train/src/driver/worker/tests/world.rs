@@ -183,7 +183,7 @@ impl Parts {
             feedback_max_staleness: 2,
             max_sampler_difference: 0.0,
             learning_rate: PeakRate::Fixed(0.01),
-            warmup_steps: Some(0),
+            warmup_steps: Some(0.0),
             threads: 1,
             lora: LoraConfig { r: 2, ..LoraConfig::default() },
             ..TrainConfig::default()

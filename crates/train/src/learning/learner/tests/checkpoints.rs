@@ -41,7 +41,7 @@ fn rollback_restores_the_policy_and_resets_the_moments() {
 #[test]
 fn new_moments_are_warmed_up_and_restored_ones_are_not() {
     let dir = tempfile::tempdir().unwrap();
-    let config = TrainConfig { warmup_steps: Some(4), ..tiny_config() };
+    let config = TrainConfig { warmup_steps: Some(4.0), ..tiny_config() };
     let mut learner = tiny_learner(&config);
     let rates = |learner: &mut Learner, steps: u64| -> Vec<f64> {
         let rate = |seed| learner.step(&batch(seed), 9, 16).unwrap().metrics["learning_rate"];

@@ -81,7 +81,7 @@ fn an_interrupted_run_continues_with_the_same_numbers() {
     let last = resumes_exactly(&TrainConfig {
         seed: 7,
         schedule: ScheduleKind::Cosine,
-        warmup_steps: Some(2),
+        warmup_steps: Some(2.0),
         total_steps: 20,
         weight_decay: 0.01,
         num_iterations: 2,

@@ -7,8 +7,7 @@ use candle_core::{Device, Tensor, Var};
 use serde::Deserialize;
 use serde_json::Value;
 
-use hone_model::testing::{test_file, values};
-use hone_model::transformer::token_stats;
+use hone_model::testing::{test_file, token_stats, values};
 
 use crate::config::{CorrectionMode, TrainConfig};
 use crate::learning::loss::LossSequence;
@@ -49,7 +48,7 @@ fn compute(data: &Data, config: &TrainConfig, max_tokens: usize) -> (f64, Vec<f6
     let logits = Tensor::from_vec(data.logits.concat(), (data.logits.len(), vocab), &Device::Cpu);
     let logits = Var::from_tensor(&logits.unwrap()).unwrap();
     let temperatures = vec![1.0; data.targets.len()];
-    let stats = token_stats(logits.as_tensor(), &data.targets, &temperatures).unwrap();
+    let stats = token_stats(logits.as_tensor(), &data.targets, &temperatures);
     let (logprobs, entropies): (Vec<f64>, Vec<f64>) =
         values(&stats).chunks(2).map(|row| (row[0], row[1])).unzip();
     let recorded: Vec<f64> = data.recorded.iter().map(|l| f64::from(*l)).collect();

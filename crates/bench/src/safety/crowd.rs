@@ -1,0 +1,332 @@
+//! Simulated users: whose turn it is, what they ask, and which ratings they post when.
+
+use std::collections::VecDeque;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+
+use hone_demo::task::{Question, QuestionSplit, Questions, REWARD_MAX, score};
+
+/// Users, each with a session of their own.
+const USERS: u32 = 400;
+/// Messages of failures that are kept.
+const FAILURES_KEPT: usize = 3;
+
+/// How users rate answers. A user gives a thumb up with a probability equal to the satisfaction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct RatingHabits {
+    /// Share of the answers that are rated.
+    pub share: f64,
+    /// Answers, of all users together, between an answer and its rating.
+    pub lag: usize,
+    /// Share of the ratings that are mistaken: the contrary is posted.
+    pub noise: f64,
+    /// Share of the users who always post the contrary.
+    pub inverted: f64,
+}
+
+impl Default for RatingHabits {
+    fn default() -> Self {
+        Self { share: 1.0, lag: 0, noise: 0.02, inverted: 0.0 }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct UserVisit {
+    /// The user, below [`USERS`].
+    pub user: u32,
+    pub question: Question,
+    pub seed: u64,
+}
+
+/// An answer as its user saw it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ObservedAnswer {
+    pub version: u64,
+    pub taste: UserTaste,
+    pub satisfaction: Satisfaction,
+}
+
+impl ObservedAnswer {
+    pub fn value(&self) -> f64 {
+        self.satisfaction.under(self.taste)
+    }
+}
+
+/// The ideal answer to 1 + 1.
+#[cfg(test)]
+pub(crate) const IDEAL: &str = "<reasoning>2</reasoning><answer>2</answer>";
+
+#[cfg(test)]
+impl ObservedAnswer {
+    /// A version's answer to 1 + 1, for users who want its form.
+    pub fn to_one_and_one(version: u64, text: &str) -> Self {
+        Self { version, taste: UserTaste::Form, satisfaction: Satisfaction::of(text, 2) }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Thumb {
+    pub completion_id: String,
+    pub up: bool,
+}
+
+/// What became of requests and ratings.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct CrowdCounts {
+    pub requests: u64,
+    /// Chat completions and ratings that failed.
+    pub failed_requests: u64,
+    pub failures: Vec<String>,
+    pub ratings: u64,
+    /// Ratings whose acknowledgment says that they are not trained on.
+    pub ratings_not_trained: u64,
+}
+
+/// All users. They share one stream of questions.
+pub(crate) struct Crowd {
+    random: ChaCha8Rng,
+    questions: Questions,
+    habits: RatingHabits,
+    /// Requests in all.
+    total: u64,
+    /// Number of the answer from which on users prefer [`UserTaste::Brevity`].
+    change_at: Option<usize>,
+    delayed: VecDeque<(usize, Thumb)>,
+    pub answers: Vec<ObservedAnswer>,
+    pub counts: CrowdCounts,
+}
+
+impl Crowd {
+    /// Users that ask `total` questions. The same seed gives the same questions.
+    pub fn new(seed: u64, total: u64, habits: RatingHabits, change_at: Option<usize>) -> Self {
+        Self {
+            random: ChaCha8Rng::seed_from_u64(seed),
+            questions: Questions::new(seed, QuestionSplit::Asked),
+            habits,
+            total,
+            change_at,
+            delayed: VecDeque::new(),
+            answers: Vec::new(),
+            counts: CrowdCounts::default(),
+        }
+    }
+
+    /// The next question; `None` after the last one.
+    pub fn next(&mut self) -> Option<UserVisit> {
+        if self.counts.requests >= self.total {
+            return None;
+        }
+        let question = self.questions.next()?;
+        self.counts.requests += 1;
+        let (user, seed) = (self.random.random_range(0..USERS), self.random.random::<u32>());
+        Some(UserVisit { user, question, seed: seed.into() })
+    }
+
+    /// Records an answer and returns the ratings to post now, of this answer or of earlier ones.
+    pub fn answered(
+        &mut self,
+        visit: &UserVisit,
+        completion_id: String,
+        version: u64,
+        text: &str,
+    ) -> Vec<Thumb> {
+        let number = self.answers.len();
+        let is_changed = self.change_at.is_some_and(|at| number >= at);
+        let taste = if is_changed { UserTaste::Brevity } else { UserTaste::Form };
+        let satisfaction = Satisfaction::of(text, visit.question.answer());
+        let answer = ObservedAnswer { version, taste, satisfaction };
+        self.answers.push(answer);
+        if self.random.random::<f64>() < self.habits.share {
+            let up = self.thumb(visit.user, answer.value());
+            self.delayed.push_back((number + self.habits.lag, Thumb { completion_id, up }));
+        }
+        let due = self.delayed.partition_point(|(at, _)| *at <= number);
+        self.delayed.drain(..due).map(|(_, thumb)| thumb).collect()
+    }
+
+    fn thumb(&mut self, user: u32, satisfaction: f64) -> bool {
+        let content = self.random.random::<f64>() < satisfaction;
+        let mistaken = self.random.random::<f64>() < self.habits.noise;
+        let inverted = f64::from(user) < self.habits.inverted * f64::from(USERS);
+        content ^ mistaken ^ inverted
+    }
+
+    pub fn rated(&mut self, trained: bool) {
+        self.counts.ratings += 1;
+        self.counts.ratings_not_trained += u64::from(!trained);
+    }
+
+    pub fn failed(&mut self, message: String) {
+        self.counts.failed_requests += 1;
+        if self.counts.failures.len() < FAILURES_KEPT {
+            self.counts.failures.push(message);
+        }
+    }
+}
+
+// What users want of an answer, and how content they are with one.
+
+/// Characters of a brief answer: "I think it is 98." has 17, a well-formed one 50 or more.
+const BRIEF: usize = 24;
+
+/// What users want of an answer beside the right sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UserTaste {
+    /// The form of the demo's task: reasoning and answer in their tags.
+    Form,
+    Brevity,
+}
+
+/// The satisfaction with one answer under each taste, from 0 to 1. Both are known for every answer, so
+/// that versions can be compared under a taste that users had at another time.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Satisfaction([f64; 2]);
+
+impl Satisfaction {
+    /// The satisfaction with `text` as the answer to a question whose right answer is `sum`.
+    pub fn of(text: &str, sum: u32) -> Self {
+        let form = score(text, sum).reward() / REWARD_MAX;
+        let brevity = match last_number(text) == Some(sum) {
+            true if text.trim().chars().count() <= BRIEF => 1.0,
+            true => 2.0 / 3.0,
+            false => 0.0,
+        };
+        Self([form, brevity])
+    }
+
+    pub fn under(self, taste: UserTaste) -> f64 {
+        self.0[taste as usize]
+    }
+
+    /// Applies `f` to the values of both operands under each taste.
+    pub fn zip(self, other: Self, f: impl Fn(f64, f64) -> f64) -> Self {
+        Self([f(self.0[0], other.0[0]), f(self.0[1], other.0[1])])
+    }
+
+    pub fn scaled(self, factor: f64) -> Self {
+        Self(self.0.map(|value| value * factor))
+    }
+
+    /// The mean; 0 of no values.
+    pub fn mean(values: impl IntoIterator<Item = Self>) -> Self {
+        let (mut sum, mut count) = (Self::default(), 0_u32);
+        for value in values {
+            sum = sum.zip(value, |a, b| a + b);
+            count += 1;
+        }
+        sum.scaled(1.0 / f64::from(count.max(1)))
+    }
+}
+
+fn last_number(text: &str) -> Option<u32> {
+    text.split(|c: char| !c.is_ascii_digit()).rfind(|digits| !digits.is_empty())?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers every question ideally or with nothing, and returns the posted thumbs.
+    fn ask(crowd: &mut Crowd, ideal: bool) -> Vec<(usize, Thumb)> {
+        let mut posted = Vec::new();
+        while let Some(visit) = crowd.next() {
+            let number = crowd.answers.len();
+            let text = if ideal { visit.question.ideal() } else { String::new() };
+            let due = crowd.answered(&visit, number.to_string(), 1, &text);
+            posted.extend(due.into_iter().map(|thumb| (number, thumb)));
+        }
+        posted
+    }
+
+    #[test]
+    fn inverted_raters_and_mistakes_post_the_contrary() {
+        let exact = RatingHabits { noise: 0.0, ..RatingHabits::default() };
+        let inverted = RatingHabits { inverted: 0.3, ..exact };
+        let noisy = RatingHabits { noise: 0.1, ..exact };
+        for (habits, ideal, expected, tolerance) in [
+            (exact, true, 1.0, 0.0),
+            (exact, false, 0.0, 0.0),
+            (inverted, true, 0.7, 0.03),
+            (inverted, false, 0.3, 0.03),
+            (noisy, true, 0.9, 0.03),
+        ] {
+            let posted = ask(&mut Crowd::new(1, 4000, habits, None), ideal);
+            let up = posted.iter().filter(|(_, thumb)| thumb.up).count() as f64;
+            let share = up / posted.len() as f64;
+            assert!((share - expected).abs() <= tolerance, "{habits:?}, {ideal}: {share}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_inverted_for_good() {
+        let habits = RatingHabits { inverted: 0.5, noise: 0.0, ..RatingHabits::default() };
+        let mut crowd = Crowd::new(1, 1, habits, None);
+        for user in 0..USERS {
+            assert_eq!(crowd.thumb(user, 1.0), user >= USERS / 2, "{user}");
+        }
+    }
+
+    #[test]
+    fn ratings_wait_for_their_lag_in_order() {
+        let habits = RatingHabits { lag: 7, ..RatingHabits::default() };
+        let posted = ask(&mut Crowd::new(1, 20, habits, None), true);
+        let expected: Vec<_> = (0..13).map(|of| (of + 7, of.to_string())).collect();
+        let found: Vec<_> = posted.into_iter().map(|(at, t)| (at, t.completion_id)).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_share_of_the_answers_is_rated() {
+        let habits = RatingHabits { share: 0.02, ..RatingHabits::default() };
+        let posted = ask(&mut Crowd::new(3, 10_000, habits, None), true).len();
+        assert!((150..250).contains(&posted), "{posted}");
+    }
+
+    #[test]
+    fn the_taste_changes_once_and_decides_the_thumbs() {
+        let habits = RatingHabits { noise: 0.0, ..RatingHabits::default() };
+        let mut crowd = Crowd::new(1, 900, habits, Some(300));
+        let posted = ask(&mut crowd, true);
+        let changed = |answer: &ObservedAnswer| answer.taste == UserTaste::Brevity;
+        assert_eq!(crowd.answers.iter().position(changed), Some(300));
+        assert!(crowd.answers[300..].iter().all(changed));
+        assert!(posted[..300].iter().all(|(_, thumb)| thumb.up));
+        let up = posted[300..].iter().filter(|(_, thumb)| thumb.up).count();
+        assert!((340..460).contains(&up), "{up} of 600 long answers");
+    }
+
+    #[test]
+    fn failures_are_counted_and_few_messages_are_kept() {
+        let mut crowd = Crowd::new(1, 3, RatingHabits::default(), None);
+        (0..9).for_each(|i| crowd.failed(i.to_string()));
+        assert_eq!((crowd.counts.failed_requests, crowd.counts.failures.len()), (9, FAILURES_KEPT));
+        crowd.rated(true);
+        crowd.rated(false);
+        assert_eq!((crowd.counts.ratings, crowd.counts.ratings_not_trained), (2, 1));
+    }
+
+    #[test]
+    fn tastes_value_the_right_sum_and_their_own_form() {
+        for (text, form, brevity) in [
+            ("<reasoning>12 + 7 = 19</reasoning><answer>19</answer>", 1.0, 2.0 / 3.0),
+            ("<reasoning>12 + 7 = 9</reasoning><answer>9</answer>", 1.0 / 3.0, 0.0),
+            ("The sum is 19.", 0.0, 1.0),
+            ("The sum is 9.", 0.0, 0.0),
+            ("99999999999999999999", 0.0, 0.0),
+            ("", 0.0, 0.0),
+        ] {
+            let found = Satisfaction::of(text, 19);
+            assert!((found.under(UserTaste::Form) - form).abs() < 1e-12, "{text}: {found:?}");
+            assert_eq!(found.under(UserTaste::Brevity), brevity, "{text}");
+        }
+    }
+
+    #[test]
+    fn means_are_those_of_each_taste() {
+        let values = [Satisfaction([1.0, 0.0]), Satisfaction([0.0, 0.5])];
+        assert_eq!(Satisfaction::mean(values), Satisfaction([0.5, 0.25]));
+        assert_eq!(Satisfaction::mean([]), Satisfaction::default());
+    }
+}

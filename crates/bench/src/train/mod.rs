@@ -1,0 +1,266 @@
+//! `hone-bench train`: the duration of an optimizer step and its parts, and the speed of its products
+//! relative to the machine's. Sampling and scoring are not included.
+
+mod subject;
+mod work;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use hone_core::memory;
+use hone_model::adapter::LoraConfig;
+use hone_model::kernels::compute::Compute;
+use hone_train::config::{PeakRate, Recompute, TrainConfig};
+use hone_train::{Learner, MemoryPlan, StepTiming};
+
+use super::measure::{Peak, Seconds, threads_or_cores};
+use hone_config::flags::compute;
+use subject::{Data, Workload};
+use work::Work;
+
+pub use subject::Subject;
+
+/// `hone-bench train`, which measures neither sampling nor scoring.
+#[derive(Debug, Args)]
+pub struct TrainBenchOptions {
+    /// `embedded`, `100m` or `100m-bf16` (random weights), or a Hugging Face directory
+    #[arg(long, value_name = "MODEL", default_value = "embedded")]
+    pub model: Subject,
+    /// Only write the random model as a Hugging Face directory
+    #[arg(long, value_name = "DIR")]
+    pub write_model: Option<PathBuf>,
+    /// Prompts per step [default: 8 for the embedded model, else 1]
+    #[arg(long, value_name = "N")]
+    pub groups: Option<usize>,
+    /// Completions per prompt [default: 8]
+    #[arg(long, value_name = "N")]
+    pub group_size: Option<usize>,
+    /// Tokens per prompt [default: 20 for the embedded model, else 64]
+    #[arg(long, value_name = "N")]
+    pub prompt: Option<usize>,
+    /// Mean tokens per completion [default: 24 for the embedded model, else 448]
+    #[arg(long, value_name = "N")]
+    pub completion: Option<usize>,
+    /// Largest relative deviation of a length from the mean [default: 0.5 for the embedded model,
+    /// else 0]
+    #[arg(long, value_name = "SHARE")]
+    pub spread: Option<f64>,
+    /// Read the samples from a JSON file: {"samples": [{prompt, completion, advantage, logprobs?}]}
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["groups", "group_size", "prompt", "completion", "spread"])]
+    pub data: Option<PathBuf>,
+    /// Rank of the adapter on all linear layers
+    #[arg(long, value_name = "R", default_value_t = 16)]
+    pub rank: usize,
+    /// Coefficient of the KL divergence; 0 disables the reference policy
+    #[arg(long, value_name = "BETA", default_value_t = 0.01)]
+    pub beta: f64,
+    /// Number of measured steps
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub steps: usize,
+    /// Whether to recompute layers in the backward pass: auto, always or never
+    #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = recompute)]
+    pub recompute: Recompute,
+    /// Arithmetic of products with the base model's matrices
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = compute())]
+    pub compute: Compute,
+    /// Number of threads; 0 for one per core
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub threads: usize,
+}
+
+impl TrainBenchOptions {
+    /// The shape of random samples: by default 64 completions in groups of 8 for the embedded model, else
+    /// one group of 8 sequences of 512 tokens.
+    fn shape(&self) -> Workload {
+        let (groups, prompt, completion, spread) = match self.model {
+            Subject::Embedded => (8, 20, 24, 0.5),
+            _ => (1, 64, 448, 0.0),
+        };
+        Workload {
+            groups: self.groups.unwrap_or(groups),
+            group_size: self.group_size.unwrap_or(8),
+            prompt: self.prompt.unwrap_or(prompt),
+            completion: self.completion.unwrap_or(completion),
+            spread: self.spread.unwrap_or(spread),
+        }
+    }
+}
+
+/// Steps before the timed ones; they fill the optimizer's moments and the allocator's pools.
+const WARM_UP: usize = 2;
+
+/// Parses `auto`, `always` or `never`.
+fn recompute(text: &str) -> Result<Recompute, String> {
+    serde_json::from_value(text.into()).map_err(|_| "not auto, always or never".to_owned())
+}
+
+/// The measurements. Times are of the fastest timed step; memory is the peak of the warm-up steps, which
+/// do the same work.
+pub(crate) fn run(options: &TrainBenchOptions) -> anyhow::Result<Value> {
+    let threads = threads_or_cores(options.threads);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    pool.install(|| measure(options, threads))
+}
+
+fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value> {
+    let load = super::measure::machine_load();
+    let start_bytes = memory::resident();
+    let config = TrainConfig {
+        beta: options.beta,
+        recompute: options.recompute,
+        compute: options.compute,
+        threads,
+        learning_rate: PeakRate::Fixed(1e-5),
+        warmup_steps: Some(0.0),
+        // The whole step in one pass.
+        micro_batch: usize::MAX,
+        max_sampler_difference: 0.0,
+        lora: LoraConfig { r: options.rank, ..LoraConfig::default() },
+        ..TrainConfig::default()
+    };
+    let mut learner = Learner::with_model(options.model.load()?, &config)?;
+    let spec = learner.spec().clone();
+    let data = match &options.data {
+        Some(path) => Data::read(path)?,
+        None => Data::random(&options.shape(), spec.vocab_size),
+    };
+    let samples = data.samples(&learner)?;
+    let work = Work::new(&spec, &samples, options.rank);
+    let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
+    // Excludes the memory of loading.
+    memory::reset_peak();
+    // The duration, its parts, the tokens with a loss, and those per computed token.
+    let mut step = || -> anyhow::Result<(Seconds, StepTiming, [f64; 2])> {
+        let (stats, seconds) = super::measure::timed(|| learner.step(&samples, 1, longest));
+        let stats = stats?;
+        if let Some(reason) = stats.skipped {
+            anyhow::bail!("a step was skipped: {reason}");
+        }
+        let metric = |name| stats.metrics.get(name).copied().unwrap_or_default();
+        let tokens = ["tokens", "loss_token_fraction"].map(metric);
+        Ok((seconds, learner.timing(), tokens))
+    };
+    for _ in 0..WARM_UP {
+        step()?;
+    }
+    // Read before `Peak` allocates its own buffers.
+    let peak_bytes = memory::peak_resident();
+    let mut peak = Peak::default();
+    peak.measure(threads);
+    let (mut steps, mut splits, mut tokens) = (Vec::new(), Vec::new(), [0.0; 2]);
+    for _ in 0..options.steps.max(1) {
+        let (seconds, split, counted) = step()?;
+        steps.push(seconds);
+        splits.push(split);
+        tokens = counted;
+        peak.measure(threads);
+    }
+    let publish_seconds = publish(&learner)?;
+    let fastest = (0..steps.len()).min_by(|a, b| steps[*a].wall.total_cmp(&steps[*b].wall));
+    let split = fastest.map(|i| splits[i]).unwrap_or_default();
+    let least = |of: fn(&Seconds) -> f64| steps.iter().map(of).fold(f64::INFINITY, f64::min);
+    let (wall, processor) = (least(|s| s.wall), least(|s| s.processor));
+    let passes = split.forward + split.backward;
+    let reference = if options.beta == 0.0 { 0.0 } else { work.reference };
+    let gflop = work.forward + reference + work.backward;
+    let share = |gflop: f64, seconds: f64, peak: f64| {
+        if seconds > 0.0 && peak > 0.0 { gflop / seconds / peak } else { 0.0 }
+    };
+    let [loss, fraction] = tokens;
+    let computed_tokens = if fraction > 0.0 { (loss / fraction).round() as usize } else { 0 };
+    let tokens: usize = samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum();
+    let tokens_of_a_shard = 0;
+    let plan =
+        MemoryPlan::new(&spec, options.model.base(&spec)?, &config, threads, tokens_of_a_shard);
+    let shapes = spec.weight_shapes();
+    let parameters: usize = shapes.iter().map(|(_, s)| s.iter().product::<usize>()).sum();
+    let rates = [tokens, computed_tokens].map(|count| count as f64 / wall);
+    Ok(json!({
+        "parameters": parameters,
+        "completions": samples.len(),
+        "tokens": tokens,
+        "computed_tokens": computed_tokens,
+        "tokens_per_second": rates,
+        "loss_token_fraction": fraction,
+        "threads": threads,
+        // f32 where bf16 has no effect.
+        "compute": learner.model().compute(),
+        "steps": steps,
+        "step_seconds": wall,
+        "step_processor_seconds": processor,
+        "split": split,
+        "publish_seconds": publish_seconds,
+        "gflop": gflop,
+        "peak": peak,
+        "peak_share": share(work.forward + work.backward, passes, peak.wall),
+        "peak_share_processor": share(gflop * threads as f64, processor, peak.processor),
+        "peak_bytes": peak_bytes,
+        "start_bytes": start_bytes,
+        "planned_bytes": plan.total(),
+        "kept_layers": plan.kept_layers,
+        "load": [load, super::measure::machine_load()],
+    }))
+}
+
+/// Writes the adapter; returns the seconds it took.
+fn publish(learner: &Learner) -> anyhow::Result<f64> {
+    let dir = tempfile::tempdir()?;
+    let snapshot = learner.snapshot()?;
+    let (written, took) =
+        super::measure::timed(|| snapshot.write(&dir.path().join("adapter"), "bench"));
+    written?;
+    Ok(took.wall)
+}
+
+#[cfg(test)]
+mod tests {
+    use hone_model::kernels::compute::available;
+
+    use super::*;
+
+    const SMALL: &str = "--groups 1 --group-size 2 --prompt 4 --completion 4 --spread 0 --steps 1";
+
+    /// A run on one thread.
+    fn measured(flags: &str) -> Value {
+        let flags: Vec<&str> = flags.split(' ').chain(["--threads", "1"]).collect();
+        run(&crate::measure::tests::options(&flags)).unwrap()
+    }
+
+    #[test]
+    fn a_small_run_measures_everything() {
+        let report = measured("--groups 2 --group-size 4 --prompt 6 --completion 8 --steps 2");
+        assert_eq!(report["completions"], 8);
+        assert_eq!(report["steps"].as_array().unwrap().len(), 2);
+        let number = |path: &str| report.pointer(path).and_then(Value::as_f64).unwrap();
+        let parts = ["forward", "reference", "backward", "optimizer"]
+            .map(|part| number(&format!("/split/{part}")));
+        assert!(parts.iter().all(|part| *part > 0.0), "{report}");
+        assert!(parts.iter().sum::<f64>() <= number("/step_seconds"), "{report}");
+        // On a busy machine the peak may be measured when the processor is slower than during a step.
+        assert!(number("/gflop") > 0.0 && number("/peak_share") > 0.0, "{report}");
+        // Forward and backward are more than half of all: the reference has no backward pass.
+        let products = number("/peak_share") * number("/peak/wall") * (parts[0] + parts[2]);
+        assert!((0.5..1.0).contains(&(products / number("/gflop"))), "{report}");
+        assert!(number("/computed_tokens") < number("/tokens"));
+    }
+
+    #[test]
+    fn the_report_names_the_arithmetic_and_leaves_out_an_absent_reference() {
+        let report = measured(&format!("{SMALL} --compute bf16 --beta 0"));
+        assert_eq!(report["compute"], json!(available(Compute::Bf16)));
+        // Only reading the clock takes time.
+        let part = |name: &str| report["split"][name].as_f64().unwrap();
+        assert!(
+            part("reference") < 1e-3 * (part("forward") + part("backward")).max(1e-2),
+            "{report}"
+        );
+    }
+
+    #[test]
+    fn recompute_is_parsed_as_in_the_configuration() {
+        assert_eq!(recompute("always"), Ok(Recompute::Always));
+        assert!(recompute("sometimes").is_err());
+    }
+}
