@@ -378,17 +378,17 @@ impl<'a> PageQuery<'a> {
 }
 
 /// The query of a list of completions.
-pub struct CompletionQuery {
-    pub after: Option<InteractionId>,
-    pub limit: usize,
-    pub newest_first: bool,
+struct CompletionQuery {
+    after: Option<InteractionId>,
+    limit: usize,
+    newest_first: bool,
     model: Option<String>,
     metadata: BTreeMap<String, String>,
 }
 
 impl CompletionQuery {
     /// Reads a query. An entry of `metadata` is the parameter `metadata[KEY]`.
-    pub fn read(mut query: Map<String, Value>) -> Result<Self, ApiError> {
+    fn read(mut query: Map<String, Value>) -> Result<Self, ApiError> {
         let is_entry = |name: &str| name.starts_with(METADATA) && name.ends_with(']');
         let names: Vec<String> = query.keys().filter(|name| is_entry(name)).cloned().collect();
         let mut metadata = BTreeMap::new();
@@ -409,7 +409,7 @@ impl CompletionQuery {
     }
 
     /// Whether a completion belongs into the list.
-    pub fn admits(&self, interaction: &Interaction) -> bool {
+    fn admits(&self, interaction: &Interaction) -> bool {
         let has = |(key, value): (&String, &String)| interaction.metadata.get(key) == Some(value);
         self.model.as_ref().is_none_or(|model| *model == interaction.model)
             && self.metadata.iter().all(has)

@@ -4,15 +4,16 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use chrono::{DateTime, NaiveDate, NaiveTime, SecondsFormat, Utc};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 use toml::{Table, Value};
 
 use hone_core::config::between;
 use hone_core::config::describe::describe;
 use hone_core::config::{Checked, Problem, label};
-
-use super::expiry::KeyExpiry;
+use hone_core::types::UnixMillis;
 
 /// The SHA-256 of a key.
 pub type KeyHash = [u8; 32];
@@ -43,12 +44,6 @@ impl KeyScope {
             Self::Graders => "graders",
             Self::Admin => "admin",
         }
-    }
-}
-
-impl fmt::Display for KeyScope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
@@ -141,7 +136,7 @@ impl KeyConfig {
         let distinct: BTreeSet<_> = self.scopes.iter().collect();
         if self.scopes.is_empty() || distinct.len() < self.scopes.len() {
             let allowed = "a list of \"chat\", \"feedback\", \"graders\" or \"admin\", each once";
-            let shown = self.scopes.iter().map(|scope| format!("\"{scope}\""));
+            let shown = self.scopes.iter().map(|scope| format!("{:?}", scope.as_str()));
             let shown = format!("[{}]", shown.collect::<Vec<_>>().join(", "));
             return Err(Problem::value(&format!("{at}.scopes"), shown, allowed));
         }
@@ -224,4 +219,71 @@ pub(super) fn check_distinct<'a>(
         }
     }
     Ok(())
+}
+
+/// The form of an expiry in a configuration.
+const FORM: &str = "it must be a date such as 2027-01-31, which is its midnight in UTC, or a time \
+                    with an offset such as 2027-01-31T12:00:00Z";
+
+/// The time from which on a key is refused. A configuration has it as a date or time of TOML or as a text,
+/// in RFC 3339's form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KeyExpiry(DateTime<Utc>);
+
+impl KeyExpiry {
+    /// Parses a date, which is its midnight in UTC, or a time with an offset; `None` for another form.
+    pub fn parse(text: &str) -> Option<Self> {
+        let date = || text.parse::<NaiveDate>().ok();
+        let midnight = || Some(date()?.and_time(NaiveTime::MIN).and_utc());
+        let time = DateTime::parse_from_rfc3339(text).ok().map(|time| time.with_timezone(&Utc));
+        time.or_else(midnight).map(Self)
+    }
+
+    /// Whether the time has come.
+    pub fn has_passed(self, now: UnixMillis) -> bool {
+        // A time before 1970 has passed too.
+        u64::try_from(self.0.timestamp_millis()).unwrap_or(0) <= now
+    }
+}
+
+impl fmt::Display for KeyExpiry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.to_rfc3339_opts(SecondsFormat::Secs, true))
+    }
+}
+
+impl Serialize for KeyExpiry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for KeyExpiry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // A date of TOML arrives as its text.
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| D::Error::custom(FORM))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_and_times_are_read_and_others_refused() {
+        let shown = |text| KeyExpiry::parse(text).map(|expiry| expiry.to_string());
+        assert_eq!(shown("2027-01-31").as_deref(), Some("2027-01-31T00:00:00Z"));
+        assert_eq!(shown("2027-01-31T12:00:00+02:00").as_deref(), Some("2027-01-31T10:00:00Z"));
+        for wrong in ["", "2027-02-30", "2027-01-31T12:00:00", "tomorrow", "1700000000"] {
+            assert_eq!(shown(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_key_is_refused_from_its_expiry_on() {
+        let expiry = KeyExpiry::parse("1970-01-01T00:00:01Z").unwrap();
+        assert!(!expiry.has_passed(999) && expiry.has_passed(1000));
+        assert!(KeyExpiry::parse("1969-01-01").unwrap().has_passed(0));
+    }
 }

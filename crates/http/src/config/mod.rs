@@ -1,6 +1,5 @@
 //! `[server]`: the HTTP server, its keys and its limits.
 
-mod expiry;
 mod keys;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,8 +11,7 @@ use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, Problem, quoted};
 use hone_engine::ToolFormat;
 
-pub use expiry::KeyExpiry;
-pub use keys::{KeyConfig, KeyHash, KeyLimits, KeyScope, hash_key};
+pub use keys::{KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope, hash_key};
 
 hone_core::parameters! {
     /// `[server]`.
@@ -221,7 +219,9 @@ pub fn parse(text: &str) -> ServerConfig {
         #[serde(default)]
         server: ServerConfig,
     }
-    let Sections { server } = toml::from_str(text).unwrap();
+    // As the reader of configurations does, so that dates arrive as texts.
+    let table: toml::Table = text.parse().unwrap();
+    let Sections { server } = table.try_into().unwrap();
     server.check().unwrap();
     server
 }

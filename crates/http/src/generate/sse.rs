@@ -112,20 +112,32 @@ fn events_of(mut events: impl ToWire) -> impl Stream<Item = String> + Send + 'st
 async fn next_events(events: &mut impl ToWire) -> (String, bool) {
     let mut text = String::new();
     loop {
-        let mut ready = ReadyUpdates::new(!events.run().sends_each_token());
+        let merges = !events.run().sends_each_token();
+        // Updates that are sent together: those of a choice become its events together, if `merges`.
+        let mut choices: Vec<Vec<ChoiceUpdate>> = Vec::new();
+        let mut parts = 0;
         let mut next = Some(events.run().next().await);
         let mut end = None;
         while let Some(update) = next.take() {
             match update {
-                Some(Ok(update)) => ready.add(update),
+                Some(Ok(update)) => {
+                    parts += parts_of(&update);
+                    let is_own = |own: &&mut Vec<ChoiceUpdate>| {
+                        merges && own.first().is_some_and(|first| first.index == update.index)
+                    };
+                    match choices.iter_mut().find(is_own) {
+                        Some(own) => own.push(update),
+                        None => choices.push(vec![update]),
+                    }
+                }
                 Some(Err(error)) => end = Some(Err(error)),
                 None => end = Some(Ok(())),
             }
-            if end.is_none() && ready.parts < SENT_AT_ONCE {
+            if end.is_none() && parts < SENT_AT_ONCE {
                 next = events.run().next().now_or_never();
             }
         }
-        for updates in ready.choices {
+        for updates in choices {
             match events.of(updates) {
                 Ok(more) => text.push_str(&more),
                 Err(error) => {
@@ -146,33 +158,6 @@ async fn next_events(events: &mut impl ToWire) -> (String, bool) {
             }
             None if text.is_empty() => {}
             None => return (text, false),
-        }
-    }
-}
-
-/// Updates that are sent together.
-struct ReadyUpdates {
-    /// Those of a choice become its events together, if `merges`.
-    choices: Vec<Vec<ChoiceUpdate>>,
-    merges: bool,
-    /// See [`parts_of`].
-    parts: usize,
-}
-
-impl ReadyUpdates {
-    fn new(merges: bool) -> Self {
-        Self { choices: Vec::new(), merges, parts: 0 }
-    }
-
-    fn add(&mut self, update: ChoiceUpdate) {
-        self.parts += parts_of(&update);
-        let is_own = |own: &&mut Vec<ChoiceUpdate>| {
-            own.first().is_some_and(|first| first.index == update.index)
-        };
-        let mut earlier = self.choices.iter_mut().filter(|_| self.merges);
-        match earlier.find(is_own) {
-            Some(own) => own.push(update),
-            None => self.choices.push(vec![update]),
         }
     }
 }

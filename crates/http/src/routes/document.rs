@@ -230,15 +230,3 @@ fn cause(status: u16) -> &'static str {
         _ => "An internal failure.",
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_templates() {
-        assert_eq!(template("/v1/models/{*model}"), "/v1/models/{model}");
-        assert_eq!(path_parameters("/v1/models/{*model}").collect::<Vec<_>>(), ["model"]);
-        assert_eq!(path_parameters("/a/{b}/c/{d}").collect::<Vec<_>>(), ["b", "d"]);
-    }
-}

@@ -26,8 +26,7 @@ use crate::generate::model::{self, DetokenizedText, ModelObject, TokenizedText};
 use crate::graders::{self, GraderQueue, ValidGrader};
 use crate::messages;
 use crate::messages::wire::{MessageEvent, MessageObject, TokenCount};
-use crate::operator::admin::{self, PolicyList, QuarantineEntry, ReleasedKey};
-use crate::operator::{self, ProbeStatus};
+use crate::operator::{self, PolicyList, ProbeStatus, QuarantineEntry, ReleasedKey};
 use crate::responses;
 use crate::responses::stored::ListedItem;
 use crate::responses::wire::{DeletedResponse, ResponseEvent, ResponseObject};
@@ -335,45 +334,45 @@ fn graders(config: &ServerConfig) -> Vec<ApiRoute> {
 
 fn operators() -> Vec<ApiRoute> {
     vec![
-        route(GET, "/admin/train", admin::status)
+        route(GET, "/admin/train", operator::status)
             .named("getTrainer", "Get the trainer's status")
             .answers::<TrainStatus>(),
-        route(POST, "/admin/train/pause", admin::pause)
+        route(POST, "/admin/train/pause", operator::pause)
             .named("pauseTrainer", "Take no further step")
             .answers::<TrainStatus>()
             .errors(&[409]),
-        route(POST, "/admin/train/resume", admin::resume)
+        route(POST, "/admin/train/resume", operator::resume)
             .named("resumeTrainer", "End a pause")
             .answers::<TrainStatus>()
             .errors(&[409]),
-        route(POST, "/admin/train/step", admin::step)
+        route(POST, "/admin/train/step", operator::step)
             .named("stepTrainer", "Take one step now")
             .answers::<TrainStatus>()
             .errors(&[409]),
-        route(GET, "/admin/policies", admin::policies)
+        route(GET, "/admin/policies", operator::policies)
             .named("listPolicies", "List every policy version")
             .answers::<PolicyList>(),
-        route(POST, "/admin/policies/{version}/activate", admin::activate)
+        route(POST, "/admin/policies/{version}/activate", operator::activate)
             .named("activatePolicy", "Serve an earlier version")
             .answers::<PolicyRecord>()
             .errors(&[409]),
-        route(POST, "/admin/policies/{version}/pin", admin::pin)
+        route(POST, "/admin/policies/{version}/pin", operator::pin)
             .named("pinPolicy", "Keep a version's files")
             .answers::<PolicyRecord>()
             .errors(&[409]),
-        route(POST, "/admin/policies/{version}/unpin", admin::unpin)
+        route(POST, "/admin/policies/{version}/unpin", operator::unpin)
             .named("unpinPolicy", "Let a version's files be deleted")
             .answers::<PolicyRecord>()
             .errors(&[409]),
-        route(GET, "/admin/feedback/quarantine", admin::list)
+        route(GET, "/admin/feedback/quarantine", operator::list)
             .named("listQuarantine", "List the quarantined keys")
             .answers::<List<QuarantineEntry>>(),
-        route(POST, "/admin/feedback/quarantine/{key}", admin::flag)
+        route(POST, "/admin/feedback/quarantine/{key}", operator::flag)
             .named("quarantineKey", "Train on no feedback of a key")
-            .takes("QuarantinePost", admin::FIELDS)
+            .takes("QuarantinePost", operator::FIELDS)
             .example(json!({"reason": "votes for everything"}))
             .answers::<QuarantineEntry>(),
-        route(DELETE, "/admin/feedback/quarantine/{key}", admin::release)
+        route(DELETE, "/admin/feedback/quarantine/{key}", operator::release)
             .named("releaseKey", "End a quarantine")
             .answers::<ReleasedKey>(),
         route(DELETE, "/admin/completions/{id}", stored::delete_any)

@@ -1,11 +1,10 @@
 //! Serves the router on a listener, bounds its connections, and drains it at shutdown.
 //!
 //! A connection ends if its client does not send the head of a request, a further request, or does not
-//! read the response, each for too long ([`activity`]). A generation whose client does not read is then
+//! read the response, each for too long ([`places`]). A generation whose client does not read is then
 //! cancelled and recorded, as if the client had disconnected. [`places`] bounds their number, and the number of
 //! files and sockets that the process may have open bounds [`places`].
 
-mod activity;
 mod places;
 mod tls;
 
@@ -40,8 +39,9 @@ use hone_core::metrics::Metrics;
 use crate::config::{ConnectionsConfig, ServerConfig};
 use crate::routes::{crowded, router, starting};
 use crate::state::AppState;
-use activity::{Activity, ArrivingBody, GuardedBody, Overdue, Patience, WatchedStream};
-use places::{ConnectionPlace, Places};
+use places::{
+    Activity, ArrivingBody, ConnectionPlace, GuardedBody, Overdue, Patience, Places, WatchedStream,
+};
 
 pub use tls::Tls;
 
