@@ -27,7 +27,6 @@ async fn post_json(server: &Server, path: &str, body: &Value) -> (u16, Value) {
 
 async fn run(server: &Server, grader: Value, item: Value, sample: &str) -> Value {
     let body = json!({"grader": grader, "item": item, "model_sample": sample});
-
     ok(post_json(server, "run", &body).await)
 }
 

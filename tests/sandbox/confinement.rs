@@ -100,6 +100,19 @@ async fn a_fork_bomb_starts_no_process() {
 }
 
 #[tokio::test]
+async fn threads_are_few() {
+    let code = "import threading, time\nthreading.stack_size(65536)\nstarted = 0\n\
+                try:\n    for _ in range(64):\n\
+                \x20       threading.Thread(target=time.sleep, args=(0.2,), daemon=True).start()\n\
+                \x20       started += 1\nexcept RuntimeError:\n    pass\nprint(started)";
+    everywhere(code, small(), |name, outcome| {
+        let started: u32 = outcome.stdout.trim().parse().unwrap_or(u32::MAX);
+        assert!(started < 16, "{name}: {outcome:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_endless_loop_ends_in_time() {
     let limits = Limits { wall_ms: 300, ..small() };
     everywhere("while True: pass", limits, |name, outcome| {

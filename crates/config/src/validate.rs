@@ -41,6 +41,7 @@ pub(super) fn check(config: &Config) -> Checked {
     config.policy.check()?;
     backlog(config)?;
     config.run.check()?;
+    config.sandbox.check_in("sandbox.")?;
     config.graders.check()?;
     if tracing_subscriber::EnvFilter::try_new(&config.log.level).is_err() {
         let allowed = "a tracing filter such as \"info\" or \"hone=debug,warn\"";

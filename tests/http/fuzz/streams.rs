@@ -167,6 +167,7 @@ fn objects(events: Vec<Event>) -> Result<Vec<Value>, TestCaseError> {
 /// What a choice consists of.
 #[derive(Debug, Default, PartialEq)]
 struct Assembled {
+    started: bool,
     reasoning: String,
     text: String,
     /// Names and arguments.
@@ -180,6 +181,7 @@ impl Assembled {
     /// Adds the message or change `of` a choice.
     fn add(&mut self, choice: &Value, of: &str) {
         let message = &choice[of];
+        self.started = true;
         self.reasoning += message["reasoning_content"].as_str().unwrap_or_default();
         self.text += message["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
         let calls = message["tool_calls"].as_array().into_iter().flatten();
@@ -217,6 +219,9 @@ fn check_choices(chunks: &[Value], whole: &Value, of: &str) -> TestCaseResult {
         for choice in chunk["choices"].as_array().unwrap() {
             let own = &mut streamed[choice["index"].as_u64().unwrap() as usize];
             prop_assert!(own.finish_reason.is_none(), "{choice} follows the end of the choice");
+            if of == "delta" && !own.started {
+                prop_assert_eq!(&choice["delta"]["role"], "assistant");
+            }
             own.add(choice, of);
         }
     }
@@ -246,14 +251,20 @@ fn check_response(events: Vec<Event>, whole: &Value) -> TestCaseResult {
     prop_assert_eq!(&last["type"], &json!(ended));
     let response = &last["response"];
     prop_assert_eq!(masked(response), masked(whole));
-    let mut joined = vec![String::new(); response["output"].as_array().unwrap().len()];
+    let items = response["output"].as_array().unwrap();
+    let mut joined = vec![String::new(); items.len()];
+    let mut logprobs = vec![Vec::new(); items.len()];
     for (number, event) in events.iter().enumerate() {
         prop_assert_eq!(&event["sequence_number"], number);
         if let Some(delta) = event["delta"].as_str() {
-            joined[event["output_index"].as_u64().unwrap() as usize].push_str(delta);
+            let place = event["output_index"].as_u64().unwrap() as usize;
+            joined[place].push_str(delta);
+            logprobs[place].extend(event["logprobs"].as_array().into_iter().flatten().cloned());
         }
     }
-    for (joined, item) in joined.iter().zip(response["output"].as_array().unwrap()) {
+    for ((joined, logprobs), item) in joined.iter().zip(logprobs).zip(items) {
+        let expected = item["content"][0]["logprobs"].as_array().cloned().unwrap_or_default();
+        prop_assert_eq!(logprobs, expected);
         let text = item["arguments"].as_str().or(item["content"][0]["text"].as_str());
         prop_assert_eq!(Some(joined.as_str()), text);
     }

@@ -38,7 +38,7 @@ const INLINE_SIZE: usize = 1 << 10;
 /// Bytes that count for each message and each call beside their texts, as the chat template marks them.
 const MARKS: usize = 16;
 
-/// How much a request gives to the tokenizer, and whether that are `bytes` of texts or token `ids`.
+/// The size of what a request gives to the tokenizer, and its unit: `bytes` of texts or token `ids`.
 pub type TextSize = (usize, &'static str);
 
 /// How the model writes calls of functions.

@@ -366,6 +366,26 @@ fn remote(params: &JudgeParams) -> (Judge, Arc<Metrics>) {
 }
 
 #[tokio::test]
+async fn an_endpoint_that_is_down_opens_the_circuit() {
+    let (url, _server) = openai(|_, _| StatusCode::BAD_GATEWAY.into_response()).await;
+    let params = JudgeParams {
+        retries: 0,
+        breaker_failures: 2,
+        max_concurrency: 1,
+        cache_entries: 0,
+        ..JudgeParams::new(url, "m")
+    };
+    let (judge, metrics) = remote(&params);
+    let inputs = ["a", "b", "c", "d"].map(input);
+    assert_eq!(judge.score(&inputs).await, [None; 4]);
+    let open = metrics.reward_judge.calls.circuit_open.with_label_values(&["math", "judged"]);
+    assert_eq!(open.get(), 1);
+    // One call at a time: two fail, and the circuit refuses the others.
+    let missing = &metrics.reward_judge.calls.missing;
+    assert_eq!(missing.with_label_values(&["math", "judged", "circuit_open"]).get(), 2);
+}
+
+#[tokio::test]
 async fn an_endpoint_is_called_in_the_openai_format() {
     let (url, server) = openai(|n, body| {
         let fields = body["model"] == "gpt"

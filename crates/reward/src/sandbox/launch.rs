@@ -103,13 +103,12 @@ impl Sandbox {
         Ok(outcome.isolation)
     }
 
-    /// Runs a program, as soon as fewer than the configured number are running.
+    /// Runs a program, as soon as fewer than [`Setup::concurrency`] are running.
     ///
     /// Dropping the future ends the run.
     ///
     /// # Errors
-    /// If the program cannot be confined or started. What the program
-    /// itself does is an [`RunOutcome`].
+    /// If the program cannot be confined or started. What the program itself does is an [`RunOutcome`].
     pub async fn run(&self, request: RunRequest) -> Result<RunOutcome, SandboxError> {
         let _permit = self.permits.acquire().await.map_err(failed("permits"))?;
         let limits = request.limits;
