@@ -63,3 +63,18 @@ fn every_item_of_the_guides_has_a_place_or_a_reason() {
         assert!(of_guide.get(guide).is_some_and(|rows| *rows >= 5), "{guide}: {of_guide:?}");
     }
 }
+
+#[test]
+fn names_that_do_not_exist_are_found() {
+    let keys = configuration_keys();
+    for (name, error) in [
+        ("kind = \"no_such\"", "there is no kind no_such"),
+        ("preset = \"no_such\"", "no_such"),
+        ("hone no-such", "no-such"),
+        ("train.no_such", "train.no_such is not a key"),
+    ] {
+        let found = check(name, &keys).unwrap_err();
+        assert!(found.contains(error), "{name}: {found}");
+    }
+    check("hone adapters export --best", &keys).unwrap();
+}

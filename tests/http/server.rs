@@ -403,6 +403,7 @@ impl Server {
             assert_eq!(answer["error"]["type"], "invalid_request_error");
             lines.push(error(&answer));
         }
+        assert!(self.engine.requests().is_empty());
         lines.join("\n")
     }
 

@@ -3,11 +3,16 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use hone_engine::EngineBackend;
+
+/// Time within which a daemon prints its address.
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// The variables that select an engine, whatever the configuration file says.
 fn selected(backend: EngineBackend) -> &'static [(&'static str, &'static str)] {
@@ -80,12 +85,16 @@ impl Daemon {
             .stderr(log)
             .spawn()
             .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let url = line.trim().strip_prefix("listening on ").unwrap_or_default().to_owned();
-        let address = url.trim_start_matches("https").trim_start_matches("http");
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut daemon = Self { child, url: String::new(), client: reqwest::Client::new() };
+        let (sender, first) = mpsc::channel();
+        thread::spawn(move || sender.send(lines.next()));
+        let line = first.recv_timeout(START_LIMIT).ok().flatten().map(Result::unwrap);
+        let line = line.unwrap_or_default();
+        daemon.url = line.strip_prefix("listening on ").unwrap_or_default().to_owned();
+        let address = daemon.url.trim_start_matches("https").trim_start_matches("http");
         assert!(address.starts_with("://127.0.0.1:"), "the first line was {line:?}");
-        Self { child, url, client: reqwest::Client::new() }
+        daemon
     }
 
     pub async fn get(&self, path: &str) -> Value {

@@ -44,7 +44,7 @@ pub struct SamplerConfig {
     /// Shadow sequences that take part in a step while live requests run, at least 1, if this engine
     /// serves clients. Few steps with a part of a prompt have any.
     pub busy_rows: usize,
-    /// Threads that compute, of which one does while another engine serves clients.
+    /// Threads that compute; only one while another engine serves clients.
     pub threads: usize,
     /// Fraction of the time in which the sampler computes while clients are served, in (0, 1]. If this
     /// engine serves clients itself, a page of a shadow prompt is computed in a quarter of this fraction of its

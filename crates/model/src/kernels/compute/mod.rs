@@ -12,6 +12,8 @@ use hone_kernels::float::Real;
 use hone_kernels::matmul::bf16::{self, PackedFactor, UnpackedRows};
 use hone_kernels::matmul::{Matrix, WriteMode, multiply, product};
 #[cfg(target_arch = "x86_64")]
+use hone_kernels::parallel::with_threads;
+#[cfg(target_arch = "x86_64")]
 use hone_kernels::processor::Bf16Unit;
 
 use super::storage::with_upcast;
@@ -136,13 +138,19 @@ impl WeightRows<'_> {
                 StoredValues::F16(values) => packed(&|rows, pack| {
                     let values = &values[range(rows)];
                     let widen = |at, to: &mut [f32]| f32::upcast_f16(to, &values[at..][..to.len()]);
-                    widened(values.len(), widen, |values| pack(UnpackedRows::F32(values)));
+                    // The panels are shared among the threads already.
+                    with_threads(1, || {
+                        widened(values.len(), widen, |values| pack(UnpackedRows::F32(values)));
+                    });
                 }),
                 StoredValues::Quantized(matrix, first) => packed(&|rows, pack| {
                     let range = range(rows);
                     let first = first + range.start;
                     let widen = |at, to: &mut [f32]| f32::dequantize(matrix, first + at, to);
-                    widened(range.len(), widen, |values| pack(UnpackedRows::F32(values)));
+                    // The panels are shared among the threads already.
+                    with_threads(1, || {
+                        widened(range.len(), widen, |values| pack(UnpackedRows::F32(values)));
+                    });
                 }),
                 StoredValues::Wide(storage, all) => {
                     let values = &f32::cpu_storage_as_slice(storage)?[all];

@@ -21,7 +21,8 @@ impl BatchScheduler {
     pub(super) fn admit(&mut self) {
         // Only of weights in memory: of the versions that requests can get, or that can be activated without being
         // read.
-        self.pool.keep_only(&self.shared.lock().held);
+        let held = self.shared.lock().held.clone();
+        self.pool.keep_only(&held);
         while let Some((queued, policy)) = self.next_request() {
             match self.try_admit(queued, policy) {
                 Ok(None) => {}
