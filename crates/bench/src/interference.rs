@@ -330,6 +330,7 @@ mod tests {
             let mut file = hone_config::parse(&toml::to_string(&config).unwrap()).unwrap();
             // Constants of the daemon.
             (file.train.serving_share, file.server.stream_interval_ms) = (0.25, 0);
+            file.data.min_free_bytes = 0;
             assert_eq!(file, config);
             let samples = if options.model.is_some() { 16 } else { 64 };
             assert_eq!(config.train.samples_per_step, samples);

@@ -282,9 +282,7 @@ impl TrlConversion {
             } else if value >= 1.0 {
                 let steps = value.ceil().to_string().parse().unwrap_or(u64::MAX);
                 self.settings.set_count("train.warmup_steps", steps, name);
-            } else if name == "warmup_steps" && value == 0.0 {
-                self.settings.set_count("train.warmup_steps", 0, name);
-            } else {
+            } else if value > 0.0 {
                 self.settings.set("train.warmup_steps", value, name);
             }
             is_set |= value > 0.0;
