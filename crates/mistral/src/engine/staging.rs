@@ -8,11 +8,11 @@ use hone_core::types::TokenId;
 use hone_engine::admission::{Admission, Color};
 use hone_engine::{EngineError, ModelDir};
 
-use super::worker::ReplicaWorker;
+use super::worker::{ReplicaWorker, no_thread, panicked};
 use crate::hot_swap::{Adapter, PipelineLoader, SharedPipeline};
 
-/// Loads a version into the replicas of a color, which must be idle, one after the other, so that at most one
-/// additional copy is in memory. `adapter` is the PEFT directory; `None` is the base model.
+/// Loads a version into the replicas of a color, which must be idle, as many at a time as
+/// [`PipelineLoader::copies_at_once`] allows. `adapter` is the PEFT directory; `None` is the base model.
 ///
 /// If the first load fails, the color is unchanged. If a later one fails, the color holds no
 /// version, and the next staging loads all its replicas.
@@ -26,18 +26,40 @@ pub(super) fn hot_swap(
     let start = Instant::now();
     let adapter = adapter.map(Adapter::read).transpose()?;
     let mut locked = Duration::ZERO;
-    for replica in replicas {
-        let (fresh, _) = loader.load(adapter.as_ref())?;
+    for replicas in replicas.chunks(loader.copies_at_once(replicas.len())) {
+        let fresh = load_copies(loader, adapter.as_ref(), replicas.len())?;
         if !admission.begin_replacement(color) {
             return Err(EngineError::Internal("the idle color became active".to_owned()));
         }
-        locked = locked.max(replica.pipeline.swap(&fresh)?);
+        for (replica, fresh) in replicas.iter().zip(&fresh) {
+            locked = locked.max(replica.pipeline.swap(fresh)?);
+        }
         drop(fresh);
         loader.trim_memory();
     }
     let (seconds, lock_seconds) = (start.elapsed().as_secs_f64(), locked.as_secs_f64());
     tracing::debug!(seconds, lock_seconds, "loaded a version");
     Ok(())
+}
+
+/// Loads copies of the model with the adapter merged, in parallel.
+fn load_copies(
+    loader: &PipelineLoader,
+    adapter: Option<&Adapter>,
+    copies: usize,
+) -> Result<Vec<SharedPipeline>, EngineError> {
+    let load = || loader.load(adapter).map(|(pipeline, _)| pipeline);
+    thread::scope(|scope| {
+        let spawn =
+            |_| thread::Builder::new().name("hone-stage".to_owned()).spawn_scoped(scope, load);
+        let others: Vec<_> = (1..copies).map(spawn).collect();
+        let mut loaded = vec![load()];
+        for other in others {
+            let result = other.map_err(no_thread)?.join();
+            loaded.push(result.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))));
+        }
+        loaded.into_iter().collect()
+    })
 }
 
 // One mistral.rs engine and the thread that runs its requests.

@@ -15,7 +15,7 @@ use hone_engine::{EngineError, ModelDir};
 use super::SharedPipeline;
 use super::adapter::Adapter;
 
-/// Bytes of weights that need not be trimmed at once.
+/// Bytes of weights that are small enough to hold several more copies in memory, and to trim later.
 const SMALL: u64 = 64 << 20;
 
 /// The minimum time between two trims for a small model. A trim stops every thread, and the next copy
@@ -57,6 +57,12 @@ impl PipelineLoader {
         }
         *trimmed = Some(Instant::now());
         hone_core::memory::trim();
+    }
+
+    /// How many of `copies` to load at the same time: all of a small model, otherwise one, so that at
+    /// most one additional copy is in memory.
+    pub fn copies_at_once(&self, copies: usize) -> usize {
+        if self.small { copies.max(1) } else { 1 }
     }
 
     /// Loads the model in f32 on the CPU, with `adapter` merged into its weights: a pipeline for hot swaps, and what
