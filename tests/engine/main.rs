@@ -413,7 +413,12 @@ async fn two_hundred_swaps_under_traffic_lose_nothing(backend: EngineBackend) {
     let threads = |part: &[(f64, usize)]| part.iter().map(|(_, threads)| *threads).min().unwrap();
     let [few, many] = [&measured[..20], &measured[count - 20..]].map(threads);
     assert!(many <= few + 1, "threads grew from {few} to {many}");
-    assert!(late.0 < early.0 + 16.0, "memory grew from {} to {} MiB", early.0, late.0);
+    // Tests beside this one also have memory for a while. A copy of the weights that stays for each swap would be
+    // more than that at every moment.
+    let memory = |part: &[(f64, usize)]| part.iter().map(|(mib, _)| *mib).collect::<Vec<f64>>();
+    let most = memory(&measured[20..60]).into_iter().fold(0.0, f64::max);
+    let least = memory(&measured[count - 40..]).into_iter().fold(f64::MAX, f64::min);
+    assert!(least < most + 16.0, "memory grew from {most} to {least} MiB");
     // Loading a version happens before the exchange, which only switches to it.
     assert!(20 * held[middle] < staging[middle], "{:?} of {:?}", held[middle], staging[middle]);
 }
