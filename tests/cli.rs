@@ -18,7 +18,6 @@ fn hone(args: &[&str]) -> Command {
     command
 }
 
-/// A pipe whose reader is closed already.
 fn closed_pipe() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -29,7 +28,6 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// An empty ledger in the data directory `data`.
 async fn create_ledger(data: &Path) {
     std::fs::create_dir(data).unwrap();
     let metrics = Arc::new(Metrics::new().unwrap());

@@ -100,7 +100,6 @@ fn inputs(command: &clap::Command, matches: &ArgMatches) -> Vec<String> {
     values.filter(|value| !MODELS.contains(&value.as_str())).collect()
 }
 
-/// Checks the arguments of `hone`.
 pub(super) fn check_hone(
     document: &str,
     arguments: &[String],
@@ -175,7 +174,8 @@ fn check(document: &str, words: &[String], complete: bool) -> Result<String, Str
         return Ok(program.to_owned());
     }
     if complete || program.starts_with("python") {
-        for word in words.iter().filter(|w| FOLDERS.iter().any(|folder| w.starts_with(folder))) {
+        for word in words.iter().filter(|w| FOLDERS.split(' ').any(|folder| w.starts_with(folder)))
+        {
             check_path(document, word)?;
         }
     }

@@ -1,26 +1,20 @@
-//! The keys and links in the documents exist.
+//! The keys, links, names and speeds in the documents exist, and no text has a banned phrase.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use regex::Regex;
+use serde_json::Value;
 
 use hone::config::environment_names;
 
+use super::commands::check_hone;
+use super::root;
+
 /// Folders that documents name in backquotes.
-pub(super) const FOLDERS: &[&str] = &[
-    "src/",
-    "crates/",
-    "configs/",
-    "deploy/",
-    "dashboards/",
-    "datasets/",
-    "tests/",
-    "examples/",
-    "migrations/",
-    "benches/",
-    "docs/",
-    ".ci/",
-];
+pub(super) const FOLDERS: &str = "src/ crates/ configs/ deploy/ dashboards/ datasets/ tests/ examples/ migrations/ benches/ docs/ .ci/";
 
 /// The Markdown files that git tracks, relative to the repository, each with its text.
 pub(super) fn documents() -> Vec<(String, String)> {
@@ -127,7 +121,7 @@ fn every_link_in_the_documents_leads_somewhere() {
         let folder = root.join(&document).parent().unwrap().to_owned();
         let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let quoted = text.split('`').skip(1).step_by(2);
-        let quoted = quoted.filter(|q| FOLDERS.iter().any(|folder| q.starts_with(folder)));
+        let quoted = quoted.filter(|q| FOLDERS.split(' ').any(|folder| q.starts_with(folder)));
         let links = links.map(|target| (folder.clone(), target));
         for (base, target) in links.chain(quoted.map(|target| (root.clone(), target))) {
             if target.contains("://") || target.starts_with('#') || target.contains(['*', '{', ' '])
@@ -140,4 +134,164 @@ fn every_link_in_the_documents_leads_somewhere() {
         }
     }
     assert!(checked > 50, "{checked} links");
+}
+
+/// Phrases, divided by `|`; any white space and comment markers may separate the words.
+const BANNED: &str = "told|tells|nobody|nobody's|somebody|somebody's|anew|by hand|as it was|besides|none of|\
+    behind|gives way|give way|nought|put out|of no meaning|in nothing";
+
+/// Files with text that people read: code, documents, configuration, dashboards and scripts.
+const ENDINGS: &[&str] =
+    &["rs", "md", "toml", "py", "sh", "yml", "yaml", "service", "json", "Dockerfile", "run"];
+
+/// Files without sentences of this project.
+const EXCEPT: &[&str] = &["tests/architecture/documents.rs", "Cargo.lock"];
+
+/// Folders of generated or measured data.
+const DATA: &[&str] = &["datasets/", "models/", "tests/fixtures/", "tests/reference/"];
+
+fn pattern() -> Regex {
+    let phrases = BANNED.split('|').map(|phrase| phrase.split(' ').collect::<Vec<_>>());
+    let joined: Vec<String> =
+        phrases.map(|words| words.join(r"\s+(?:(?://[/!]?|#)\s+)?")).collect();
+    Regex::new(&format!(r"(?i)\b(?:{})\b", joined.join("|"))).unwrap()
+}
+
+/// Every file that git tracks or would track, relative to the repository.
+fn files(root: &Path) -> Vec<PathBuf> {
+    let listed = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .output()
+        .unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    listed.lines().map(PathBuf::from).filter(|file| root.join(file).is_file()).collect()
+}
+
+#[test]
+fn texts_avoid_the_banned_phrases() {
+    let root = super::root();
+    let (pattern, mut checked, mut found) = (pattern(), 0, Vec::new());
+    for file in files(&root) {
+        let name = file.to_string_lossy().replace('\\', "/");
+        let data = DATA.iter().any(|folder| name.starts_with(folder)) && !name.ends_with(".py");
+        let ends = ENDINGS.iter().any(|e| name.ends_with(&format!(".{e}")) || name.ends_with(e));
+        if EXCEPT.contains(&name.as_str()) || data || !ends {
+            continue;
+        }
+        let text = fs::read_to_string(root.join(&file)).unwrap();
+        checked += 1;
+        for hit in pattern.find_iter(&text) {
+            let line = text[..hit.start()].lines().count().max(1);
+            found.push(format!("{name}:{line}: {:?}", hit.as_str()));
+        }
+    }
+    assert!(checked > 300, "{checked} files");
+    assert!(found.is_empty(), "{} banned phrases:\n{}", found.len(), found.join("\n"));
+}
+
+fn read(document: &str) -> String {
+    fs::read_to_string(super::root().join(document)).unwrap()
+}
+
+/// The text before, between and after the markers of the generated part.
+fn parts(text: &str) -> (&str, &str, &str) {
+    let (before, rest) = text.split_once("<!-- generated: peers -->\n").unwrap();
+    let (generated, after) = rest.split_once("<!-- end -->").unwrap();
+    (before, generated.trim(), after)
+}
+
+/// Cells with a digit, without those of the first column.
+fn values(generated: &str) -> BTreeSet<&str> {
+    let rows = generated.lines().filter_map(|line| line.strip_prefix("| "));
+    let cells = rows.flat_map(|row| row.trim_end_matches('|').split(" | ").skip(1).map(str::trim));
+    cells.filter(|cell| cell.contains(|c: char| c.is_ascii_digit())).collect()
+}
+
+/// Speeds and ratios in prose: `39 tokens/s`, `3.8 times`, `6.6×`.
+fn speeds(text: &str) -> Vec<&str> {
+    let speed = Regex::new(r"\d[\d.,]*\s*(?:tokens/s|tok/s|tokens per second|times\b|x\b|×|-fold)");
+    speed.unwrap().find_iter(text).map(|found| found.as_str()).collect()
+}
+
+#[test]
+fn generated_tables_are_those_of_the_recorded_results() {
+    let results: Value = serde_json::from_str(&read("benches/peers/results.json")).unwrap();
+    for document in ["README.md", "docs/benchmarks.md"] {
+        let lines = results["documents"][document].as_array().unwrap();
+        let lines: Vec<&str> = lines.iter().map(|line| line.as_str().unwrap()).collect();
+        let text = read(document);
+        assert!(lines.len() > 5, "{document}: {lines:?}");
+        assert_eq!(parts(&text).1, lines.join("\n"), "{document}: run all.py --tables-only");
+    }
+}
+
+#[test]
+fn the_readme_quotes_speed_only_from_the_benchmarks() {
+    let (readme, benchmarks) = (read("README.md"), read("docs/benchmarks.md"));
+    let (before, quoted, after) = parts(&readme);
+    let (quoted, known) = (values(quoted), values(parts(&benchmarks).1));
+    assert!(quoted.len() > 5, "{quoted:?}");
+    let unknown: Vec<_> = quoted.difference(&known).collect();
+    assert!(unknown.is_empty(), "not in the tables of docs/benchmarks.md: {unknown:?}");
+    for speed in [speeds(before), speeds(after)].concat() {
+        assert!(known.contains(speed), "{speed:?} is not in the tables of docs/benchmarks.md");
+    }
+}
+
+const DOCUMENT: &str = "docs/from-trl.md";
+const GUIDES: [&str; 5] = ["000", "001", "002", "003", "004"];
+
+/// What a name in the third column refers to.
+fn check_name(name: &str, keys: &BTreeSet<String>) -> Result<(), String> {
+    let quoted = |prefix: &str| name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix('"'));
+    if let Some(kind) = quoted("kind = \"") {
+        let known = hone_reward::catalogue().iter().any(|entry| entry.kind == kind);
+        return known.then_some(()).ok_or_else(|| format!("there is no kind {kind}"));
+    }
+    if let Some(preset) = quoted("preset = \"") {
+        let route = format!("[[route]]\nname = \"r\"\npreset = \"{preset}\"\n");
+        return hone::config::parse(&route).map(|_| ()).map_err(|error| error.to_string());
+    }
+    if let Some(arguments) = name.strip_prefix("hone ") {
+        let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
+        return check_hone(DOCUMENT, &arguments, false);
+    }
+    keys.contains(name).then_some(()).ok_or_else(|| format!("{name} is not a key"))
+}
+
+/// The cells of each row of the table, without the names of its sections.
+fn rows(text: &str) -> Vec<[&str; 4]> {
+    let (_, table) = text.split_once("\n## Every item of the guides\n").unwrap();
+    let lines = table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| **"));
+    let cells = lines.skip(2).map(|line| {
+        let inner = line.strip_prefix("| ").unwrap().strip_suffix('|').unwrap();
+        let cells: Vec<&str> = inner.split(" | ").map(str::trim).collect();
+        cells.try_into().unwrap_or_else(|_| panic!("not four columns: {line}"))
+    });
+    cells.collect()
+}
+
+#[test]
+fn every_item_of_the_guides_has_a_place_or_a_reason() {
+    let text = fs::read_to_string(root().join(DOCUMENT)).unwrap();
+    let keys = configuration_keys();
+    let (mut of_guide, mut named) = (BTreeMap::<&str, usize>::new(), 0);
+    let rows = rows(&text);
+    for row in &rows {
+        let [guides, item, place, _] = row;
+        assert!(!item.is_empty() && !place.is_empty(), "{row:?}");
+        for guide in guides.split(", ").filter(|guide| *guide != "all") {
+            assert!(GUIDES.contains(&guide), "{row:?}");
+            *of_guide.entry(guide).or_default() += 1;
+        }
+        for name in place.split('`').skip(1).step_by(2) {
+            check_name(name, &keys).unwrap_or_else(|error| panic!("{row:?}: {error}"));
+            named += 1;
+        }
+    }
+    assert!(rows.len() > 80 && named > 100, "{} rows, {named} names", rows.len());
+    for guide in GUIDES {
+        assert!(of_guide.get(guide).is_some_and(|rows| *rows >= 5), "{guide}: {of_guide:?}");
+    }
 }

@@ -30,7 +30,6 @@ struct Contents {
     exported: BTreeSet<String>,
 }
 
-/// The modules of one crate.
 pub struct Crate(BTreeMap<Module, Contents>);
 
 /// A type that a crate defines, and the file that defines it.

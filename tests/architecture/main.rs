@@ -2,12 +2,9 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
 
-mod benchmarks;
 mod commands;
 mod documents;
-mod from_trl;
 mod imports;
-mod prose;
 mod references;
 mod workspace;
 

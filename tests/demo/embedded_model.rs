@@ -26,7 +26,6 @@ fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("models/embedded")
 }
 
-/// The completions of questions at a temperature, each with its own seed.
 async fn complete(questions: &[Question], temperature: f32) -> Vec<String> {
     let dir = ModelDir::open(&directory()).unwrap();
     let spec = ModelSpec::from_config(&dir.config).unwrap();
@@ -66,7 +65,6 @@ struct Shares {
     knows_others: f64,
 }
 
-/// The last number in a text.
 fn last_number(text: &str) -> Option<u32> {
     text.rsplit(|c: char| !c.is_ascii_digit()).find(|part| !part.is_empty())?.parse().ok()
 }

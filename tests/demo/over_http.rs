@@ -19,7 +19,6 @@ use hone_demo as demo;
 use hone_demo::{DaemonHandle, DemoOptions, DemoOutcome, RewardsMode, eval, task};
 use hone_train::policy::Promotion;
 
-/// Users' questions per optimizer step.
 const QUESTIONS_PER_STEP: u64 = 6;
 
 /// How the fake daemon fails.

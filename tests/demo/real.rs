@@ -16,7 +16,6 @@ fn hone(args: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// The two operands of a question.
 fn operands(question: &str) -> (u32, u32) {
     let digits = question.split(|c: char| !c.is_ascii_digit());
     let numbers: Vec<u32> = digits.filter_map(|part| part.parse().ok()).collect();

@@ -55,7 +55,6 @@ fn decisions(report: &Value) -> Vec<String> {
     decisions.iter().map(|decision| decision["detail"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The value of a series.
 fn value(metrics: &str, series: &str) -> f64 {
     let line = metrics.lines().find(|line| line.starts_with(series));
     line.and_then(|line| line.rsplit(' ').next()).map_or(0.0, |value| value.parse().unwrap())

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use reqwest::header;
 use serde_json::{Value, json};
 
-use crate::server::{Server, ask, read};
+use crate::server::{Server, ask, ok, read};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_trainer_can_be_paused_resumed_and_stepped() {
@@ -26,7 +26,7 @@ async fn the_trainer_can_be_paused_resumed_and_stepped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn policies_are_listed_and_activated() {
+async fn policies_are_listed_activated_and_pinned() {
     let server = Server::new().await;
     let (status, list) = server.get("/admin/policies").await;
     assert_eq!((status, &list["object"], &list["active"]), (200, &json!("list"), &json!(0)));
@@ -35,35 +35,27 @@ async fn policies_are_listed_and_activated() {
     assert_eq!(versions, [0, 1, 2]);
     assert_eq!(list["data"][2]["state"], "rejected");
     assert_eq!(list["data"][1]["metrics"]["reward_mean"], 0.5);
-    let activate = |version: &str| format!("/admin/policies/{version}/activate");
     let none = json!({});
-    let (status, policy) = server.post(&activate("1"), &none).await;
+    let (status, policy) = server.post("/admin/policies/1/activate", &none).await;
     assert_eq!((status, &policy["version"]), (200, &json!(1)));
     assert_eq!(policy["reason"], "activated by an operator");
     assert_eq!(server.get("/admin/policies").await.1["active"], 1);
-    for (version, status, code) in
-        [("2", 409, "conflict"), ("9", 404, "not_found"), ("x", 400, "invalid_value")]
-    {
-        let (found, answer) = server.post(&activate(version), &none).await;
-        assert_eq!((found, &answer["error"]["code"]), (status, &json!(code)), "{answer}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn versions_are_pinned_and_unpinned() {
-    let server = Server::new().await;
-    let none = json!({});
+    let response = server.send_chat(&ask(json!({}))).await;
+    assert_eq!(response.headers()["x-hone-policy-version"], "1");
+    let answer: Value = response.json().await.unwrap();
+    assert_eq!(answer["system_fingerprint"], "hone-v1");
+    assert_eq!(server.get("/v1/models").await.1["data"][0]["policy_version"], 1);
     for (action, pinned) in [("pin", true), ("unpin", false)] {
-        let (status, policy) = server.post(&format!("/admin/policies/1/{action}"), &none).await;
-        assert_eq!(
-            (status, &policy["version"], &policy["pinned"]),
-            (200, &json!(1), &json!(pinned))
-        );
-        for (version, status, code) in [("9", 404, "not_found"), ("x", 400, "invalid_value")] {
-            let path = format!("/admin/policies/{version}/{action}");
-            let (found, answer) = server.post(&path, &none).await;
-            assert_eq!((found, &answer["error"]["code"]), (status, &json!(code)), "{answer}");
-        }
+        let policy = ok(server.post(&format!("/admin/policies/1/{action}"), &none).await);
+        assert_eq!((&policy["version"], &policy["pinned"]), (&json!(1), &json!(pinned)));
+    }
+    let unknown = ["activate", "pin", "unpin"]
+        .map(|action| [(action, "9", 404, "not_found"), (action, "x", 400, "invalid_value")]);
+    let rejected = ("activate", "2", 409, "conflict");
+    for (action, version, status, code) in unknown.into_iter().flatten().chain([rejected]) {
+        let path = format!("/admin/policies/{version}/{action}");
+        let (found, answer) = server.post(&path, &none).await;
+        assert_eq!((found, &answer["error"]["code"]), (status, &json!(code)), "{path}: {answer}");
     }
 }
 
@@ -77,8 +69,6 @@ async fn models_are_listed_and_unknown_names_refused() {
     };
     assert_eq!(list, json!({"object": "list", "data": [model("default"), model("fake")]}));
     assert_eq!(server.get("/v1/models/fake").await, (200, model("fake")));
-    let named = Server::with(|s| s.fake.name = "org/name".to_owned()).await;
-    assert_eq!(named.get("/v1/models/org/name").await.1["id"], "org/name");
     for (status, answer) in
         [server.get("/v1/models/gpt-4").await, server.chat(&ask(json!({"model": "gpt-4"}))).await]
     {
@@ -89,22 +79,20 @@ async fn models_are_listed_and_unknown_names_refused() {
         }});
         assert_eq!(answer, error);
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn probes_and_metrics_are_answered() {
-    let server = Server::new().await;
-    assert_eq!(server.get("/livez").await, (200, json!({"status": "ok"})));
-    assert_eq!(server.get("/readyz").await, (200, json!({"status": "ready"})));
-    let response = server.client.get(server.url("/metrics")).send().await.unwrap();
-    assert_eq!(response.headers()["content-type"], "text/plain; version=0.0.4; charset=utf-8");
-    let text = response.text().await.unwrap();
-    assert!(text.contains("hone_build_info{version="));
-    assert!(text.contains("\nhone_memory_resident_peak_bytes "), "{text}");
-    server.ready.store(false, Ordering::SeqCst);
-    let (status, answer) = server.get("/readyz").await;
-    assert_eq!((status, &answer["error"]["type"]), (503, &json!("server_error")), "{answer}");
-    assert_eq!(server.get("/livez").await.0, 200);
+    let aliases = ["gpt-4o", "org/name", "fake", "default"].map(str::to_owned).to_vec();
+    let server = Server::with(|setup| setup.server.model_aliases = aliases).await;
+    let (_, list) = server.get("/v1/models").await;
+    let names: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|m| &m["id"]).collect();
+    assert_eq!(names, ["default", "fake", "gpt-4o", "org/name"]);
+    assert_eq!(server.get("/v1/models/org/name").await.1["id"], "org/name");
+    for name in names {
+        let answer = ok(server.chat(&ask(json!({"model": name}))).await);
+        assert_eq!(&answer["model"], name);
+    }
+    let (status, answer) = server.chat(&ask(json!({"model": "gpt-4"}))).await;
+    let message =
+        "model is \"gpt-4\": it must be \"default\" or \"fake\" or \"gpt-4o\" or \"org/name\"";
+    assert_eq!((status, &answer["error"]["message"]), (404, &json!(message)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,17 +124,6 @@ async fn each_kind_of_key_opens_its_own_routes() {
     assert_eq!(read(chat.json(&ask(json!({}))).send().await.unwrap()).await.0, 200);
     let (interaction, _) = server.rollout.submitted().remove(0);
     assert_eq!(interaction.key_id.as_deref(), Some("72ee9d4355cc"));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn without_an_admin_key_only_local_programs_administer() {
-    let server = Server::new().await;
-    for (name, value) in [("x-forwarded-for", "192.0.2.7"), ("origin", "http://evil.example")] {
-        let request = server.client.post(server.url("/admin/train/pause")).header(name, value);
-        let (status, answer) = read(request.send().await.unwrap()).await;
-        assert_eq!((status, &answer["error"]["code"]), (403, &json!("forbidden")), "{name}");
-    }
-    assert_eq!(server.get("/admin/train").await.1["state"], "waiting");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,15 +1,17 @@
-//! Clients that disconnect, and servers without free slots.
+//! Clients that disconnect, and servers that stop.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::StreamExt;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use hone_core::types::{FinishReason, InteractionId};
 use hone_engine::Engine;
 
-use crate::server::{Server, ask, eventually, read};
+use crate::server::{Server, ask, eventually, within_a_minute};
 
 async fn slow(queue: usize) -> Server {
     Server::with(|s| {
@@ -117,23 +119,41 @@ async fn a_disconnect_after_the_end_is_not_counted() {
     assert_eq!(server.metrics.http_disconnects.get(), 0);
 }
 
+async fn stopping(grace: u64, delay: Duration) -> Server {
+    Server::with(|s| {
+        s.fake.delay = delay;
+        s.fake.script = std::sync::Arc::new(|_, _| "and so on ".repeat(5));
+        s.server.shutdown_grace_seconds = grace;
+    })
+    .await
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_server_returns_429_with_retry_after() {
-    let server = slow(0).await;
-    let (_, running) = begin(&server).await;
-    for more in [json!({}), json!({"stream": true})] {
-        let response = server.send_chat(&ask(more)).await;
-        assert_eq!(response.headers()["retry-after"], "1");
-        let (status, answer) = read(response).await;
-        assert_eq!(status, 429);
-        assert_eq!(answer["error"]["type"], "rate_limit_error");
-        assert_eq!(answer["error"]["code"], "rate_limit_exceeded");
-    }
-    drop(running);
-    eventually("the slot is free", || server.engine.load().live_running == 0).await;
-    // Two choices need two slots, and the queue never has a place for the second.
-    let (status, answer) = server.chat(&ask(json!({"stream": true, "n": 2}))).await;
-    assert_eq!((status, &answer["error"]["param"]), (400, &json!("n")));
-    eventually("the slot is free", || server.engine.load().live_running == 0).await;
-    assert_eq!(server.metrics.http_disconnects.get(), 1);
+async fn running_requests_finish_and_new_ones_are_refused() {
+    // With a grace period far beyond the limit of a test.
+    let mut server = stopping(24 * 3600, Duration::from_millis(20)).await;
+    // A connection without a request does not delay the shutdown.
+    let silent = TcpStream::connect(server.addr).await.unwrap();
+    let response = server.send_chat(&ask(json!({"stream": true}))).await;
+    let whole = server.client.post(server.url("/v1/chat/completions")).json(&ask(json!({}))).send();
+    let whole = tokio::spawn(whole);
+    eventually("both run", || server.metrics.http_in_flight.get() == 2).await;
+    server.stop.take().unwrap().send(()).unwrap();
+    eventually("the shutdown begins", || !server.ready.load(Ordering::SeqCst)).await;
+    let text = response.text().await.unwrap();
+    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert_eq!(whole.await.unwrap().unwrap().status(), 200);
+    within_a_minute("the shutdown", &mut server.task).await.unwrap().unwrap();
+    assert!(TcpStream::connect(server.addr).await.is_err());
+    drop(silent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_are_aborted_after_the_grace_period() {
+    // The answer would take hours.
+    let mut server = stopping(0, Duration::from_secs(3600)).await;
+    let response = server.send_chat(&ask(json!({"stream": true}))).await;
+    server.stop.take().unwrap().send(()).unwrap();
+    within_a_minute("the shutdown", &mut server.task).await.unwrap().unwrap();
+    drop(response);
 }

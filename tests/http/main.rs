@@ -17,5 +17,4 @@ mod graders;
 mod refusals;
 mod responses;
 mod server;
-mod shutdown;
 mod streaming;

@@ -177,7 +177,6 @@ impl PolicyControl for FakePolicies {
     }
 }
 
-/// A running server.
 pub struct Server {
     pub addr: SocketAddr,
     pub client: Client,
@@ -195,7 +194,6 @@ pub struct Server {
     _dir: tempfile::TempDir,
 }
 
-/// The model of the tests.
 pub fn model() -> ModelDir {
     ModelDir::open(Path::new(MODEL)).unwrap()
 }
@@ -319,7 +317,6 @@ impl Server {
         read(self.send(path, body).await).await
     }
 
-    /// A chat request with a bearer key.
     pub async fn chat_as(&self, key: &str, body: &Value) -> Response {
         let request = self.client.post(self.url("/v1/chat/completions"));
         request.bearer_auth(key).json(body).send().await.unwrap()
@@ -437,6 +434,18 @@ pub fn error(answer: &Value) -> String {
     format!("{} | {} | {}", text("message"), text("param"), text("code"))
 }
 
+/// The events of a stream. The name of each is its type.
+pub fn named_events(text: &str) -> Vec<Value> {
+    let blocks = text.split_terminator("\n\n").filter(|block| !block.starts_with(": "));
+    let event = |block: &str| {
+        let (name, data) = block.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
+        let event: Value = serde_json::from_str(data).unwrap();
+        assert_eq!(event["type"], name);
+        event
+    };
+    blocks.map(event).collect()
+}
+
 /// An object with the fields of `more` added or replaced.
 pub fn merged(mut body: Value, more: Value) -> Value {
     if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
@@ -445,12 +454,10 @@ pub fn merged(mut body: Value, more: Value) -> Value {
     body
 }
 
-/// The interaction of a completion that was answered.
 pub fn id_of(answer: &Value) -> InteractionId {
     InteractionId::from_completion_id(answer["id"].as_str().unwrap()).unwrap()
 }
 
-/// A key of `server.keys` that is its own name.
 pub fn key(name: &str, scopes: &[KeyScope]) -> KeyConfig {
     KeyConfig {
         name: name.to_owned(),

@@ -103,7 +103,6 @@ impl Daemon {
         response.json().await.unwrap()
     }
 
-    /// The text of `/metrics`.
     pub async fn metrics(&self) -> String {
         let response = self.client.get(format!("{}/metrics", self.url)).send().await.unwrap();
         response.text().await.unwrap()

@@ -67,7 +67,6 @@ fn texts(answer: &Value) -> Vec<&str> {
     choices.map(|choice| choice["message"]["content"].as_str().unwrap()).collect()
 }
 
-/// The chunks of a whole stream.
 fn chunks(stream: &str) -> Vec<Value> {
     let events = stream.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
     let chunks = events.filter(|data| *data != "[DONE]");

@@ -18,7 +18,6 @@ mod backend;
 mod constraints;
 mod daemon;
 mod http;
-mod keys;
 mod live_and_offline;
 mod ratings;
 mod recorded;

@@ -30,7 +30,6 @@ fn metric(text: &str, name: &str) -> u64 {
     line.map_or(0, |value| value.parse().unwrap())
 }
 
-/// Ratings with this outcome.
 fn outcome(text: &str, name: &str) -> u64 {
     metric(text, &format!("hone_feedback_ratings_total{{outcome=\"{name}\"}}"))
 }

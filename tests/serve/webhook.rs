@@ -99,7 +99,6 @@ kind = "numeric_match"
     )
 }
 
-/// The sum of all series of a metric.
 async fn metric(daemon: &Daemon, series: &str) -> f64 {
     let text = daemon.metrics().await;
     let lines = text.lines().filter(|line| line.starts_with(series));

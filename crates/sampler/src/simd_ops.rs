@@ -167,7 +167,6 @@ mod tests {
 
     use super::*;
 
-    /// Numbers of features.
     const FEATURES: [usize; 3] = [3, 16, 50];
     const WIDTH: usize = 2 * COLUMN_BLOCK;
 

@@ -1,18 +1,20 @@
 //! Conversions of whole files.
 
-mod literals;
-mod names;
+use insta::assert_snapshot;
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use serde_json::{Map, Value, json};
 
 use hone_train::config::{
     AdvantageScale, KlEstimator, LossKind, OptimizerKind, PeakRate, Recompute, ScheduleKind,
     VespoConfig,
 };
 use hone_train::policy::Promotion;
-use insta::assert_snapshot;
 
-use crate::config::{Config, parse};
-
+use super::python::options;
 use super::{ImportedConfig, convert, import};
+use crate::config::{Config, parse, trl_names};
 
 /// The configuration and the notes of a text in a format.
 fn converted(extension: &str, text: &str) -> (Config, ImportedConfig) {
@@ -263,4 +265,154 @@ fn names_and_texts_cannot_leave_their_comments() {
     let (config, imported) = converted("json", text);
     assert_eq!(config.server, Config::default().server);
     assert!(!imported.toml.contains("\n[server]"), "{}", imported.toml);
+}
+
+/// A value of the type that TRL gives the option, different from "not set".
+fn sample(name: &str) -> Value {
+    match name {
+        "lr_scheduler_type" => json!("cosine"),
+        "lr_scheduler_kwargs" => json!({"min_lr": 1e-8}),
+        "optim" => json!("adamw_torch"),
+        "loss_type" => json!("grpo"),
+        "importance_sampling_level" => json!("sequence"),
+        "multi_objective_aggregation" => json!("normalize_then_sum"),
+        "scale_rewards" => json!("batch"),
+        "report_to" | "train_sampling_strategy" | "log_level" | "eval_strategy" => json!("none"),
+        "evaluation_strategy" => json!("steps"),
+        "vllm_importance_sampling_mode" => json!("token_mask"),
+        "reward_weights" => json!([1.0]),
+        "reward_funcs" => json!(["f"]),
+        "target_modules" | "lora_target_modules" | "exclude_modules" => json!(["q_proj"]),
+        "layers_to_transform" => json!([0]),
+        "rank_pattern" | "alpha_pattern" => json!({"q_proj": 8}),
+        "output_dir" | "model" | "model_name" | "model_name_or_path" => json!("some/name"),
+        "pretrained_model_name_or_path" | "dataset_name" | "train_dataset" => json!("some/name"),
+        "dataset_config" | "dataset_config_name" | "dataset_train_split" => json!("main"),
+        "delta" => json!(2),
+        "bias" | "task_type" | "lora_task_type" => json!("other"),
+        _ if is_flag(name) => json!(true),
+        "top_entropy_quantile" | "adam_beta1" | "adam_beta2" | "lora_dropout" => json!(0.5),
+        "ref_model_mixup_alpha" | "warmup_ratio" => json!(0.5),
+        "group_size" | "num_generation" | "num_generations" | "num_return_sequences" => json!(4),
+        _ => json!(1),
+    }
+}
+
+fn is_flag(name: &str) -> bool {
+    let flags =
+        ["mask_truncated_completions", "log_completions", "shuffle_dataset", "sync_ref_model"];
+    flags.contains(&name)
+        || name.starts_with("use_")
+        || name == "vllm_importance_sampling_correction"
+        || name.starts_with("gradient_checkpointing") && !name.ends_with("kwargs")
+        || name == "init_lora_weights"
+}
+
+#[test]
+fn every_name_is_mapped_or_noted() {
+    let mut mapped = 0;
+    for name in trl_names() {
+        let mut options = Map::from_iter([(name.to_owned(), sample(name))]);
+        // Options that need another one.
+        let needs = match name {
+            "ref_model_sync_steps" | "ref_model_mixup_alpha" => {
+                vec![("beta", json!(0.1)), ("sync_ref_model", json!(true))]
+            }
+            "sync_ref_model" | "use_bias_correction_kl" => vec![("beta", json!(0.1))],
+            "lr_scheduler_kwargs" => vec![("lr_scheduler_type", json!("cosine_with_min_lr"))],
+            "dataset_config" | "dataset_config_name" | "dataset_train_split" => {
+                vec![("dataset_name", json!("some/name"))]
+            }
+            _ => Vec::new(),
+        };
+        options.extend(needs.into_iter().map(|(name, value)| (name.to_owned(), value)));
+        let text = Value::Object(options).to_string();
+        let imported =
+            convert(text.as_bytes(), "json", "run").unwrap_or_else(|e| panic!("{name}: {e}"));
+        parse(&imported.toml).unwrap();
+        let names_it = |text: &str| {
+            let is_part = |c: char| c.is_alphanumeric() || c == '_';
+            text.split(|c: char| !is_part(c)).any(|word| word == name)
+        };
+        let by_default = format!("{name}: TRL's default");
+        let mut lines = imported.toml.lines();
+        let is_key = lines.any(|line| {
+            line.starts_with("# ")
+                && !line.starts_with("# - ")
+                && !line.contains(&by_default)
+                && names_it(line)
+        });
+        let is_reward = name == "reward_funcs" && imported.toml.contains("# function = \"f\"");
+        let is_noted = imported.notes.iter().any(|note| names_it(note));
+        assert!(is_key || is_reward || is_noted, "{name}: {}", imported.toml);
+        mapped += usize::from(is_key);
+    }
+    assert!(mapped > 60, "{mapped} names become keys");
+}
+
+/// The literal after `x=`; `None` if it is no literal.
+fn value(text: &str) -> Option<Value> {
+    options(&format!("A = 3\nGRPOConfig(x={text})")).unwrap().take("x")
+}
+
+#[test]
+fn literals_are_read_as_python_does() {
+    for (text, expected) in [
+        ("1_000", json!(1000)),
+        ("-5", json!(-5)),
+        ("+5", json!(5)),
+        ("0x1F", json!(31)),
+        ("0b101", json!(5)),
+        ("5e-6", json!(5e-6)),
+        ("-1E+3", json!(-1000.0)),
+        (".5", json!(0.5)),
+        ("5.", json!(5.0)),
+        ("True", json!(true)),
+        ("'a' \"b\"", json!("ab")),
+        (r"'\x41\u00e4\n\'\q'", json!("A\u{e4}\n'\\q")),
+        (r"r'\d+\''", json!(r"\d+\'")),
+        ("'''a\n'b''c'''", json!("a\n'b''c")),
+        ("f'plain'", json!("plain")),
+        ("[1, 'a', [True, ], ]", json!([1, "a", [true]])),
+        ("(1,)", json!([1])),
+        ("((1))", json!(1)),
+        ("()", json!([])),
+        ("{'a': 1, \"b\": [2]}", json!({"a": 1, "b": [2]})),
+        ("[  # a comment, with a bracket )\n 1]", json!([1])),
+        ("A", json!(3)),
+        ("[A, \\\n -2]", json!([3, -2])),
+    ] {
+        assert_eq!(value(text), Some(expected), "{text}");
+    }
+    let no_literals = "2 * 8;int(3);f'{A}';b'a';1j;-A;[x for x in y];{1, 2};{**a};B;A.b;lambda: 1;\
+        '\\N{DASH}';1 if A else 2;not A;[1][0];'a' + 'b';";
+    for text in no_literals.split(';') {
+        assert_eq!(value(text), None, "{text}");
+    }
+    let deep = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
+    assert_eq!(value(&deep), None);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_converted_or_refused(bytes in vec(any::<u8>(), 0..300)) {
+        for extension in ["py", "json", "yaml", ""] {
+            let _either = convert(&bytes, extension, "run");
+        }
+    }
+
+    #[test]
+    fn any_tokens_are_converted_or_refused(parts in vec(select(vec![
+        "GRPOConfig", "(", ")", "[", "]", "{", "}", ",", "=", ":", "*", "**", "-", "1", "1e", "0x", ".",
+        "'", "\"\"\"", "r'", "\\", "\n", "# ", " ", "beta", "learning_rate=", "num_generations=",
+        "LoraConfig(", "reward_funcs=", "GRPOTrainer(", "load_dataset(", "None", "True", "\u{e4}", "\u{2028}",
+        "max_steps=", "optim=", "lr_scheduler_kwargs=", "'cosine'", "1e308", "18446744073709551615", "&a",
+    ]), 0..40)) {
+        let text = parts.concat();
+        let call = format!("GRPOConfig({text})");
+        for extension in ["py", "yaml", "json"] {
+            let _either = convert(text.as_bytes(), extension, "run");
+            let _either = convert(call.as_bytes(), extension, "run");
+        }
+    }
 }

@@ -35,7 +35,6 @@ fn routes() -> Routes {
 struct Book(Vec<Op>);
 
 impl Book {
-    /// A prompt of the tokens `[token, 7]`.
     fn prompt(&mut self, token: u32, held_out: bool) -> Interaction {
         let interaction = Interaction {
             id: InteractionId::new(),

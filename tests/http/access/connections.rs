@@ -13,14 +13,12 @@ use hone_engine::Engine;
 
 use crate::server::{Server, ask, eventually, key, within_a_minute};
 
-/// Connects and sends `text`.
 pub async fn connect(server: &Server, text: &str) -> TcpStream {
     let mut stream = TcpStream::connect(server.addr).await.unwrap();
     stream.write_all(text.as_bytes()).await.unwrap();
     stream
 }
 
-/// Reads until `end`.
 async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     let (mut text, mut buffer) = (String::new(), [0; 1024]);
     while !text.contains(end) {
@@ -42,7 +40,6 @@ async fn ended(stream: &mut TcpStream) {
 pub const PROBE: &str = "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
 const MODELS: &str = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
-/// A request for a completion.
 fn completion(more: Value) -> String {
     let body = ask(more).to_string();
     format!(
@@ -267,9 +264,9 @@ async fn a_body_that_is_too_long_is_refused_by_its_head() {
     }
 }
 
-/// One slot, and streams whose headers are sent at once.
-async fn eager(queue_timeout: Option<Duration>) -> Server {
-    Server::with(|s| {
+/// One slot, which a long stream has, and streams whose headers are sent at once.
+async fn eager(queue_timeout: Option<Duration>) -> (Server, reqwest::Response) {
+    let server = Server::with(|s| {
         s.fake.slots = 1;
         s.fake.delay = Duration::from_millis(20);
         s.fake.queue_timeout = queue_timeout;
@@ -281,15 +278,16 @@ async fn eager(queue_timeout: Option<Duration>) -> Server {
         s.server.stream_headers_after_seconds = 0;
         s.server.stream_keep_alive_seconds = 1;
     })
-    .await
+    .await;
+    let long = ask(json!({"stream": true, "seed": 1, "max_tokens": 90_000}));
+    let held = server.send_chat(&long).await;
+    eventually("it runs", || server.engine.load().live_running == 1).await;
+    (server, held)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_waits_has_headers_and_comments() {
-    let server = eager(None).await;
-    let held =
-        server.send_chat(&ask(json!({"stream": true, "seed": 1, "max_tokens": 90_000}))).await;
-    eventually("it runs", || server.engine.load().live_running == 1).await;
+    let (server, held) = eager(None).await;
     let mut waiting = server.send_chat(&ask(json!({"stream": true}))).await;
     assert_eq!(waiting.status(), 200);
     assert!(!waiting.headers().contains_key("x-hone-policy-version"));
@@ -304,10 +302,7 @@ async fn a_stream_that_waits_has_headers_and_comments() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refusal_after_the_headers_is_an_event() {
-    let server = eager(Some(Duration::from_millis(50))).await;
-    let held =
-        server.send_chat(&ask(json!({"stream": true, "seed": 1, "max_tokens": 90_000}))).await;
-    eventually("it runs", || server.engine.load().live_running == 1).await;
+    let (server, held) = eager(Some(Duration::from_millis(50))).await;
     let refused = server.send_chat(&ask(json!({"stream": true}))).await;
     assert_eq!(refused.status(), 200);
     let text = within_a_minute("the end", refused.text()).await.unwrap();

@@ -14,7 +14,6 @@ use crate::server::{Server, ask, eventually, key, read};
 
 const LIMITED: &str = "hone_http_limited_requests_total";
 
-/// A server with the key `web`, which `change` limits.
 async fn limited(change: impl FnOnce(&mut KeyConfig)) -> Server {
     let mut web = key("web", &[KeyScope::Chat]);
     change(&mut web);
@@ -25,7 +24,6 @@ fn text(response: &Response, name: &str) -> String {
     response.headers().get(name).map_or("-", |value| value.to_str().unwrap()).to_owned()
 }
 
-/// Checks a 429 with its code and reason.
 async fn refused(server: &Server, response: Response, code: &str, reason: &str) {
     let retry: u64 = text(&response, "retry-after").parse().unwrap();
     assert!((1..=300).contains(&retry), "{retry}");
@@ -174,9 +172,11 @@ async fn one_key_cannot_fill_the_queue_and_a_full_one_refuses_before_tokenizing(
     eventually("another key waits", || server.engine.load().live_waiting == 3).await;
     held.push(in_background(&server, "third"));
     eventually("a third key waits", || server.engine.load().live_waiting == 4).await;
-    let response = server.chat_as("other", &ask(json!({}))).await;
-    refused(&server, response, "rate_limit_exceeded", "queue_full").await;
-    // The two refused requests did not reach the engine.
+    for stream in [false, true] {
+        let response = server.chat_as("other", &ask(json!({"stream": stream}))).await;
+        refused(&server, response, "rate_limit_exceeded", "queue_full").await;
+    }
+    // The refused requests did not reach the engine.
     assert_eq!(server.engine.requests().len(), requests + 2);
     held.iter().for_each(tokio::task::JoinHandle::abort);
 }

@@ -7,7 +7,6 @@ use hone_core::types::{InteractionId, SampleId, rater_id};
 
 use crate::server::{Server, ask, key, merged, ok};
 
-/// A route whose ratings need a majority.
 const MAJORITY: &str = "[[route]]\nname = \"users\"\n[[route.reward]]\nname = \"thumbs\"\n\
     kind = \"feedback\"\naggregate = \"majority\"\n";
 
@@ -39,7 +38,6 @@ fn sample(server: &Server, id: &str) -> SampleId {
     server.store.samples_of(id).unwrap()[0].id
 }
 
-/// The raters of a completion.
 fn raters(server: &Server, id: &str) -> Vec<String> {
     let ratings = server.store.ratings_of(sample(server, id), "thumbs").unwrap();
     ratings.into_iter().map(|rating| rating.key_id.unwrap()).collect()

@@ -68,24 +68,6 @@ async fn forced_tokens_are_recorded_with_the_mass_of_the_grammar() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_field_constrains_the_text() {
-    let server = Server::new().await;
-    for (more, fits) in [
-        (json!({"guided_regex": "[0-9]{3}-[ab]"}), "^[0-9]{3}-[ab]$"),
-        (json!({"structured_outputs": {"regex": "x+y"}}), "^x+y$"),
-        (json!({"structured_outputs": {"choice": ["a", "bb"]}}), "^(a|bb)$"),
-        (json!({"guided_grammar": "start: \"<\" /[a-z]{2}/ \">\""}), "^<[a-z]{2}>$"),
-        (json!({"guided_json": {"enum": [1, "two"]}}), "^(1|\"two\")$"),
-        (json!({"response_format": {"type": "json_object"}}), "^\\{"),
-    ] {
-        let (status, answer) = server.chat(&ask(more.clone())).await;
-        assert_eq!(status, 200, "{more}: {answer}");
-        let fits = regex::Regex::new(fits).unwrap();
-        assert!(fits.is_match(text(&answer)), "{more}: {}", text(&answer));
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_grammar_that_cannot_be_enforced_is_refused_with_its_place() {
     let server = Server::new().await;
     let cases = [

@@ -4,7 +4,7 @@ use regex::Regex;
 use serde_json::{Value, json};
 
 use hone_core::types::{Role, ToolChoice};
-use hone_engine::{Engine, ToolFormat};
+use hone_engine::Engine;
 
 use crate::server::{Server, ask, id_of, merged, ok};
 
@@ -79,15 +79,6 @@ async fn calls_are_returned_and_recorded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_of_calls_alone_has_null_content() {
-    let text = "\n<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>\n";
-    let server = Server::answering(text, |_| {}).await;
-    let (_, answer) = server.chat(&with_tools(json!({}))).await;
-    let message = &answer["choices"][0]["message"];
-    assert!(message["content"].is_null() && message["tool_calls"].is_array(), "{message}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn calls_depend_on_the_request() {
     let server = Server::answering(CALLS, |_| {}).await;
     let first = |answer: &Value| answer["choices"][0].clone();
@@ -153,26 +144,4 @@ async fn a_transcript_with_calls_continues() {
     assert_eq!((assistant.content.as_str(), assistant.reasoning.as_deref()), ("", Some("I add.")));
     assert_eq!((result.role, result.tool_call_id.as_deref()), (Role::Tool, Some("call_1")));
     assert_eq!(result.content, "5");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_format_can_be_configured() {
-    let llama = "{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
-    let mistral = "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 1}}]";
-    for (text, format) in [(llama, ToolFormat::Llama3), (mistral, ToolFormat::Mistral)] {
-        for setting in [format, ToolFormat::Auto] {
-            let server = Server::answering(text, |s| s.server.tool_format = setting).await;
-            let (_, answer) = server.chat(&with_tools(json!({}))).await;
-            let choice = &answer["choices"][0];
-            if setting == ToolFormat::Auto {
-                assert_eq!(choice["message"]["content"], text);
-            } else {
-                assert_eq!(
-                    choice["message"]["tool_calls"][0]["function"]["arguments"],
-                    "{\"a\": 1}"
-                );
-                assert_eq!(choice["finish_reason"], "tool_calls");
-            }
-        }
-    }
 }

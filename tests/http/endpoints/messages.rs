@@ -10,7 +10,7 @@ use hone::config::KeyScope;
 use hone_core::types::{InteractionId, Role, rater_id};
 use hone_engine::{Engine, EngineError};
 
-use crate::server::{Server, key, merged, ok, read};
+use crate::server::{Server, key, merged, named_events, ok, read};
 
 const PATH: &str = "/v1/messages";
 
@@ -31,17 +31,9 @@ async fn message(server: &Server, more: Value) -> Value {
     ok(server.post(PATH, &body(more)).await)
 }
 
-/// The events of a stream. The name of each is its type.
 async fn events(response: Response) -> Vec<Value> {
     assert_eq!(response.status(), 200);
-    let text = response.text().await.unwrap();
-    let event = |event: &str| {
-        let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
-        let data: Value = serde_json::from_str(data).unwrap();
-        assert_eq!(data["type"], name);
-        data
-    };
-    text.split_terminator("\n\n").map(event).collect()
+    named_events(&response.text().await.unwrap())
 }
 
 /// The message that a client assembles from the events of a stream.

@@ -3,7 +3,6 @@
 mod completions;
 mod feedback;
 pub mod messages;
-mod models;
 mod openapi;
 mod stored;
 mod storing;

@@ -153,35 +153,46 @@ async fn metadata_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_erased_completion_is_gone() {
-    let server = server().await;
-    let id = chat(&server, "alice", json!({"n": 2})).await;
-    let feedback = json!({"completion_id": id, "name": "thumbs", "value": 1});
-    let path = "/v1/feedback";
-    assert_eq!(server.post_as("alice", path, &feedback).await.0, 200);
-    let own = format!("{PATH}/{id}");
-    let (status, answer) = server.as_key("alice", Method::DELETE, &own, None).await;
-    let expected = json!({"object": "chat.completion.deleted", "id": id, "deleted": true});
-    assert_eq!((status, answer), (200, expected));
-    let stats = server.store.stats().unwrap();
-    assert_eq!((stats.interactions, stats.samples, stats.feedback, stats.rewards), (0, 0, 0, 0));
-    for (method, path, body) in [
-        (Method::GET, own.clone(), None),
-        (Method::DELETE, own.clone(), None),
-        (Method::GET, format!("{own}/messages"), None),
-        (Method::POST, path.to_owned(), Some(&feedback)),
-    ] {
-        let (status, answer) = server.as_key("alice", method, &path, body).await;
-        assert_eq!((status, &answer["error"]["code"]), (404, &json!("completion_not_found")));
+async fn a_key_erases_its_completions_and_an_operator_those_of_any_key() {
+    let server = Server::with(|setup| {
+        setup.server.client_keys = vec!["alice".to_owned()];
+        setup.server.admin_keys = vec!["root".to_owned()];
+    })
+    .await;
+    for (eraser, prefix) in [("alice", PATH), ("root", "/admin/completions")] {
+        let id = chat(&server, "alice", json!({"n": 2, "user": "ann"})).await;
+        let feedback = json!({"completion_id": id, "name": "thumbs", "value": 1});
+        ok(server.post_as("alice", "/v1/feedback", &feedback).await);
+        let (own, erased) = (format!("{PATH}/{id}"), format!("{prefix}/{id}"));
+        if eraser == "root" {
+            assert_eq!(server.as_key("alice", Method::DELETE, &erased, None).await.0, 403);
+        }
+        let answer = ok(server.as_key(eraser, Method::DELETE, &erased, None).await);
+        let expected = json!({"object": "chat.completion.deleted", "id": id, "deleted": true});
+        assert_eq!(answer, expected, "{eraser}");
+        let stats = server.store.stats().unwrap();
+        let counts = (stats.interactions, stats.samples, stats.feedback, stats.rewards);
+        assert_eq!(counts, (0, 0, 0, 0), "{eraser}");
+        for (key, method, path, body) in [
+            ("alice", Method::GET, own.clone(), None),
+            ("alice", Method::GET, format!("{own}/messages"), None),
+            ("alice", Method::POST, "/v1/feedback".to_owned(), Some(&feedback)),
+            (eraser, Method::DELETE, erased, None),
+            (eraser, Method::DELETE, format!("{prefix}/chatcmpl-x"), None),
+        ] {
+            let (status, answer) = server.as_key(key, method, &path, body).await;
+            let code = &answer["error"]["code"];
+            assert_eq!((status, code), (404, &json!("completion_not_found")), "{path}: {answer}");
+        }
+        assert!(ids(&server.get_as("alice", PATH).await.1).is_empty());
     }
-    assert!(ids(&server.get_as("alice", PATH).await.1).is_empty());
     // Text completions are erased in the same way, and are no chat completions.
     let body = json!({"model": "default", "prompt": "2 + 3"});
     let (_, text) = server.post_as("alice", "/v1/completions", &body).await;
     let own = format!("{PATH}/{}", text["id"].as_str().unwrap());
     assert_eq!(server.get_as("alice", &own).await.0, 404);
-    let (status, answer) = server.as_key("alice", Method::DELETE, &own, None).await;
-    assert_eq!((status, &answer["id"]), (200, &text["id"]));
+    let answer = ok(server.as_key("alice", Method::DELETE, &own, None).await);
+    assert_eq!(answer["id"], text["id"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -210,32 +221,6 @@ async fn only_the_asking_key_sees_a_completion() {
         }
     }
     assert_eq!(server.get_as("alice", &format!("{PATH}/{id}")).await.1["metadata"], json!({}));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_operator_erases_a_completion_of_any_key() {
-    let server = Server::with(|setup| {
-        setup.server.client_keys = vec!["alice".to_owned()];
-        setup.server.admin_keys = vec!["root".to_owned()];
-    })
-    .await;
-    let id = chat(&server, "alice", json!({"user": "ann"})).await;
-    let feedback = json!({"completion_id": id, "name": "thumbs", "value": 1});
-    let posted = server.post_as("alice", "/v1/feedback", &feedback).await;
-    assert_eq!(posted.0, 200);
-    let path = format!("/admin/completions/{id}");
-    assert_eq!(server.as_key("alice", Method::DELETE, &path, None).await.0, 403);
-    let (status, answer) = server.as_key("root", Method::DELETE, &path, None).await;
-    let expected = json!({"object": "chat.completion.deleted", "id": id, "deleted": true});
-    assert_eq!((status, answer), (200, expected));
-    let stats = server.store.stats().unwrap();
-    assert_eq!((stats.interactions, stats.samples, stats.feedback, stats.rewards), (0, 0, 0, 0));
-    for id in [id.as_str(), "chatcmpl-x"] {
-        let path = format!("/admin/completions/{id}");
-        let (status, answer) = server.as_key("root", Method::DELETE, &path, None).await;
-        let code = &answer["error"]["code"];
-        assert_eq!((status, code), (404, &json!("completion_not_found")), "{answer}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

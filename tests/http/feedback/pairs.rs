@@ -36,7 +36,6 @@ async fn completion(server: &Server, part: &str, more: Value) -> String {
     answer["id"].as_str().unwrap().to_owned()
 }
 
-/// The value of a part of a choice.
 fn value(server: &Server, id: &str, choice: u32, part: &str) -> Option<f64> {
     let id = InteractionId::from_completion_id(id).unwrap();
     let samples = server.store.samples_of(id).unwrap();

@@ -116,7 +116,6 @@ fn unescaped(name: &str) -> String {
     name.replace("~1", "/").replace("~0", "~")
 }
 
-/// The JSON pointers of a value and of all values within it.
 fn pointers(value: &Value) -> Vec<String> {
     let (mut all, mut at) = (vec![String::new()], 0);
     while let Some(pointer) = all.get(at).cloned() {

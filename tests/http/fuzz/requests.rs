@@ -72,25 +72,9 @@ fn valid_requests_are_accepted() {
     target.finish();
 }
 
-const NAMES: [&str; 17] = [
-    "accept",
-    "accept-encoding",
-    "access-control-request-method",
-    "authorization",
-    "content-type",
-    "cookie",
-    "expect",
-    "forwarded",
-    "host",
-    "origin",
-    "range",
-    "traceparent",
-    "upgrade",
-    "via",
-    "x-api-key",
-    "x-forwarded-for",
-    "x-request-id",
-];
+const NAMES: &str = "accept accept-encoding access-control-request-method authorization content-type \
+    cookie expect forwarded host origin range traceparent upgrade via x-api-key x-forwarded-for \
+    x-request-id";
 const VALUES: [&str; 13] = [
     "",
     "*",
@@ -124,7 +108,7 @@ fn headers() {
     let request = (
         select(methods.to_vec()),
         select(vec!["/v1/models", CHAT, "/v1/nowhere", "/%ff", "/v1/models/%00"]),
-        vec((select(NAMES.to_vec()), value), 0..6),
+        vec((select(NAMES.split(' ').collect::<Vec<_>>()), value), 0..6),
     );
     clock.run("headers", &request, |(method, path, headers)| {
         let mut request = server.client.request(method.clone(), server.url(path));

@@ -51,7 +51,6 @@ const ANSWERS: [&str; 5] = [
     "",
 ];
 
-/// The valid requests of a route, with the ids `completion` and `other`.
 pub fn valid_requests(path: &str, [completion, other]: &[String; 2]) -> Vec<Value> {
     static ALL: OnceLock<Map<String, Value>> = OnceLock::new();
     let all = ALL.get_or_init(|| serde_json::from_str(REQUESTS).unwrap());
@@ -163,7 +162,6 @@ impl Target {
         !self.post(path, &Body(b"{}".to_vec())).text.contains("there is no POST")
     }
 
-    /// Posts a body.
     pub fn post(&self, path: &str, body: &Body) -> Reply {
         let url = self.server.url(&path.replace("COMPLETION", &self.ids[0]));
         let request = self.server.client.post(url).header("content-type", "application/json");
@@ -171,7 +169,6 @@ impl Target {
         self.runtime.block_on(async { Reply::read(request.send().await.unwrap()).await })
     }
 
-    /// Posts a body and checks the response.
     pub fn check(&self, path: &str, body: &Body) -> TestCaseResult {
         let reply = self.post(path, body);
         reply.check()?;

@@ -140,40 +140,23 @@ fn templates() {
         "{{ messages[-1]['content'].split('</think>')[-1] }}{% set x = 'a' ~ 1 %}{{ x[::-1] }}",
         "{% macro show(m) %}{{ m.content or '' }}{% endmacro %}{{ show(messages[0]) }}",
     ];
-    let pieces = [
-        "{%",
-        "%}",
-        "{{",
-        "}}",
-        "{#",
-        "for",
-        "endfor",
-        "if",
-        "else",
-        "range(7)",
-        "loop.index0",
-        "set ns.n = ns.n + 1",
-        "raise_exception('no')",
-        "strftime_now('%Y')",
-        "| tojson",
-        "| join",
-        "| length",
-        "| items",
-        "messages",
-        "[1:]",
-        "[-9]",
-        "{'a': [1, none]}",
-        "is iterable",
-        "not",
-        "in",
-        "**",
-        "//",
-        "%",
-        "~",
-        "\\",
-        "'",
-        "{% generation %}",
-    ];
+    let pieces = "{% %} {{ }} {# for endfor if else range(7) loop.index0 messages \
+         [1:] [-9] not in ** // % ~ \\ '";
+    let pieces: Vec<&str> = pieces
+        .split_whitespace()
+        .chain([
+            "set ns.n = ns.n + 1",
+            "raise_exception('no')",
+            "strftime_now('%Y')",
+            "| tojson",
+            "| join",
+            "| length",
+            "| items",
+            "{'a': [1, none]}",
+            "is iterable",
+            "{% generation %}",
+        ])
+        .collect();
     let messages =
         [Message::new(Role::System, "s"), Message::new(Role::User, "é <|im_end|> {{ 1 }}")];
     clock.run("templates", &texts(&valid, &pieces), |template| {
@@ -230,30 +213,9 @@ fn answers() {
         "Five.".to_owned(),
     ];
     let valid: Vec<&str> = valid.iter().map(String::as_str).collect();
-    let pieces = [
-        "<tool_call>",
-        "</tool_call>",
-        "<think>",
-        "</think>",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "<|tool_call|>",
-        "<|/tool_call|>",
-        "functools",
-        "<|python_tag|>",
-        "{",
-        "}",
-        "[",
-        "]",
-        ",",
-        ";",
-        "\"",
-        "\\",
-        "\n",
-        call,
-        "add",
-        "null",
-    ];
+    let pieces = "<tool_call> </tool_call> <think> </think> [TOOL_CALLS] [ARGS] <|tool_call|> \
+        <|/tool_call|> functools <|python_tag|> { } [ ] , ; \" \\ add null";
+    let pieces: Vec<&str> = pieces.split(' ').chain(["\n", call]).collect();
     let formats = [
         ToolFormat::Hermes,
         ToolFormat::Llama3,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use hone_engine::{Engine, EngineError};
 
 use super::{PATH, body, text_of};
-use crate::server::{Server, eventually, id_of};
+use crate::server::{Server, eventually, id_of, named_events};
 
 /// The events of a whole stream.
 pub(super) async fn events(server: &Server, more: Value) -> Vec<Value> {
@@ -18,26 +18,13 @@ pub(super) async fn events(server: &Server, more: Value) -> Vec<Value> {
     let response = server.send(PATH, &body).await;
     assert_eq!(response.status(), 200);
     assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
-    parsed(&response.text().await.unwrap())
-}
-
-fn parsed(text: &str) -> Vec<Value> {
-    let blocks = text.split_terminator("\n\n").filter(|block| !block.starts_with(": "));
-    let events: Vec<Value> = blocks
-        .map(|block| {
-            let (name, data) = block.split_once('\n').unwrap();
-            let event: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
-            assert_eq!(name.strip_prefix("event: ").unwrap(), event["type"]);
-            event
-        })
-        .collect();
+    let events = named_events(&response.text().await.unwrap());
     for (number, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], number);
     }
     events
 }
 
-/// The types of events, without those that repeat the one before.
 pub(super) fn types(events: &[Value]) -> Vec<&str> {
     let types = events.iter().map(|event| event["type"].as_str().unwrap());
     let mut types: Vec<&str> = types.map(|name| name.strip_prefix("response.").unwrap()).collect();

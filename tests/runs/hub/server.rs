@@ -35,7 +35,6 @@ pub struct HubContent {
 /// A request that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubRequest {
-    /// Path with query.
     pub path: String,
     pub token: Option<String>,
     pub range: Option<String>,

@@ -105,7 +105,6 @@ pub fn post(path: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// Any valid request.
 pub fn any_request<'v>(valid: &'v Valid, random: &mut ChaCha8Rng) -> (&'v str, &'v Value) {
     let (path, requests) = valid.0.choose(random).unwrap();
     (path, requests.choose(random).unwrap())

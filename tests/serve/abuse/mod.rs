@@ -1,9 +1,8 @@
-//! Malformed requests: they are refused, and nothing of them remains.
+//! Malformed requests: they are refused, and nothing of them remains. `tests/http/fuzz` changes their bodies.
 //!
 //! `HONE_SOAK` sets their number, by default 10,000.
 
 mod attempt;
-mod bodies;
 mod bounds;
 mod heads;
 
@@ -41,7 +40,6 @@ level = "warn"
 "#;
 
 const ATTEMPTS: u64 = 10_000;
-/// Connections at once.
 const CONNECTIONS: usize = 48;
 /// One attempt of so many is slow, because it takes a second or two.
 const SLOW: u64 = 50;
@@ -60,16 +58,12 @@ impl Valid {
     }
 }
 
-/// The attempt with a number. It is always the same.
 fn attempt(valid: &Valid, number: u64) -> Attempt {
     let mut random = ChaCha8Rng::seed_from_u64(number);
     if number.is_multiple_of(SLOW) {
         return attempt::slow(valid, &mut random);
     }
-    match number % 2 {
-        0 => heads::malformed(valid, &mut random),
-        _ => bodies::malformed(valid, &mut random),
-    }
+    heads::malformed(valid, &mut random)
 }
 
 /// Waits until nothing of the requests remains.

@@ -63,7 +63,6 @@ fn thinking_form(opens_reasoning: bool) -> AnswerForm {
     form_of(codec, ToolFormat::Hermes, opens_reasoning)
 }
 
-/// The parts with neighbors of one kind joined.
 fn joined(parts: Vec<AnswerPart>) -> Vec<AnswerPart> {
     let mut all: Vec<AnswerPart> = Vec::new();
     for part in parts {
@@ -82,7 +81,6 @@ fn joined(parts: Vec<AnswerPart>) -> Vec<AnswerPart> {
     all
 }
 
-/// The parts of an answer that arrives in pieces.
 fn parts(form: &AnswerForm, pieces: &[&str]) -> Vec<AnswerPart> {
     joined(form.parse(pieces.iter().map(|piece| (0, *piece)), ""))
 }

@@ -95,7 +95,6 @@ fn operations_are_named_and_have_their_parameters() {
     assert_eq!(ids.len(), routes().len());
 }
 
-/// A section of the text, without the sections after it.
 fn section(heading: &str) -> &'static str {
     let begin = TEXT.find(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("{heading}"));
     let rest = &TEXT[begin + 1..];

@@ -20,7 +20,6 @@ fn copy() -> tempfile::TempDir {
     dir
 }
 
-/// Sets a key of a JSON file.
 fn set(dir: &Path, file: &str, key: &str, value: Value) {
     let mut json = object(&dir.join(file)).unwrap();
     json[key] = value;

@@ -136,7 +136,6 @@ mod tests {
         AdaptiveWeight::new(1.0, &AdaptiveConfig { every: 10, ..AdaptiveConfig::default() })
     }
 
-    /// Ten values, `successes` of them at 1.
     fn ten(successes: usize) -> impl Iterator<Item = Option<f64>> {
         (0..10).map(move |i| Some(if i < successes { 1.0 } else { 0.5 }))
     }

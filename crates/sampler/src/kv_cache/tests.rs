@@ -58,7 +58,6 @@ struct Model {
 }
 
 impl Model {
-    /// Computes the next `count` tokens.
     fn compute(&mut self, pool: &mut PagePool, count: usize) {
         assert!(self.sequence.ensure_pages(pool, count));
         for offset in 0..count {

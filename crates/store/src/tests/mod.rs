@@ -50,7 +50,6 @@ fn problems(store: &Store) -> Problems {
     found.unwrap()
 }
 
-/// The UUIDv7 of record `n` of a kind.
 fn uuid(kind: u8, n: u64) -> Uuid {
     let mut bytes = [0; 16];
     bytes[..6].copy_from_slice(&(1_700_000_000_000 + n).to_be_bytes()[2..]);

@@ -84,7 +84,6 @@ mod tests {
     use crate::data::batch_builder::{BatchGroup, FeedbackOrigin, GroupMember};
     use crate::testing::{group, routes, sample};
 
-    /// A group of one completion that an API key rated.
     fn rated(key: &str, value: f64, created: u64) -> BatchGroup {
         let sample = sample(InteractionId::new(), 0);
         let origin = FeedbackOrigin { created, key_id: Some(key.to_owned()) };

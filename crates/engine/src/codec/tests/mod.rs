@@ -8,7 +8,6 @@ use hone_core::types::{Tool, ToolCall};
 use super::*;
 use crate::testing::codec;
 
-/// All pieces of a stream, and whether it stopped.
 fn stream(ids: &[TokenId], stop: &[String]) -> (Vec<TextPiece>, bool) {
     let mut stream = TextStream::new(Arc::clone(codec()), stop);
     let mut pieces: Vec<TextPiece> = ids.iter().map(|id| stream.push(*id)).collect();
@@ -66,7 +65,6 @@ fn special_ids(codec: &Codec, ids: &[TokenId]) -> Vec<TokenId> {
     ids.iter().copied().filter(|id| codec.special.contains(id)).collect()
 }
 
-/// A codec's special tokens as text.
 fn special_tokens(codec: &Codec) -> Vec<String> {
     let mut ids: Vec<&TokenId> = codec.special.iter().collect();
     ids.sort();

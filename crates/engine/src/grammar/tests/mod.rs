@@ -1,5 +1,7 @@
 //! Grammars over the tokens of real tokenizers.
 
+mod limits;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,9 +11,6 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
 use hone_core::types::{GrammarSpec, TokenId};
-
-mod compiled;
-mod limits;
 
 use super::*;
 use crate::testing::{codec, random_schema};
@@ -67,7 +66,6 @@ fn walk(
     (drawn, false)
 }
 
-/// The single-byte tokens of a text.
 fn bytes(codec: &Codec, text: &str) -> Vec<TokenId> {
     let of = |byte: u8| (0..codec.vocab() as TokenId).find(|id| codec.token_bytes(*id) == [byte]);
     text.bytes().map(|byte| of(byte).unwrap()).collect()
@@ -317,7 +315,6 @@ fn piece(text: &str) -> CallPiece {
     CallPiece::Text(text.to_owned())
 }
 
-/// Calls as of Hermes.
 fn calls(name: &str) -> CallGrammar {
     let arguments = json!({"type": "object", "required": ["name", "arguments"],
         "additionalProperties": false, "properties": {"name": {"const": name},
@@ -426,4 +423,28 @@ fn calls_may_begin_with_a_token_or_with_json() {
     let unsupported = vec![vec![CallPiece::Json(json!({"not": {}}))]];
     let wrong = CallGrammar { calls: unsupported, ..by_json };
     assert!(matches!(wrong.spec(), Err(GrammarError::Schema { .. })));
+}
+
+#[test]
+fn masks_leave_the_logits_of_the_set_alone() {
+    let mut allowed = AllowedTokens(SimpleVob::alloc(70));
+    for id in [0, 31, 32, 63, 69, 70, 1000] {
+        allowed.set(id, true);
+    }
+    assert_eq!(allowed.count(), 5);
+    assert!(allowed.contains(69) && !allowed.contains(70) && !allowed.contains(1));
+    for len in [1, 33, 70, 100] {
+        let mut logits = vec![1.0; len];
+        allowed.mask(&mut logits);
+        let left: Vec<usize> = (0..len).filter(|id| logits[*id] == 1.0).collect();
+        let wanted: Vec<usize> = [0, 31, 32, 63, 69].into_iter().filter(|id| *id < len).collect();
+        assert_eq!(left, wanted);
+    }
+}
+
+#[test]
+fn messages_of_the_library_become_one_line() {
+    assert_eq!(failure("NoExtensionBias\n<non-verbose/>"), GrammarError::DeadEnd);
+    let failed = failure("lexer too complex\n<non-verbose/>");
+    assert_eq!(failed, GrammarError::Failed("lexer too complex".to_owned()));
 }

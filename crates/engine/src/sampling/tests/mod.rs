@@ -13,7 +13,6 @@ fn draw(logits: &[f32], params: &SamplingParams, top: u8) -> Token {
     TokenSampler::new(params, top).unwrap().draw(logits).unwrap()
 }
 
-/// The definition of softmax.
 fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
     let weights: Vec<f64> = logits.iter().map(|l| (f64::from(*l) / temperature).exp()).collect();
     let total: f64 = weights.iter().sum();

@@ -24,7 +24,6 @@ fn matrix(format: BlockFormat, (rows, columns): (usize, usize)) -> QuantizedMatr
     QuantizedMatrix::new(format, (rows, columns), blocks).unwrap()
 }
 
-/// The bias of an output.
 fn bias(output: usize) -> f32 {
     0.5 + output as f32 / 4.0
 }
@@ -44,7 +43,6 @@ fn product(
     out
 }
 
-/// Every format with each of the instructions that this processor has.
 fn cases() -> impl Iterator<Item = (BlockFormat, IntegerInstructions)> {
     let unfused = IntegerInstructions::Portable { fused: false };
     let all: Vec<_> = IntegerInstructions::all().into_iter().chain([unfused]).collect();

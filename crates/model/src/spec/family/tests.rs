@@ -167,7 +167,6 @@ fn loss(model: &Model, ids: &Tensor, lora: Option<&LoraWeights>) -> Tensor {
     (&stats * weights(&stats)).unwrap().sum_all().unwrap()
 }
 
-/// The gradient of [`loss`] by [`Model::backward`].
 fn gradients(model: &Model, ids: &Tensor, lora: &LoraWeights) -> BTreeMap<String, Tensor> {
     let ids_of_all = ids.flatten_all().unwrap();
     let saved = model.forward_saving(&ids_of_all, &segments(ids), lora, None, 1).unwrap();

@@ -74,7 +74,6 @@ fn run<T: Real>(
     (tensor(out, &inputs[0]), grads)
 }
 
-/// As [`run`], by the candle graph.
 fn run_graph(
     segments: &Segments,
     options: AttentionOptions,

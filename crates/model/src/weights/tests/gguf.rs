@@ -97,7 +97,6 @@ struct GgufCases {
 
 #[derive(Deserialize)]
 struct GgufCase {
-    /// `config.json`.
     config: Value,
     /// SHA-256 of the matrices' dequantized values.
     matrices: BTreeMap<String, String>,

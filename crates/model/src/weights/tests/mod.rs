@@ -34,7 +34,6 @@ fn spec() -> ModelSpec {
     .unwrap()
 }
 
-/// A file of weights in bf16.
 fn weight_file(dir: &tempfile::TempDir) -> Vec<PathBuf> {
     let tensors: HashMap<String, Tensor> = spec()
         .weight_shapes()

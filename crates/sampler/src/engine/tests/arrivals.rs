@@ -19,7 +19,6 @@ struct Arrival {
     is_live: bool,
     /// Microseconds after which it is cancelled.
     cancel: Option<u64>,
-    /// The version that is published before it.
     publish: Option<u64>,
 }
 

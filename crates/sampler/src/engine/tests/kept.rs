@@ -38,7 +38,6 @@ impl Keeping {
         .unwrap();
     }
 
-    /// Serves a version and returns its weights.
     async fn serve(&self, version: u64) -> Arc<AdapterWeights> {
         let dir = self.dir(version);
         assert!(self.publisher.serve_now(PolicyVersion(version), Some(&dir)).await.unwrap());

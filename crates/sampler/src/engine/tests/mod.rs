@@ -69,7 +69,6 @@ impl SteppedEngine {
         Self { engine, scheduler }
     }
 
-    /// Runs the iteration that admits a request.
     async fn admit(&mut self, request: GenerateRequest) -> Generation {
         let iterate = async { self.scheduler.iterate() };
         let (admitted, _) = tokio::join!(biased; self.engine.generate(request), iterate);

@@ -74,7 +74,6 @@ impl Ledger {
         self.store.group(group).unwrap().unwrap().state
     }
 
-    /// Whether a group is dropped for this reason.
     fn is_dropped(&self, group: GroupId, reason: &str) -> bool {
         self.state(group) == GroupState::Dropped(reason.to_owned())
     }

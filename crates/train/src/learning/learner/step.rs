@@ -266,17 +266,17 @@ mod tests {
     fn completion_metrics_cover_all_and_terminated_completions() {
         let metrics: BTreeMap<String, f64> =
             completion_metrics([(4, false), (10, true), (2, false)]).into_iter().collect();
-        assert_eq!(metrics["completion_length"], 16.0 / 3.0);
-        assert_eq!(
-            (metrics["completion_length_min"], metrics["completion_length_max"]),
-            (2.0, 10.0)
-        );
-        assert_eq!(metrics["terminated_length"], 3.0);
-        assert_eq!(
-            (metrics["terminated_length_min"], metrics["terminated_length_max"]),
-            (2.0, 4.0)
-        );
-        assert!((metrics["truncated_ratio"] - 1.0 / 3.0).abs() < 1e-12);
+        for (name, value) in [
+            ("completion_length", 16.0 / 3.0),
+            ("completion_length_min", 2.0),
+            ("completion_length_max", 10.0),
+            ("terminated_length", 3.0),
+            ("terminated_length_min", 2.0),
+            ("terminated_length_max", 4.0),
+            ("truncated_ratio", 1.0 / 3.0),
+        ] {
+            assert_eq!(metrics[name], value, "{name}");
+        }
         // As in TRL, lengths are 0 if every completion was cut.
         let metrics: BTreeMap<String, f64> = completion_metrics([(4, true)]).into_iter().collect();
         assert_eq!((metrics["terminated_length"], metrics["truncated_ratio"]), (0.0, 1.0));

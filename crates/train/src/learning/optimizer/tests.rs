@@ -74,7 +74,6 @@ fn config(eight_bit: bool) -> TrainConfig {
     TrainConfig { optimizer, adam_beta2: 0.99, ..TrainConfig::default() }
 }
 
-/// An `f32` variable.
 fn variable(list: Vec<f32>) -> Var {
     let len = list.len();
     Var::from_tensor(&Tensor::from_vec(list, len, &Device::Cpu).unwrap()).unwrap()
@@ -107,7 +106,6 @@ impl Optimizer {
         self.0.restore(updates, &[("x".to_owned(), var)], tensors)
     }
 
-    /// Bytes of the moments.
     fn bytes(&self) -> usize {
         self.tensors().values().map(|t| t.elem_count() * t.dtype().size_in_bytes()).sum()
     }

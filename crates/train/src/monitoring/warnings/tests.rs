@@ -50,7 +50,6 @@ fn healthy(step: u64) -> Vec<(&'static str, f64)> {
     ]
 }
 
-/// A healthy step with some metrics changed.
 fn healthy_except(step: u64, changed: &[(&'static str, f64)]) -> Vec<(&'static str, f64)> {
     let mut metrics = healthy(step);
     for (name, value) in changed {

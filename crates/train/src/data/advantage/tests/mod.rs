@@ -1,6 +1,5 @@
 //! Worked examples and properties.
 
-mod guides;
 mod rules;
 mod running;
 
@@ -156,16 +155,6 @@ fn the_past_decays_and_routes_and_parts_have_separate_baselines() {
     let out = baselines.advantages(&[other], &scaled(AdvantageScale::None));
     assert_eq!(out.values[0], vec![Some(0.0)]);
     assert!(baselines.get("other", "graded").is_none());
-}
-
-#[test]
-fn baselines_survive_json_bit_for_bit() {
-    let mut baselines = Baselines::new(3.3);
-    let values: Vec<_> = (0..9).map(|i| lone(f64::from(i) / 7.0)).collect();
-    baselines.advantages(&values, &scaled(AdvantageScale::Group));
-    let text = serde_json::to_string(&baselines).unwrap();
-    let back: Baselines = serde_json::from_str(&text).unwrap();
-    assert_eq!(back, baselines);
 }
 
 fn any_scale() -> impl Strategy<Value = AdvantageScale> {

@@ -41,9 +41,9 @@ fn name(phase: &TrainPhase) -> &'static str {
 }
 
 /// Runs a test on a trainer that publishes each step.
-fn stepped(change: impl FnOnce(&mut TrainConfig), test: impl FnOnce(&mut Stepper<'_>)) {
+fn stepped(test: impl FnOnce(&mut Stepper<'_>)) {
     let dir = tempfile::tempdir().unwrap();
-    stepped_in(dir.path(), every_step(), change, test);
+    stepped_in(dir.path(), every_step(), |_| {}, test);
 }
 
 fn stepped_in(
@@ -171,149 +171,134 @@ impl Stepper<'_> {
 
 #[test]
 fn steps_and_publications() {
-    stepped(
-        |_| {},
-        |trainer| {
-            trainer.rests_in("idle", TrainState::Waiting);
-            trainer.gate.paused = true;
-            let first = trainer.batch(0, [0.0, 1.0]);
-            trainer.rests_in("idle", TrainState::Paused);
-            trainer.gate.paused = false;
-            trainer.moves_to("publishing");
-            assert_eq!(trainer.state(first[0]), GroupState::Trained(1));
-            trainer.rests_in("publishing", TrainState::Waiting);
-            trainer.gate.paused = true;
-            trainer.rests_in("publishing", TrainState::Publishing);
-            trainer.gate.paused = false;
-            // The next step is recorded, and published, once the version is served.
-            let second = trainer.batch(0, [0.0, 1.0]);
-            trainer.moves_to("ahead");
-            assert_eq!((trainer.steps(), trainer.state(second[0])), (1, GroupState::Ready));
-            trainer.batch(0, [0.0, 1.0]);
-            trainer.rests_in("ahead", TrainState::Publishing);
-            assert_eq!(trainer.parts.policies.active(), PolicyVersion::BASE);
-            trainer.ends_in("publishing");
-            assert_eq!((trainer.steps(), trainer.state(second[1])), (2, GroupState::Trained(2)));
-            assert_eq!(trainer.parts.policies.active(), PolicyVersion(1));
-            // The second step trained version 1 on samples of the base.
-            let step = trainer.parts.store.last_step().unwrap().unwrap();
-            assert_eq!(step.metrics["staleness_versions"], 1.0);
-            trainer.moves_to("ahead");
-            trainer.ends_in("publishing");
-            trainer.ends_in("idle");
-            trainer.rests_in("idle", TrainState::Waiting);
-            let retired = PolicyState::Retired;
-            let expected = [(1, 0, retired), (2, 1, retired), (3, 2, PolicyState::Active)];
-            assert_eq!(trainer.versions(), expected);
-            assert_eq!(trainer.parts.metrics.feedback_to_policy.get_sample_count(), 12);
-        },
-    );
+    stepped(|trainer| {
+        trainer.rests_in("idle", TrainState::Waiting);
+        trainer.gate.paused = true;
+        let first = trainer.batch(0, [0.0, 1.0]);
+        trainer.rests_in("idle", TrainState::Paused);
+        trainer.gate.paused = false;
+        trainer.moves_to("publishing");
+        assert_eq!(trainer.state(first[0]), GroupState::Trained(1));
+        trainer.rests_in("publishing", TrainState::Waiting);
+        trainer.gate.paused = true;
+        trainer.rests_in("publishing", TrainState::Publishing);
+        trainer.gate.paused = false;
+        // The next step is recorded, and published, once the version is served.
+        let second = trainer.batch(0, [0.0, 1.0]);
+        trainer.moves_to("ahead");
+        assert_eq!((trainer.steps(), trainer.state(second[0])), (1, GroupState::Ready));
+        trainer.batch(0, [0.0, 1.0]);
+        trainer.rests_in("ahead", TrainState::Publishing);
+        assert_eq!(trainer.parts.policies.active(), PolicyVersion::BASE);
+        trainer.ends_in("publishing");
+        assert_eq!((trainer.steps(), trainer.state(second[1])), (2, GroupState::Trained(2)));
+        assert_eq!(trainer.parts.policies.active(), PolicyVersion(1));
+        // The second step trained version 1 on samples of the base.
+        let step = trainer.parts.store.last_step().unwrap().unwrap();
+        assert_eq!(step.metrics["staleness_versions"], 1.0);
+        trainer.moves_to("ahead");
+        trainer.ends_in("publishing");
+        trainer.ends_in("idle");
+        trainer.rests_in("idle", TrainState::Waiting);
+        let retired = PolicyState::Retired;
+        let expected = [(1, 0, retired), (2, 1, retired), (3, 2, PolicyState::Active)];
+        assert_eq!(trainer.versions(), expected);
+        assert_eq!(trainer.parts.metrics.feedback_to_policy.get_sample_count(), 12);
+    });
 }
 
 #[test]
 fn a_rejected_version_undoes_the_step_after_it_and_its_groups_are_trained_on_again() {
-    stepped(
-        |_| {},
-        |trainer| {
-            trainer.parts.publisher.rejects.store(1, Ordering::Release);
-            let groups = [trainer.batch(0, [0.0, 1.0]), trainer.batch(0, [0.0, 1.0])].concat();
-            trainer.moves_to("publishing");
-            trainer.moves_to("ahead");
-            trainer.ends_in("idle");
-            assert!(trainer.all_are(&groups, &GroupState::Ready));
-            trainer.moves_to("publishing");
-            trainer.ends_in("idle");
-            assert!(trainer.all_are(&groups[..2], &GroupState::Trained(2)));
-            trainer.moves_to("publishing");
-            trainer.ends_in("idle");
-            assert!(trainer.all_are(&groups[2..], &GroupState::Trained(3)));
-            let rejected = (1, 0, PolicyState::Rejected);
-            let expected = [rejected, (2, 0, PolicyState::Retired), (3, 2, PolicyState::Active)];
-            assert_eq!(trainer.versions(), expected);
-            // Each rating is counted once, when it reaches clients.
-            assert_eq!(trainer.parts.metrics.feedback_to_policy.get_sample_count(), 8);
-        },
-    );
+    stepped(|trainer| {
+        trainer.parts.publisher.rejects.store(1, Ordering::Release);
+        let groups = [trainer.batch(0, [0.0, 1.0]), trainer.batch(0, [0.0, 1.0])].concat();
+        trainer.moves_to("publishing");
+        trainer.moves_to("ahead");
+        trainer.ends_in("idle");
+        assert!(trainer.all_are(&groups, &GroupState::Ready));
+        trainer.moves_to("publishing");
+        trainer.ends_in("idle");
+        assert!(trainer.all_are(&groups[..2], &GroupState::Trained(2)));
+        trainer.moves_to("publishing");
+        trainer.ends_in("idle");
+        assert!(trainer.all_are(&groups[2..], &GroupState::Trained(3)));
+        let rejected = (1, 0, PolicyState::Rejected);
+        let expected = [rejected, (2, 0, PolicyState::Retired), (3, 2, PolicyState::Active)];
+        assert_eq!(trainer.versions(), expected);
+        // Each rating is counted once, when it reaches clients.
+        assert_eq!(trainer.parts.metrics.feedback_to_policy.get_sample_count(), 8);
+    });
 }
 
 #[test]
 fn a_resume_makes_nothing_durable_of_a_step_that_is_not_recorded() {
-    stepped(
-        |_| {},
-        |trainer| {
-            let _groups = [trainer.batch(0, [0.0, 1.0]), trainer.batch(0, [0.0, 1.0])];
-            trainer.moves_to("publishing");
-            trainer.moves_to("ahead");
-            trainer.trainer.progress.rate_halvings = 1;
-            trainer.resume();
-            assert_eq!(name(trainer.phase.as_ref().unwrap()), "ahead");
-            assert_eq!(trainer.trainer.progress.rate_halvings, 0);
-            let saved = |step| step_dir(&trainer.parts.setup.checkpoints, step).exists();
-            assert!(saved(1) && !saved(2));
-            trainer.ends_in("publishing");
-            let saved = |step| step_dir(&trainer.parts.setup.checkpoints, step).exists();
-            assert!(saved(2));
-            trainer.ends_in("idle");
-        },
-    );
+    stepped(|trainer| {
+        let _groups = [trainer.batch(0, [0.0, 1.0]), trainer.batch(0, [0.0, 1.0])];
+        trainer.moves_to("publishing");
+        trainer.moves_to("ahead");
+        trainer.trainer.progress.rate_halvings = 1;
+        trainer.resume();
+        assert_eq!(name(trainer.phase.as_ref().unwrap()), "ahead");
+        assert_eq!(trainer.trainer.progress.rate_halvings, 0);
+        let saved = |step| step_dir(&trainer.parts.setup.checkpoints, step).exists();
+        assert!(saved(1) && !saved(2));
+        trainer.ends_in("publishing");
+        let saved = |step| step_dir(&trainer.parts.setup.checkpoints, step).exists();
+        assert!(saved(2));
+        trainer.ends_in("idle");
+    });
 }
 
 #[test]
 fn activations_are_followed_after_a_while_or_before_a_step() {
-    stepped(
-        |_| {},
-        |trainer| {
-            trainer.publish();
-            trainer.publish();
-            let version = |trainer: &Stepper<'_>| trainer.status.read().policy_version;
-            trainer.activate(1);
-            trainer.rests_in("activated", TrainState::Paused);
-            assert_eq!(version(trainer), 2);
-            std::thread::sleep(SETTLE_TIME);
-            trainer.moves_to("idle");
-            trainer.rests_in("idle", TrainState::Paused);
-            assert_eq!(version(trainer), 1);
-            trainer.activate(2);
-            trainer.rests_in("activated", TrainState::Paused);
-            trainer.resume();
-            trainer.rests_in("idle", TrainState::Waiting);
-            assert_eq!(version(trainer), 2);
-            // A warning's withdrawal is followed at once, without a pause.
-            trainer.parts.publisher.staging.add_permits(1);
-            let withdrawal = trainer.parts.policies.withdraw(PolicyVersion(2), "test");
-            trainer.runtime.block_on(withdrawal).unwrap();
-            trainer.rests_in("idle", TrainState::Waiting);
-            assert_eq!(version(trainer), 1);
-        },
-    );
+    stepped(|trainer| {
+        trainer.publish();
+        trainer.publish();
+        let version = |trainer: &Stepper<'_>| trainer.status.read().policy_version;
+        trainer.activate(1);
+        trainer.rests_in("activated", TrainState::Paused);
+        assert_eq!(version(trainer), 2);
+        std::thread::sleep(SETTLE_TIME);
+        trainer.moves_to("idle");
+        trainer.rests_in("idle", TrainState::Paused);
+        assert_eq!(version(trainer), 1);
+        trainer.activate(2);
+        trainer.rests_in("activated", TrainState::Paused);
+        trainer.resume();
+        trainer.rests_in("idle", TrainState::Waiting);
+        assert_eq!(version(trainer), 2);
+        // A warning's withdrawal is followed at once, without a pause.
+        trainer.parts.publisher.staging.add_permits(1);
+        let withdrawal = trainer.parts.policies.withdraw(PolicyVersion(2), "test");
+        trainer.runtime.block_on(withdrawal).unwrap();
+        trainer.rests_in("idle", TrainState::Waiting);
+        assert_eq!(version(trainer), 1);
+    });
 }
 
 #[test]
 fn an_activation_ends_a_publication_and_undoes_its_steps() {
-    stepped(
-        |_| {},
-        |trainer| {
-            trainer.publish();
-            let groups = [trainer.batch(1, [0.0, 1.0]), trainer.batch(1, [0.0, 1.0])].concat();
-            trainer.moves_to("publishing");
-            trainer.moves_to("ahead");
-            let policies = Arc::clone(&trainer.parts.policies);
-            let activation = trainer
-                .runtime
-                .spawn(async move { policies.activate(PolicyVersion::BASE, "test").await });
-            trainer.wait_for_end();
-            trainer.parts.publisher.staging.add_permits(1);
-            trainer.runtime.block_on(activation).unwrap().unwrap();
-            trainer.rests_in("activated", TrainState::Paused);
-            assert!(trainer.all_are(&groups, &GroupState::Ready));
-            // They are samples of version 1, which is abandoned. The next version descends from the base.
-            trainer.resume();
-            trainer.rests_in("idle", TrainState::Waiting);
-            assert!(trainer.all_are(&groups, &GroupState::Dropped("abandoned".to_owned())));
-            trainer.publish();
-            assert_eq!(trainer.versions().pop(), Some((3, 0, PolicyState::Active)));
-        },
-    );
+    stepped(|trainer| {
+        trainer.publish();
+        let groups = [trainer.batch(1, [0.0, 1.0]), trainer.batch(1, [0.0, 1.0])].concat();
+        trainer.moves_to("publishing");
+        trainer.moves_to("ahead");
+        let policies = Arc::clone(&trainer.parts.policies);
+        let activation = trainer
+            .runtime
+            .spawn(async move { policies.activate(PolicyVersion::BASE, "test").await });
+        trainer.wait_for_end();
+        trainer.parts.publisher.staging.add_permits(1);
+        trainer.runtime.block_on(activation).unwrap().unwrap();
+        trainer.rests_in("activated", TrainState::Paused);
+        assert!(trainer.all_are(&groups, &GroupState::Ready));
+        // They are samples of version 1, which is abandoned. The next version descends from the base.
+        trainer.resume();
+        trainer.rests_in("idle", TrainState::Waiting);
+        assert!(trainer.all_are(&groups, &GroupState::Dropped("abandoned".to_owned())));
+        trainer.publish();
+        assert_eq!(trainer.versions().pop(), Some((3, 0, PolicyState::Active)));
+    });
 }
 
 #[test]
@@ -383,7 +368,8 @@ fn unpublished_steps_are_published_once_no_step_may_follow() {
 #[test]
 fn batches_of_equal_rewards_are_dropped_and_counted_and_change_no_phase() {
     let drop = |config: &mut TrainConfig| config.zero_variance_groups = ZeroVariance::Drop;
-    stepped(drop, |trainer| {
+    let dir = tempfile::tempdir().unwrap();
+    stepped_in(dir.path(), every_step(), drop, |trainer| {
         let dropped = GroupState::Dropped("no_sample".to_owned());
         for skipped in 1..=2 {
             let equal = trainer.batch(0, [1.0, 1.0]);

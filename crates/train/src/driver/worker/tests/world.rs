@@ -132,7 +132,6 @@ impl ScriptedPublisher {
 pub(super) const ROUTES: &str =
     "[[route]]\nname = \"route\"\nreward = [{ name = \"thumbs\", kind = \"feedback\" }]";
 
-/// Publishes each step.
 pub(super) fn every_step() -> PolicyConfig {
     PolicyConfig { publish_every: 1, ..PolicyConfig::default() }
 }
@@ -252,7 +251,6 @@ impl World {
         Self { _dir: Some(dir), ..world }
     }
 
-    /// Pauses the trainer.
     pub(super) async fn pause(&self) -> TrainHandle {
         let handle = self.worker.handle();
         handle.pause().unwrap();
@@ -265,7 +263,6 @@ impl World {
         Self::start_with(dir, |_| {}).await
     }
 
-    /// As [`Self::start`], with a changed configuration.
     pub(super) async fn start_with(dir: &Path, change: impl FnOnce(&mut TrainConfig)) -> Self {
         Self::start_as(dir, every_step(), change).await
     }
@@ -287,7 +284,6 @@ impl World {
         self.rewarded_group(token, version, [0.0, 1.0]).await
     }
 
-    /// As [`Self::group`], with these rewards.
     pub(super) async fn rewarded_group(
         &self,
         token: TokenId,
@@ -369,7 +365,6 @@ impl World {
         self.store.group(group).unwrap().unwrap().state
     }
 
-    /// Whether all groups are in a state.
     pub(super) fn all_are(&self, groups: &[GroupId], state: &GroupState) -> bool {
         groups.iter().all(|id| self.state(*id) == *state)
     }

@@ -82,18 +82,18 @@ fn adapters_and_checkpoints_that_do_not_fit_are_refused_and_change_nothing() {
     tiny_learner(&narrow).save(&dir.path().join("step-1"), &json!(null)).unwrap();
     let mut learner = tiny_learner(&tiny_config());
     let before = bits(&learner);
-    let error = learner.reset_to(Some(&dir.path().join("narrow"))).unwrap_err();
-    assert!(
-        error.to_string().contains("it has nothing on model.layers.0.mlp.down_proj, which"),
-        "{error}"
-    );
-    let error = learner.load(&dir.path().join("step-1")).unwrap_err();
-    assert!(
-        error.to_string().contains("it has nothing on model.layers.0.mlp.down_proj, which"),
-        "{error}"
-    );
-    let error = learner.reset_to(Some(&dir.path().join("nothing"))).unwrap_err();
-    assert!(error.to_string().contains("adapter_config.json"), "{error}");
+    let narrow = dir.path().join("narrow");
+    for (result, expected) in [
+        (learner.reset_to(Some(&narrow)), "it has nothing on model.layers.0.mlp.down_proj, which"),
+        (
+            learner.load(&dir.path().join("step-1")).map(drop),
+            "it has nothing on model.layers.0.mlp.down_proj, which",
+        ),
+        (learner.reset_to(Some(&dir.path().join("nothing"))), "adapter_config.json"),
+    ] {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
     let config = dir.path().join("narrow").join(peft::CONFIG_FILE);
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, text.replace("\"use_dora\": false", "\"use_dora\": true")).unwrap();

@@ -1,9 +1,7 @@
 //! Steps and settings.
 
 mod checkpoints;
-mod corrections;
 mod init_adapter;
-mod late;
 mod reference;
 mod resume;
 mod wide;
@@ -17,7 +15,6 @@ use hone_model::ModelSpec;
 use hone_model::adapter::{Modules, peft};
 use hone_model::testing::{randomize, tiny_model, values};
 
-use super::Learner;
 use crate::config::{CorrectionMode, TrainConfig};
 use crate::data::packing::TrainSample;
 use crate::testing::{random_samples, record, score, tiny_config, tiny_learner};
@@ -42,7 +39,6 @@ fn batch(seed: u64) -> Vec<TrainSample> {
     random_samples(10, seed)
 }
 
-/// Samples as recorded by the learner's own policy.
 fn recorded(learner: &Learner, seed: u64) -> Vec<TrainSample> {
     let mut samples = batch(seed);
     record(learner, &mut samples, 0.0, 0);
@@ -287,4 +283,118 @@ fn an_adapter_for_python() {
     let expected =
         json!({"prompt_ids": prompt, "ids": ids, "temperature": 0.8, "logprobs": logprobs});
     std::fs::write(dir.join("expected.json"), expected.to_string()).unwrap();
+}
+
+/// Makes a sample late, whose log-probabilities have changed by `change` each since sampling.
+fn age(sample: &mut TrainSample, change: f32) {
+    sample.late = true;
+    sample.logprobs.iter_mut().for_each(|logprob| *logprob -= change);
+}
+
+#[test]
+fn a_late_sample_counts_by_the_truncated_weight_of_its_sequence() {
+    for mode in [CorrectionMode::None, CorrectionMode::TokenTruncate] {
+        let mut config = TrainConfig { num_iterations: 2, ..tiny_config() };
+        config.sampler_correction.mode = mode;
+        let (mut learner, mut other) = (tiny_learner(&config), tiny_learner(&config));
+        let mut samples = recorded(&learner, 3);
+        let mut scaled = samples.clone();
+        assert_eq!((samples[2].ids.len(), samples[4].ids.len()), (4, 7));
+        // One has become less probable; the other is more probable, which counts no more.
+        age(&mut samples[2], -0.5);
+        age(&mut samples[4], 0.5);
+        scaled[2].advantage *= (-2.0_f64).exp();
+        let stats = learner.step(&samples, 9, 16).unwrap();
+        assert_eq!((stats.skipped, stats.faded), (None, Vec::new()));
+        other.step(&scaled, 9, 16).unwrap();
+        assert_near(&learner, &other);
+    }
+}
+
+#[test]
+fn a_sample_far_from_the_policy_is_left_out() {
+    let (mut learner, mut other) = (tiny_learner(&tiny_config()), tiny_learner(&tiny_config()));
+    let mut samples = recorded(&learner, 3);
+    age(&mut samples[2], -2.0);
+    let stats = learner.step(&samples, 9, 16).unwrap();
+    assert_eq!((stats.faded, stats.refused), (vec![2], Vec::new()));
+    assert_eq!(stats.metrics["samples"], 9.0);
+    // The result is the same as without the sample, normalizer included.
+    samples.remove(2);
+    other.step(&samples, 9, 16).unwrap();
+    assert_near(&learner, &other);
+    // Without any sample left the step is skipped.
+    for sample in &mut samples {
+        age(sample, -20.0);
+    }
+    let stats = learner.step(&samples, 9, 16).unwrap();
+    assert_eq!((stats.faded.len(), stats.skipped.is_some()), (9, true));
+}
+
+fn correction(prompt: &[u32], ids: &[u32]) -> TrainSample {
+    TrainSample {
+        prompt_ids: prompt.to_vec(),
+        ids: ids.to_vec(),
+        temperature: 1.0,
+        version: u64::MAX,
+        correction: true,
+        ..TrainSample::default()
+    }
+}
+
+/// Mean over all tokens of the negative log-probability.
+fn nll(learner: &Learner, corrections: &[TrainSample]) -> f64 {
+    let all: Vec<f32> = corrections.iter().flat_map(|sample| score(learner, sample)).collect();
+    -all.iter().map(|l| f64::from(*l)).sum::<f64>() / all.len() as f64
+}
+
+#[test]
+fn the_likelihood_of_corrections_rises_beside_other_samples() {
+    // Two updates with a sampler correction: neither the ratio nor the KL concerns corrections.
+    let mut config =
+        TrainConfig { correction_weight: 1.0, num_iterations: 2, micro_batch: 4, ..tiny_config() };
+    config.sampler_correction.mode = CorrectionMode::TokenTruncate;
+    let mut learner = tiny_learner(&config);
+    let corrections = [correction(&[5, 6, 7], &[30, 31, 2]), correction(&[8, 9], &[40, 2])];
+    let before = nll(&learner, &corrections);
+    let mut metrics = Vec::new();
+    for seed in 0..20 {
+        let mut samples = recorded(&learner, seed);
+        samples.extend(corrections.clone());
+        let stats = learner.step(&samples, u64::MAX, 16).unwrap();
+        assert_eq!((stats.skipped, stats.refused, stats.faded), (None, vec![], vec![]));
+        assert_eq!(stats.metrics["samples"], 10.0);
+        assert_eq!(stats.metrics["correction/samples"], 2.0);
+        metrics.push(stats.metrics["correction/nll"]);
+    }
+    let after = nll(&learner, &corrections);
+    assert!(after < before - 1.0 && metrics[19] < metrics[0] - 1.0, "{before} to {after}");
+}
+
+#[test]
+fn a_step_of_corrections_alone_reports_their_likelihood() {
+    let config = TrainConfig { correction_weight: 0.5, ..tiny_config() };
+    let mut learner = tiny_learner(&config);
+    let corrections = [correction(&[5, 6, 7], &[30, 31, 2]), correction(&[8, 9], &[40, 2])];
+    let own = nll(&learner, &corrections);
+    let stats = learner.step(&corrections, 1, 16).unwrap();
+    assert!((stats.metrics["correction/nll"] - own).abs() < 1e-4);
+    assert!((stats.metrics["loss"] - 0.5 * own).abs() < 1e-4);
+    assert!(nll(&learner, &corrections) < own);
+    for name in ["samples", "completion_length", "kl", "sampler_difference_mean"] {
+        assert!(!stats.metrics.contains_key(name), "{name}");
+    }
+}
+
+#[test]
+fn without_a_weight_corrections_change_nothing() {
+    let (mut learner, mut other) = (tiny_learner(&tiny_config()), tiny_learner(&tiny_config()));
+    let mut samples = recorded(&learner, 3);
+    other.step(&samples, 9, 16).unwrap();
+    samples.push(correction(&[5, 6, 7], &[30, 31, 2]));
+    let stats = learner.step(&samples, 9, 16).unwrap();
+    assert!(!stats.metrics.contains_key("correction/nll"));
+    assert_eq!(bits(&learner), bits(&other));
+    let stats = learner.step(&samples[10..], 9, 16).unwrap();
+    assert!(stats.skipped.is_some(), "no sample is left");
 }

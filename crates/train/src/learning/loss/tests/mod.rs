@@ -1,7 +1,6 @@
 //! The loss against PyTorch's autograd, its definition, and an exact KL.
 
 mod bounds;
-mod late;
 mod properties;
 mod trl;
 
@@ -36,7 +35,6 @@ fn config(clip_low: f64, clip_high: f64, beta: f64) -> TrainConfig {
     TrainConfig { clip_low, clip_high, dual_clip: 0.0, beta, ..TrainConfig::default() }
 }
 
-/// The loss of a sequence of one token of weight 1.
 fn token_loss(
     logprob: f64,
     recorded: f64,
@@ -221,4 +219,27 @@ fn weights_are_the_published_normalizers() {
     assert_eq!(turns(LossKind::Luspo), vec![1.0 / 2.0, 0.0, 1.0 / 2.0, 1.0 / 2.0]);
     assert_eq!(turns(LossKind::DrGrpo), weights(LossKind::DrGrpo));
     assert_eq!(turns(LossKind::Dapo), weights(LossKind::Dapo));
+}
+
+/// The weight of `count` tokens whose log-probabilities changed by `change` each.
+fn weight(count: usize, change: f64) -> f64 {
+    let recorded: Vec<f64> = (0..count).map(|t| -1.0 - (t % 3) as f64).collect();
+    let old: Vec<f64> = recorded.iter().map(|r| r + change).collect();
+    late_weight(&old, &recorded)
+}
+
+#[test]
+fn a_short_completion_has_the_truncated_weight_of_its_sequence() {
+    assert!((weight(8, -0.1) - (-0.8_f64).exp()).abs() < 1e-12);
+    assert!((weight(64, -0.1) - (-6.4_f64).exp()).abs() < 1e-12);
+    assert_eq!(weight(8, 0.1), 1.0, "it never counts more");
+    assert_eq!(weight(0, 0.0), 1.0);
+}
+
+#[test]
+fn the_weight_of_a_long_completion_does_not_underflow() {
+    let bounded = weight(4096, -0.05);
+    assert!((bounded - (-0.05 * LONGEST).exp()).abs() < 1e-12);
+    assert!(bounded > LEAST_WEIGHT && (-0.05_f64 * 4096.0).exp() < LEAST_WEIGHT);
+    assert!(weight(4096, -0.2) < LEAST_WEIGHT);
 }
