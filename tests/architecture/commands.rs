@@ -209,28 +209,3 @@ fn every_command_in_the_documents_works() {
         assert!(seen.contains(promised), "no document shows {promised}: {seen:?}");
     }
 }
-
-#[test]
-fn wrong_commands_are_found() {
-    let errors = |text: &str| -> Vec<String> {
-        let all = commands(text).into_iter();
-        all.filter_map(|(words, complete)| check("README.md", &words, complete).err()).collect()
-    };
-    for (command, reason) in [
-        ("hone train --no-such-flag", "--no-such-flag"),
-        ("hone-bench train --steps many", "many"),
-        ("hone db", "subcommand"),
-        ("cargo run --release -- eval --config configs/no-such.toml", "configs/no-such.toml"),
-        ("HONE_RUN_NO_SUCH=1 hone train", "HONE_RUN_NO_SUCH"),
-        ("true && .venv/bin/python benches/peers/no_such.py", "no_such.py"),
-        ("python3 benches/peers/all.py \\\n  --no-such 1", "--no-such"),
-        ("cargo test --release -p hone-no-such", "crates/no-such"),
-        ("docker compose -f deploy/no-such.yaml up", "deploy/no-such.yaml"),
-    ] {
-        let found =
-            errors(&format!("- text\n  ```sh\n  {}\n  ```\n", command.replace('\n', "\n  ")));
-        assert!(found.len() == 1 && found[0].contains(reason), "{command}: {found:?}");
-    }
-    assert_eq!(errors("`hone db`, `hone adapters\nexport`, `hone train --config FILE`").len(), 0);
-    assert_eq!(errors("`hone dream`, `hone train --no-such`").len(), 2);
-}

@@ -28,20 +28,10 @@ fn learns(backend: &str, rewards: &str, steps: u64) {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (data, report) = (path("data"), path("report.json"));
-    let steps_text = steps.to_string();
-    hone(&[
-        "demo",
-        "--backend",
-        backend,
-        "--rewards",
-        rewards,
-        "--steps",
-        &steps_text,
-        "--data",
-        &data,
-        "--report",
-        &report,
-    ]);
+    let args = format!(
+        "demo --backend {backend} --rewards {rewards} --steps {steps} --data {data} --report {report}"
+    );
+    hone(&args.split(' ').collect::<Vec<_>>());
     let report: Value = serde_json::from_str(&std::fs::read_to_string(report).unwrap()).unwrap();
     assert_eq!((&report["failed_requests"], &report["steps"]), (&0.into(), &steps.into()));
     assert_eq!(report["backend"], backend);

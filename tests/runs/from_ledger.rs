@@ -1,8 +1,12 @@
 //! `hone train --from-ledger` on the data directory of a run.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value;
+
+use hone_core::metrics::Metrics;
+use hone_store::{Store, StoreConfig};
 
 use crate::commands::{hone, ok, text};
 use crate::lines;
@@ -110,6 +114,13 @@ fn errors_name_the_option_and_what_the_ledger_has() {
         assert_eq!(output.status.code(), Some(2), "{from}: {stderr}");
         assert!(stderr.contains(expected), "{from}: {stderr}");
     }
+    // A daemon has the ledger open.
+    let daemon = Store::open(&ledger, &StoreConfig::default(), Arc::new(Metrics::new().unwrap()));
+    let output = hone(&["train", "--config", CONFIG, "--from-ledger", source, "--data", data]);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("in use by another process; stop its daemon"), "{stderr}");
+    drop(daemon.unwrap());
     let output = hone(&["train", "--since", "2026-01-01", "--data", data]);
     assert!(text(&output.stderr).contains("--from-ledger"), "{}", text(&output.stderr));
     assert!(std::fs::read(&ledger).unwrap() == before, "the source's ledger has changed");

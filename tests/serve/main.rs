@@ -19,14 +19,11 @@ mod constraints;
 mod daemon;
 mod http;
 mod live_and_offline;
-mod ratings;
-mod recorded;
 mod rollback;
 mod snippets;
 mod storing;
 mod tls;
 mod trajectories;
-mod webhook;
 use backend::with_each_backend;
 use daemon::{Daemon, text};
 

@@ -311,34 +311,4 @@ mod tests {
             assert_eq!(input(arguments.to_owned()), expected, "{arguments}");
         }
     }
-
-    #[test]
-    fn events_have_the_name_of_their_type() {
-        let index = 0;
-        let delta = BlockDelta::InputJson { partial_json: "{".to_owned() };
-        for (event, expected) in [
-            (
-                MessageEvent::ContentBlockDelta { index, delta },
-                json!({"type": "content_block_delta", "index": 0,
-                       "delta": {"type": "input_json_delta", "partial_json": "{"}}),
-            ),
-            (
-                MessageEvent::ContentBlockStart {
-                    index,
-                    content_block: ContentBlock::call("call_1".to_owned(), "add".to_owned()),
-                },
-                json!({"type": "content_block_start", "index": 0, "content_block":
-                       {"type": "tool_use", "id": "call_1", "name": "add", "input": {}}}),
-            ),
-            (
-                MessageEvent::ContentBlockStop { index },
-                json!({"type": "content_block_stop", "index": 0}),
-            ),
-            (MessageEvent::MessageStop, json!({"type": "message_stop"})),
-            (MessageEvent::Ping, json!({"type": "ping"})),
-        ] {
-            let shown = serde_json::to_value(&event).unwrap();
-            assert_eq!((&shown["type"], &shown), (&json!(event.name()), &expected));
-        }
-    }
 }

@@ -74,14 +74,10 @@ fn rhai_attacks_score_zero() {
 }
 
 #[test]
-fn without_partial_credit_the_value_is_all_or_nothing() {
+fn without_partial_credit_all_tests_must_pass_and_the_first_block_may_count() {
     let params = CodeParams { language: CodeLanguage::Rhai, partial: false, ..Default::default() };
     assert_eq!(score(params.clone(), "fn f() { 1 }", &[("tests", "f() == 1\nfalse")]), Some(0.0));
     assert_eq!(score(params, "fn f() { 1 }", &[("tests", "f() == 1\ntrue")]), Some(1.0));
-}
-
-#[test]
-fn the_first_block_may_count() {
     let params = |block| CodeParams { language: CodeLanguage::Rhai, block, ..Default::default() };
     let text = "```\nfn f() { 1 }\n```\n```\nfn f() { 2 }\n```";
     let tests = [("tests", "f() == 1")];
@@ -104,13 +100,7 @@ async fn rhai_syntax_is_checked() {
 }
 
 #[test]
-fn python_needs_the_sandbox() {
-    let error = CodeReward::new(CodeParams::default(), None).err().unwrap();
-    insta::assert_snapshot!(error, @r#"code is not executed here: language = "python" needs the sandbox, which is not set up"#);
-}
-
-#[test]
-fn errors_name_the_parameter_that_is_out_of_range() {
+fn errors_name_the_parameter_or_the_missing_sandbox() {
     let error = CodeParams { timeout_ms: 1, ..Default::default() }.check().unwrap_err();
     insta::assert_snapshot!(error.sentence(), @"timeout_ms is 1: it must be from 10 to 600000");
     let same = CodeParams { cases: "tests".into(), ..Default::default() }.check().unwrap_err();
@@ -120,6 +110,8 @@ fn errors_name_the_parameter_that_is_out_of_range() {
     let blank = CodeParams { function: " ".into(), ..Default::default() }.check().unwrap_err();
     assert_eq!(blank.key, "function");
     assert_eq!(CodeParams::default().check(), Ok(()));
+    let error = CodeReward::new(CodeParams::default(), None).err().unwrap();
+    insta::assert_snapshot!(error, @r#"code is not executed here: language = "python" needs the sandbox, which is not set up"#);
 }
 
 #[test]
@@ -145,17 +137,7 @@ fn last_block(text: &str) -> &str {
 }
 
 #[test]
-fn the_first_block_is_taken_on_request() {
-    let first = |text| extract_block(text, BlockChoice::First, CodeLanguage::Python);
-    assert_eq!(first("a\n```python\nx = 1\n```\nb\n```\ny\n```\nend"), Some("x = 1\n"));
-    assert_eq!(first("```\nx\n```\n```\nopen"), Some("x\n"));
-    assert_eq!(first("```\nopen"), Some("open"));
-    assert_eq!(first("```\n```"), Some(""));
-    assert_eq!(first("x = 1"), None);
-}
-
-#[test]
-fn the_last_block_is_taken() {
+fn a_block_of_code_is_taken() {
     assert_eq!(last_block("a\n```python\nx = 1\n```\nb\n```py\ny\nz\n```\nend"), "y\nz\n");
     assert_eq!(last_block("x = 1"), "x = 1");
     assert_eq!(last_block("```py\nx = 1"), "x = 1");
@@ -165,10 +147,12 @@ fn the_last_block_is_taken() {
     assert_eq!(last_block("```inline```"), "```inline```");
     assert_eq!(last_block("    ```\nnot a fence"), "    ```\nnot a fence");
     assert_eq!(last_block("```\r\nx\r\n```\r\n"), "x\r\n");
-}
-
-#[test]
-fn blocks_of_other_languages_and_outputs_are_no_answer() {
+    let first = |text| extract_block(text, BlockChoice::First, CodeLanguage::Python);
+    assert_eq!(first("a\n```python\nx = 1\n```\nb\n```\ny\n```\nend"), Some("x = 1\n"));
+    assert_eq!(first("```\nx\n```\n```\nopen"), Some("x\n"));
+    assert_eq!(first("```\nopen"), Some("open"));
+    assert_eq!(first("```\n```"), Some(""));
+    assert_eq!(first("x = 1"), None);
     let answer =
         |name: &str, rest: &str| last_block(&format!("```{name}\nx = 1\n```\n{rest}")).to_owned();
     for name in ["python", "Python", "py", "python3", "python title=\"a\"", "{.python}"] {

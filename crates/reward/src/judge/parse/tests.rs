@@ -116,13 +116,6 @@ fn rankings_are_permutations() {
     }
 }
 
-#[test]
-fn patterns_compile() {
-    for pattern in [&NUMBER, &BARE, &NAMED, &WINNER, &BRACKETED] {
-        assert!(pattern.is_some());
-    }
-}
-
 proptest! {
     #[test]
     fn never_panics_and_stays_within_bounds(text in "[a-zA-Z0-9{}\":\\[\\] .,/%\n\u{e9}-]{0,120}") {
