@@ -20,6 +20,8 @@ struct Contents {
     file: PathBuf,
     /// Names of the items that the module defines.
     defined: BTreeSet<String>,
+    /// Those that are structs, enums or traits.
+    types: BTreeSet<String>,
     /// Name in this module, and the path that a `use` gave it.
     imported: HashMap<String, Vec<String>>,
     /// Modules whose items are all re-exported or imported.
@@ -31,9 +33,6 @@ struct Contents {
 }
 
 pub struct Crate(BTreeMap<Module, Contents>);
-
-/// A type that a crate defines, and the file that defines it.
-pub type Definition = (String, PathBuf);
 
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
@@ -174,19 +173,10 @@ impl Crate {
         None
     }
 
-    /// The structs, enums, traits and unions, aliases excepted.
-    pub fn types(&self) -> Vec<Definition> {
-        let named = |contents: &Contents| -> Vec<Definition> {
-            let text = fs::read_to_string(&contents.file).unwrap_or_default();
-            let file =
-                syn::parse_file(&text).unwrap_or_else(|e| panic!("{:?}: {e}", contents.file));
-            let names = file.items.iter().filter_map(|item| match item {
-                Item::Struct(item) => Some(item.ident.to_string()),
-                Item::Enum(item) => Some(item.ident.to_string()),
-                Item::Trait(item) => Some(item.ident.to_string()),
-                _ => None,
-            });
-            names.map(|name| (name, contents.file.clone())).collect()
+    /// The structs, enums and traits, each with the file that defines it.
+    pub fn types(&self) -> Vec<(String, PathBuf)> {
+        let named = |contents: &Contents| -> Vec<(String, PathBuf)> {
+            contents.types.iter().map(|name| (name.clone(), contents.file.clone())).collect()
         };
         self.0.values().flat_map(named).collect()
     }
@@ -231,6 +221,9 @@ fn read_items(
             }
             other => {
                 contents.defined.extend(name_of(other));
+                if matches!(other, Item::Struct(_) | Item::Enum(_) | Item::Trait(_)) {
+                    contents.types.extend(name_of(other));
+                }
                 Paths(&mut contents.paths).visit_item(other);
             }
         }

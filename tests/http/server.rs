@@ -413,6 +413,11 @@ impl Server {
     }
 }
 
+/// An answer with two calls.
+pub const CALLS: &str = "Let me see.\n\
+    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": \"é\"}}\n</tool_call>\n\
+    <tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+
 pub async fn read(response: Response) -> (u16, Value) {
     let status = response.status().as_u16();
     let text = response.text().await.unwrap();

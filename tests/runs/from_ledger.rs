@@ -114,6 +114,9 @@ fn errors_name_the_option_and_what_the_ledger_has() {
         assert_eq!(output.status.code(), Some(2), "{from}: {stderr}");
         assert!(stderr.contains(expected), "{from}: {stderr}");
     }
+    let output = hone(&["train", "--since", "2026-01-01", "--data", data]);
+    assert!(text(&output.stderr).contains("--from-ledger"), "{}", text(&output.stderr));
+    assert!(std::fs::read(&ledger).unwrap() == before, "the source's ledger has changed");
     // A daemon has the ledger open.
     let daemon = Store::open(&ledger, &StoreConfig::default(), Arc::new(Metrics::new().unwrap()));
     let output = hone(&["train", "--config", CONFIG, "--from-ledger", source, "--data", data]);
@@ -121,7 +124,4 @@ fn errors_name_the_option_and_what_the_ledger_has() {
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("in use by another process; stop its daemon"), "{stderr}");
     drop(daemon.unwrap());
-    let output = hone(&["train", "--since", "2026-01-01", "--data", data]);
-    assert!(text(&output.stderr).contains("--from-ledger"), "{}", text(&output.stderr));
-    assert!(std::fs::read(&ledger).unwrap() == before, "the source's ledger has changed");
 }

@@ -15,53 +15,99 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tls").join(name)
 }
 
-/// Whether a new connection to the daemon shows this certificate.
-async fn shows(daemon: &Daemon, name: &str) -> bool {
-    let certificate = fs::read(fixture(&format!("{name}.pem"))).unwrap();
+/// The status of a request with an API key on a new connection; `None` unless the daemon shows this
+/// certificate.
+async fn status(daemon: &Daemon, certificate: &str, key: &str) -> Option<u16> {
+    let certificate = fs::read(fixture(&format!("{certificate}.pem"))).unwrap();
     let roots = [Certificate::from_pem(&certificate).unwrap()];
     let client = Client::builder().tls_certs_only(roots).build().unwrap();
-    client.get(format!("{}/livez", daemon.url)).send().await.is_ok()
+    let request = client.get(format!("{}/v1/models", daemon.url)).bearer_auth(key);
+    request.send().await.ok().map(|response| response.status().as_u16())
+}
+
+/// Waits until a request gets a status.
+async fn until(daemon: &Daemon, certificate: &str, key: &str, wanted: u16) {
+    let started = Instant::now();
+    while status(daemon, certificate, key).await != Some(wanted) {
+        assert!(started.elapsed() < Duration::from_secs(60), "{certificate}, {key}: not {wanted}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 #[cfg(unix)]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hangup_signal_reads_the_certificate_again() {
+async fn a_hangup_signal_reads_the_certificate_and_the_keys_again() {
     let dir = tempfile::tempdir().unwrap();
-    let files = [dir.path().join("server.pem"), dir.path().join("server.key.pem")];
+    let files = ["server.pem", "server.key.pem", "keys.toml"].map(|name| dir.path().join(name));
     let install = |name: &str| {
         let sources = [fixture(&format!("{name}.pem")), fixture(&format!("{name}.key.pem"))];
         for (source, file) in sources.iter().zip(&files) {
             fs::copy(source, file).unwrap();
         }
     };
+    let write = |keys: &[&str]| {
+        let entry = |key: &&str| {
+            format!("[[keys]]\nname = \"{key}\"\nkey = \"{key}\"\nscopes = [\"chat\"]\n")
+        };
+        fs::write(&files[2], keys.iter().map(entry).collect::<String>()).unwrap();
+    };
     install("first");
+    write(&["first"]);
+    let [certificate, key, keys] = &files;
     let config = format!(
-        "[server.tls]\ncertificate = {:?}\nkey = {:?}\n[train]\nenabled = false\n[log]\nlevel = \"off\"\n",
-        files[0].display(),
-        files[1].display()
+        "[server]\nkeys_file = {keys:?}\n[server.tls]\ncertificate = {certificate:?}\nkey = {key:?}\n\
+         [train]\nenabled = false\n[log]\nlevel = \"off\"\n"
     );
     let daemon = Daemon::start(EngineBackend::Native, dir.path(), &config, &[]);
     assert!(daemon.url.starts_with("https://"), "{}", daemon.url);
-    assert!(shows(&daemon, "first").await && !shows(&daemon, "second").await);
+    let statuses = async |certificate| {
+        [status(&daemon, certificate, "first").await, status(&daemon, certificate, "second").await]
+    };
+    assert_eq!(statuses("first").await, [Some(200), Some(401)]);
+    assert_eq!(statuses("second").await, [None; 2]);
     install("second");
+    write(&["first", "second"]);
     daemon.hang_up();
-    let started = Instant::now();
-    while !shows(&daemon, "second").await {
-        assert!(started.elapsed() < Duration::from_secs(60), "the certificate is not replaced");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    // A file with a mistake changes nothing.
-    fs::write(&files[0], "no certificate").unwrap();
+    until(&daemon, "second", "second", 200).await;
+    // A file with a mistake changes nothing, also not what the other files say.
+    fs::write(certificate, "no certificate").unwrap();
+    write(&["second"]);
     daemon.hang_up();
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert!(shows(&daemon, "second").await && !shows(&daemon, "first").await);
+    assert_eq!(statuses("second").await, [Some(200), Some(200)]);
+    install("first");
+    fs::write(keys, "[[keys]]\nname = \"none\"\n").unwrap();
+    daemon.hang_up();
+    fs::remove_file(keys).unwrap();
+    daemon.hang_up();
+    assert_eq!(statuses("second").await, [Some(200), Some(200)]);
+    assert_eq!(statuses("first").await, [None; 2]);
+    // The next correct files are read.
+    install("second");
+    write(&["second"]);
+    daemon.hang_up();
+    until(&daemon, "second", "first", 401).await;
+    assert_eq!(statuses("second").await, [Some(401), Some(200)]);
     assert_eq!(daemon.terminate(), Some(0));
+}
+
+/// The standard errors of `hone serve` and `hone validate` with a configuration that both refuse.
+fn refused(dir: &Path, config: &str) -> [String; 2] {
+    let (file, data) = (dir.join("hone.toml"), dir.join("data"));
+    fs::write(&file, config).unwrap();
+    let (config, path) = (file.to_str().unwrap(), data.to_str().unwrap());
+    let serve = hone(&["serve", "--config", config, "--data", path]);
+    let validate = hone(&["validate", "--config-only", "--config", config]);
+    assert!(serve.1.is_empty() && !data.exists(), "{}", serve.1);
+    [serve, validate].map(|(code, _, stderr)| {
+        assert_eq!(code, Some(2), "{stderr}");
+        stderr
+    })
 }
 
 #[test]
 fn files_that_cannot_be_used_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("hone.toml");
     for (certificate, key, expected) in [
         ("first.pem", "second.key.pem", "server.tls.key is "),
         ("none.pem", "first.key.pem", "server.tls.certificate is "),
@@ -73,15 +119,9 @@ fn files_that_cannot_be_used_are_refused() {
         };
         let (certificate, key) = (path(certificate), path(key));
         let config = format!("[server.tls]\ncertificate = {certificate:?}\nkey = {key:?}\n");
-        fs::write(&file, config).unwrap();
-        let data = dir.path().join("data");
-        let (config, data) = (file.to_str().unwrap(), data.to_str().unwrap());
-        let (code, _, stderr) = hone(&["serve", "--config", config, "--data", data]);
-        assert_eq!(code, Some(2), "{stderr}");
-        assert!(stderr.contains(expected), "{stderr}");
-        let (code, _, stderr) = hone(&["validate", "--config-only", "--config", config]);
-        assert_eq!(code, Some(2), "{stderr}");
-        assert!(stderr.contains(expected), "{stderr}");
+        for stderr in refused(dir.path(), &config) {
+            assert!(stderr.contains(expected), "{stderr}");
+        }
     }
 }
 
@@ -91,7 +131,7 @@ fn a_short_key_and_a_key_file_that_everyone_can_read_are_logged() {
     use std::os::unix::fs::PermissionsExt;
 
     let dir = tempfile::tempdir().unwrap();
-    let (file, key) = (dir.path().join("hone.toml"), dir.path().join("server.key.pem"));
+    let key = dir.path().join("server.key.pem");
     fs::copy(fixture("second.key.pem"), &key).unwrap();
     // A certificate of another key ends the start after the warnings.
     let logged = |bearer: &str, mode: u32| {
@@ -100,11 +140,7 @@ fn a_short_key_and_a_key_file_that_everyone_can_read_are_logged() {
         let config = format!(
             "[server]\nclient_keys = [\"{bearer}\"]\n[server.tls]\ncertificate = {certificate:?}\nkey = {key:?}\n"
         );
-        fs::write(&file, config).unwrap();
-        let data = dir.path().join("data");
-        let (config, data) = (file.to_str().unwrap(), data.to_str().unwrap());
-        let (code, _, stderr) = hone(&["serve", "--config", config, "--data", data]);
-        assert_eq!(code, Some(2), "{stderr}");
+        let [stderr, _] = refused(dir.path(), &config);
         (
             stderr.contains("short enough to be guessed"),
             stderr.contains("every user of this machine"),
@@ -114,75 +150,16 @@ fn a_short_key_and_a_key_file_that_everyone_can_read_are_logged() {
     assert_eq!(logged("sixteen-characters", 0o640), (false, false));
 }
 
-fn entry(key: &str) -> String {
-    format!("[[keys]]\nname = \"{key}\"\nkey = \"{key}\"\nscopes = [\"chat\"]\n")
-}
-
-async fn status(daemon: &Daemon, key: &str) -> u16 {
-    let request = reqwest::Client::new().get(format!("{}/v1/models", daemon.url));
-    request.bearer_auth(key).send().await.unwrap().status().as_u16()
-}
-
-/// Waits until a key gets a status.
-async fn until(daemon: &Daemon, key: &str, wanted: u16) {
-    let started = Instant::now();
-    while status(daemon, key).await != wanted {
-        assert!(started.elapsed() < Duration::from_secs(60), "{key} does not get {wanted}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-#[cfg(unix)]
-#[tokio::test(flavor = "multi_thread")]
-async fn a_hangup_signal_reads_the_keys_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("keys.toml");
-    fs::write(&file, entry("first")).unwrap();
-    let config = format!(
-        "[server]\nkeys_file = {:?}\n[train]\nenabled = false\n[log]\nlevel = \"off\"\n",
-        file.display()
-    );
-    let daemon = Daemon::start(EngineBackend::Native, dir.path(), &config, &[]);
-    assert_eq!((status(&daemon, "first").await, status(&daemon, "second").await), (200, 401));
-    fs::write(&file, [entry("first"), entry("second")].concat()).unwrap();
-    daemon.hang_up();
-    until(&daemon, "second", 200).await;
-    // A file with a mistake changes nothing, and the next correct one is read.
-    fs::write(&file, "[[keys]]\nname = \"none\"\n").unwrap();
-    daemon.hang_up();
-    fs::remove_file(&file).unwrap();
-    daemon.hang_up();
-    assert_eq!((status(&daemon, "first").await, status(&daemon, "second").await), (200, 200));
-    fs::write(&file, entry("second")).unwrap();
-    daemon.hang_up();
-    until(&daemon, "first", 401).await;
-    assert_eq!(status(&daemon, "second").await, 200);
-    assert_eq!(daemon.terminate(), Some(0));
-}
-
 #[test]
 fn an_exposed_address_without_keys_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let config = dir.path().join("hone.toml");
-    fs::write(&config, "[server]\nbind = \"0.0.0.0:0\"\n").unwrap();
-    let serve = |config: &Path| {
-        let data = dir.path().join("data");
-        let [config, data] = [config, &data].map(|path| path.to_str().unwrap().to_owned());
-        let (code, stdout, stderr) = hone(&["serve", "--config", &config, "--data", &data]);
-        assert!(stdout.is_empty() && !Path::new(&data).exists(), "{stdout}");
-        let (checked, _, _) = hone(&["validate", "--config-only", "--config", &config]);
-        assert_eq!(code, checked);
-        (code, stderr)
-    };
-    let (code, stderr) = serve(&config);
-    assert_eq!(code, Some(2), "{stderr}");
+    let [stderr, _] = refused(dir.path(), "[server]\nbind = \"0.0.0.0:0\"\n");
     for part in ["server.bind is 0.0.0.0:0", "server.client_keys", "--insecure"] {
         assert!(stderr.contains(part), "{stderr}");
     }
-    fs::write(&config, "[server]\nkeys_file = \"no-such-file.toml\"\n").unwrap();
-    let (code, stderr) = serve(&config);
-    assert_eq!(code, Some(2), "{stderr}");
+    let [stderr, _] = refused(dir.path(), "[server]\nkeys_file = \"no-such-file.toml\"\n");
     assert!(stderr.contains("server.keys_file is no-such-file.toml"), "{stderr}");
+    let config = dir.path().join("hone.toml");
     fs::write(&config, "[server]\nbind = \"0.0.0.0:0\"\ninsecure = true\n").unwrap();
     let (code, _, stderr) =
         hone(&["validate", "--config-only", "--config", config.to_str().unwrap()]);

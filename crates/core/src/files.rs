@@ -205,17 +205,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_without_leaving_a_temporary() {
+    fn a_file_is_replaced_or_the_old_one_stays_and_the_error_names_the_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
         replace_file(&path, b"old").unwrap();
         replace_file(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(names(dir.path()), ["state.json"]);
-    }
-
-    #[test]
-    fn a_failed_write_keeps_the_old_file_and_names_the_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
         replace_file(&path, b"old").unwrap();
@@ -226,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_replaced_as_a_whole() {
+    fn a_directory_is_replaced_as_a_whole_or_the_old_one_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("best");
         for round in ["one", "two"] {
@@ -237,6 +233,16 @@ mod tests {
             .unwrap();
         }
         assert_eq!(names(&path.join("inner")), ["two"]);
+        assert_eq!(names(dir.path()), ["best"]);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("best");
+        replace_dir::<FileError>(&path, |new| write_synced(&new.join("a"), b"1")).unwrap();
+        let failed = replace_dir::<FileError>(&path, |new| {
+            write_synced(&new.join("b"), b"2")?;
+            write_synced(&new.join("missing").join("c"), b"3")
+        });
+        assert!(failed.unwrap_err().path.ends_with("missing/c"));
+        assert_eq!(names(&path), ["a"]);
         assert_eq!(names(dir.path()), ["best"]);
     }
 
@@ -267,19 +273,5 @@ mod tests {
                 assert!(!sibling(&path, ".tmp").exists(), "{left:?}");
             }
         }
-    }
-
-    #[test]
-    fn a_directory_that_cannot_be_filled_keeps_the_old_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("best");
-        replace_dir::<FileError>(&path, |new| write_synced(&new.join("a"), b"1")).unwrap();
-        let failed = replace_dir::<FileError>(&path, |new| {
-            write_synced(&new.join("b"), b"2")?;
-            write_synced(&new.join("missing").join("c"), b"3")
-        });
-        assert!(failed.unwrap_err().path.ends_with("missing/c"));
-        assert_eq!(names(&path), ["a"]);
-        assert_eq!(names(dir.path()), ["best"]);
     }
 }

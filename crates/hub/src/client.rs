@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variables_of_the_hubs_clients_apply() {
+    fn variables_and_the_token_file_are_those_of_the_hubs_clients() {
         let hub = |env: &[(&str, &str)]| Hub::new(&read(env), Path::new("data"));
         let plain = hub(&[("HF_ENDPOINT", ""), ("HF_TOKEN", "")]);
         assert_eq!(plain.endpoint(), "https://huggingface.co");
@@ -399,20 +399,12 @@ mod tests {
         assert_eq!(set.cache, Path::new("/h/hub"));
         assert_eq!(set.config.token(), Some(Secret::new("t1")));
         assert_eq!(hub(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/h")]).cache, Path::new("/c"));
-    }
-
-    #[test]
-    fn the_token_file_is_that_of_the_hubs_clients() {
         let file = |env: &[(&str, &str)]| read(env).token_file.display().to_string();
         assert_eq!(file(&[("HOME", "/u")]), "/u/.cache/huggingface/token");
         assert_eq!(file(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/x")]), "/x/huggingface/token");
         assert_eq!(file(&[("HF_TOKEN_PATH", "/t"), ("HF_HOME", "/h")]), "/t");
         assert_eq!(file(&[("HF_HOME", "/h")]), "/h/token");
         assert_eq!(file(&[]), "");
-    }
-
-    #[test]
-    fn an_endpoint_that_is_no_url_is_refused() {
         let lookup = |name: &str| (name == "HF_ENDPOINT").then(|| "x".to_owned());
         let found = HubConfig::from_environment(lookup);
         insta::assert_snapshot!(found.unwrap_err(), @r#"HF_ENDPOINT is "x": it must be an http:// or https:// URL"#);

@@ -11,8 +11,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
-use crate::adapter::BaseDtype;
 use crate::adapter::weights::LoraWeights;
+use crate::adapter::{BaseDtype, LoraConfig, Patterns, peft};
 use crate::{Model, ModelDir, ModelSpec};
 
 pub use hone_kernels::testing::waves;
@@ -79,6 +79,36 @@ pub fn randomize(lora: &LoraWeights, seed: u64) {
             .unwrap();
         var.set(&value).unwrap();
     }
+}
+
+/// The settings with patterns, rslora and exclusions, so that modules differ in rank and scale. The first
+/// pattern that matches is not the first in the alphabet.
+pub fn varied(config: LoraConfig) -> LoraConfig {
+    fn patterns<T: Copy>(list: &[(&str, T)]) -> Patterns<T> {
+        Patterns(list.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect())
+    }
+    LoraConfig {
+        use_rslora: true,
+        exclude_modules: ["layers.1.mlp.up_proj", "v_proj"].into(),
+        rank_pattern: patterns(&[("q_proj", 3), ("layers\\.0\\.self_attn\\..*", 5)]),
+        alpha_pattern: patterns(&[("down_proj", 1.5)]),
+        ..config
+    }
+}
+
+/// Writes an adapter directory with random values.
+pub fn write_adapter(dir: &Path, config: &LoraConfig) -> LoraWeights {
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    let lora =
+        LoraWeights::fresh(&tiny_spec(), config, &mut rng, DType::F32, &Device::Cpu).unwrap();
+    randomize(&lora, 5);
+    peft::write(dir, &lora, config, "tiny").unwrap();
+    lora
+}
+
+/// The values of every tensor of an adapter.
+pub fn all_values(lora: &LoraWeights) -> BTreeMap<String, Vec<f64>> {
+    lora.parameters().into_iter().map(|(name, var)| (name, values(var))).collect()
 }
 
 /// The largest difference between two sets of tensors, relative to the largest value.

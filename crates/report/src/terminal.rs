@@ -197,35 +197,27 @@ mod tests {
     }
 
     #[test]
-    fn cutting_counts_columns() {
+    fn columns_are_cut_and_clocks_have_hours_when_needed() {
         assert_eq!(cut("日本語", 6), "日本語");
         assert_eq!(cut("日本語", 5), "日本…");
         assert_eq!(cut("日本語", 4), "日…");
         assert_eq!(cut("abc", 0), "");
+        assert_eq!(clock(Duration::from_secs(59)), "0:59");
+        assert_eq!(clock(Duration::from_secs(3599)), "59:59");
+        assert_eq!(clock(Duration::from_secs(7384)), "2:03:04");
     }
 
     #[test]
-    fn sparklines_rise_with_the_values() {
+    fn sparklines_rise_and_average_long_histories() {
         assert_eq!(sparkline(&[0.0, 0.5, 1.0, 1.5], 0.0, 1.5, 32), "▁▃▆█");
         assert_eq!(sparkline(&[], 0.0, 1.5, 32), "");
         assert_eq!(sparkline(&[-1.0, 9.0, f64::NAN], 0.0, 1.5, 32), "▁█▁");
         assert_eq!(sparkline(&[2.0, 3.0, 4.0], 2.0, 4.0, 32), "▁▅█");
-    }
-
-    #[test]
-    fn long_histories_are_averaged_to_the_width() {
         let history: Vec<f64> = (0..64).map(|i| f64::from(i % 2)).collect();
         assert_eq!(sparkline(&history, 0.0, 1.0, 4), "▅▅▅▅");
         for len in 0..200 {
             assert_eq!(sparkline(&vec![1.0; len], 0.0, 1.0, 32).chars().count(), len.min(32));
         }
-    }
-
-    #[test]
-    fn clocks_have_hours_when_needed() {
-        assert_eq!(clock(Duration::from_secs(59)), "0:59");
-        assert_eq!(clock(Duration::from_secs(3599)), "59:59");
-        assert_eq!(clock(Duration::from_secs(7384)), "2:03:04");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Fixtures of the unit tests.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use hone_core::metrics::Metrics;
+use hone_core::testing as records;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
-    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
+    Group, Interaction, InteractionId, PolicyVersion, Reward, RewardSource, Sample, SampleId,
     TokenId, now_ms,
 };
 use hone_model::ModelSpec;
@@ -143,59 +143,17 @@ pub(crate) fn open_store(dir: &Path) -> Store {
 
 /// A client's prompt.
 pub(crate) fn interaction(id: InteractionId, route: &str, prompt_ids: Vec<TokenId>) -> Interaction {
-    Interaction {
-        id,
-        created: 1,
-        source: PromptSource::Live,
-        route: route.to_owned(),
-        model: "default".to_owned(),
-        endpoint: Default::default(),
-        key_id: None,
-        messages: Vec::new(),
-        metadata: BTreeMap::new(),
-        params: SamplingParams::default(),
-        prompt_ids,
-        template_hash: String::new(),
-        stop: Vec::new(),
-        held_out: false,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
-    }
+    Interaction { route: route.to_owned(), ..records::interaction(id, prompt_ids) }
 }
 
 /// A served completion of one token.
 pub(crate) fn sample(interaction: InteractionId, version: u64) -> Sample {
-    Sample {
-        id: SampleId::new(),
-        interaction,
-        choice: 0,
-        origin: SampleOrigin::Served,
-        created: 2,
-        ids: vec![1],
-        logprobs: vec![-1.0],
-        kept: Vec::new(),
-        forced: Vec::new(),
-        text: String::new(),
-        finish: FinishReason::Stop,
-        version: PolicyVersion(version),
-        params: SamplingParams::default(),
-        untrainable: None,
-    }
+    Sample { version: PolicyVersion(version), ..records::sample(interaction) }
 }
 
 /// A ready group of samples with one reward part.
 pub(crate) fn group(route: &str, part: &str, members: &[Sample], created: u64) -> Group {
-    Group {
-        id: GroupId::new(),
-        interaction: members[0].interaction,
-        route: route.to_owned(),
-        members: members.iter().map(|sample| sample.id).collect(),
-        parts: vec![part.to_owned()],
-        oldest_version: members.iter().map(|sample| sample.version).min().unwrap(),
-        created,
-        state: GroupState::Ready,
-    }
+    Group { created, ..records::group(route, part, members) }
 }
 
 /// The value of a part.
@@ -205,17 +163,7 @@ pub(crate) fn reward(
     value: Option<f64>,
     source: RewardSource,
 ) -> Reward {
-    Reward {
-        id: RewardId::new(),
-        sample,
-        name: part.to_owned(),
-        value,
-        source,
-        created: 7,
-        idempotency_key: None,
-        comment: None,
-        key_id: None,
-    }
+    Reward { source, ..records::reward(sample, part, value) }
 }
 
 /// A rating of the part `stars`.
@@ -261,9 +209,6 @@ pub(crate) fn correction(
 
 /// The routes of a configuration's `[[route]]` tables.
 pub(crate) fn routes(text: &str) -> Routes {
-    #[derive(serde::Deserialize)]
-    struct Tables {
-        route: RouteList,
-    }
-    Routes::new(&toml::from_str::<Tables>(text).unwrap().route).unwrap()
+    let tables: HashMap<String, RouteList> = toml::from_str(text).unwrap();
+    Routes::new(&tables["route"]).unwrap()
 }

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
-
+use hone_core::testing;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
-    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
+    Group, GroupState, Interaction, InteractionId, PolicyVersion, Sample, SampleOrigin,
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregator};
@@ -23,11 +21,8 @@ const ROUTES: &str = "[[route]]\nname = \"users\"\n\
     reward = [{ name = \"exact\", kind = \"regex\", pattern = \"a\", weight = 0.5 }]";
 
 fn routes() -> Routes {
-    #[derive(Deserialize)]
-    struct Tables {
-        route: RouteList,
-    }
-    Routes::new(&toml::from_str::<Tables>(ROUTES).unwrap().route).unwrap()
+    let tables: BTreeMap<String, RouteList> = toml::from_str(ROUTES).unwrap();
+    Routes::new(&tables["route"]).unwrap()
 }
 
 /// The records of a ledger before they are written.
@@ -37,23 +32,9 @@ struct Book(Vec<Op>);
 impl Book {
     fn prompt(&mut self, token: u32, held_out: bool) -> Interaction {
         let interaction = Interaction {
-            id: InteractionId::new(),
-            created: 1,
-            source: PromptSource::Live,
             route: "graded".to_owned(),
-            model: "default".to_owned(),
-            endpoint: Default::default(),
-            key_id: None,
-            messages: Vec::new(),
-            metadata: BTreeMap::new(),
-            params: SamplingParams::default(),
-            prompt_ids: vec![token, 7],
-            template_hash: String::new(),
-            stop: Vec::new(),
             held_out,
-            chat: Default::default(),
-            grammar: None,
-            continues: None,
+            ..testing::interaction(InteractionId::new(), vec![token, 7])
         };
         self.0.push(Op::Interaction(Box::new(interaction.clone())));
         interaction
@@ -67,20 +48,10 @@ impl Book {
         change: impl FnOnce(&mut Sample),
     ) -> Sample {
         let mut sample = Sample {
-            id: SampleId::new(),
-            interaction: prompt.id,
-            choice: 0,
-            origin: SampleOrigin::Served,
             created,
             ids: vec![1, 2, 3],
             logprobs: vec![-1.0, -0.5, -0.25],
-            kept: Vec::new(),
-            forced: Vec::new(),
-            text: String::new(),
-            finish: FinishReason::Stop,
-            version: PolicyVersion(0),
-            params: SamplingParams::default(),
-            untrainable: None,
+            ..testing::sample(prompt.id)
         };
         change(&mut sample);
         self.0.push(Op::Sample(Box::new(sample.clone())));
@@ -88,17 +59,7 @@ impl Book {
     }
 
     fn grade(&mut self, sample: &Sample, value: Option<f64>) {
-        self.0.push(Op::Reward(Box::new(Reward {
-            id: RewardId::new(),
-            sample: sample.id,
-            name: "exact".to_owned(),
-            value,
-            source: RewardSource::Grader,
-            created: 5,
-            idempotency_key: None,
-            comment: None,
-            key_id: None,
-        })));
+        self.0.push(Op::Reward(Box::new(testing::reward(sample.id, "exact", value))));
     }
 
     fn rate(&mut self, sample: &Sample, key: &str) {
@@ -117,16 +78,12 @@ impl Book {
 
     fn group(&mut self, route: &str, members: &[Sample], state: GroupState) {
         let part = if route == "users" { "stars" } else { "exact" };
-        self.0.push(Op::Group(Box::new(Group {
-            id: GroupId::new(),
-            interaction: members[0].interaction,
-            route: route.to_owned(),
-            members: members.iter().map(|sample| sample.id).collect(),
-            parts: vec![part.to_owned()],
+        let group = Group {
             oldest_version: PolicyVersion(0),
-            created: 9,
             state,
-        })));
+            ..testing::group(route, part, members)
+        };
+        self.0.push(Op::Group(Box::new(group)));
     }
 
     /// A graded group of one completion of a prompt of its own.

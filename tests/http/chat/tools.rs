@@ -6,11 +6,7 @@ use serde_json::{Value, json};
 use hone_core::types::{Role, ToolChoice};
 use hone_engine::Engine;
 
-use crate::server::{Server, ask, id_of, merged, ok};
-
-const CALLS: &str = "Let me see.\n\
-    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": \"é\"}}\n</tool_call>\n\
-    <tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+use crate::server::{CALLS, Server, ask, id_of, merged, ok};
 
 fn tools() -> Value {
     let number = json!({"type": "number"});

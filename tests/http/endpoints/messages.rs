@@ -10,7 +10,7 @@ use hone::config::KeyScope;
 use hone_core::types::{InteractionId, Role, rater_id};
 use hone_engine::{Engine, EngineError};
 
-use crate::server::{Server, key, merged, named_events, ok, read};
+use crate::server::{CALLS, Server, key, merged, named_events, ok, read};
 
 const PATH: &str = "/v1/messages";
 
@@ -166,10 +166,6 @@ async fn the_reason_of_the_end_is_named_with_its_sequence() {
         assert_eq!(masked(&assembled(&events)), masked(&whole), "{more}");
     }
 }
-
-const CALLS: &str = "Let me see.\n\
-    <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2, \"b\": \"é\"}}\n</tool_call>\n\
-    <tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
 
 fn tools() -> Value {
     let number = json!({"type": "number"});

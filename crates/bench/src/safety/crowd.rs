@@ -260,25 +260,17 @@ mod tests {
     }
 
     #[test]
-    fn a_user_is_inverted_for_good() {
+    fn users_are_inverted_for_good_and_rate_a_share_after_their_lag() {
         let habits = RatingHabits { inverted: 0.5, noise: 0.0, ..RatingHabits::default() };
         let mut crowd = Crowd::new(1, 1, habits, None);
         for user in 0..USERS {
             assert_eq!(crowd.thumb(user, 1.0), user >= USERS / 2, "{user}");
         }
-    }
-
-    #[test]
-    fn ratings_wait_for_their_lag_in_order() {
         let habits = RatingHabits { lag: 7, ..RatingHabits::default() };
         let posted = ask(&mut Crowd::new(1, 20, habits, None), true);
         let expected: Vec<_> = (0..13).map(|of| (of + 7, of.to_string())).collect();
         let found: Vec<_> = posted.into_iter().map(|(at, t)| (at, t.completion_id)).collect();
         assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn a_share_of_the_answers_is_rated() {
         let habits = RatingHabits { share: 0.02, ..RatingHabits::default() };
         let posted = ask(&mut Crowd::new(3, 10_000, habits, None), true).len();
         assert!((150..250).contains(&posted), "{posted}");
@@ -321,12 +313,5 @@ mod tests {
             assert!((found.under(UserTaste::Form) - form).abs() < 1e-12, "{text}: {found:?}");
             assert_eq!(found.under(UserTaste::Brevity), brevity, "{text}");
         }
-    }
-
-    #[test]
-    fn means_are_those_of_each_taste() {
-        let values = [Satisfaction([1.0, 0.0]), Satisfaction([0.0, 0.5])];
-        assert_eq!(Satisfaction::mean(values), Satisfaction([0.5, 0.25]));
-        assert_eq!(Satisfaction::mean([]), Satisfaction::default());
     }
 }

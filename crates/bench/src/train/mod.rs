@@ -257,10 +257,4 @@ mod tests {
             "{report}"
         );
     }
-
-    #[test]
-    fn recompute_is_parsed_as_in_the_configuration() {
-        assert_eq!(recompute("always"), Ok(Recompute::Always));
-        assert!(recompute("sometimes").is_err());
-    }
 }

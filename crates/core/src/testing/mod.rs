@@ -9,7 +9,11 @@ use std::io::{self, Write};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use crate::types::{PolicyRecord, PolicyState, PolicyVersion};
+use crate::types::{
+    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord,
+    PolicyState, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId,
+    SampleOrigin, SamplingParams, TokenId,
+};
 
 mod instructions;
 
@@ -73,6 +77,81 @@ pub fn policy(version: u64, parent: u64) -> PolicyRecord {
         created: 0,
         pinned: false,
         checks: Vec::new(),
+    }
+}
+
+/// A client's prompt of the route and the model `default`, without messages.
+pub fn interaction(id: InteractionId, prompt_ids: Vec<TokenId>) -> Interaction {
+    Interaction {
+        id,
+        created: 1,
+        source: PromptSource::Live,
+        route: "default".to_owned(),
+        model: "default".to_owned(),
+        endpoint: Default::default(),
+        key_id: None,
+        messages: Vec::new(),
+        metadata: BTreeMap::new(),
+        params: SamplingParams::default(),
+        prompt_ids,
+        template_hash: String::new(),
+        stop: Vec::new(),
+        held_out: false,
+        chat: Default::default(),
+        grammar: None,
+        continues: None,
+    }
+}
+
+/// A served completion of version 0 with one token.
+pub fn sample(interaction: InteractionId) -> Sample {
+    Sample {
+        id: SampleId::new(),
+        interaction,
+        choice: 0,
+        origin: SampleOrigin::Served,
+        created: 2,
+        ids: vec![1],
+        logprobs: vec![-1.0],
+        kept: Vec::new(),
+        forced: Vec::new(),
+        text: String::new(),
+        finish: FinishReason::Stop,
+        version: PolicyVersion::BASE,
+        params: SamplingParams::default(),
+        untrainable: None,
+    }
+}
+
+/// A grader's value.
+pub fn reward(sample: SampleId, name: &str, value: Option<f64>) -> Reward {
+    Reward {
+        id: RewardId::new(),
+        sample,
+        name: name.to_owned(),
+        value,
+        source: RewardSource::Grader,
+        created: 7,
+        idempotency_key: None,
+        comment: None,
+        key_id: None,
+    }
+}
+
+/// A ready group with one reward part.
+///
+/// # Panics
+/// If there are no members.
+pub fn group(route: &str, part: &str, members: &[Sample]) -> Group {
+    Group {
+        id: GroupId::new(),
+        interaction: members[0].interaction,
+        route: route.to_owned(),
+        members: members.iter().map(|sample| sample.id).collect(),
+        parts: vec![part.to_owned()],
+        oldest_version: members.iter().map(|sample| sample.version).min().unwrap(),
+        created: 9,
+        state: GroupState::Ready,
     }
 }
 

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abandoned_branch_has_no_age() {
+    fn abandoned_branches_and_damaged_parents_have_no_age() {
         // Version 10 is activated again after version 30, and trained further to 31 and 32.
         let mut parents: Vec<u64> = (0..30).collect();
         parents.extend([10, 31]);
@@ -80,10 +80,6 @@ mod tests {
         assert_eq!([age(11), age(30), age(33)], [None, None, None]);
         assert_eq!(lineage.age(PolicyVersion(30), PolicyVersion(10)), Some(20));
         assert_eq!(lineage.age(PolicyVersion(99), PolicyVersion(10)), None, "an unknown version");
-    }
-
-    #[test]
-    fn a_damaged_parent_ends_the_chain() {
         let lineage: Lineage = [&policy(1, 2), &policy(2, 2)].into_iter().collect();
         assert_eq!(lineage.chain(PolicyVersion(2)).count(), 1);
     }

@@ -33,6 +33,15 @@ fn the_answer_is_extracted_from_its_column() {
     assert!(plain.train[0].metadata["answer"].starts_with("3 * 4 ="));
     assert_eq!(plain.train[0].id, dataset.train[0].id, "the split does not move");
     assert!(plain.report.answers.is_empty());
+    let dataset = open("raw.jsonl", RAW, |config| {
+        raw(config);
+        config.few_shot_rows = 1;
+        config.few_shot_answer = "<reasoning>{{ (answer | split('####'))[0] | trim }}</reasoning>\
+                                  <answer>{{ extracted_answer }}</answer>"
+            .into();
+    });
+    let expected = "assistant: <reasoning>3 * 4 = <<3*4=12>>12</reasoning><answer>12</answer>";
+    assert_eq!(turns(&dataset.train[0])[1], expected);
 }
 
 #[test]
@@ -55,19 +64,6 @@ fn rows_without_an_answer_are_bad() {
     };
     assert_eq!(none(OnBadRow::Skip), none(OnBadRow::Refuse));
     assert_snapshot!(none(OnBadRow::Skip), @r#"`raw.jsonl`: no row has an answer; line 1: `answer` is "3 * 4 = <<3*4=12>>12\n#### 12", in which dataset.extract_answer = "\\boxed{}" finds no answer"#);
-}
-
-#[test]
-fn examples_can_use_the_column_and_its_answer() {
-    let dataset = open("raw.jsonl", RAW, |config| {
-        raw(config);
-        config.few_shot_rows = 1;
-        config.few_shot_answer = "<reasoning>{{ (answer | split('####'))[0] | trim }}</reasoning>\
-                                  <answer>{{ extracted_answer }}</answer>"
-            .into();
-    });
-    let expected = "assistant: <reasoning>3 * 4 = <<3*4=12>>12</reasoning><answer>12</answer>";
-    assert_eq!(turns(&dataset.train[0])[1], expected);
 }
 
 #[test]
@@ -149,7 +145,7 @@ mod extract {
     }
 
     #[test]
-    fn a_marker_precedes_the_answer() {
+    fn a_marker_precedes_the_answer_as_in_the_guides() {
         assert_eq!(find("####", "48/2 = <<48/2=24>>24\n#### 1,234\r\n"), Some("1,234"));
         assert_eq!(find("####", "#### -5 #### 6"), Some("-5"), "up to the next marker");
         assert_eq!(find("####", "####5"), Some("5"));
@@ -158,11 +154,7 @@ mod extract {
         }
         assert_eq!(find(r"A\d:", r"A1: 3 A\d: 4"), Some("4"), "not a pattern without a group");
         assert_eq!(find("", " x "), Some(" x "), "no rule, no change");
-    }
-
-    /// An empty answer is none, so that its row is refused. The guides keep the row.
-    #[test]
-    fn a_marker_finds_what_the_guides_find() {
+        // An empty answer is none, so that its row is refused. The guides keep the row.
         let path =
             concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/guides/guide_cases.json");
         let json = std::fs::read_to_string(path).unwrap();
@@ -176,24 +168,16 @@ mod extract {
     }
 
     #[test]
-    fn a_box_contains_the_answer() {
+    fn a_box_or_the_first_group_of_a_pattern_contains_the_answer() {
         let boxed = |text| find(r"\boxed{}", text);
         assert_eq!(boxed(r"\boxed{1}, so \boxed{\frac{1}{2}}."), Some(r"\frac{1}{2}"));
         for none in ["1", r"\boxed{1", r"\boxed{ }", r"\boxed"] {
             assert_eq!(boxed(none), None, "{none:?}");
         }
-    }
-
-    #[test]
-    fn a_pattern_contains_the_answer_in_its_first_group() {
         assert_eq!(find(r"answer is (\S+)", "The answer is 12 or the answer is 13"), Some("12"));
         assert_eq!(find(r"(?s)<a>(.*?)</a>", "<a>\n 7 </a>"), Some("7"));
         assert_eq!(find("a(b)?", "ac"), None, "the group takes no part");
         assert_eq!(find("a( *)", "a  "), None, "the group is blank");
-    }
-
-    #[test]
-    fn a_wrong_pattern_is_refused() {
         let error = |rule| AnswerExtractor::new(rule).err().unwrap().to_string();
         assert_snapshot!(error(r"answer is (\S+"), @r#"dataset.extract_answer = "answer is (\\S+": not a regular expression: unclosed group"#);
         assert_snapshot!(error(r"\(\d+\)"), @r#"dataset.extract_answer = "\\(\\d+\\)": it needs a group, in parentheses, around the answer"#);

@@ -311,16 +311,12 @@ mod outcome {
     }
 
     #[test]
-    fn missing_rewards_are_not_zero() {
+    fn old_groups_decay_and_missing_rewards_are_not_zero() {
         let none = outcome(4.0, &[&[None, None], &[Some(f64::NAN)], &[]]);
         assert_eq!((none.success(), none.difficulty()), (None, None));
         assert_eq!(none.weight(0.02), 0.27);
         let half = outcome(4.0, &[&[Some(1.5), None, Some(0.5), None]]);
         assert_eq!(half.success(), Some(0.5));
-    }
-
-    #[test]
-    fn the_weight_of_old_groups_decays() {
         let (bad, good): (&[_], &[_]) = (&[Some(0.0); 2], &[Some(1.0); 2]);
         // With a window of 2, the last group has twice the weight. With a window of 1, only it
         // counts.

@@ -178,32 +178,20 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_served_in_turn_and_each_in_its_order() {
+    fn owners_are_served_in_turn_those_with_fewer_running_requests_first() {
         let mut queue = filled(&[("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)]);
         assert_eq!((queue.len(), queue.len_of(&owner("a")), queue.len_of(&None)), (6, 3, 0));
         assert_eq!(drained(&mut queue), [1, 4, 5, 2, 6, 3]);
         assert!(queue.is_empty());
-    }
-
-    #[test]
-    fn owners_with_fewer_running_requests_go_first() {
         let mut queue = filled(&[("a", 1), ("a", 2), ("b", 3)]);
         let running = |of: &Owner| usize::from(*of == owner("a"));
         let next: Vec<u32> =
             std::iter::from_fn(|| queue.pop_fairest(running)).map(|(_, item)| item).collect();
         assert_eq!(next, [3, 1, 2]);
-    }
-
-    #[test]
-    fn retained_items_keep_their_places() {
         let mut queue = filled(&[("a", 1), ("a", 2), ("b", 3), ("a", 4), ("c", 6)]);
         queue.retain(|item| item % 2 == 0);
         assert_eq!((queue.len(), queue.iter().count()), (3, 3));
         assert_eq!(drained(&mut queue), [2, 6, 4]);
-    }
-
-    #[test]
-    fn an_item_that_is_put_back_is_the_next() {
         let mut queue = filled(&[("a", 1), ("a", 2), ("b", 3)]);
         let (who, item) = queue.pop_fairest(|_| 0).unwrap();
         queue.push_front(&who, item);

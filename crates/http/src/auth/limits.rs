@@ -300,19 +300,15 @@ mod tests {
     }
 
     #[test]
-    fn completions_at_once_are_limited() {
-        let (limiter, now) = (limiter(0, 0, 2), Instant::now());
-        let first = begin(&limiter, 10, now).unwrap();
-        let _second = begin(&limiter, 10, now).unwrap();
-        assert_eq!(retry(begin(&limiter, 10, now)).as_deref(), Some("1"));
+    fn completions_at_once_are_limited_and_without_limits_nothing_is() {
+        let (two, now) = (limiter(0, 0, 2), Instant::now());
+        let first = begin(&two, 10, now).unwrap();
+        let _second = begin(&two, 10, now).unwrap();
+        assert_eq!(retry(begin(&two, 10, now)).as_deref(), Some("1"));
         drop(first);
-        assert!(begin(&limiter, 10, now).is_ok());
-        assert!(headers(&limiter, now).is_empty());
-    }
-
-    #[test]
-    fn without_limits_nothing_is_refused() {
-        let (limiter, now) = (limiter(0, 0, 0), Instant::now());
+        assert!(begin(&two, 10, now).is_ok());
+        assert!(headers(&two, now).is_empty());
+        let limiter = limiter(0, 0, 0);
         let permits: Vec<_> = (0..100).map(|_| begin(&limiter, u64::MAX, now).unwrap()).collect();
         assert!((0..100).all(|_| limiter.count_request(now).is_ok()));
         drop(permits);
@@ -320,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_have_anthropics_form() {
+    fn moments_and_durations_have_the_forms_of_anthropic_and_openai() {
         let now = DateTime::from_timestamp_millis(1_700_000_000_250).unwrap();
         for (ms, text) in [(0, "2023-11-14T22:13:21Z"), (59_751, "2023-11-14T22:14:21Z")] {
             assert_eq!(moment_after(now, Duration::from_millis(ms)), text);
@@ -331,10 +327,6 @@ mod tests {
         assert_eq!(headers["anthropic-ratelimit-requests-limit"], "2");
         assert_eq!(headers["anthropic-ratelimit-requests-remaining"], "2");
         assert_eq!(headers.len(), 3);
-    }
-
-    #[test]
-    fn durations_have_openais_form() {
         for (ms, text) in [(0, "0s"), (20, "20ms"), (999, "999ms"), (1000, "1s"), (1001, "2s")] {
             assert_eq!(shown(Duration::from_millis(ms)), text);
         }

@@ -61,6 +61,9 @@ fn wilson_is_the_interval_of_the_score_test() {
     }
     assert_eq!(wilson(0, 0), None);
     assert_eq!(wilson(2, 1), None);
+    let found = estimate(&[1.0, 0.0, 1.0, 1.0], 0).unwrap();
+    assert_eq!(found.interval, wilson(3, 4));
+    assert_eq!(found.mean, 0.75);
 }
 
 #[test]
@@ -104,13 +107,6 @@ fn statistics_that_cannot_be_computed_are_missing() {
     let stats = score_stats(&[None, Some(f64::NAN)], 0);
     let nothing = ScoreStats { estimate: None, std: None, min: None, max: None, missing: 2 };
     assert_eq!(stats, nothing);
-}
-
-#[test]
-fn binary_values_have_wilsons_interval() {
-    let found = estimate(&[1.0, 0.0, 1.0, 1.0], 0).unwrap();
-    assert_eq!(found.interval, wilson(3, 4));
-    assert_eq!(found.mean, 0.75);
 }
 
 #[test]

@@ -381,16 +381,12 @@ mod tests {
     }
 
     #[test]
-    fn values_are_scaled_to_their_range() {
+    fn values_are_scaled_to_their_named_range() {
         let stars = params("range = [1, 5]");
         assert_eq!([1.0, 4.0, 5.0].map(|v| stars.scaled(v)), [0.0, 0.75, 1.0].map(Some));
         assert_eq!(params("type = \"boolean\"").scaled(1.0), Some(1.0));
         assert_eq!([-1.0, 0.0, 1.0].map(|v| params("").scaled(v)), [0.0, 0.5, 1.0].map(Some));
         assert_eq!(params("type = \"comment\"").scaled(1.0), None);
-    }
-
-    #[test]
-    fn ranges_are_named() {
         insta::assert_snapshot!(refusal("range = [5, 1]"), @"range is [5, 1]: it must be two finite numbers, the lesser first");
         insta::assert_snapshot!(refusal("type = \"boolean\"\nrange = [0, 1]"), @r#"range is [0, 1]: it must be absent unless type = "number""#);
         insta::assert_snapshot!(refusal("max_key_share = 0"), @"max_key_share is 0: it must be greater than 0 and at most 1");

@@ -141,29 +141,26 @@ mod tests {
     }
 
     #[test]
-    fn rare_success_raises_and_frequent_success_lowers_the_weight() {
+    fn the_weight_follows_success_within_its_bounds() {
         for (successes, weight) in [(0, 1.2), (2, 1.2), (3, 1.0), (8, 1.0), (9, 0.9), (10, 0.9)] {
             let mut adaptive = start();
             adaptive.observe(ten(successes));
             assert!((adaptive.weight() - weight).abs() < 1e-12, "{successes}");
         }
-    }
-
-    #[test]
-    fn the_weight_stays_within_its_bounds() {
         let (mut up, mut down) = (start(), start());
         for _ in 0..100 {
             up.observe(ten(0));
             down.observe(ten(10));
         }
         assert_eq!((up.weight(), down.weight()), (4.0, 0.25));
-    }
-
-    #[test]
-    fn missing_values_do_not_count() {
         let mut adaptive = start();
         adaptive.observe(std::iter::repeat_n(None, 1000));
         assert_eq!(adaptive.state(), AdaptiveState { weight: 1.0, successes: 0, seen: 0 });
+        let mut adaptive = start();
+        adaptive.restore(AdaptiveState { weight: f64::NAN, successes: 1, seen: 2 });
+        assert_eq!(adaptive.state(), AdaptiveState { weight: 1.0, successes: 0, seen: 0 });
+        adaptive.restore(AdaptiveState { weight: 99.0, successes: 400, seen: 300 });
+        assert_eq!(adaptive.state(), AdaptiveState { weight: 4.0, successes: 9, seen: 9 });
     }
 
     #[test]
@@ -184,14 +181,5 @@ mod tests {
             assert_eq!(parts, whole, "{size}");
         }
         assert_ne!(whole.weight(), 1.0);
-    }
-
-    #[test]
-    fn a_restored_state_is_clamped_to_the_bounds() {
-        let mut adaptive = start();
-        adaptive.restore(AdaptiveState { weight: f64::NAN, successes: 1, seen: 2 });
-        assert_eq!(adaptive.state(), AdaptiveState { weight: 1.0, successes: 0, seen: 0 });
-        adaptive.restore(AdaptiveState { weight: 99.0, successes: 400, seen: 300 });
-        assert_eq!(adaptive.state(), AdaptiveState { weight: 4.0, successes: 9, seen: 9 });
     }
 }

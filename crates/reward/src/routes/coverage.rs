@@ -151,13 +151,9 @@ mod tests {
     use crate::routes::RouteList;
 
     fn route(parts: &str) -> Arc<Route> {
-        #[derive(serde::Deserialize)]
-        struct File {
-            route: RouteList,
-        }
         let text = format!("[[route]]\nname = 'r'\nreward = [{parts}]");
-        let list = toml::from_str::<File>(&text).unwrap().route;
-        Arc::clone(Routes::new(&list).unwrap().get("r").unwrap())
+        let tables: BTreeMap<String, RouteList> = toml::from_str(&text).unwrap();
+        Arc::clone(Routes::new(&tables["route"]).unwrap().get("r").unwrap())
     }
 
     fn metadata(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {

@@ -5,11 +5,8 @@ use crate::kinds::tests::samples::{Broken, half, sample};
 use crate::record;
 
 fn routes(toml: &str) -> Result<Routes, RewardError> {
-    #[derive(serde::Deserialize)]
-    struct File {
-        route: RouteList,
-    }
-    Routes::new(&toml::from_str::<File>(toml).unwrap().route)
+    let tables: BTreeMap<String, RouteList> = toml::from_str(toml).unwrap();
+    Routes::new(&tables["route"])
 }
 
 fn error_of(rewards: &str) -> String {

@@ -5,10 +5,6 @@ use super::*;
 use crate::tests::world::{interaction, served};
 
 fn route() -> Arc<Route> {
-    #[derive(serde::Deserialize)]
-    struct File {
-        route: RouteList,
-    }
     let text = r#"
         [[route]]
         name = "math"
@@ -19,7 +15,8 @@ fn route() -> Arc<Route> {
             { name = "stars", kind = "feedback" },
         ]
     "#;
-    let routes = Routes::new(&toml::from_str::<File>(text).unwrap().route).unwrap();
+    let tables: BTreeMap<String, RouteList> = toml::from_str(text).unwrap();
+    let routes = Routes::new(&tables["route"]).unwrap();
     Arc::clone(routes.get("math").unwrap())
 }
 
@@ -29,15 +26,8 @@ fn sample(interaction: &Interaction, version: u64) -> Sample {
 
 fn feedback(sample: &Sample, name: &str) -> (SampleId, Vec<Reward>) {
     let reward = Reward {
-        id: RewardId::new(),
-        sample: sample.id,
-        name: name.to_owned(),
-        value: Some(1.0),
         source: RewardSource::Feedback,
-        created: 0,
-        idempotency_key: None,
-        comment: None,
-        key_id: None,
+        ..hone_core::testing::reward(sample.id, name, Some(1.0))
     };
     (sample.id, vec![reward])
 }

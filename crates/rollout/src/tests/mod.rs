@@ -3,6 +3,5 @@
 mod feedback;
 mod flow;
 mod groups;
-mod settings;
 mod siblings;
 pub(crate) mod world;

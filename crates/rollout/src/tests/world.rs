@@ -10,9 +10,10 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use hone_core::metrics::Metrics;
+use hone_core::testing;
 use hone_core::types::{
-    FinishReason, Group, GroupState, Interaction, InteractionId, Message, PolicyVersion,
-    PromptSource, Role, Sample, SampleId, SampleOrigin, SamplingParams, now_ms,
+    Group, GroupState, Interaction, InteractionId, Message, Role, Sample, SampleId, SamplingParams,
+    now_ms,
 };
 use hone_dataset::DatasetConfig;
 use hone_engine::testing::{FakeConfig, FakeEngine};
@@ -99,10 +100,6 @@ impl World {
 
     /// A world with a changed fake engine.
     pub fn with(change: impl FnOnce(&mut FakeConfig)) -> Self {
-        #[derive(serde::Deserialize)]
-        struct File {
-            route: RouteList,
-        }
         let dir = TempDir::new().unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
         let codec = codec(dir.path());
@@ -112,7 +109,7 @@ impl World {
         let engine = FakeEngine::new(codec, fake, Arc::clone(&metrics));
         let path = dir.path().join("ledger.redb");
         let store = Store::open(&path, &StoreConfig::default(), Arc::clone(&metrics)).unwrap();
-        let routes = toml::from_str::<File>(ROUTES).unwrap().route;
+        let tables: BTreeMap<String, RouteList> = toml::from_str(ROUTES).unwrap();
         let config = RolloutConfig {
             group_size: 4,
             feedback_wait_ms: 0,
@@ -120,7 +117,7 @@ impl World {
             max_ready_groups: 32,
             ..RolloutConfig::default()
         };
-        let routes = Arc::new(Routes::new(&routes).unwrap());
+        let routes = Arc::new(Routes::new(&tables["route"]).unwrap());
         let dataset = DatasetConfig::default();
         Self { dir, store, engine, routes, metrics, config, dataset }
     }
@@ -245,44 +242,26 @@ impl World {
 pub(crate) fn interaction(route: &str) -> Interaction {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let content = "2+3=".to_owned();
+    let prompt_ids = vec![1, number / 200 % 200, number % 200];
     Interaction {
-        id: InteractionId::new(),
         created: now_ms(),
-        source: PromptSource::Live,
         route: route.to_owned(),
-        model: "default".to_owned(),
-        endpoint: Default::default(),
-        key_id: None,
-        messages: vec![Message::new(Role::User, content)],
+        messages: vec![Message::new(Role::User, "2+3=")],
         metadata: BTreeMap::from([("answer".to_owned(), "5".to_owned())]),
         params: SamplingParams { max_tokens: 64, ..SamplingParams::default() },
-        prompt_ids: vec![1, number / 200 % 200, number % 200],
-        template_hash: String::new(),
-        stop: Vec::new(),
-        held_out: false,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
+        ..testing::interaction(InteractionId::new(), prompt_ids)
     }
 }
 
 pub(crate) fn served(interaction: &Interaction, choice: u32) -> Sample {
     Sample {
-        id: SampleId::new(),
-        interaction: interaction.id,
         choice,
-        origin: SampleOrigin::Served,
         created: now_ms(),
         ids: vec![5, 256],
         logprobs: vec![-0.5, -0.1],
-        kept: Vec::new(),
-        forced: Vec::new(),
         text: "The answer is 5.".to_owned(),
-        finish: FinishReason::Stop,
-        version: PolicyVersion::BASE,
         params: interaction.params.clone(),
-        untrainable: None,
+        ..testing::sample(interaction.id)
     }
 }
 

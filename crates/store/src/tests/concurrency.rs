@@ -164,66 +164,9 @@ async fn a_panic_in_the_writer_fails_only_its_batch() {
 
 #[test]
 fn commit_blocking_works_without_a_runtime() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("ledger.redb"));
+    let store = Ledger::new(0);
     store.commit_blocking(prompt_ops(1, 0)).unwrap();
     assert_eq!(store.stats().unwrap().interactions, 1);
-}
-
-/// A benchmark: `cargo test --release -p hone-store throughput -- --ignored --nocapture`.
-#[test]
-#[ignore = "a benchmark of this machine's disk"]
-fn throughput() {
-    for gather in [0, 1, 2, 5] {
-        for clients in [1, 8, 64, 256] {
-            measure(gather, clients);
-        }
-    }
-}
-
-fn measure(gather: u64, clients: u64) {
-    // Not in the temporary directory, which may be in memory.
-    let dir = tempfile::tempdir_in(".").unwrap();
-    let metrics = metrics();
-    let config = StoreConfig { group_commit_ms: gather, queue: 8192 };
-    let path = dir.path().join("ledger.redb");
-    let store = Store::open(&path, &config, metrics.clone()).unwrap();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let started = Instant::now();
-    let length = Duration::from_secs(2);
-    let mut latencies = runtime.block_on(async {
-        let mut tasks = tokio::task::JoinSet::new();
-        for client in 0..clients {
-            let store = store.clone();
-            tasks.spawn(async move {
-                let mut latencies = Vec::new();
-                let mut n = client * 1_000_000;
-                while started.elapsed() < length {
-                    store.enqueue(prompt_ops(n, 0)).unwrap();
-                    let asked = Instant::now();
-                    store.commit(vec![feedback(thumbs(n, 1.0, n))]).await.unwrap();
-                    latencies.push(asked.elapsed());
-                    n += 1;
-                }
-                latencies
-            });
-        }
-        tasks.join_all().await.concat()
-    });
-    let seconds = started.elapsed().as_secs_f64();
-    latencies.sort();
-    let ms = |share: f64| {
-        latencies[((latencies.len() - 1) as f64 * share) as usize].as_secs_f64() * 1000.0
-    };
-    println!(
-        "gather {gather} ms, {clients:3} clients: {:6.0} feedback/s, {:5.0} commits/s, \
-         latency p50 {:5.2} ms, p99 {:5.2} ms",
-        latencies.len() as f64 / seconds,
-        metrics.store_commit_duration.get_sample_count() as f64 / seconds,
-        ms(0.5),
-        ms(0.99),
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,6 @@
 use super::*;
 use crate::format::codec::{LedgerRecord, RECORD_VERSION, decode, encode};
+use crate::format::{GROUPS, READY, SAMPLES};
 use crate::maintain::{check, compact, export, stats};
 use crate::{LedgerReader, RecordSource, StoreError, file};
 
@@ -65,14 +66,13 @@ fn check_finds_missing_undecodable_and_wrongly_indexed_records() {
     fill(&path);
     let database = file::create(&path).unwrap();
     file::write(&database, |tx| {
-        let mut samples = tx.open_table(super::super::format::SAMPLES)?;
+        let mut samples = tx.open_table(SAMPLES)?;
         samples.remove(sample_id(10).0.as_bytes())?;
         samples.insert(sample_id(20).0.as_bytes(), [9_u8, 9].as_slice())?;
-        tx.open_table(super::super::format::READY)?.insert((1, group_id(77).0.as_bytes()), ())?;
+        tx.open_table(READY)?.insert((1, group_id(77).0.as_bytes()), ())?;
         let trained = Group { state: GroupState::Ready, ..group(1, 1, &[10, 11], &["exact"]) };
         let bytes = encode(&trained)?;
-        tx.open_table(super::super::format::GROUPS)?
-            .insert(trained.id.0.as_bytes(), bytes.as_slice())?;
+        tx.open_table(GROUPS)?.insert(trained.id.0.as_bytes(), bytes.as_slice())?;
         Ok(())
     })
     .unwrap();

@@ -1,6 +1,7 @@
 use redb::{ReadableDatabase, TableDefinition, WriteTransaction};
 
 use super::*;
+use crate::format::{INTERACTIONS, VERSION};
 use crate::migrate::{MIGRATIONS, Migration, run, to_current, version};
 use crate::{StoreError, StoreStats, file, maintain, reader};
 
@@ -13,12 +14,12 @@ fn add_tags(tx: &WriteTransaction) -> Result<(), StoreError> {
 
 fn add_tags_and_fail(tx: &WriteTransaction) -> Result<(), StoreError> {
     add_tags(tx)?;
-    tx.open_table(super::super::format::INTERACTIONS)?.retain(|_, _| false)?;
+    tx.open_table(INTERACTIONS)?.retain(|_, _| false)?;
     Err(StoreError::Writer("planned".to_owned()))
 }
 
 /// The schema version of a hypothetical next release.
-const NEXT: u32 = super::super::format::VERSION + 1;
+const NEXT: u32 = VERSION + 1;
 
 fn with_next(run: fn(&WriteTransaction) -> Result<(), StoreError>) -> Vec<Migration> {
     let mut all: Vec<Migration> = MIGRATIONS.iter().map(|m| Migration { ..*m }).collect();
@@ -52,7 +53,7 @@ fn has_tags(database: &redb::Database) -> bool {
 #[test]
 fn migrations_are_in_order_and_end_at_the_current_version() {
     let versions: Vec<u32> = MIGRATIONS.iter().map(|m| m.to).collect();
-    assert_eq!(versions, (1..=super::super::format::VERSION).collect::<Vec<_>>());
+    assert_eq!(versions, (1..=VERSION).collect::<Vec<_>>());
     assert!(MIGRATIONS.iter().all(|m| !m.description.is_empty()));
 }
 
@@ -63,20 +64,13 @@ fn new_and_old_files_are_migrated_to_the_current_version() {
     let database = file::create(&path).unwrap();
     assert_eq!(version(&database).unwrap(), 0);
     to_current(&database).unwrap();
-    assert_eq!(version(&database).unwrap(), super::super::format::VERSION);
+    assert_eq!(version(&database).unwrap(), VERSION);
     let found = run(&database, MIGRATIONS, refuse).unwrap();
-    assert_eq!(
-        found,
-        super::super::format::VERSION,
-        "without a pending migration nothing is verified"
-    );
+    assert_eq!(found, VERSION, "without a pending migration nothing is verified");
     drop(database);
 
     let database = filled(&path);
-    assert_eq!(
-        run(&database, &with_next(add_tags), accept).unwrap(),
-        super::super::format::VERSION
-    );
+    assert_eq!(run(&database, &with_next(add_tags), accept).unwrap(), VERSION);
     assert_eq!(version(&database).unwrap(), NEXT);
     assert!(has_tags(&database));
     assert_eq!(rows(&database).samples, 2);
@@ -93,7 +87,7 @@ fn a_failed_migration_changes_nothing() {
     {
         let failed = run(&database, &with_next(migration), verify);
         assert!(matches!(failed, Err(StoreError::Writer(ref e)) if e == "planned"), "{failed:?}");
-        assert_eq!(version(&database).unwrap(), super::super::format::VERSION);
+        assert_eq!(version(&database).unwrap(), VERSION);
         assert!(!has_tags(&database));
         assert_eq!(rows(&database), before);
     }
@@ -110,20 +104,14 @@ fn a_newer_file_is_refused_and_not_changed() {
     run(&database, &with_next(add_tags), accept).unwrap();
     drop(database);
     let refused = Store::open(&path, &StoreConfig::default(), metrics()).err().unwrap();
-    assert!(matches!(
-        refused,
-        StoreError::NewerSchema { found: NEXT, known: super::super::format::VERSION }
-    ));
+    assert!(matches!(refused, StoreError::NewerSchema { found: NEXT, known: VERSION }));
     let text = refused.to_string();
     assert!(
         text.contains(&format!("schema version {NEXT}")) && text.contains("use a newer hone"),
         "{text}"
     );
     let refused = maintain::stats(&path);
-    assert!(matches!(
-        refused,
-        Err(StoreError::NewerSchema { found: NEXT, known: super::super::format::VERSION })
-    ));
+    assert!(matches!(refused, Err(StoreError::NewerSchema { found: NEXT, known: VERSION })));
     let database = file::create(&path).unwrap();
     assert!(has_tags(&database) && rows(&database).samples == 2);
 }

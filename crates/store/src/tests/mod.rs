@@ -11,16 +11,18 @@ mod maintain;
 mod migrate;
 mod model;
 mod ratings;
-mod tools;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use redb::WriteTransaction;
+use tempfile::TempDir;
 use uuid::Uuid;
 
 use hone_core::metrics::Metrics;
+use hone_core::testing;
 use hone_core::types::{
     FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, Message, PolicyRecord,
     PolicyState, PolicyVersion, PromptSource, Rating, Reward, RewardId, RewardSource, Role, Sample,
@@ -36,6 +38,57 @@ fn metrics() -> Arc<Metrics> {
 
 fn open(path: &Path) -> Store {
     Store::open(path, &StoreConfig { group_commit_ms: 0, queue: 1000 }, metrics()).unwrap()
+}
+
+/// A ledger in a directory of its own.
+struct Ledger {
+    store: Store,
+    metrics: Arc<Metrics>,
+    dir: TempDir,
+}
+
+impl Ledger {
+    /// A ledger with prompts 1 to `prompts`, each with a served sample.
+    fn new(prompts: u64) -> Self {
+        let (dir, metrics) = (tempfile::tempdir().unwrap(), metrics());
+        let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+        let store = Store::open(&dir.path().join("ledger.redb"), &config, metrics.clone()).unwrap();
+        (1..=prompts).for_each(|n| store.enqueue(prompt_ops(n, 0)).unwrap());
+        Self { store, metrics, dir }
+    }
+
+    /// Closes and checks it, and that the gauges of what waits are what a restart counts. Returns its
+    /// folder and its file.
+    fn check(self) -> (TempDir, PathBuf) {
+        let path = self.dir.path().join("ledger.redb");
+        drop(self.store);
+        let counted = metrics();
+        drop(Store::open(&path, &StoreConfig::default(), counted.clone()).unwrap());
+        assert_eq!(counted.feedback_waiting.get(), self.metrics.feedback_waiting.get());
+        assert_eq!(counted.corrections_waiting.get(), self.metrics.corrections_waiting.get());
+        let report = crate::maintain::check(&path).unwrap();
+        assert!(report.is_healthy(), "{report:?}");
+        (self.dir, path)
+    }
+}
+
+impl Deref for Ledger {
+    type Target = Store;
+
+    fn deref(&self) -> &Store {
+        &self.store
+    }
+}
+
+/// Checks the outcomes of all ratings or corrections that were received.
+fn assert_ended(
+    ended: impl Fn(&str) -> u64,
+    [received, waiting]: [u64; 2],
+    outcomes: &[(&str, u64)],
+) {
+    let found: Vec<_> = outcomes.iter().map(|(outcome, _)| (*outcome, ended(outcome))).collect();
+    assert_eq!(found, outcomes);
+    assert_eq!(waiting, received - outcomes.iter().map(|(_, count)| count).sum::<u64>());
 }
 
 /// The problems that `hone db check` finds, of an open ledger.
@@ -77,12 +130,7 @@ fn reward_id(n: u64) -> RewardId {
 
 fn interaction(n: u64) -> Interaction {
     Interaction {
-        id: interaction_id(n),
         created: 1000 + n,
-        source: PromptSource::Live,
-        route: "default".to_owned(),
-        model: "default".to_owned(),
-        endpoint: Default::default(),
         key_id: Some("key-1".to_owned()),
         messages: vec![
             Message::new(Role::System, "add"),
@@ -94,32 +142,23 @@ fn interaction(n: u64) -> Interaction {
             seed: n,
             ..SamplingParams::default()
         },
-        prompt_ids: vec![1, 200, 70_000],
         template_hash: "0123456789abcdef".to_owned(),
-        stop: Vec::new(),
-        held_out: false,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
+        ..testing::interaction(interaction_id(n), vec![1, 200, 70_000])
     }
 }
 
 fn sample(n: u64, of: u64, origin: SampleOrigin, choice: u32) -> Sample {
     Sample {
         id: sample_id(n),
-        interaction: interaction_id(of),
         choice,
         origin,
         created: 2000 + n,
         ids: vec![5, 6, 2],
         logprobs: vec![-0.5, -1.25, 0.0],
-        kept: Vec::new(),
-        forced: Vec::new(),
         text: "<answer>2</answer>".to_owned(),
-        finish: FinishReason::Stop,
         version: PolicyVersion(n % 3),
-        params: SamplingParams::default(),
         untrainable: (choice > 0).then(|| "top_p".to_owned()),
+        ..testing::sample(interaction_id(of))
     }
 }
 
@@ -132,17 +171,8 @@ fn shadow(n: u64, of: u64) -> Sample {
 }
 
 fn graded(n: u64, of: u64, name: &str, value: Option<f64>) -> Reward {
-    Reward {
-        id: reward_id(n),
-        sample: sample_id(of),
-        name: name.to_owned(),
-        value,
-        source: RewardSource::Grader,
-        created: 3000 + n,
-        idempotency_key: None,
-        comment: None,
-        key_id: None,
-    }
+    let id = reward_id(n);
+    Reward { id, created: 3000 + n, ..testing::reward(sample_id(of), name, value) }
 }
 
 fn group(n: u64, of: u64, members: &[u64], parts: &[&str]) -> Group {
@@ -169,17 +199,13 @@ fn step(n: u64, groups: &[u64]) -> StepRecord {
 
 fn policy(n: u64, state: PolicyState) -> PolicyRecord {
     PolicyRecord {
-        version: PolicyVersion(n),
-        parent: n.checked_sub(1).map(PolicyVersion),
-        step: n,
         adapter: (n > 0).then(|| format!("adapters/v{n}")),
         sha256: (n > 0).then(|| "ab".repeat(32)),
         metrics: BTreeMap::from([("kl".to_owned(), 0.01)]),
         state,
         reason: (state == PolicyState::Rejected).then(|| "kl".to_owned()),
         created: 6000 + n,
-        pinned: false,
-        checks: Vec::new(),
+        ..testing::policy(n, n.saturating_sub(1))
     }
 }
 

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn end_users_of_one_key_have_its_share() {
+    fn the_share_of_a_key_counts_its_users_and_values_from_before_a_range() {
         for user in [None, Some("user")] {
             let raters = (0..32).map(|n| match user {
                 Some(user) if n < 28 => format!("a.{user}{n}"),
@@ -133,10 +133,6 @@ mod tests {
             let groups = raters.map(|rater| rated(&rater, 1.0, 1));
             assert_eq!(capped_by(", max_key_share = 0.5", groups).1, 28, "{user:?}");
         }
-    }
-
-    #[test]
-    fn values_from_before_a_range_are_limited_to_it() {
         let groups = [1e6, -1e308, 0.5].map(|value| rated("a", value, 1));
         let (batch, _) = capped_by(", range = [0, 1]", groups);
         let values: Vec<_> = batch.rewards().iter().map(|g| g.parts[0].values[0]).collect();
@@ -144,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn down_weighting_keeps_the_values() {
+    fn a_cap_weights_or_drops_the_values_of_a_key() {
         let (batch, count) = capped("weight");
         assert_eq!(count, 4);
         let rewards = batch.rewards();
@@ -152,10 +148,6 @@ mod tests {
         assert_eq!(weights, [0.5, 0.5, 1.0, 0.5, 1.0, 0.5]);
         assert!(rewards.iter().all(|g| g.parts[0].values == [Some(1.0)]));
         assert_eq!(batch.feedback_times().count(), 6);
-    }
-
-    #[test]
-    fn dropping_keeps_the_newest_values_and_makes_the_rest_missing() {
         let (batch, count) = capped("drop");
         assert_eq!(count, 2);
         let rewards = batch.rewards();
@@ -163,10 +155,6 @@ mod tests {
         assert_eq!(values, [Some(1.0), None, Some(1.0), Some(1.0), Some(1.0), None]);
         let times: Vec<u64> = batch.feedback_times().collect();
         assert_eq!(times, [9, 3, 4, 5]);
-    }
-
-    #[test]
-    fn without_a_cap_nothing_changes() {
         let (batch, count) = capped_by("", [rated("a", 1.0, 1), rated("b", 0.0, 2)]);
         assert_eq!(count, 0);
         assert!(batch.rewards().iter().all(|g| g.parts[0].cap_weights == [1.0]));

@@ -296,19 +296,11 @@ fn logits_that_are_not_finite_are_reported() {
 }
 
 #[test]
-fn a_token_without_weight_is_never_picked() {
+fn weights_and_biases_at_the_edge_of_f32_are_finite_or_errors() {
     assert_eq!(pick(&[(0, 0.0), (1, 1.0)], 0.0).unwrap(), (1, 1.0));
-}
-
-#[test]
-fn the_log_probability_of_a_token_whose_weight_underflows_is_finite() {
     let biased = SamplingParams { logit_bias: [(1, 3000.0)].into(), ..params(0.0) };
     let drawn = draw(&[5.0, -2000.0], &biased, 0);
     assert_eq!((drawn.id, drawn.logprob), (1, -2005.0));
-}
-
-#[test]
-fn a_bias_that_overflows_is_an_error() {
     let biased = SamplingParams { logit_bias: [(0, f32::MAX)].into(), ..params(1.0) };
     let error = TokenSampler::new(&biased, 0).unwrap().draw(&[f32::MAX, 0.0]).unwrap_err();
     assert_eq!(error, SampleError::NotFinite { id: 0, value: f32::INFINITY });

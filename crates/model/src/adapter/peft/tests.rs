@@ -9,51 +9,16 @@ use candle_core::{DType, Device};
 use serde_json::{Value, json};
 
 use crate::adapter::weights::{LoraWeights, named_plan};
-use crate::adapter::{LoraConfig, LoraInit, Modules, Patterns, peft};
-use crate::testing::{randomize, test_file, tiny_spec, values};
+use crate::adapter::{LoraConfig, LoraInit, Modules, peft};
+use crate::testing::{all_values, test_file, tiny_spec, values, varied, write_adapter};
 
 /// All linear layers with rank 2.
 fn rank_two() -> LoraConfig {
     LoraConfig { r: 2, alpha: 4.0, ..LoraConfig::default() }
 }
 
-fn patterns<T: Copy>(list: &[(&str, T)]) -> Patterns<T> {
-    Patterns(list.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect())
-}
-
-/// Patterns, rslora and exclusions, so that modules differ. The first pattern that matches is not the
-/// first in the alphabet.
-fn varied() -> LoraConfig {
-    LoraConfig {
-        use_rslora: true,
-        exclude_modules: ["layers.1.mlp.up_proj", "v_proj"].into(),
-        rank_pattern: patterns(&[("q_proj", 3), ("layers\\.0\\.self_attn\\..*", 5)]),
-        alpha_pattern: patterns(&[("down_proj", 1.5)]),
-        ..rank_two()
-    }
-}
-
-fn random_lora(config: &LoraConfig, seed: u64) -> LoraWeights {
-    let mut rng = rand::SeedableRng::seed_from_u64(seed);
-    let lora =
-        LoraWeights::fresh(&tiny_spec(), config, &mut rng, DType::F32, &Device::Cpu).unwrap();
-    randomize(&lora, seed);
-    lora
-}
-
-/// An adapter directory with random values.
-fn written(dir: &Path, config: &LoraConfig) -> LoraWeights {
-    let lora = random_lora(config, 5);
-    peft::write(dir, &lora, config, "tiny").unwrap();
-    lora
-}
-
 fn read(dir: &Path) -> crate::Result<(LoraConfig, LoraWeights)> {
     peft::read(dir, &tiny_spec(), DType::F32, &Device::Cpu)
-}
-
-fn all_values(lora: &LoraWeights) -> BTreeMap<String, Vec<f64>> {
-    lora.parameters().into_iter().map(|(name, var)| (name, values(var))).collect()
 }
 
 #[test]
@@ -87,8 +52,8 @@ fn modules_ranks_and_scales_are_those_of_peft() {
 #[test]
 fn a_written_adapter_reads_back_the_same() {
     let dir = tempfile::tempdir().unwrap();
-    let config = varied();
-    let lora = written(dir.path(), &config);
+    let config = varied(rank_two());
+    let lora = write_adapter(dir.path(), &config);
     let (found, again) = read(dir.path()).unwrap();
     assert_eq!(all_values(&again), all_values(&lora));
     assert_eq!(again.module_scales(), lora.module_scales());
@@ -102,7 +67,7 @@ fn a_written_adapter_reads_back_the_same() {
 #[test]
 fn adapters_in_16_bits_are_upcast() {
     let dir = tempfile::tempdir().unwrap();
-    let lora = written(dir.path(), &rank_two());
+    let lora = write_adapter(dir.path(), &rank_two());
     for dtype in [DType::F16, DType::BF16] {
         let tensors = lora.tensors().unwrap().into_iter();
         let narrow: std::collections::HashMap<_, _> =
@@ -119,7 +84,7 @@ fn adapters_in_16_bits_are_upcast() {
 #[test]
 fn options_beyond_a_low_rank_product_are_rejected_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    written(dir.path(), &rank_two());
+    write_adapter(dir.path(), &rank_two());
     let path = dir.path().join(peft::CONFIG_FILE);
     let good: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let error = |key: &str, value: Value| {
@@ -154,7 +119,7 @@ fn options_beyond_a_low_rank_product_are_rejected_by_name() {
 #[test]
 fn errors_name_the_modules_of_another_models_adapter() {
     let dir = tempfile::tempdir().unwrap();
-    let lora = written(dir.path(), &rank_two());
+    let lora = write_adapter(dir.path(), &rank_two());
     let mut tensors: std::collections::HashMap<_, _> =
         lora.tensors().unwrap().into_iter().collect();
     let name = "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight";
@@ -178,7 +143,7 @@ fn errors_name_the_modules_of_another_models_adapter() {
 #[test]
 fn pickles_are_rejected_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    written(dir.path(), &rank_two());
+    write_adapter(dir.path(), &rank_two());
     let path = dir.path().join(peft::WEIGHTS_FILE);
     fs::rename(path, dir.path().join("adapter_model.bin")).unwrap();
     let error = read(dir.path()).unwrap_err().to_string();
@@ -224,7 +189,7 @@ pub(crate) fn copied(from: &Path, to: &Path) {
 
 /// An adapter whose modules differ in rank and scale, in a directory.
 pub(crate) fn varied_adapter(dir: &Path) -> (LoraConfig, LoraWeights) {
-    let config = varied();
-    let lora = written(dir, &config);
+    let config = varied(rank_two());
+    let lora = write_adapter(dir, &config);
     (config, lora)
 }

@@ -46,7 +46,7 @@ fn values_are_not_parsed_as_templates() {
 }
 
 #[test]
-fn errors_name_the_missing_value() {
+fn missing_values_and_long_texts_are_refused() {
     for (text, wanted) in [
         ("{{ item.other }}", "item.other is missing"),
         ("{{ item.none }}", "item.none is missing"),
@@ -57,6 +57,9 @@ fn errors_name_the_missing_value() {
     ] {
         assert_eq!(error(text), wanted);
     }
+    let item = json!({"a": "x".repeat(LONGEST_OUTPUT / 2)});
+    let template = Template::parse("{{item.a}}{{item.a}}{{item.a}}").unwrap();
+    assert_eq!(template.render(&item, &Value::Null), Err(RenderFault::TooLong));
 }
 
 #[test]
@@ -77,13 +80,6 @@ fn errors_contain_the_position() {
         error(&format!("{{{{item{}}}}}", ".a".repeat(65)))
             .ends_with("more than 64 keys and indices")
     );
-}
-
-#[test]
-fn texts_that_would_be_too_long_are_refused() {
-    let item = json!({"a": "x".repeat(LONGEST_OUTPUT / 2)});
-    let template = Template::parse("{{item.a}}{{item.a}}{{item.a}}").unwrap();
-    assert_eq!(template.render(&item, &Value::Null), Err(RenderFault::TooLong));
 }
 
 proptest! {

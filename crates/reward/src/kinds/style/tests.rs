@@ -45,15 +45,11 @@ fn values_equal_open_r1() {
 }
 
 #[test]
-fn scripts_without_spaces_have_words() {
+fn words_of_scripts_without_spaces_and_tokens_are_counted() {
     let p = RepetitionPenalty { ngram: 2, ..Default::default() };
     assert!(near(score_text(&p, &"好的".repeat(7)), -11.0 / 13.0));
     assert_eq!(score_text(&p, "我今天很高兴"), 0.0);
     assert!(near(score_text(&p, "да нет да нет"), -1.0 / 3.0));
-}
-
-#[test]
-fn tokens_may_be_counted_instead_of_words() {
     let p = RepetitionPenalty { ngram: 2, unit: RepetitionUnit::Tokens, ..Default::default() };
     // The examples of TRL's documentation.
     for (ids, value) in [(vec![1, 2, 3, 4], 0.0), (vec![5; 5], -0.75), (vec![1], 0.0)] {

@@ -5,7 +5,6 @@ use std::sync::Weak;
 
 use hone_core::files::replace_dir;
 use hone_model::ModelError;
-use hone_model::adapter::LoraConfig;
 
 use super::prefix::{answer, prompt, prompt_tokens};
 use super::*;

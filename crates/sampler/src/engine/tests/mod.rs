@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use hone_core::types::{FinishReason, SamplingParams, TokenId};
 use hone_engine::{Completion, Event, ModelDir, Probe, Publisher};
+use hone_model::adapter::LoraConfig;
 use hone_train::Learner;
 use hone_train::config::TrainConfig;
 
@@ -76,22 +77,30 @@ impl SteppedEngine {
     }
 }
 
+/// The files of an adapter with random values.
+fn adapter(seed: u64) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let config = LoraConfig { r: 4, alpha: 3.0, ..LoraConfig::default() };
+    peft::write(dir.path(), &random_lora(model(&tiny()).spec(), 4, seed), &config, "tiny").unwrap();
+    dir
+}
+
+/// Waits for a condition, or fails after ten seconds.
+async fn until(condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(10), "timed out");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 fn small() -> SamplerConfig {
     SamplerConfig { slots: 40, threads: 2, ..SamplerConfig::default() }
 }
 
 fn request(prompt: &[TokenId], seed: u64, max_tokens: u32) -> GenerateRequest {
-    GenerateRequest {
-        prompt_ids: prompt.to_vec(),
-        params: SamplingParams { seed, max_tokens, ..SamplingParams::default() },
-        stop: Vec::new(),
-        top_logprobs: 0,
-        priority: Priority::Shadow,
-        owner: None,
-        version: None,
-        grammar: None,
-        scored: Vec::new(),
-    }
+    let params = SamplingParams { seed, max_tokens, ..SamplingParams::default() };
+    GenerateRequest::new(prompt.to_vec(), params, Priority::Shadow)
 }
 
 /// A request that continues to its limit.
@@ -160,21 +169,13 @@ async fn one_by_one(engine: &Arc<BatchedEngine>, requests: &[GenerateRequest]) -
 }
 
 async fn until_idle(engine: &BatchedEngine) {
-    let began = Instant::now();
-    while engine.load() != EngineLoad::default() {
-        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", engine.load());
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(|| engine.load() == EngineLoad::default()).await;
 }
 
 /// Waits until the cache holds no page of a sequence.
 async fn until_no_page_is_used(engine: &BatchedEngine) {
     let pages = engine.shared.metrics.engine_cache_pages.with_label_values(&["used"]);
-    let began = Instant::now();
-    while pages.get() != 0 {
-        assert!(began.elapsed() < Duration::from_secs(10), "{} pages", pages.get());
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(|| pages.get() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -266,41 +267,6 @@ fn score_difference(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_are_sampled_from_the_exact_softmax() {
-    const DRAWS: u64 = 6000;
-    let engine = start(SamplerConfig { slots: 64, ..small() });
-    let prompt = [7, 3, 11];
-    let logits = crate::testing::trainer_logits(&model(&tiny()), &prompt, None);
-    let max = logits[2].iter().fold(f32::NEG_INFINITY, |m, x| m.max(*x));
-    let weights: Vec<f64> = logits[2].iter().map(|x| f64::from(x - max).exp()).collect();
-    let total: f64 = weights.iter().sum();
-    let requests: Vec<_> = (0..DRAWS).map(|seed| request(&prompt, seed, 1)).collect();
-    let mut counts = vec![0.0_f64; weights.len()];
-    for completion in all(&engine, &requests).await {
-        counts[completion.tokens[0].id as usize] += 1.0;
-    }
-    // Cells of at least eight expected draws, the rest together.
-    let (mut statistic, mut cells, mut rest) = (0.0, 0, (0.0, 0.0));
-    for (count, weight) in counts.iter().zip(&weights) {
-        let expected = weight / total * DRAWS as f64;
-        if expected < 8.0 {
-            rest = (rest.0 + count, rest.1 + expected);
-        } else {
-            statistic += (count - expected).powi(2) / expected;
-            cells += 1;
-        }
-    }
-    if rest.1 > 0.0 {
-        statistic += (rest.0 - rest.1).powi(2) / rest.1;
-    }
-    assert!(cells > 20, "{cells} cells");
-    // Wilson and Hilferty 1931: the cube root is nearly normal. 4 deviations is 1 in 30,000.
-    let k = f64::from(cells);
-    let z = ((statistic / k).cbrt() - (1.0 - 2.0 / (9.0 * k))) / (2.0 / (9.0 * k)).sqrt();
-    assert!(z.abs() < 4.0, "chi-square {statistic} of {cells} cells: {z} deviations");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_can_never_run_are_refused() {
     let engine = start(SamplerConfig { max_batch_tokens: 64, queue: 2, slots: 1, ..small() });
     let refused = async |request: GenerateRequest| engine.generate(request).await.unwrap_err();
@@ -329,11 +295,7 @@ async fn closing_ends_running_and_queued_shadow_requests() {
             async move { engine.generate(request(&[1, 2], seed, 400)).await?.collect().await };
         tasks.push(tokio::spawn(run));
     }
-    let began = Instant::now();
-    while engine.load().shadow_running < 2 || engine.load().shadow_waiting < 3 {
-        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", engine.load());
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(|| engine.load().shadow_running >= 2 && engine.load().shadow_waiting >= 3).await;
     engine.close(false);
     for task in tasks {
         assert!(matches!(task.await.unwrap(), Err(EngineError::ShuttingDown)));
@@ -378,10 +340,7 @@ async fn a_publisher_without_a_serving_engine_probes_and_activates_the_staged_ve
     let refused = publisher.activate().await.unwrap_err().to_string();
     assert!(refused.contains("no version is staged"), "{refused}");
 
-    let spec = model(&tiny()).spec().clone();
-    let dir = tempfile::tempdir().unwrap();
-    let config = hone_model::adapter::LoraConfig { r: 4, alpha: 3.0, ..Default::default() };
-    peft::write(dir.path(), &random_lora(&spec, 4, 3), &config, "tiny").unwrap();
+    let dir = adapter(3);
     publisher.stage(PolicyVersion(3), Some(dir.path())).await.unwrap();
     let greedy = |version| {
         let (engine, mut request) = (Arc::clone(&engine), request(&[5, 9, 2], 0, 8));

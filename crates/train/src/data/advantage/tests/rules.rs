@@ -10,7 +10,7 @@ use super::{
     any_group, any_scale, assert_near, close, graded, group, lone, moderate, part, scaled,
 };
 use crate::config::{AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance};
-use crate::data::advantage::{Advantages, Baselines, GroupRewards};
+use crate::data::advantage::{Advantages, Baselines, GroupRewards, Moments};
 
 fn run(groups: &[GroupRewards], config: &TrainConfig) -> Advantages {
     Baselines::new(100.0).advantages(groups, config)
@@ -209,7 +209,7 @@ fn advantages_of_a_sum_of_parts_are_those_of_trl() {
     for [_, expected] in cases("multi_objective") {
         let sums = numbers(&expected["sums"]);
         if sums.len() > 1 {
-            let found = run(&[graded(&sums)], AdvantageScale::Group).remove(0);
+            let found = super::run(&[graded(&sums)], AdvantageScale::Group).remove(0);
             for (found, wanted) in found.into_iter().zip(numbers(&expected["advantages"])) {
                 assert_near(found, wanted);
             }
@@ -226,7 +226,7 @@ fn advantages_differ_from_the_first_guide_by_the_divisor_only() {
             let n = rewards.len() as f64;
             let deviation = Moments::of(rewards.iter().copied()).deviation().unwrap();
             let of_guide = (deviation * ((n - 1.0) / n).sqrt()).max(1e-8);
-            let found = run(&[graded(&rewards)], AdvantageScale::Group).remove(0);
+            let found = super::run(&[graded(&rewards)], AdvantageScale::Group).remove(0);
             for (found, wanted) in found.into_iter().zip(numbers(&expected)) {
                 assert_near(found * (deviation + 1e-4), wanted * of_guide);
             }

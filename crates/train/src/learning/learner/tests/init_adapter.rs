@@ -1,47 +1,21 @@
 //! Learners that start from an adapter directory.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::{DType, Device};
-use serde_json::json;
+use candle_core::DType;
+use serde_json::{Value, json};
 
-use hone_model::adapter::weights::LoraWeights;
-use hone_model::adapter::{LoraConfig, Patterns, peft};
-use hone_model::testing::{randomize, tiny_model, tiny_spec, values};
+use hone_model::adapter::{LoraConfig, peft};
+use hone_model::testing::{all_values, randomize, tiny_model, write_adapter};
 
-use crate::config::{KlConfig, TrainConfig};
+use crate::config::{KlConfig, PeakRate, TrainConfig};
 use crate::error::Result;
 use crate::learning::learner::Learner;
-use crate::testing::{random_samples, tiny_config};
-
-fn patterns<T: Copy>(list: &[(&str, T)]) -> Patterns<T> {
-    Patterns(list.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect())
-}
+use crate::testing::{random_samples, tiny_config, tiny_learner};
 
 /// Settings that give modules different ranks and scales.
 fn varied() -> LoraConfig {
-    LoraConfig {
-        use_rslora: true,
-        exclude_modules: ["layers.1.mlp.up_proj", "v_proj"].into(),
-        rank_pattern: patterns(&[("q_proj", 3), ("layers\\.0\\.self_attn\\..*", 5)]),
-        alpha_pattern: patterns(&[("down_proj", 1.5)]),
-        ..tiny_config().lora
-    }
-}
-
-/// Writes an adapter directory with random values.
-fn written(dir: &Path, config: &LoraConfig) -> LoraWeights {
-    let mut rng = rand::SeedableRng::seed_from_u64(5);
-    let lora =
-        LoraWeights::fresh(&tiny_spec(), config, &mut rng, DType::F32, &Device::Cpu).unwrap();
-    randomize(&lora, 5);
-    peft::write(dir, &lora, config, "tiny").unwrap();
-    lora
-}
-
-fn all_values(lora: &LoraWeights) -> BTreeMap<String, Vec<f64>> {
-    lora.parameters().into_iter().map(|(name, var)| (name, values(var))).collect()
+    hone_model::testing::varied(tiny_config().lora)
 }
 
 /// A learner that starts from an adapter directory.
@@ -53,7 +27,7 @@ fn from(dir: &Path, lora: LoraConfig) -> Result<Learner> {
 #[test]
 fn a_run_starts_from_an_adapter_and_takes_its_shape() {
     let dir = tempfile::tempdir().unwrap();
-    let lora = written(dir.path(), &varied());
+    let lora = write_adapter(dir.path(), &varied());
     let mut learner =
         from(dir.path(), LoraConfig { dropout: 0.1, ..LoraConfig::default() }).unwrap();
     assert_eq!(all_values(learner.served()), all_values(&lora));
@@ -73,7 +47,7 @@ fn a_run_starts_from_an_adapter_and_takes_its_shape() {
 #[test]
 fn a_key_that_contradicts_the_adapter_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    written(dir.path(), &tiny_config().lora);
+    write_adapter(dir.path(), &tiny_config().lora);
     let message = |lora: LoraConfig| from(dir.path(), lora).err().unwrap().to_string();
     let error = message(LoraConfig { r: 8, ..LoraConfig::default() });
     assert!(error.contains("its r is 2, but `train.lora.r` is 8"), "{error}");
@@ -91,7 +65,7 @@ fn kl(learner: &mut Learner, seed: u64) -> f64 {
 #[test]
 fn the_adapter_to_start_from_is_the_reference() {
     let dir = tempfile::tempdir().unwrap();
-    written(dir.path(), &varied());
+    write_adapter(dir.path(), &varied());
     let start = || from(dir.path(), LoraConfig::default()).unwrap();
     let mut learner = start();
     assert!(kl(&mut learner, 1).abs() < 1e-9);
@@ -100,7 +74,7 @@ fn the_adapter_to_start_from_is_the_reference() {
     let saved = dir.path().join("step-000000000002");
     learner.save(&saved, &json!(null)).unwrap();
     let other = tempfile::tempdir().unwrap();
-    let lora = written(other.path(), &varied());
+    let lora = write_adapter(other.path(), &varied());
     randomize(&lora, 6);
     peft::write(other.path(), &lora, &varied(), "tiny").unwrap();
     let mut resumed = from(other.path(), LoraConfig::default()).unwrap();
@@ -120,7 +94,7 @@ fn the_adapter_to_start_from_is_the_reference() {
 #[test]
 fn synchronization_starts_from_the_adapter() {
     let dir = tempfile::tempdir().unwrap();
-    written(dir.path(), &varied());
+    write_adapter(dir.path(), &varied());
     let with = |sync_mixup| {
         let lora = LoraConfig { init_adapter: dir.path().to_owned(), ..LoraConfig::default() };
         let kl = KlConfig { sync_steps: 2, sync_mixup, ..KlConfig::default() };
@@ -133,4 +107,60 @@ fn synchronization_starts_from_the_adapter() {
     assert!(full[0].abs() < 1e-9 && full[2].abs() < 1e-9, "{full:?}");
     assert_eq!(fixed[..2], partial[..2]);
     assert!(partial[2] > 1e-9 && partial[2] < fixed[2], "{partial:?} of {fixed:?}");
+}
+
+fn config(sync_steps: u64, sync_mixup: f64) -> TrainConfig {
+    TrainConfig {
+        beta: 0.1,
+        learning_rate: PeakRate::Fixed(0.05),
+        kl: KlConfig { sync_steps, sync_mixup, ..KlConfig::default() },
+        ..tiny_config()
+    }
+}
+
+/// The KL that each step reports, which is to the reference before the step.
+fn kls(learner: &mut Learner, steps: u64) -> Vec<f64> {
+    let step = |seed| learner.step(&random_samples(4, seed), u64::MAX, 12).unwrap().metrics["kl"];
+    (0..steps).map(step).collect()
+}
+
+#[test]
+fn the_kl_is_to_the_base_until_the_first_synchronization() {
+    let mut fixed = tiny_learner(&config(0, 0.6));
+    let base = kls(&mut fixed, 5);
+    assert!(base[0].abs() < 1e-12 && base[4] > 1e-6, "{base:?}");
+
+    // A full synchronization every second step: the third step's KL is to the policy itself.
+    let mut full = tiny_learner(&config(2, 1.0));
+    let own = kls(&mut full, 5);
+    assert_eq!(own[..2], base[..2]);
+    assert!(own[2].abs() < 1e-12, "{own:?}");
+    assert!(own[3] > 1e-9 && own[4].abs() < 1e-12, "{own:?}");
+
+    // A partial one is between the base and the policy. Both took the same two steps.
+    let mut partial = tiny_learner(&config(2, 0.5));
+    let own = kls(&mut partial, 3);
+    assert!(own[2] > 1e-9 && own[2] < base[2], "{own:?} of {base:?}");
+}
+
+#[test]
+fn a_checkpoint_keeps_the_reference_and_a_rollback_resets_it_to_the_base() {
+    let synced = config(2, 0.6);
+    let mut uninterrupted = tiny_learner(&synced);
+    kls(&mut uninterrupted, 3);
+    let dir = tempfile::tempdir().unwrap();
+    let saved = dir.path().join("step-3");
+    uninterrupted.save(&saved, &Value::Null).unwrap();
+    let mut resumed = tiny_learner(&synced);
+    resumed.load(&saved).unwrap();
+    assert_eq!(kls(&mut uninterrupted, 3), kls(&mut resumed, 3), "bit for bit");
+
+    uninterrupted.reset_to(None).unwrap();
+    assert!(kls(&mut uninterrupted, 1)[0].abs() < 1e-12, "a fresh adapter is the base");
+    // Without synchronization the saved reference is ignored.
+    let mut fixed = tiny_learner(&config(0, 0.6));
+    fixed.load(&saved).unwrap();
+    let mut synchronized = tiny_learner(&config(2, 0.6));
+    synchronized.load(&saved).unwrap();
+    assert_ne!(kls(&mut fixed, 1), kls(&mut synchronized, 1));
 }

@@ -2,7 +2,6 @@
 
 mod checkpoints;
 mod init_adapter;
-mod reference;
 mod resume;
 mod wide;
 
@@ -15,6 +14,7 @@ use hone_model::ModelSpec;
 use hone_model::adapter::{Modules, peft};
 use hone_model::testing::{randomize, tiny_model, values};
 
+use super::Learner;
 use crate::config::{CorrectionMode, TrainConfig};
 use crate::data::packing::TrainSample;
 use crate::testing::{random_samples, record, score, tiny_config, tiny_learner};

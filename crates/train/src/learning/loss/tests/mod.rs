@@ -10,8 +10,8 @@ use serde_json::Value;
 use hone_model::testing::{test_file, token_stats, values};
 
 use super::{
-    LossCoefficients, LossSequence, SequenceLoss, clipped, sampler_weights, sequence_loss,
-    sequence_weights,
+    LEAST_WEIGHT, LONGEST, LossCoefficients, LossSequence, SequenceLoss, clipped, late_weight,
+    sampler_weights, sequence_loss, sequence_weights,
 };
 use crate::config::{
     CorrectionConfig, CorrectionMode, KlConfig, KlEstimator, LossKind, SapoConfig, TrainConfig,
@@ -229,15 +229,11 @@ fn weight(count: usize, change: f64) -> f64 {
 }
 
 #[test]
-fn a_short_completion_has_the_truncated_weight_of_its_sequence() {
+fn a_late_completion_has_the_truncated_weight_of_its_sequence() {
     assert!((weight(8, -0.1) - (-0.8_f64).exp()).abs() < 1e-12);
     assert!((weight(64, -0.1) - (-6.4_f64).exp()).abs() < 1e-12);
     assert_eq!(weight(8, 0.1), 1.0, "it never counts more");
     assert_eq!(weight(0, 0.0), 1.0);
-}
-
-#[test]
-fn the_weight_of_a_long_completion_does_not_underflow() {
     let bounded = weight(4096, -0.05);
     assert!((bounded - (-0.05 * LONGEST).exp()).abs() < 1e-12);
     assert!(bounded > LEAST_WEIGHT && (-0.05_f64 * 4096.0).exp() < LEAST_WEIGHT);
