@@ -95,7 +95,7 @@ fn a_key_opens_the_routes_of_its_scopes() {
         ("/v1/models", &["asks", "both"]),
         ("/v1/feedback", &["asks", "rates", "both"]),
         ("/v1/fine_tuning/alpha/graders/run", &["grades"]),
-        ("/v1/fine_tuning", &["asks", "both"]),
+        ("/v1/fine_tuning", &["grades"]),
         ("/admin/train", &["operates", "both"]),
         ("/nowhere", &all),
         ("/adminx", &all),

@@ -101,32 +101,25 @@ fn every_element_is_one_sum_in_ascending_order() {
 
 #[test]
 fn weights_of_16_bits_are_multiplied_as_their_exact_values() {
-    for (outputs, inner, blocks) in [(5, 33, 1), (37, 48, 1), (21, 16, 2), (50, 70, 6)] {
-        let width = blocks * COLUMN_BLOCK;
-        let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
-        let f16s: Vec<f16> = w.iter().map(|w| f16::from_f32(*w)).collect();
-        let bf16s: Vec<bf16> = w.iter().map(|w| bf16::from_f32(*w)).collect();
-        let x = TokenColumns { values: &x, width, tokens: width };
-        let initial = values(outputs * width, 5);
-        let wide = |wide: Vec<f32>| {
-            let mut out = initial.clone();
-            let w = WeightMatrix { values: &wide[..], inner };
-            add_matmul(&mut out, w, x, 1);
-            (out, by_every_kernel(&initial, w, x))
-        };
-        let w = WeightMatrix { values: &f16s[..], inner };
-        let (expected, by_kernel) = wide(f16s.iter().map(|w| w.to_f32()).collect());
-        let mut out = initial.clone();
-        add_matmul_serial(&mut out, w, x);
-        assert_eq!(out, expected);
-        assert_eq!(by_every_kernel(&initial, w, x), by_kernel);
-        let w = WeightMatrix { values: &bf16s[..], inner };
-        let (expected, by_kernel) = wide(bf16s.iter().map(|w| w.to_f32()).collect());
-        let mut out = initial.clone();
-        add_matmul_serial(&mut out, w, x);
-        assert_eq!(out, expected);
-        assert_eq!(by_every_kernel(&initial, w, x), by_kernel);
+    fn check<W: VectorWeight>(narrow: fn(f32) -> W, widen: fn(&W) -> f32) {
+        for (outputs, inner, blocks) in [(5, 33, 1), (37, 48, 1), (21, 16, 2), (50, 70, 6)] {
+            let width = blocks * COLUMN_BLOCK;
+            let (w, x) = (values(outputs * inner, 3), values(inner * width, 11));
+            let stored: Vec<W> = w.into_iter().map(narrow).collect();
+            let wide: Vec<f32> = stored.iter().map(widen).collect();
+            let x = TokenColumns { values: &x, width, tokens: width };
+            let initial = values(outputs * width, 5);
+            let (mut out, mut expected) = (initial.clone(), initial.clone());
+            let (w, wide) =
+                (WeightMatrix { values: &stored, inner }, WeightMatrix { values: &wide, inner });
+            add_matmul(&mut expected, wide, x, 1);
+            add_matmul_serial(&mut out, w, x);
+            assert_eq!(out, expected);
+            assert_eq!(by_every_kernel(&initial, w, x), by_every_kernel(&initial, wide, x));
+        }
     }
+    check(f16::from_f32, |w| w.to_f32());
+    check(bf16::from_f32, |w| w.to_f32());
 }
 
 #[test]
