@@ -22,7 +22,7 @@ use hone_model::weights::Quantize;
 use hone_reward::kinds::{Length, LengthUnit, RewardKind};
 use hone_reward::routes::RewardConfig;
 use hone_rollout::{RolloutConfig, SamplerKind};
-use hone_train::config::{PeakRate, ScheduleKind, TrainConfig};
+use hone_train::config::{PeakRate, Schedule, TrainConfig};
 
 use hone_config::flags::{count, engine_backend, quantize, sampler_kind, seconds};
 use hone_config::{Config, LogConfig};
@@ -290,10 +290,8 @@ fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Result<Config> {
         },
         train: TrainConfig {
             max_steps: 0,
-            total_steps: 0,
             learning_rate: PeakRate::Fixed(1e-7),
-            min_learning_rate: 0.0,
-            schedule: ScheduleKind::Constant,
+            schedule: Schedule::default(),
             ..demo.train.clone()
         },
         ..demo

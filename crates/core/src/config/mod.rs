@@ -3,6 +3,7 @@
 //! Each crate defines the section that configures it and checks its values with the functions here. The root
 //! package joins the sections, and is the only place that reads the environment.
 
+pub mod choice;
 pub mod describe;
 pub mod section;
 

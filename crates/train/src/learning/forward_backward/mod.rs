@@ -273,7 +273,7 @@ impl ForwardBackward<'_> {
     /// Whether a sample's loss needs log-probabilities from before the step's first update.
     fn needs_old(&self, index: usize) -> bool {
         let sample = &self.samples[index];
-        let is_corrected = self.config.sampler_correction.mode != CorrectionMode::None;
+        let is_corrected = self.config.sampler_correction.kind != CorrectionMode::None;
         !sample.correction && (is_corrected || sample.late)
     }
 

@@ -14,8 +14,8 @@ use hone_model::testing::{randomize, relative_difference, tiny_model, token_stat
 
 use super::{ForwardBackward, LogprobCache, PassOutput};
 use crate::config::{
-    CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
-    SapoConfig, TrainConfig,
+    CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, Loss, LossKind,
+    RatioLevel, TrainConfig,
 };
 use crate::data::packing::{PackedBatch, TrainSample, shards};
 use crate::learning::objective::AdaptiveCoefficients;
@@ -155,7 +155,7 @@ fn check_gradients_of(
 #[test]
 fn gradients_of_every_adapter_tensor_equal_finite_differences() {
     for loss in [LossKind::Grpo, LossKind::DrGrpo, LossKind::Dapo] {
-        let config = TrainConfig { loss, ..tiny_config() };
+        let config = TrainConfig { loss: loss.into(), ..tiny_config() };
         check_gradients(&config, DType::F64, 1e-5, 1e-7);
     }
 }
@@ -163,10 +163,10 @@ fn gradients_of_every_adapter_tensor_equal_finite_differences() {
 /// One setting for each term of the loss that the others do not reach.
 fn other_losses() -> Vec<TrainConfig> {
     let config = tiny_config();
-    let with = |loss| TrainConfig { loss, ..config.clone() };
+    let with = |loss: LossKind| TrainConfig { loss: loss.into(), ..config.clone() };
     let kl = |estimator| KlConfig { estimator, ..KlConfig::default() };
-    let correction = |mode| CorrectionConfig { mode, clip_min: 0.7, clip_max: 1.5 };
-    let sapo = SapoConfig { tau_neg: 2.0, ..SapoConfig::default() };
+    let correction = |kind| CorrectionConfig { kind, clip_min: 0.7, clip_max: 1.5 };
+    let sapo = Loss { tau_neg: 2.0, ..LossKind::Sapo.into() };
     vec![
         TrainConfig {
             entropy: EntropyConfig { coef: 0.3, ..EntropyConfig::default() },
@@ -174,7 +174,7 @@ fn other_losses() -> Vec<TrainConfig> {
         },
         TrainConfig { kl: kl(KlEstimator::Corrected), ..with(LossKind::Gspo) },
         TrainConfig { importance_sampling_level: RatioLevel::Sequence, ..with(LossKind::Luspo) },
-        TrainConfig { kl: kl(KlEstimator::K2), ..with(LossKind::Sapo(sapo)) },
+        TrainConfig { kl: kl(KlEstimator::K2), loss: sapo, ..with(LossKind::Sapo) },
         TrainConfig { kl: kl(KlEstimator::K1), ..with(LossKind::Reinforce) },
         TrainConfig { delta: 1.4, kl: kl(KlEstimator::Corrected), ..with(LossKind::Dapo) },
         TrainConfig { dual_clip: 1.4, off_policy_mask_threshold: 0.02, ..with(LossKind::Grpo) },
@@ -189,7 +189,7 @@ fn other_losses() -> Vec<TrainConfig> {
         },
         TrainConfig {
             sampler_correction: correction(CorrectionMode::TokenMask),
-            ..with(LossKind::Sapo(SapoConfig::default()))
+            ..with(LossKind::Sapo)
         },
     ]
 }
@@ -200,7 +200,7 @@ fn gradients_of_every_other_loss_equal_finite_differences() {
         check_gradients(&config, DType::F64, 1e-5, 1e-6);
     }
     // cispo treats the ratio as a constant. With all ratios above the bound 1 + 0 it is one.
-    let config = TrainConfig { loss: LossKind::Cispo, clip_high: 0.0, ..tiny_config() };
+    let config = TrainConfig { loss: LossKind::Cispo.into(), clip_high: 0.0, ..tiny_config() };
     let below = |sample: &mut TrainSample| sample.logprobs.iter_mut().for_each(|l| *l -= 1.0);
     check_gradients_of(&config, DType::F64, 1e-5, 1e-6, below);
 }
@@ -247,7 +247,7 @@ fn micro_batch_difference(dtype: DType, config: &TrainConfig) -> f64 {
 #[test]
 fn micro_batches_do_not_change_the_gradient() {
     for loss in [LossKind::Grpo, LossKind::DrGrpo, LossKind::Dapo] {
-        let config = TrainConfig { loss, ..tiny_config() };
+        let config = TrainConfig { loss: loss.into(), ..tiny_config() };
         let exact = micro_batch_difference(DType::F64, &config);
         assert!(exact < 1e-12, "{loss:?}: {exact:e}");
         // In single precision the difference is rounding.

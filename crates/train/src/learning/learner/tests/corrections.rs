@@ -26,7 +26,7 @@ fn the_likelihood_of_corrections_rises_beside_other_samples() {
     // Two updates with a sampler correction: neither the ratio nor the KL concerns corrections.
     let mut config =
         TrainConfig { correction_weight: 1.0, num_iterations: 2, micro_batch: 4, ..tiny_config() };
-    config.sampler_correction.mode = CorrectionMode::TokenTruncate;
+    config.sampler_correction.kind = CorrectionMode::TokenTruncate;
     let mut learner = tiny_learner(&config);
     let corrections = [correction(&[5, 6, 7], &[30, 31, 2]), correction(&[8, 9], &[40, 2])];
     let before = nll(&learner, &corrections);

@@ -14,7 +14,7 @@ fn age(sample: &mut TrainSample, change: f32) {
 fn a_late_sample_counts_by_the_truncated_weight_of_its_sequence() {
     for mode in [CorrectionMode::None, CorrectionMode::TokenTruncate] {
         let mut config = TrainConfig { num_iterations: 2, ..tiny_config() };
-        config.sampler_correction.mode = mode;
+        config.sampler_correction.kind = mode;
         let (mut learner, mut other) = (tiny_learner(&config), tiny_learner(&config));
         let mut samples = recorded(&learner, 3);
         let mut scaled = samples.clone();

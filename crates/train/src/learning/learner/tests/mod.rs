@@ -182,7 +182,7 @@ fn truncated_completions_are_left_out_if_configured() {
 #[test]
 fn with_a_sampler_correction_the_ratio_is_relative_to_the_first_pass() {
     let mut config = TrainConfig { num_iterations: 3, ..tiny_config() };
-    config.sampler_correction.mode = CorrectionMode::TokenTruncate;
+    config.sampler_correction.kind = CorrectionMode::TokenTruncate;
     config.lora.dropout = 0.2;
     let mut learner = tiny_learner(&config);
     let mut samples = batch(3);
