@@ -103,16 +103,11 @@ impl Codec {
     /// # Errors
     /// [`EngineError::Invalid`] if the template refuses the conversation.
     pub fn prompt(&self, messages: &[Message]) -> Result<Vec<TokenId>, EngineError> {
-        self.turns(messages, true)
+        self.chat(messages, &ChatOptions::default(), self.tool_format(), true)
     }
 
-    /// [`Self::prompt`], with or without the generation prompt.
-    pub fn turns(&self, messages: &[Message], generate: bool) -> Result<Vec<TokenId>, EngineError> {
-        self.chat(messages, &ChatOptions::default(), self.tool_format(), generate)
-    }
-
-    /// [`Self::turns`] with functions and variables of the template. `format` is how the model writes
-    /// calls, see [`ChatTemplate::render_with`].
+    /// [`Self::prompt`] with functions and variables of the template, and with or without the generation prompt.
+    /// `format` is how the model writes calls, see [`ChatTemplate::render_with`].
     pub fn chat(
         &self,
         messages: &[Message],

@@ -194,9 +194,9 @@ fn without_generation_blocks(text: &str) -> Result<String, EngineError> {
 
 /// The filter `tojson`.
 fn to_json(state: &State, value: Value, kwargs: Kwargs) -> Result<Value, Error> {
-    let mut bytes = Vec::new();
-    write_json(&value, &kwargs, &mut Bounded::new(state, &mut bytes))?;
-    Ok(Value::from_safe_string(String::from_utf8_lossy(&bytes).into_owned()))
+    let mut text = String::new();
+    write_json(&value, &kwargs, &mut Bounded::new(state, &mut text))?;
+    Ok(Value::from_safe_string(text))
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use hone_core::types::{ChatOptions, GrammarSpec, Tool, ToolChoice};
-use hone_engine::grammar::{CallGrammar, CallPiece, FreeText, Thought};
+use hone_engine::grammar::{CallGrammar, CallPiece, Thought};
 use hone_engine::tools::CallFormat;
 use hone_engine::{Codec, CompiledGrammar, GrammarError, ToolFormat};
 
@@ -281,10 +281,9 @@ impl CallRules {
         for tool in self.tools() {
             calls.push(self.call(&pieces, tool, lenient)?);
         }
-        let text = FreeText { beginnings: pieces.other_beginnings() };
         Ok(CallGrammar {
             thought: pieces.thought(self.opens_reasoning),
-            text: (!self.options.forces_call()).then_some(text),
+            text: (!self.options.forces_call()).then(|| pieces.other_beginnings()),
             separator: self.permits_several().then(|| pieces.text(pieces.format.separator)),
             ..alone(&pieces, calls)
         }

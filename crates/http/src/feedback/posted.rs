@@ -119,8 +119,8 @@ impl<'a> PostedFeedback<'a> {
         let rule = params.map(|params| params.aggregate).unwrap_or_default();
         let value = match params {
             Some(params) => read_value(name, params, self.fields.get("value"), self.comment)
-                .map_err(|error| {
-                    let refused = ApiError::field(error.field, error.to_string());
+                .map_err(|(field, message)| {
+                    let refused = ApiError::field(field, message);
                     let is_outside = self.fields.get("value").is_some_and(Value::is_number);
                     if is_outside { refused.unprocessable() } else { refused }
                 })?,

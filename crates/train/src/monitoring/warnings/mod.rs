@@ -201,7 +201,7 @@ pub struct RewardRoles {
 
 impl RewardRoles {
     /// Sorts parts, given as `(name, kind)`, by words in their kind. A kind without such a word (a
-    /// script, a webhook) leaves it to the name. A part may have neither role.
+    /// function in Python, a webhook) leaves it to the name. A part may have neither role.
     pub fn of<'a>(parts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         const FORMAT: [&str; 8] =
             ["format", "xml", "json", "schema", "think", "tags", "regex", "syntax"];

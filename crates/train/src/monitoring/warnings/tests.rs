@@ -229,14 +229,10 @@ fn messages_contain_the_numbers() {
 fn roles_come_from_the_kind_or_else_the_name() {
     assert_eq!(roles().format, ["form"]);
     assert_eq!(roles().correctness, ["right"]);
-    let scripts =
-        RewardRoles::of([("xml_tags", "script"), ("accuracy", "webhook"), ("tone", "judge")]);
+    let own = RewardRoles::of([("xml_tags", "python"), ("accuracy", "webhook"), ("tone", "judge")]);
     let code = RewardRoles::of([("runs", "code"), ("compiles", "code_syntax"), ("a", "python")]);
     assert_eq!((code.format, code.correctness), (vec!["compiles".into()], vec!["runs".into()]));
-    assert_eq!(
-        (scripts.format, scripts.correctness),
-        (vec!["xml_tags".into()], vec!["accuracy".into()])
-    );
+    assert_eq!((own.format, own.correctness), (vec!["xml_tags".into()], vec!["accuracy".into()]));
 }
 
 fn metrics() -> impl Strategy<Value = Vec<(&'static str, f64)>> {
