@@ -250,7 +250,7 @@ fn peak_rates(config: &Config, model: &ModelDir) -> anyhow::Result<Vec<(u64, f64
     }
     let stages = config.dataset_in_use().map(|dataset| dataset.stages.clone()).unwrap_or_default();
     let curriculum = Curriculum::new(&stages)?;
-    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.resolve(rate))).collect())
+    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate(rate))).collect())
 }
 
 // A runtime with low-priority threads, for the tasks that no client waits for.
