@@ -10,9 +10,7 @@ use tokio::runtime::{Builder, Runtime};
 use hone_core::files::keep_files_private;
 use hone_core::metrics::Metrics;
 use hone_core::threads::{set_background, to_background};
-use hone_core::types::{
-    Interaction, InteractionId, Message, PromptSource, Role, SamplingParams, now_ms,
-};
+use hone_core::types::{Interaction, Message, PromptSource, Role};
 use hone_dataset::{Curriculum, Dataset, DatasetConfig, Prompt};
 use hone_engine::{Engine, ModelDir, Publisher};
 use hone_model::ModelSpec;
@@ -250,7 +248,7 @@ fn peak_rates(config: &Config, model: &ModelDir) -> anyhow::Result<Vec<(u64, f64
     }
     let stages = config.dataset_in_use().map(|dataset| dataset.stages.clone()).unwrap_or_default();
     let curriculum = Curriculum::new(&stages)?;
-    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.resolve(rate))).collect())
+    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate(rate))).collect())
 }
 
 // A runtime with low-priority threads, for the tasks that no client waits for.
@@ -322,23 +320,12 @@ fn exam_prompt(
     route: &Arc<hone_reward::Route>,
 ) -> anyhow::Result<ExamPrompt> {
     let interaction = Interaction {
-        id: InteractionId::new(),
-        created: now_ms(),
-        source: PromptSource::Dataset,
-        route: route.name.clone(),
         model: engine.info().name.clone(),
-        endpoint: Default::default(),
-        key_id: None,
-        messages: prompt.messages.clone(),
         metadata: prompt.metadata.clone(),
-        params: SamplingParams::default(),
         prompt_ids: engine.codec().prompt(&prompt.messages)?,
         template_hash: engine.codec().template_hash().to_owned(),
-        stop: Vec::new(),
         held_out: true,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
+        ..Interaction::new(PromptSource::Dataset, &route.name, prompt.messages.clone())
     };
     Ok(ExamPrompt {
         interaction: Arc::new(interaction),

@@ -1,6 +1,6 @@
 //! Fixtures of the unit tests.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,9 +10,8 @@ use rand_chacha::ChaCha8Rng;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
-    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
-    TokenId, now_ms,
+    Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion, PromptSource, Reward,
+    RewardSource, Sample, SampleId, SampleOrigin, TokenId, now_ms,
 };
 use hone_model::ModelSpec;
 use hone_model::adapter::LoraConfig;
@@ -143,45 +142,14 @@ pub(crate) fn open_store(dir: &Path) -> Store {
 
 /// A client's prompt.
 pub(crate) fn interaction(id: InteractionId, route: &str, prompt_ids: Vec<TokenId>) -> Interaction {
-    Interaction {
-        id,
-        created: 1,
-        source: PromptSource::Live,
-        route: route.to_owned(),
-        model: "default".to_owned(),
-        endpoint: Default::default(),
-        key_id: None,
-        messages: Vec::new(),
-        metadata: BTreeMap::new(),
-        params: SamplingParams::default(),
-        prompt_ids,
-        template_hash: String::new(),
-        stop: Vec::new(),
-        held_out: false,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
-    }
+    let asked = Interaction::new(PromptSource::Live, route, Vec::new());
+    Interaction { id, created: 1, prompt_ids, ..asked }
 }
 
 /// A served completion of one token.
 pub(crate) fn sample(interaction: InteractionId, version: u64) -> Sample {
-    Sample {
-        id: SampleId::new(),
-        interaction,
-        choice: 0,
-        origin: SampleOrigin::Served,
-        created: 2,
-        ids: vec![1],
-        logprobs: vec![-1.0],
-        kept: Vec::new(),
-        forced: Vec::new(),
-        text: String::new(),
-        finish: FinishReason::Stop,
-        version: PolicyVersion(version),
-        params: SamplingParams::default(),
-        untrainable: None,
-    }
+    let sample = Sample::new(interaction, SampleOrigin::Served, PolicyVersion(version));
+    Sample { created: 2, ids: vec![1], logprobs: vec![-1.0], ..sample }
 }
 
 /// A ready group of samples with one reward part.
@@ -205,17 +173,7 @@ pub(crate) fn reward(
     value: Option<f64>,
     source: RewardSource,
 ) -> Reward {
-    Reward {
-        id: RewardId::new(),
-        sample,
-        name: part.to_owned(),
-        value,
-        source,
-        created: 7,
-        idempotency_key: None,
-        comment: None,
-        key_id: None,
-    }
+    Reward { source, created: 7, ..Reward::graded(sample, part, value) }
 }
 
 /// A rating of the part `stars`.
@@ -225,7 +183,7 @@ pub(crate) fn rating(
     key_id: Option<&str>,
     created: u64,
 ) -> Op {
-    Op::Feedback(Box::new(FeedbackEntry {
+    Op::Feedback(vec![FeedbackEntry {
         interaction,
         choice: 0,
         name: "stars".to_owned(),
@@ -235,7 +193,7 @@ pub(crate) fn rating(
         key_id: key_id.map(str::to_owned),
         created,
         join: aggregator(Aggregate::Mean),
-    }))
+    }])
 }
 
 /// A correction of a completion.

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use hone_core::digest::Digest;
 use hone_core::types::{GroupState, Sample, SampleOrigin};
 use hone_reward::Routes;
-use hone_store::{LedgerReader, MERGED, RecordSource};
+use hone_store::{Ledger, MERGED};
 use hone_train::RecordedGroup;
 
 use estimate::{PolicyEstimate, RELIABLE_SHARE};
@@ -171,7 +171,7 @@ struct UsableGroup {
 /// # Errors
 /// If a record cannot be read, an option of the filter selects no record, or no record can be used.
 fn read_records(
-    ledger: &LedgerReader,
+    ledger: &Ledger,
     routes: &Routes,
     filter: &LedgerFilter,
     longest: usize,

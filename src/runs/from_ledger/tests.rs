@@ -1,17 +1,15 @@
 //! Which records of a ledger a run uses, and on which side they are.
 
-use std::collections::BTreeMap;
-
 use serde::Deserialize;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyVersion,
-    PromptSource, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin, SamplingParams,
+    Group, GroupId, GroupState, Interaction, PolicyVersion, PromptSource, Reward, Sample,
+    SampleOrigin,
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregator};
 use hone_reward::routes::RouteList;
-use hone_store::{FeedbackEntry, LedgerReader, MERGED, Op, QuarantinedKey, Store, StoreConfig};
+use hone_store::{FeedbackEntry, Ledger, MERGED, Op, QuarantinedKey, Store, StoreConfig};
 
 use super::filter::{LedgerFilter, VersionRange};
 use super::split;
@@ -38,23 +36,10 @@ impl Book {
     /// A prompt of the tokens `[token, 7]`.
     fn prompt(&mut self, token: u32, held_out: bool) -> Interaction {
         let interaction = Interaction {
-            id: InteractionId::new(),
             created: 1,
-            source: PromptSource::Live,
-            route: "graded".to_owned(),
-            model: "default".to_owned(),
-            endpoint: Default::default(),
-            key_id: None,
-            messages: Vec::new(),
-            metadata: BTreeMap::new(),
-            params: SamplingParams::default(),
             prompt_ids: vec![token, 7],
-            template_hash: String::new(),
-            stop: Vec::new(),
             held_out,
-            chat: Default::default(),
-            grammar: None,
-            continues: None,
+            ..Interaction::new(PromptSource::Live, "graded", Vec::new())
         };
         self.0.push(Op::Interaction(Box::new(interaction.clone())));
         interaction
@@ -68,20 +53,10 @@ impl Book {
         change: impl FnOnce(&mut Sample),
     ) -> Sample {
         let mut sample = Sample {
-            id: SampleId::new(),
-            interaction: prompt.id,
-            choice: 0,
-            origin: SampleOrigin::Served,
             created,
             ids: vec![1, 2, 3],
             logprobs: vec![-1.0, -0.5, -0.25],
-            kept: Vec::new(),
-            forced: Vec::new(),
-            text: String::new(),
-            finish: FinishReason::Stop,
-            version: PolicyVersion(0),
-            params: SamplingParams::default(),
-            untrainable: None,
+            ..Sample::new(prompt.id, SampleOrigin::Served, PolicyVersion(0))
         };
         change(&mut sample);
         self.0.push(Op::Sample(Box::new(sample.clone())));
@@ -89,21 +64,12 @@ impl Book {
     }
 
     fn grade(&mut self, sample: &Sample, value: Option<f64>) {
-        self.0.push(Op::Reward(Box::new(Reward {
-            id: RewardId::new(),
-            sample: sample.id,
-            name: "exact".to_owned(),
-            value,
-            source: RewardSource::Grader,
-            created: 5,
-            idempotency_key: None,
-            comment: None,
-            key_id: None,
-        })));
+        let graded = Reward::graded(sample.id, "exact", value);
+        self.0.push(Op::Reward(Box::new(Reward { created: 5, ..graded })));
     }
 
     fn rate(&mut self, sample: &Sample, key: &str) {
-        self.0.push(Op::Feedback(Box::new(FeedbackEntry {
+        self.0.push(Op::Feedback(vec![FeedbackEntry {
             interaction: sample.interaction,
             choice: 0,
             name: "stars".to_owned(),
@@ -113,7 +79,7 @@ impl Book {
             key_id: Some(key.to_owned()),
             created: 5,
             join: aggregator(Aggregate::Mean),
-        })));
+        }]));
     }
 
     fn group(&mut self, route: &str, members: &[Sample], state: GroupState) {
@@ -146,7 +112,7 @@ impl Book {
         let store = Store::open(&path, &StoreConfig::default(), metrics).unwrap();
         store.commit_blocking(self.0).unwrap();
         drop(store);
-        read_records(&LedgerReader::open(&path).unwrap(), &routes(), filter, 8)
+        read_records(&Ledger::open_read_only(&path).unwrap(), &routes(), filter, 8)
     }
 }
 

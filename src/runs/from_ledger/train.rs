@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{SampleId, now_ms};
-use hone_store::{LedgerReader, Store, StoreConfig, StoreError};
+use hone_store::{Ledger, Store, StoreConfig, StoreError};
 use hone_train::{OfflineSetup, OfflineTrainer, RecordedGroup, RecordedSample};
 
 use super::RecordReport;
@@ -173,8 +173,8 @@ fn check(config: &Config, options: &FromLedgerOptions, file: &Path) -> anyhow::R
     Ok(())
 }
 
-fn open(file: &Path) -> anyhow::Result<LedgerReader> {
-    LedgerReader::open(file).map_err(|error| {
+fn open(file: &Path) -> anyhow::Result<Ledger> {
+    Ledger::open_read_only(file).map_err(|error| {
         let advice = match &error {
             StoreError::InUse(_) => "; stop its daemon, or use a snapshot of its directory",
             _ => "",

@@ -147,7 +147,7 @@ async fn completion(
     let completion_id = interaction.completion_id();
     let route = state.routes.get(&interaction.route).cloned();
     let entry = posted.entry(state, route.as_deref(), name, &interaction, choice)?;
-    let op = Op::Feedback(Box::new(entry.clone()));
+    let op = Op::Feedback(vec![entry.clone()]);
     let (status, sample) = match commit(state, op, posted.idempotency_key).await? {
         FeedbackOutcome::Recorded(sample) => ("recorded", sample),
         FeedbackOutcome::Duplicate(sample) => ("duplicate", sample),

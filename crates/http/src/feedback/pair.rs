@@ -98,8 +98,8 @@ pub async fn record(
         created,
         join: aggregator(params.aggregate),
     };
-    let pair = [entry(&chosen, greatest), entry(&rejected, least)];
-    let status = match commit(state, Op::Preference(Box::new(pair)), key).await? {
+    let pair = vec![entry(&chosen, greatest), entry(&rejected, least)];
+    let status = match commit(state, Op::Feedback(pair), key).await? {
         FeedbackOutcome::Duplicate(_) => "duplicate",
         FeedbackOutcome::Recorded(_) => "recorded",
         _ => return Err(ApiError::internal()),

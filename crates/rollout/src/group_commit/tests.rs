@@ -28,18 +28,8 @@ fn sample(interaction: &Interaction, version: u64) -> Sample {
 }
 
 fn feedback(sample: &Sample, name: &str) -> (SampleId, Vec<Reward>) {
-    let reward = Reward {
-        id: RewardId::new(),
-        sample: sample.id,
-        name: name.to_owned(),
-        value: Some(1.0),
-        source: RewardSource::Feedback,
-        created: 0,
-        idempotency_key: None,
-        comment: None,
-        key_id: None,
-    };
-    (sample.id, vec![reward])
+    let reward = Reward::graded(sample.id, name, Some(1.0));
+    (sample.id, vec![Reward { source: RewardSource::Feedback, ..reward }])
 }
 
 fn grades(correct: &[Option<f64>], shape: &[Option<f64>]) -> Grades {

@@ -11,8 +11,8 @@ use tempfile::TempDir;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
-    FinishReason, Group, GroupState, Interaction, InteractionId, Message, PolicyVersion,
-    PromptSource, Role, Sample, SampleId, SampleOrigin, SamplingParams, now_ms,
+    Group, GroupState, Interaction, InteractionId, Message, PolicyVersion, PromptSource, Role,
+    Sample, SampleId, SampleOrigin, SamplingParams, now_ms,
 };
 use hone_dataset::DatasetConfig;
 use hone_engine::testing::{FakeConfig, FakeEngine};
@@ -164,7 +164,7 @@ impl World {
 
     pub async fn feedback(&self, interaction: InteractionId, choice: u32, name: &str, value: f64) {
         let entry = feedback_entry(interaction, choice, name, value);
-        self.store.commit(vec![Op::Feedback(Box::new(entry))]).await.unwrap();
+        self.store.commit(vec![Op::Feedback(vec![entry])]).await.unwrap();
     }
 
     /// Records feedback on a conversation of these prompts.
@@ -245,44 +245,22 @@ impl World {
 pub(crate) fn interaction(route: &str) -> Interaction {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let content = "2+3=".to_owned();
     Interaction {
-        id: InteractionId::new(),
-        created: now_ms(),
-        source: PromptSource::Live,
-        route: route.to_owned(),
-        model: "default".to_owned(),
-        endpoint: Default::default(),
-        key_id: None,
-        messages: vec![Message::new(Role::User, content)],
         metadata: BTreeMap::from([("answer".to_owned(), "5".to_owned())]),
         params: SamplingParams { max_tokens: 64, ..SamplingParams::default() },
         prompt_ids: vec![1, number / 200 % 200, number % 200],
-        template_hash: String::new(),
-        stop: Vec::new(),
-        held_out: false,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
+        ..Interaction::new(PromptSource::Live, route, vec![Message::new(Role::User, "2+3=")])
     }
 }
 
 pub(crate) fn served(interaction: &Interaction, choice: u32) -> Sample {
     Sample {
-        id: SampleId::new(),
-        interaction: interaction.id,
         choice,
-        origin: SampleOrigin::Served,
-        created: now_ms(),
         ids: vec![5, 256],
         logprobs: vec![-0.5, -0.1],
-        kept: Vec::new(),
-        forced: Vec::new(),
         text: "The answer is 5.".to_owned(),
-        finish: FinishReason::Stop,
-        version: PolicyVersion::BASE,
         params: interaction.params.clone(),
-        untrainable: None,
+        ..Sample::new(interaction.id, SampleOrigin::Served, PolicyVersion::BASE)
     }
 }
 

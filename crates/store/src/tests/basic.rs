@@ -61,8 +61,7 @@ async fn committed_records_are_read_back_and_survive_reopening() {
 
 #[tokio::test]
 async fn feedback_outcomes_depend_on_earlier_operations_of_the_same_batch() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("ledger.redb"));
+    let store = TestLedger::new();
     let mut bumps = store.watch_feedback();
     bumps.mark_unchanged();
     store.enqueue(prompt_ops(1, 1)).unwrap();
@@ -113,8 +112,7 @@ async fn feedback_outcomes_depend_on_earlier_operations_of_the_same_batch() {
 
 #[tokio::test]
 async fn feedback_waits_until_a_group_trains_on_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("ledger.redb"));
+    let store = TestLedger::new();
     store.enqueue(prompt_ops(1, 0)).unwrap();
     store.enqueue(prompt_ops(2, 0)).unwrap();
     let first = (sample_id(10), "thumbs".to_owned());
@@ -150,8 +148,7 @@ async fn feedback_waits_until_a_group_trains_on_it() {
 
 #[tokio::test]
 async fn a_step_marks_its_groups_trained() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("ledger.redb"));
+    let store = TestLedger::new();
     let mut ready = store.watch_ready();
     let mut ops = prompt_ops(1, 1);
     ops.extend((1..=3).map(|n| Op::Group(Box::new(group(n, 1, &[10, 11], &["exact"])))));
@@ -211,7 +208,7 @@ async fn files_in_use_and_files_that_are_no_ledger_are_refused() {
     let refused = Store::open(&other, &config, metrics());
     assert!(matches!(refused, Err(StoreError::Corrupt { table: "meta", .. })));
     std::fs::write(&other, b"not a database").unwrap();
-    assert!(matches!(Store::open(&other, &config, metrics()), Err(StoreError::Open { .. })));
+    assert!(matches!(Store::open(&other, &config, metrics()), Err(StoreError::Failed(_))));
 }
 
 #[test]
@@ -225,9 +222,7 @@ fn creating_a_file_leaves_no_temporary_file() {
 
 #[tokio::test]
 async fn the_newest_ratings_of_all_raters_are_combined_for_training() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("ledger.redb");
-    let store = open(&path);
+    let store = TestLedger::new();
     store.enqueue(prompt_ops(1, 0)).unwrap();
     let by = |key: Option<&str>, value, created, rule: fn(&[Rating]) -> Option<f64>| {
         feedback(FeedbackEntry {
@@ -267,15 +262,12 @@ async fn the_newest_ratings_of_all_raters_are_combined_for_training() {
     assert_eq!(ungrouped(&store), []);
     store.commit(vec![by(Some("f"), 1.0, 109, mean)]).await.unwrap();
     assert_eq!(ungrouped(&store).len(), 1);
-    drop(store);
-    assert!(maintain::check(&path).unwrap().is_healthy());
+    store.check();
 }
 
 #[tokio::test]
 async fn feedback_on_a_conversation_is_recorded_once_for_each_turn() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("ledger.redb");
-    let store = open(&path);
+    let store = TestLedger::new();
     for n in 1..=3 {
         let mut ops = prompt_ops(n, 1);
         if let Op::Interaction(row) = &mut ops[0] {
@@ -327,8 +319,7 @@ async fn feedback_on_a_conversation_is_recorded_once_for_each_turn() {
     let waiting = [10, 30].map(|n| (sample_id(n), "thumbs".to_owned()));
     assert_eq!(ungrouped(&store), waiting);
     assert_eq!(store.stats().unwrap().feedback, 2);
-    drop(store);
-    assert!(maintain::check(&path).unwrap().is_healthy());
+    store.check();
 }
 
 #[tokio::test]

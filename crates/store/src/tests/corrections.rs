@@ -1,10 +1,7 @@
 //! Corrections: a sample and a group of their own, counted like ratings.
 
 use super::*;
-use crate::{CorrectionEntry, FeedbackOutcome, QUARANTINED, QuarantinedKey, maintain};
-
-/// Outcome, number.
-type Outcomes<'a> = &'a [(&'a str, u64)];
+use crate::{CorrectionEntry, FeedbackOutcome, QUARANTINED, QuarantinedKey};
 
 fn correction(of: u64, text: &str, key: &str) -> CorrectionEntry {
     CorrectionEntry {
@@ -25,33 +22,6 @@ fn op(entry: CorrectionEntry) -> Op {
     Op::Correction(Box::new(entry))
 }
 
-/// A ledger with prompts 1 to 5, each with a served sample.
-fn ledger(dir: &Path) -> (Store, Arc<Metrics>) {
-    let metrics = super::metrics();
-    let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
-    let store = Store::open(&dir.join("ledger.redb"), &config, metrics.clone()).unwrap();
-    (1..=5).for_each(|n| store.enqueue(prompt_ops(n, 0)).unwrap());
-    (store, metrics)
-}
-
-/// Checks all counts, and that the gauge of waiting corrections is what a restart counts.
-fn check(dir: &Path, store: Store, metrics: &Metrics, received: u64, outcomes: Outcomes<'_>) {
-    for (outcome, count) in outcomes {
-        let ended = metrics.train.corrections.with_label_values(&[outcome]).get();
-        assert_eq!(ended, *count, "{outcome}");
-    }
-    assert_eq!(metrics.corrections_received.get(), received);
-    let ended: u64 = outcomes.iter().map(|(_, count)| count).sum();
-    let waiting = metrics.corrections_waiting.get();
-    assert_eq!(waiting, i64::try_from(received - ended).unwrap());
-    drop(store);
-    let path = dir.join("ledger.redb");
-    let counted = super::metrics();
-    drop(Store::open(&path, &StoreConfig::default(), counted.clone()).unwrap());
-    assert_eq!(counted.corrections_waiting.get(), waiting);
-    assert!(maintain::check(&path).unwrap().is_healthy());
-}
-
 /// The groups of corrections of a prompt.
 fn groups(store: &Store, of: u64) -> Vec<Group> {
     let mut found = store.groups_of(interaction_id(of)).unwrap();
@@ -61,8 +31,7 @@ fn groups(store: &Store, of: u64) -> Vec<Group> {
 
 #[test]
 fn a_correction_is_a_sample_with_a_group_of_its_own() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, metrics) = ledger(dir.path());
+    let store = TestLedger::with_prompts();
     let entry = CorrectionEntry {
         rating: Some(thumbs(1, 0.0, 5)),
         comment: Some("wrong sum".to_owned()),
@@ -82,15 +51,17 @@ fn a_correction_is_a_sample_with_a_group_of_its_own() {
     // The rating waits as if it had been posted alone, and the correction has no rating.
     assert_eq!(ungrouped(&store), [(sample_id(10), "thumbs".to_owned())]);
     assert_eq!(store.rewards_of(sample.id).unwrap(), []);
-    assert_eq!((metrics.feedback_received.get(), metrics.feedback_waiting.get()), (1, 1));
+    assert_eq!(
+        (store.metrics.feedback_received.get(), store.metrics.feedback_waiting.get()),
+        (1, 1)
+    );
     assert_eq!(store.ready_groups(9).unwrap().len(), 1);
-    check(dir.path(), store, &metrics, 1, &[]);
+    store.check_corrections(1, &[]);
 }
 
 #[test]
 fn every_correction_is_received_and_ends_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, metrics) = ledger(dir.path());
+    let store = TestLedger::with_prompts();
     let commit = |ops: Vec<Op>| drop(store.commit_blocking(ops).unwrap());
     let step = |n, groups: &[&Group]| {
         let groups = groups.iter().map(|group| group.id).collect();
@@ -119,15 +90,14 @@ fn every_correction_is_received_and_ends_once() {
     commit(vec![Op::Quarantine(row), Op::GroupState(groups(&store, 3)[0].id, dropped)]);
     commit(vec![Op::Release("mallory".to_owned())]);
     assert_eq!(groups(&store, 3)[0].state, GroupState::Ready);
-    assert_eq!(metrics.feedback_received.get(), 0, "no rating was posted");
+    assert_eq!(store.metrics.feedback_received.get(), 0, "no rating was posted");
     let outcomes = [("replaced", 1), ("trained", 3), ("unchanged", 1), (QUARANTINED, 1)];
-    check(dir.path(), store, &metrics, 8, &outcomes);
+    store.check_corrections(8, &outcomes);
 }
 
 #[test]
 fn a_correction_is_recorded_once_and_only_for_a_served_choice() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, metrics) = ledger(dir.path());
+    let store = TestLedger::with_prompts();
     let outcome = |entry| store.commit_blocking(vec![op(entry)]).unwrap().feedback;
     assert_eq!(outcome(correction(9, "a", "alice")), [FeedbackOutcome::UnknownCompletion]);
     let choice = CorrectionEntry { choice: 4, ..correction(1, "a", "alice") };
@@ -144,6 +114,6 @@ fn a_correction_is_recorded_once_and_only_for_a_served_choice() {
     assert_eq!(outcome(once(2, "a")), [FeedbackOutcome::Reused]);
     let unrated = CorrectionEntry { rating: None, ..once(1, "a") };
     assert_eq!(outcome(unrated), [FeedbackOutcome::Reused]);
-    assert_eq!((groups(&store, 2).len(), metrics.feedback_received.get()), (0, 1));
-    check(dir.path(), store, &metrics, 1, &[]);
+    assert_eq!((groups(&store, 2).len(), store.metrics.feedback_received.get()), (0, 1));
+    store.check_corrections(1, &[]);
 }

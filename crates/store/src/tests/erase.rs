@@ -5,13 +5,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::{CorrectionEntry, FeedbackOutcome, MERGED, maintain};
 
-fn ledger(dir: &Path) -> (Store, Arc<Metrics>) {
-    let metrics = super::metrics();
-    let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
-    let store = Store::open(&dir.join("ledger.redb"), &config, metrics.clone()).unwrap();
-    (store, metrics)
-}
-
 fn erase(of: u64) -> Op {
     Op::Erase(interaction_id(of), 9000)
 }
@@ -62,22 +55,9 @@ fn secret_prompt(n: u64, shadows: u64) -> Vec<Op> {
     ops
 }
 
-/// Checks the ledger, and that the gauges are what a restart counts.
-fn check(dir: &Path, store: Store, metrics: &Metrics) {
-    drop(store);
-    let path = dir.join("ledger.redb");
-    let counted = super::metrics();
-    drop(Store::open(&path, &StoreConfig::default(), counted.clone()).unwrap());
-    assert_eq!(counted.feedback_waiting.get(), metrics.feedback_waiting.get());
-    assert_eq!(counted.corrections_waiting.get(), metrics.corrections_waiting.get());
-    let report = maintain::check(&path).unwrap();
-    assert!(report.is_healthy(), "{report:?}");
-}
-
 #[test]
 fn nothing_of_an_erased_prompt_remains() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, metrics) = ledger(dir.path());
+    let store = TestLedger::new();
     let commit = |ops: Vec<Op>| store.commit_blocking(ops).unwrap().feedback;
     commit(secret_prompt(1, 1));
     commit(prompt_ops(2, 0));
@@ -122,9 +102,9 @@ fn nothing_of_an_erased_prompt_remains() {
     assert_eq!(ready.members, [sample_id(20)]);
     let trained = store.group(group_id(2)).unwrap().unwrap();
     assert_eq!((trained.members, trained.state), (vec![], GroupState::Trained(1)));
-    let erased = metrics.feedback_ratings.with_label_values(&["erased"]).get();
+    let erased = store.metrics.feedback_ratings.with_label_values(&["erased"]).get();
     assert_eq!(erased, 1, "both raters' values are one rating");
-    assert_eq!(metrics.train.corrections.with_label_values(&["erased"]).get(), 1);
+    assert_eq!(store.metrics.train.corrections.with_label_values(&["erased"]).get(), 1);
 
     // What arrives later is ignored, and so is a second erasure.
     let late = vec![Op::Sample(Box::new(shadow(12, 1))), turn(9, 1, None), erase(1)];
@@ -140,7 +120,7 @@ fn nothing_of_an_erased_prompt_remains() {
     commit(vec![Op::GroupState(group_id(2), GroupState::Ready)]);
     let state = store.group(group_id(2)).unwrap().unwrap().state;
     assert_eq!(state, GroupState::Dropped("erased".to_owned()));
-    check(dir.path(), store, &metrics);
+    let dir = store.check();
     let path = dir.path().join("ledger.redb");
     maintain::compact(&path).unwrap();
     let bytes = std::fs::read(&path).unwrap();
@@ -149,8 +129,7 @@ fn nothing_of_an_erased_prompt_remains() {
 
 #[test]
 fn a_group_stays_ready_whose_successor_has_an_erased_member() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, metrics) = ledger(dir.path());
+    let store = TestLedger::new();
     let commit = |ops: Vec<Op>| drop(store.commit_blocking(ops).unwrap());
     let prompts = (1..=3).flat_map(|n| prompt_ops(n, 0));
     let stars = FeedbackEntry { name: "stars".to_owned(), ..thumbs(1, 4.0, 2) };
@@ -170,13 +149,12 @@ fn a_group_stays_ready_whose_successor_has_an_erased_member() {
     commit(vec![other(4, 30), rest(), merge()]);
     let ready: Vec<_> = store.ready_groups(9).unwrap().into_iter().map(|row| row.id).collect();
     assert_eq!(ready, [group_id(3), group_id(4)]);
-    check(dir.path(), store, &metrics);
+    store.check();
 }
 
 #[test]
 fn a_key_lists_its_own_completions_in_either_order() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, _) = ledger(dir.path());
+    let store = TestLedger::new();
     for n in 1..=6 {
         let mut row = interaction(n);
         match n {
@@ -202,8 +180,7 @@ fn a_key_lists_its_own_completions_in_either_order() {
 
 #[test]
 fn other_metadata_moves_a_prompt_to_another_session() {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, metrics) = ledger(dir.path());
+    let store = TestLedger::new();
     store.commit_blocking(secret_prompt(1, 0)).unwrap();
     let metadata: BTreeMap<_, _> = [("session_id".to_owned(), "b".to_owned())].into();
     let ops = vec![
@@ -215,7 +192,7 @@ fn other_metadata_moves_a_prompt_to_another_session() {
     assert!(store.turns_of(Some("key-1"), "quagga session", 9).unwrap().is_empty());
     assert_eq!(store.turns_of(Some("key-1"), "b", 9).unwrap(), [interaction_id(1)]);
     assert_eq!(store.interaction(interaction_id(2)).unwrap(), None);
-    check(dir.path(), store, &metrics);
+    store.check();
 }
 
 /// One operation on prompts 1 to 3.
@@ -250,8 +227,7 @@ proptest! {
 
     #[test]
     fn the_ledger_is_consistent_after_any_erasure(ops in prop::collection::vec(op(), 1..30)) {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, _) = ledger(dir.path());
+        let TestLedger { dir, store, .. } = TestLedger::new();
         store.commit_blocking(ops.concat()).unwrap();
         drop(store);
         let report = maintain::check(&dir.path().join("ledger.redb")).unwrap();

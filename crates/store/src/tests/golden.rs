@@ -2,10 +2,14 @@
 
 use std::path::PathBuf;
 
+use redb::ReadableTable;
+
 use hone_core::types::{ClientEndpoint, Continuation, GrammarSpec, PolicyCheck, TokenSpan};
 
 use super::*;
-use crate::write::LedgerTables;
+use crate::format::codec::{LedgerRecord, decode, encode};
+use crate::format::{Bytes, Id, LedgerTables};
+use crate::write::Applier;
 use crate::{FeedbackOutcome, file, maintain, migrate};
 
 fn fixture(schema: u32) -> PathBuf {
@@ -115,7 +119,7 @@ fn write_the_fixture() {
     let database = file::create(&path).unwrap();
     migrate::to_current(&database).unwrap();
     file::write(&database, |tx| {
-        let mut tables = LedgerTables::new(tx)?;
+        let mut tables = Applier::new(tx)?;
         for (n, op) in contents().iter().chain(&further_contents()).enumerate() {
             tables.apply(op, reward_id(100 + n as u64))?;
         }
@@ -220,6 +224,31 @@ fn every_record_of_schema_1_is_read() {
     drop(store);
     let report = maintain::check(&path).unwrap();
     assert!(report.is_healthy(), "{report:?}");
+}
+
+/// The format does not change where `hone_core::types` do.
+#[test]
+fn every_record_of_schema_1_is_encoded_to_the_same_bytes() {
+    fn check<R: LedgerRecord>(bytes: &[u8]) {
+        assert!(encode(&decode::<R>(bytes).unwrap()).unwrap() == bytes, "{}", R::TABLE);
+    }
+    let (_dir, path) = copy_fixture(1);
+    let database = file::create(&path).unwrap();
+    let tx = database.begin_write().unwrap();
+    let tables = LedgerTables::new(&tx).unwrap();
+    let values = |table: &redb::Table<'_, &'static Id, Bytes>, check: fn(&[u8])| {
+        table.iter().unwrap().for_each(|row| check(row.unwrap().1.value()));
+    };
+    values(&tables.interactions, check::<Interaction>);
+    values(&tables.samples, check::<Sample>);
+    values(&tables.feedback, check::<Reward>);
+    values(&tables.groups, check::<Group>);
+    for table in [
+        (&tables.policies, check::<PolicyRecord> as fn(&[u8])),
+        (&tables.steps, check::<StepRecord>),
+    ] {
+        table.0.iter().unwrap().for_each(|row| table.1(row.unwrap().1.value()));
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
-use redb::{ReadableDatabase, TableDefinition, WriteTransaction};
+use redb::{ReadableDatabase, ReadableTableMetadata, TableDefinition, WriteTransaction};
 
 use super::*;
-use crate::migrate::{MIGRATIONS, Migration, run, to_current, version};
-use crate::{StoreError, StoreStats, file, maintain, reader};
+use crate::format::{INTERACTIONS, SAMPLES, VERSION};
+use crate::migrate::{MIGRATIONS, Migration, run, to_current};
+use crate::{StoreError, file, maintain, migrate};
 
 const TAGS: TableDefinition<&str, u64> = TableDefinition::new("tags");
 
@@ -13,12 +14,12 @@ fn add_tags(tx: &WriteTransaction) -> Result<(), StoreError> {
 
 fn add_tags_and_fail(tx: &WriteTransaction) -> Result<(), StoreError> {
     add_tags(tx)?;
-    tx.open_table(super::super::format::INTERACTIONS)?.retain(|_, _| false)?;
-    Err(StoreError::Writer("planned".to_owned()))
+    tx.open_table(INTERACTIONS)?.retain(|_, _| false)?;
+    Err(StoreError::Failed("planned".to_owned()))
 }
 
 /// The schema version of a hypothetical next release.
-const NEXT: u32 = super::super::format::VERSION + 1;
+const NEXT: u32 = VERSION + 1;
 
 fn with_next(run: fn(&WriteTransaction) -> Result<(), StoreError>) -> Vec<Migration> {
     let mut all: Vec<Migration> = MIGRATIONS.iter().map(|m| Migration { ..*m }).collect();
@@ -31,7 +32,7 @@ fn accept(_: &WriteTransaction) -> Result<(), StoreError> {
 }
 
 fn refuse(_: &WriteTransaction) -> Result<(), StoreError> {
-    Err(StoreError::Writer("planned".to_owned()))
+    Err(StoreError::Failed("planned".to_owned()))
 }
 
 fn filled(path: &Path) -> redb::Database {
@@ -41,8 +42,14 @@ fn filled(path: &Path) -> redb::Database {
     file::create(path).unwrap()
 }
 
-fn rows(database: &redb::Database) -> StoreStats {
-    reader::stats(&database.begin_read().unwrap()).unwrap()
+fn version(database: &redb::Database) -> u32 {
+    migrate::version(&database.begin_read().unwrap()).unwrap()
+}
+
+/// Numbers of prompts and completions.
+fn rows(database: &redb::Database) -> [u64; 2] {
+    let tx = database.begin_read().unwrap();
+    [INTERACTIONS, SAMPLES].map(|table| tx.open_table(table).unwrap().len().unwrap())
 }
 
 fn has_tags(database: &redb::Database) -> bool {
@@ -52,7 +59,7 @@ fn has_tags(database: &redb::Database) -> bool {
 #[test]
 fn migrations_are_in_order_and_end_at_the_current_version() {
     let versions: Vec<u32> = MIGRATIONS.iter().map(|m| m.to).collect();
-    assert_eq!(versions, (1..=super::super::format::VERSION).collect::<Vec<_>>());
+    assert_eq!(versions, (1..=VERSION).collect::<Vec<_>>());
     assert!(MIGRATIONS.iter().all(|m| !m.description.is_empty()));
 }
 
@@ -61,25 +68,18 @@ fn new_and_old_files_are_migrated_to_the_current_version() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let database = file::create(&path).unwrap();
-    assert_eq!(version(&database).unwrap(), 0);
+    assert_eq!(version(&database), 0);
     to_current(&database).unwrap();
-    assert_eq!(version(&database).unwrap(), super::super::format::VERSION);
+    assert_eq!(version(&database), VERSION);
     let found = run(&database, MIGRATIONS, refuse).unwrap();
-    assert_eq!(
-        found,
-        super::super::format::VERSION,
-        "without a pending migration nothing is verified"
-    );
+    assert_eq!(found, VERSION, "without a pending migration nothing is verified");
     drop(database);
 
     let database = filled(&path);
-    assert_eq!(
-        run(&database, &with_next(add_tags), accept).unwrap(),
-        super::super::format::VERSION
-    );
-    assert_eq!(version(&database).unwrap(), NEXT);
+    assert_eq!(run(&database, &with_next(add_tags), accept).unwrap(), VERSION);
+    assert_eq!(version(&database), NEXT);
     assert!(has_tags(&database));
-    assert_eq!(rows(&database).samples, 2);
+    assert_eq!(rows(&database), [1, 2]);
 }
 
 #[test]
@@ -92,8 +92,8 @@ fn a_failed_migration_changes_nothing() {
         [(add_tags_and_fail as fn(&_) -> _, accept as fn(&_) -> _), (add_tags, refuse)]
     {
         let failed = run(&database, &with_next(migration), verify);
-        assert!(matches!(failed, Err(StoreError::Writer(ref e)) if e == "planned"), "{failed:?}");
-        assert_eq!(version(&database).unwrap(), super::super::format::VERSION);
+        assert!(matches!(failed, Err(StoreError::Failed(ref e)) if e == "planned"), "{failed:?}");
+        assert_eq!(version(&database), VERSION);
         assert!(!has_tags(&database));
         assert_eq!(rows(&database), before);
     }
@@ -109,21 +109,14 @@ fn a_newer_file_is_refused_and_not_changed() {
     let database = filled(&path);
     run(&database, &with_next(add_tags), accept).unwrap();
     drop(database);
-    let refused = Store::open(&path, &StoreConfig::default(), metrics()).err().unwrap();
-    assert!(matches!(
-        refused,
-        StoreError::NewerSchema { found: NEXT, known: super::super::format::VERSION }
-    ));
-    let text = refused.to_string();
-    assert!(
-        text.contains(&format!("schema version {NEXT}")) && text.contains("use a newer hone"),
-        "{text}"
+    let text = format!(
+        "the ledger has schema version {NEXT}; this hone knows versions up to {VERSION}: use a newer \
+         hone, or another data directory"
     );
-    let refused = maintain::stats(&path);
-    assert!(matches!(
-        refused,
-        Err(StoreError::NewerSchema { found: NEXT, known: super::super::format::VERSION })
-    ));
+    let opened = Store::open(&path, &StoreConfig::default(), metrics()).map(drop);
+    for refused in [opened, maintain::stats(&path).map(drop)] {
+        assert_eq!(refused.unwrap_err(), StoreError::Unusable(text.clone()));
+    }
     let database = file::create(&path).unwrap();
-    assert!(has_tags(&database) && rows(&database).samples == 2);
+    assert!(has_tags(&database) && rows(&database) == [1, 2]);
 }

@@ -14,6 +14,7 @@ mod ratings;
 mod tools;
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -38,6 +39,82 @@ fn open(path: &Path) -> Store {
     Store::open(path, &StoreConfig { group_commit_ms: 0, queue: 1000 }, metrics()).unwrap()
 }
 
+/// Outcome, number.
+type Outcomes<'a> = &'a [(&'a str, u64)];
+
+/// An open ledger in a directory of its own.
+struct TestLedger {
+    dir: tempfile::TempDir,
+    store: Store,
+    metrics: Arc<Metrics>,
+}
+
+impl Deref for TestLedger {
+    type Target = Store;
+
+    fn deref(&self) -> &Store {
+        &self.store
+    }
+}
+
+impl TestLedger {
+    fn new() -> Self {
+        let (dir, metrics) = (tempfile::tempdir().unwrap(), metrics());
+        let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+        let path = dir.path().join("ledger.redb");
+        let store = Store::open(&path, &config, metrics.clone()).unwrap();
+        Self { dir, store, metrics }
+    }
+
+    /// With prompts 1 to 5, each with a served sample.
+    fn with_prompts() -> Self {
+        let ledger = Self::new();
+        (1..=5).for_each(|n| ledger.enqueue(prompt_ops(n, 0)).unwrap());
+        ledger
+    }
+
+    /// Closes the ledger, and checks it and that the gauges are what a restart counts.
+    fn check(self) -> tempfile::TempDir {
+        let Self { dir, store, metrics } = self;
+        drop(store);
+        let path = dir.path().join("ledger.redb");
+        let counted = self::metrics();
+        drop(Store::open(&path, &StoreConfig::default(), counted.clone()).unwrap());
+        assert_eq!(counted.feedback_waiting.get(), metrics.feedback_waiting.get());
+        assert_eq!(counted.corrections_waiting.get(), metrics.corrections_waiting.get());
+        let report = crate::maintain::check(&path).unwrap();
+        assert!(report.is_healthy(), "{report:?}");
+        dir
+    }
+
+    /// Checks the counts of ratings, and [`Self::check`].
+    fn check_ratings(self, received: u64, outcomes: Outcomes<'_>) {
+        for (outcome, count) in outcomes {
+            let ended = self.metrics.feedback_ratings.with_label_values(&[outcome]).get();
+            assert_eq!(ended, *count, "{outcome}");
+        }
+        assert_eq!(self.metrics.feedback_received.get(), received);
+        let ended: u64 = outcomes.iter().map(|(_, count)| count).sum();
+        assert_eq!(self.metrics.feedback_waiting.get(), i64::try_from(received - ended).unwrap());
+        self.check();
+    }
+
+    /// Checks the counts of corrections, and [`Self::check`].
+    fn check_corrections(self, received: u64, outcomes: Outcomes<'_>) {
+        for (outcome, count) in outcomes {
+            let ended = self.metrics.train.corrections.with_label_values(&[outcome]).get();
+            assert_eq!(ended, *count, "{outcome}");
+        }
+        assert_eq!(self.metrics.corrections_received.get(), received);
+        let ended: u64 = outcomes.iter().map(|(_, count)| count).sum();
+        assert_eq!(
+            self.metrics.corrections_waiting.get(),
+            i64::try_from(received - ended).unwrap()
+        );
+        self.check();
+    }
+}
+
 /// The problems that `hone db check` finds, of an open ledger.
 fn problems(store: &Store) -> Problems {
     let mut found = None;
@@ -46,7 +123,7 @@ fn problems(store: &Store) -> Problems {
         // An error aborts the transaction.
         Err::<(), _>(StoreError::Closed)
     };
-    store.inner.file.write(check).unwrap_err();
+    store.write(check).unwrap_err();
     found.unwrap()
 }
 
@@ -77,18 +154,12 @@ fn reward_id(n: u64) -> RewardId {
 }
 
 fn interaction(n: u64) -> Interaction {
+    let user = format!("{n} + 1 = ? é");
+    let messages = vec![Message::new(Role::System, "add"), Message::new(Role::User, user)];
     Interaction {
         id: interaction_id(n),
         created: 1000 + n,
-        source: PromptSource::Live,
-        route: "default".to_owned(),
-        model: "default".to_owned(),
-        endpoint: Default::default(),
         key_id: Some("key-1".to_owned()),
-        messages: vec![
-            Message::new(Role::System, "add"),
-            Message::new(Role::User, format!("{n} + 1 = ? é")),
-        ],
         metadata: BTreeMap::from([("answer".to_owned(), (n + 1).to_string())]),
         params: SamplingParams {
             logit_bias: BTreeMap::from([(3, -1.5)]),
@@ -97,30 +168,20 @@ fn interaction(n: u64) -> Interaction {
         },
         prompt_ids: vec![1, 200, 70_000],
         template_hash: "0123456789abcdef".to_owned(),
-        stop: Vec::new(),
-        held_out: false,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
+        ..Interaction::new(PromptSource::Live, "default", messages)
     }
 }
 
 fn sample(n: u64, of: u64, origin: SampleOrigin, choice: u32) -> Sample {
     Sample {
         id: sample_id(n),
-        interaction: interaction_id(of),
         choice,
-        origin,
         created: 2000 + n,
         ids: vec![5, 6, 2],
         logprobs: vec![-0.5, -1.25, 0.0],
-        kept: Vec::new(),
-        forced: Vec::new(),
         text: "<answer>2</answer>".to_owned(),
-        finish: FinishReason::Stop,
-        version: PolicyVersion(n % 3),
-        params: SamplingParams::default(),
         untrainable: (choice > 0).then(|| "top_p".to_owned()),
+        ..Sample::new(interaction_id(of), origin, PolicyVersion(n % 3))
     }
 }
 
@@ -133,17 +194,8 @@ fn shadow(n: u64, of: u64) -> Sample {
 }
 
 fn graded(n: u64, of: u64, name: &str, value: Option<f64>) -> Reward {
-    Reward {
-        id: reward_id(n),
-        sample: sample_id(of),
-        name: name.to_owned(),
-        value,
-        source: RewardSource::Grader,
-        created: 3000 + n,
-        idempotency_key: None,
-        comment: None,
-        key_id: None,
-    }
+    let reward = Reward::graded(sample_id(of), name, value);
+    Reward { id: reward_id(n), created: 3000 + n, ..reward }
 }
 
 fn group(n: u64, of: u64, members: &[u64], parts: &[&str]) -> Group {
@@ -170,17 +222,13 @@ fn step(n: u64, groups: &[u64]) -> StepRecord {
 
 fn policy(n: u64, state: PolicyState) -> PolicyRecord {
     PolicyRecord {
-        version: PolicyVersion(n),
-        parent: n.checked_sub(1).map(PolicyVersion),
-        step: n,
         adapter: (n > 0).then(|| format!("adapters/v{n}")),
         sha256: (n > 0).then(|| "ab".repeat(32)),
         metrics: BTreeMap::from([("kl".to_owned(), 0.01)]),
         state,
         reason: (state == PolicyState::Rejected).then(|| "kl".to_owned()),
         created: 6000 + n,
-        pinned: false,
-        checks: Vec::new(),
+        ..hone_core::testing::policy(n, n.saturating_sub(1))
     }
 }
 
@@ -219,7 +267,7 @@ fn majority(ratings: &[Rating]) -> Option<f64> {
 }
 
 fn feedback(entry: FeedbackEntry) -> Op {
-    Op::Feedback(Box::new(entry))
+    Op::Feedback(vec![entry])
 }
 
 /// Operations that record prompt `n`, its served sample and `shadows` shadow samples, all graded.

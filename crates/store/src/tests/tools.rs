@@ -52,8 +52,7 @@ fn parameters() -> Value {
 
 #[test]
 fn a_ledger_holds_tools_and_calls() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(&dir.path().join("ledger.redb"));
+    let store = TestLedger::new();
     let row = with_tools(3);
     store.commit_blocking(vec![Op::Interaction(Box::new(row.clone()))]).unwrap();
     let found = store.interaction(row.id).unwrap().unwrap();

@@ -21,8 +21,7 @@ use std::{fs, io};
 use parking_lot::Mutex;
 
 use hone_core::digest::sha256_file;
-use hone_core::file_stamp::FileStamp;
-use hone_core::files::{FileError, at, replace_dir};
+use hone_core::files::{FileError, FileStamp, at, replace_dir};
 use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, TokenId, now_ms};
 use hone_engine::EngineError;
 use hone_model::adapter::peft::WEIGHTS_FILE;

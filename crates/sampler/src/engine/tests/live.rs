@@ -43,10 +43,7 @@ async fn the_sampler_answers_until_the_serving_engine_has_loaded_a_version() {
     });
     let publisher = BatchedPublisher::new(Some(slow.clone()), Arc::clone(&sampler));
     let live = publisher.live_engine(slow.inner.clone());
-    let spec = model(&tiny()).spec().clone();
-    let dir = tempfile::tempdir().unwrap();
-    let config = hone_model::adapter::LoraConfig { r: 4, alpha: 3.0, ..Default::default() };
-    peft::write(dir.path(), &random_lora(&spec, 4, 3), &config, "tiny").unwrap();
+    let dir = adapter_dir(3);
     let version = async || {
         let request = super::live(request(&[5, 9], 1, 4));
         live.generate(request).await.unwrap().collect().await.unwrap().version
@@ -69,10 +66,7 @@ async fn the_sampler_answers_until_the_serving_engine_has_loaded_a_version() {
 async fn a_canary_answers_the_requests_that_name_it() {
     let engine = start(small());
     let publisher = BatchedPublisher::new(None, Arc::clone(&engine));
-    let spec = model(&tiny()).spec().clone();
-    let dir = tempfile::tempdir().unwrap();
-    let config = hone_model::adapter::LoraConfig { r: 4, alpha: 3.0, ..Default::default() };
-    peft::write(dir.path(), &random_lora(&spec, 4, 3), &config, "tiny").unwrap();
+    let dir = adapter_dir(3);
     let named = async |version: Option<u64>| {
         let version = version.map(PolicyVersion);
         let request = GenerateRequest { version, ..request(&[5, 9], 1, 8) };

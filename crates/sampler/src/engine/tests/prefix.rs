@@ -134,11 +134,7 @@ async fn versions_do_not_share_pages() {
     assert_eq!(ids(&answer(&engine, &request).await), expected[0]);
     until_idle(&engine).await;
     // 69 tokens of one version.
-    let began = Instant::now();
-    while (pages(&engine, "used"), pages(&engine, "cached")) != (0, 5) {
-        assert!(began.elapsed() < Duration::from_secs(10), "{}", pages(&engine, "cached"));
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(&engine, |_| (pages(&engine, "used"), pages(&engine, "cached")) == (0, 5)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,7 +12,7 @@ use hone_core::types::{
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
-use hone_store::{ERASED, Op, QUARANTINED, RecordSource, Store, StoreError};
+use hone_store::{ERASED, Ledger, Op, QUARANTINED, Store, StoreError};
 
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
@@ -416,7 +416,7 @@ fn is_rated(routes: &Routes, group: &Group) -> bool {
 
 /// Reads a group's prompt, trainable samples and rewards.
 pub(crate) fn load(
-    store: &impl RecordSource,
+    store: &Ledger,
     routes: &Routes,
     quarantined: &BTreeSet<String>,
     group: Group,
@@ -508,7 +508,7 @@ fn unused_reason(store: &Store, loaded: &BatchGroup) -> Result<&'static str, Sto
 
 /// Aggregates feedback again without ratings of quarantined keys; returns whether it had any.
 fn leave_out(
-    store: &impl RecordSource,
+    store: &Ledger,
     quarantined: &BTreeSet<String>,
     rule: Aggregate,
     reward: &mut Reward,
