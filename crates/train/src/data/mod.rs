@@ -48,7 +48,6 @@ impl AdaptiveWeights {
         }
     }
 
-    /// Updates the weights from a batch that was trained on, group by group.
     pub(crate) fn observe(&mut self, routes: &Routes, batch: &TrainBatch) {
         for group in &batch.groups {
             let route = &group.group.route;

@@ -24,15 +24,18 @@ use std::path::Path;
 use std::time::Instant;
 
 use candle_core::DType;
+use rayon::prelude::*;
 use serde::Serialize;
 
-use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft};
+use hone_model::kernels::parallel::with_threads;
+use hone_model::{Model, ModelSpec};
 
 use crate::config::{AverageKind, ScheduleKind, TrainConfig};
 use crate::data::packing::{PackedBatch, TrainSample};
 use crate::error::Result;
+use crate::memory;
 
 /// Floats stored as their bits, for `#[serde(with = "float_bits")]`. `serde_json` may parse a decimal
 /// that it wrote to a neighboring float, but a resumed run must continue with the same numbers.
@@ -97,6 +100,18 @@ pub(crate) fn timed<R>(seconds: &mut f64, f: impl FnOnce() -> R) -> R {
     let result = f();
     *seconds += start.elapsed().as_secs_f64();
     result
+}
+
+/// Maps shards in parallel with one thread each, or, for a wide model, in turn on all threads of the pool.
+pub(crate) fn map_shards<S: Sync, T: Send>(
+    spec: &ModelSpec,
+    shards: &[S],
+    f: impl Fn(&S) -> T + Sync,
+) -> Vec<T> {
+    if memory::shards_in_parallel(spec) {
+        return shards.par_iter().map(&f).collect();
+    }
+    with_threads(rayon::current_num_threads(), || shards.iter().map(f).collect())
 }
 
 // The learning-rate schedule.

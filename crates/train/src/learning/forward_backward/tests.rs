@@ -18,6 +18,7 @@ use crate::config::{
     RatioLevel, TrainConfig,
 };
 use crate::data::packing::{PackedBatch, TrainSample, shards};
+use crate::learning::map_shards;
 use crate::learning::objective::AdaptiveCoefficients;
 use crate::memory;
 use crate::testing::{random_samples, tiny_config, wide_weights};
@@ -361,7 +362,7 @@ fn compare_with_unshared(model: &Model, lora: &LoraWeights, parts: &[(&[u32], &[
 
 #[test]
 fn shards_of_a_narrow_model_run_in_parallel_and_those_of_a_wide_one_on_all_threads() {
-    let (config, samples) = (tiny_config(), random_samples(60, 8));
+    let samples = random_samples(60, 8);
     let active: Vec<usize> = (0..samples.len()).collect();
     let mut spec = tiny_model(DType::F32).spec().clone();
     spec.hidden_size = 512;
@@ -371,22 +372,18 @@ fn shards_of_a_narrow_model_run_in_parallel_and_those_of_a_wide_one_on_all_threa
         let max_tokens = memory::shard_tokens(model.spec());
         let parts = shards(&samples, &active, 64, max_tokens, max_tokens).remove(0);
         assert_eq!(parts.len() == 1, is_wide);
-        let (_, lora) = setup(DType::F32, &config);
-        let cache = LogprobCache::default();
-        let pass = pass(&model, &lora, &config, &samples, &active, &cache);
         // Each shard waits for the other one, which starts in time only if they run in parallel.
         let started = (Mutex::new(0), Condvar::new());
         let limit = Duration::from_millis(if is_wide { 100 } else { 60_000 });
-        let shard = |_: &_| {
+        let shard = |_: &i32| {
             let mut count = started.0.lock().unwrap();
             *count += 1;
             started.1.notify_all();
             let alone = |count: &mut i32| *count == 1;
             let waited = started.1.wait_timeout_while(count, limit, alone).unwrap().1;
-            Ok((threads(), waited.timed_out()))
+            (threads(), waited.timed_out())
         };
-        let results = pool.install(|| pass.map_shards(&[(vec![0], 1), (vec![1], 2)], shard));
-        let results: Vec<_> = results.into_iter().map(|result| result.unwrap()).collect();
+        let results = pool.install(|| map_shards(model.spec(), &[0, 1], shard));
         let expected = if is_wide { [(2, true), (2, false)] } else { [(1, false); 2] };
         assert_eq!(results, expected);
     }

@@ -14,7 +14,6 @@ use crate::error::{LearnError, Result};
 /// Variables that one thread handles at least: those of a small model take less time than to wake a thread.
 const VARIABLES_PER_TASK: usize = 8;
 
-/// One moment of one variable.
 #[derive(Clone, Debug)]
 enum Moment {
     /// With the shape and type of the variable.
@@ -231,7 +230,6 @@ pub(crate) fn clip_global_norm(
 // Block-wise Quantization"), with the code books of bitsandbytes: each of [`BLOCK`] values is divided by their
 // largest magnitude and replaced by the index of the nearest of 256 values, which are densest near 0.
 
-/// Number of values that share a scale.
 const BLOCK: usize = 256;
 /// Tensors with fewer values keep 32 bits, as in bitsandbytes.
 const MIN_VALUES: usize = 4096;

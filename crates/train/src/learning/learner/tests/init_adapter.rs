@@ -16,7 +16,7 @@ use crate::learning::learner::Learner;
 use crate::testing::{random_samples, tiny_config};
 
 fn patterns<T: Copy>(list: &[(&str, T)]) -> Patterns<T> {
-    Patterns(list.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect())
+    list.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect()
 }
 
 /// Settings that give modules different ranks and scales.
