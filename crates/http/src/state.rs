@@ -21,7 +21,7 @@ use hone_train::{TrainError, TrainHandle, TrainStatus};
 
 use super::auth::{Caller, KeyRing};
 use super::error::ApiError;
-use super::generate::{RecentTurns, TokenizerPlaces};
+use super::generate::RecentTurns;
 use crate::config::ServerConfig;
 
 /// The configuration that decides whether feedback is trained on.
@@ -70,8 +70,6 @@ pub struct AppState {
     pub config: Arc<ServerConfig>,
     /// Turns of conversations that may still be queued for the ledger.
     pub recent_turns: RecentTurns,
-    /// Places of long texts that are tokenized.
-    pub tokenizing: TokenizerPlaces,
     /// API keys. They may be replaced while the server runs.
     pub keys: Arc<KeyRing>,
     /// What `/readyz` requires of the disk.

@@ -3,11 +3,9 @@
 //! Each route except [`PUBLIC`] requires a scope. A key opens the routes of its scopes. Without a key
 //! that has a scope of `/v1`, `/v1` requires no key. Without a key that has the scope `admin`, `/admin`
 //! answers only programs on the same machine. Requests that are accepted because they are local must
-//! name this machine in the header `Host` (`HostRule`). [`ring`] holds the keys, and [`limits`] what each has
-//! used of its limits.
+//! name this machine in the header `Host` (`HostRule`). [`keys`] holds the keys, and what each has used of its limits.
 
-mod limits;
-mod ring;
+mod keys;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -24,11 +22,9 @@ use hone_core::types::{UnixMillis, now_ms};
 
 use super::error::{ApiError, ErrorCode};
 use crate::config::{KeyScope, ServerConfig, hash_key};
-use limits::KeySlot;
+use keys::KeySlot;
 
-pub use limits::KeyPermit;
-pub use ring::ApiKey;
-pub use ring::KeyRing;
+pub use keys::{ApiKey, KeyPermit, KeyRing};
 
 /// Routes that need no key. The document is the same for every server; `/metrics` (see [`Access::Host`]) contains
 /// counts and model measurements, but no text, key or id. To hide those too, bind Hone to a private address.
@@ -92,35 +88,21 @@ pub enum Access {
     Scopes(&'static [KeyScope]),
 }
 
-/// The parts of a request that decide whether it is answered.
-struct RequestHead<'a> {
-    uri: &'a Uri,
-    version: Version,
-    headers: &'a HeaderMap,
-    peer: Option<IpAddr>,
-}
-
 /// Passes on an authenticated request with its [`Caller`], and adds the [`ApiKey`]; or answers 401, 403 or 429.
 pub async fn authenticate(
     State(authenticator): State<Arc<Authenticator>>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let extensions = request.extensions();
     // The matched route decides, not the raw path of the request line.
-    let path = extensions.get::<MatchedPath>().map_or(request.uri().path(), MatchedPath::as_str);
-    let head = RequestHead {
-        uri: request.uri(),
-        version: request.version(),
-        headers: request.headers(),
-        peer: extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip()),
-    };
+    let path = request.extensions().get::<MatchedPath>();
+    let path = path.map_or(request.uri().path(), MatchedPath::as_str);
     // RFC 9112, section 3.2: a proxy could have decided by the other one.
     if request.headers().get_all(header::HOST).iter().nth(1).is_some() {
         return ApiError::body("the header Host must not be repeated").into_response();
     }
     let samples = request.method() == Method::POST && SAMPLING.contains(&path);
-    let mut caller = match authenticator.check(&access(path), &head, now_ms()) {
+    let mut caller = match authenticator.check(&access(path), &request, now_ms()) {
         Ok(caller) => caller,
         Err(error) => return error.into_response(),
     };
@@ -184,40 +166,36 @@ impl Authenticator {
     fn check(
         &self,
         access: &Access,
-        head: &RequestHead<'_>,
+        request: &Request,
         now: UnixMillis,
     ) -> Result<Caller, ApiError> {
         let scopes = match access {
             Access::Public => return Ok(Caller::default()),
-            Access::Host => return self.check_without_key(head, false),
+            Access::Host => return self.check_without_key(request, false),
             Access::Scopes(scopes) => scopes,
         };
         let keys = self.ring.current();
         let is_admin = scopes.contains(&KeyScope::Admin);
         let required: &[_] = if is_admin { &[KeyScope::Admin] } else { &KeyScope::CLIENT };
         if !keys.has_scope(required) {
-            return self.check_without_key(head, is_admin);
+            return self.check_without_key(request, is_admin);
         }
-        let Some(presented) = presented(head.headers) else {
+        let Some(presented) = presented(request.headers()) else {
             let message = "the header \"Authorization: Bearer KEY\" is required";
             return Err(unauthorized(format!("{message}{}", with_scope(scopes))));
         };
         identify(keys.find(&hash_key(presented)), scopes, now)
     }
 
-    fn check_without_key(
-        &self,
-        head: &RequestHead<'_>,
-        is_admin: bool,
-    ) -> Result<Caller, ApiError> {
-        if is_admin && !is_local(head) {
+    fn check_without_key(&self, request: &Request, is_admin: bool) -> Result<Caller, ApiError> {
+        if is_admin && !is_local(request) {
             let message = "no key has the scope admin (server.admin_keys or server.keys), so /admin answers \
                            only programs on the server's own machine";
             return Err(ApiError::new(ErrorCode::Forbidden, message));
         }
         // Beyond loopback the operator accepts every client, whatever name it uses, unless names are listed.
         let checks = is_admin || self.is_local || !self.hosts.hosts.is_empty();
-        match self.hosts.refused(head.uri, head.headers).filter(|_| checks) {
+        match self.hosts.refused(request.uri(), request.headers()).filter(|_| checks) {
             None => Ok(Caller::default()),
             Some(host) => Err(ApiError::new(
                 ErrorCode::HostNotAllowed,
@@ -255,12 +233,12 @@ fn identify(
         let message = "the key in the header Authorization is unknown; it is required";
         return Err(unauthorized(format!("{message}{}", with_scope(scopes))));
     };
-    let name = &key.name;
-    if let Some(expiry) = key.expires.filter(|expiry| expiry.has_passed(now)) {
+    let name = &key.entry.name;
+    if let Some(expiry) = key.entry.expires.filter(|expiry| expiry.has_passed(now)) {
         return Err(unauthorized(format!("the key {name:?} expired at {expiry}")));
     }
     if !key.has_one_of(scopes) {
-        let (needed, held) = (listed(scopes), listed(&key.scopes).replace(" or ", " and "));
+        let (needed, held) = (listed(scopes), listed(&key.entry.scopes).replace(" or ", " and "));
         let message = format!("the key {name:?} lacks the scope {needed}: it has {held}");
         return Err(ApiError::new(ErrorCode::MissingScope, message));
     }
@@ -268,11 +246,12 @@ fn identify(
 }
 
 /// Whether a program on this machine sent a request, rather than a proxy or a browser.
-fn is_local(head: &RequestHead<'_>) -> bool {
-    head.peer.is_some_and(|ip| ip.to_canonical().is_loopback())
+fn is_local(request: &Request) -> bool {
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+    peer.is_some_and(|peer| peer.0.ip().to_canonical().is_loopback())
         // A proxy of nginx without further settings, which adds no header.
-        && head.version != Version::HTTP_10
-        && !FOREIGN.iter().any(|name| head.headers.contains_key(*name))
+        && request.version() != Version::HTTP_10
+        && !FOREIGN.iter().any(|name| request.headers().contains_key(*name))
 }
 
 // The header `Host` of requests that need no key. A web page whose name resolves to a loopback address (DNS

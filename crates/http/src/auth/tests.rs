@@ -1,4 +1,4 @@
-use axum::http::HeaderName;
+use axum::body::Body;
 
 use super::*;
 
@@ -15,25 +15,27 @@ fn plain(client: &str, admin: &str) -> Authenticator {
     authenticator(&format!("[server]\nclient_keys = [{client}]\nadmin_keys = [{admin}]"))
 }
 
+fn request(path: &str, more: &[(&str, &str)], version: Version, peer: Option<&str>) -> Request {
+    let named = Request::builder().uri(path).version(version);
+    let named = more.iter().fold(named, |all, (name, value)| all.header(*name, *value));
+    let mut request = named.body(Body::empty()).unwrap();
+    if let Some(peer) = peer {
+        let peer = SocketAddr::new(peer.parse().unwrap(), 1);
+        request.extensions_mut().insert(ConnectInfo(peer));
+    }
+    request
+}
+
 /// The result of a request at 1 s after the epoch.
 fn ask(
     authenticator: &Authenticator,
     path: &str,
-    more: &[(&'static str, &str)],
+    more: &[(&str, &str)],
     peer: &str,
 ) -> Result<Option<String>, StatusCode> {
-    let pairs = more.iter().map(|&(name, value)| {
-        (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
-    });
-    let headers = HeaderMap::from_iter(pairs);
-    let head = RequestHead {
-        uri: &path.parse().unwrap(),
-        version: Version::HTTP_11,
-        headers: &headers,
-        peer: Some(peer.parse().unwrap()),
-    };
+    let request = request(path, more, Version::HTTP_11, Some(peer));
     let status = |error: ApiError| error.into_response().status();
-    authenticator.check(&access(path), &head, 1000).map(|c| c.key_id).map_err(status)
+    authenticator.check(&access(path), &request, 1000).map(|c| c.key_id).map_err(status)
 }
 
 fn with_key(
@@ -137,17 +139,15 @@ fn proxies_and_browsers_are_not_local() {
         let refused = ask(&open, "/admin/train", &[(name, "x")], LOCAL);
         assert_eq!(refused, Err(StatusCode::FORBIDDEN), "{name}");
     }
-    let (uri, headers) = (Uri::from_static("/admin/train"), HeaderMap::new());
-    let head = |version, peer| RequestHead { uri: &uri, version, headers: &headers, peer };
-    let local = Some(LOCAL.parse().unwrap());
-    assert!(is_local(&head(Version::HTTP_11, local)));
-    assert!(!is_local(&head(Version::HTTP_10, local)));
+    let head = |version, peer| request("/admin/train", &[], version, peer);
+    assert!(is_local(&head(Version::HTTP_11, Some(LOCAL))));
+    assert!(!is_local(&head(Version::HTTP_10, Some(LOCAL))));
     assert!(!is_local(&head(Version::HTTP_11, None)));
 }
 
 #[test]
 fn a_request_without_a_key_must_name_this_machine() {
-    let evil: &[(&'static str, &str)] = &[("host", "evil.example")];
+    let evil: &[(&str, &str)] = &[("host", "evil.example")];
     let open = plain("", "");
     for path in ["/v1/models", "/admin/train", "/nowhere"] {
         assert_eq!(ask(&open, path, evil, LOCAL), Err(StatusCode::FORBIDDEN), "{path}");
@@ -172,13 +172,10 @@ fn refusals_name_the_key_and_the_scope() {
         [[server.keys]]\nname = 'ops'\nkey = 'root'\nscopes = ['admin']";
     let keys = authenticator(config);
     let message = |path: &str, key: Option<&str>| {
-        let bearer = key.map(|key| HeaderValue::from_str(&format!("Bearer {key}")).unwrap());
-        let pairs = bearer.map(|value| (header::AUTHORIZATION, value));
-        let headers = HeaderMap::from_iter(pairs);
-        let uri = path.parse().unwrap();
-        let head =
-            RequestHead { uri: &uri, version: Version::HTTP_11, headers: &headers, peer: None };
-        keys.check(&access(path), &head, 0).unwrap_err().to_json()
+        let bearer = key.map(|key| format!("Bearer {key}"));
+        let pairs: Vec<_> = bearer.iter().map(|value| ("authorization", value.as_str())).collect();
+        let request = request(path, &pairs, Version::HTTP_11, None);
+        keys.check(&access(path), &request, 0).unwrap_err().to_json()
     };
     insta::assert_snapshot!(message("/v1/models", None), @r#"{"error":{"message":"the header \"Authorization: Bearer KEY\" is required, with a key that has the scope chat","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#);
     insta::assert_snapshot!(message("/v1/feedback", Some("x")), @r#"{"error":{"message":"the key in the header Authorization is unknown; it is required, with a key that has the scope feedback or chat","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#);

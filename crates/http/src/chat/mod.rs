@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`, and what every endpoint of conversations shares.
 //!
-//! `request` reads a body with `tools` and `constraint` (its grammar). `answer` divides what is sampled
+//! `request` reads a body with `constraint` (its grammar). `answer` divides what is sampled
 //! into the parts of a message, of which `ChatWire` makes a response. `stored` has the endpoints of recorded
 //! completions. Other dialects share all but the shapes.
 
@@ -8,7 +8,6 @@ pub mod answer;
 pub mod constraint;
 pub mod request;
 pub mod stored;
-pub mod tools;
 
 use std::time::Instant;
 
@@ -22,14 +21,12 @@ use hone_engine::{Codec, Token};
 
 use super::body::JsonObject;
 use super::error::ApiError;
-use super::generate::request::{AnswerRun, begin};
-use super::generate::run::RequestRun;
+use super::generate::run::{AnswerRun, RequestRun, begin};
 use super::generate::sse::{self, ToWire};
 use super::generate::{ChoiceUpdate, Usage, shown_logprob};
 use super::state::Call;
 use answer::{MessagePart, MessageUpdate, WholeMessage};
 
-/// `POST /v1/chat/completions`
 pub async fn create(call: Call, JsonObject(body): JsonObject) -> Result<Response, ApiError> {
     let (arrived, state) = (Instant::now(), &call.0);
     let (most, vocab) = (state.config.default_max_tokens, state.engine.info().vocab);
@@ -100,11 +97,8 @@ impl ToWire for ChatWire {
         events
     }
 
-    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
-        self.begun.answers.keep(update)
-    }
-
-    fn whole(self) -> Result<Response, ApiError> {
+    fn whole(mut self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError> {
+        self.begun.answers.keep(updates)?;
         let usage = self.begun.usage();
         let AnswerRun { run, interaction, answers } = self.begun;
         let codec = run.state.engine.codec();
@@ -165,7 +159,6 @@ pub struct ChatCompletion {
 }
 
 impl ChatCompletion {
-    /// The response to a request.
     pub fn new(
         interaction: &Interaction,
         version: PolicyVersion,
@@ -283,7 +276,6 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// More of the text.
     pub fn text(content: String) -> Self {
         Self { content: Some(content), ..Self::default() }
     }

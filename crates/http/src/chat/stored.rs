@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use hone_core::types::{Interaction, InteractionId, PromptSource, SampleOrigin, ToolCall, now_ms};
+use hone_core::types::{Interaction, InteractionId, Message, PromptSource, SampleOrigin, now_ms};
 use hone_store::{Op, StoreError};
 
 use super::answer::{recorded, recorded_form};
@@ -18,24 +18,20 @@ use super::{ChatCompletion, Choice};
 use crate::auth::Caller;
 use crate::body::{Field, FieldTable, Fields, JsonObject, PathText, QueryObject, invalid};
 use crate::error::{ApiError, JsonResult};
-use crate::feedback::recording::find_interaction;
-use crate::generate::Usage;
-use crate::generate::fields::{metadata, metadata_schema};
+use crate::feedback::posted::find_interaction;
 use crate::generate::prompt::tool_format;
+use crate::generate::{Usage, metadata, metadata_schema};
 use crate::state::{AppState, Call};
 
 /// Completions that one request for a page reads at most, because filters may admit few.
 const MAX_READ: usize = 2000;
-/// Completions that are read at once.
 const CHUNK: usize = 100;
 
-/// The fields of a change.
 pub const UPDATE_FIELDS: FieldTable =
     &[&[Field::json("metadata", metadata_schema, "The new metadata.").required()]];
 
 type Completions = ListPage<StoredCompletion>;
 
-/// `GET /v1/chat/completions`
 pub async fn list(
     Call(state, caller): Call,
     QueryObject(query): QueryObject,
@@ -48,7 +44,6 @@ pub async fn list(
     Ok(Json(page))
 }
 
-/// `GET /v1/chat/completions/{id}`
 pub async fn retrieve(call: Call, PathText(id): PathText) -> JsonResult<StoredCompletion> {
     let interaction = find_chat(&call, &id).await?;
     // Further choices of the completion may still be queued for the ledger.
@@ -56,7 +51,6 @@ pub async fn retrieve(call: Call, PathText(id): PathText) -> JsonResult<StoredCo
     read_stored(call.0, interaction).await
 }
 
-/// `GET /v1/chat/completions/{id}/messages`
 pub async fn messages(
     call: Call,
     PathText(id): PathText,
@@ -72,21 +66,13 @@ pub async fn messages(
         .enumerate()
         .map(|(place, message)| {
             let id = format!("{completion}-{place}");
-            let message = StoredMessage {
-                id: id.clone(),
-                role: message.role.as_str(),
-                content: message.content,
-                name: message.name,
-                tool_calls: message.tool_calls,
-                tool_call_id: message.tool_call_id,
-            };
-            (id, message)
+            let message = Message { reasoning: None, ..message };
+            (id.clone(), StoredMessage { id, message })
         })
         .collect();
     Ok(Json(ListPage::cut(all, &page, "a message of this completion")?))
 }
 
-/// `POST /v1/chat/completions/{id}`
 pub async fn update(
     call: Call,
     PathText(id): PathText,
@@ -157,7 +143,6 @@ async fn find_chat(call: &Call, text: &str) -> Result<Interaction, ApiError> {
     Ok(interaction)
 }
 
-/// The response with a completion.
 async fn read_stored(
     state: Arc<AppState>,
     interaction: Interaction,
@@ -248,14 +233,8 @@ pub struct StoredCompletion {
 pub struct StoredMessage {
     /// The completion's id, `-` and the message's place.
     id: String,
-    role: &'static str,
-    content: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ToolCall>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tool_call_id: Option<String>,
+    #[serde(flatten)]
+    message: Message,
 }
 
 /// A part of a list, in OpenAI's shape.
@@ -321,7 +300,6 @@ pub struct DeletedCompletion {
 
 /// Entries of a page unless the client wants another number.
 const DEFAULT_LIMIT: usize = 20;
-/// Largest number of entries of a page.
 const MAX_LIMIT: usize = 100;
 /// The part of a parameter's name before a key of `metadata`.
 const METADATA: &str = "metadata[";
@@ -339,7 +317,6 @@ const fn page_fields(order: &'static str) -> [Field; 3] {
     ]
 }
 
-/// The parameters of a page of completions.
 pub const COMPLETIONS: FieldTable = &[
     PAGE,
     &[
@@ -348,7 +325,6 @@ pub const COMPLETIONS: FieldTable = &[
     ],
 ];
 
-/// The parameters of a page of messages.
 pub const MESSAGES: FieldTable = &[PAGE];
 
 fn limit_schema() -> Value {
@@ -377,7 +353,6 @@ impl<'a> PageQuery<'a> {
     }
 }
 
-/// The query of a list of completions.
 struct CompletionQuery {
     after: Option<InteractionId>,
     limit: usize,

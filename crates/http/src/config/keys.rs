@@ -7,16 +7,16 @@ use std::path::Path;
 use chrono::{DateTime, NaiveDate, NaiveTime, SecondsFormat, Utc};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use sha2::{Digest, Sha256};
 use toml::{Table, Value};
 
 use hone_core::config::between;
 use hone_core::config::describe::describe;
 use hone_core::config::{Checked, Problem, label};
+use hone_core::digest::sha256;
 use hone_core::types::UnixMillis;
 
-/// The SHA-256 of a key.
-pub type KeyHash = [u8; 32];
+/// The SHA-256 of a key in lower-case hexadecimal.
+pub type KeyHash = String;
 
 /// What a key may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -108,11 +108,8 @@ impl fmt::Debug for KeyConfig {
 impl KeyConfig {
     /// The limits together.
     pub fn limits(&self) -> KeyLimits {
-        KeyLimits {
-            requests_per_minute: self.requests_per_minute,
-            tokens_per_minute: self.tokens_per_minute,
-            concurrency: self.concurrency,
-        }
+        let Self { requests_per_minute, tokens_per_minute, concurrency, .. } = *self;
+        KeyLimits { requests_per_minute, tokens_per_minute, concurrency }
     }
 
     /// The SHA-256 of the key; `None` if neither the key nor a well-formed hash is set.
@@ -152,18 +149,12 @@ impl KeyConfig {
 
 /// The SHA-256 of a bearer key.
 pub fn hash_key(key: &str) -> KeyHash {
-    Sha256::digest(key.as_bytes()).into()
+    sha256(key)
 }
 
 fn from_hex(text: &str) -> Option<KeyHash> {
-    let mut hash = KeyHash::default();
-    if text.len() != 2 * hash.len() || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return None;
-    }
-    for (byte, i) in hash.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(text.get(i..i + 2)?, 16).ok()?;
-    }
-    Some(hash)
+    let is_hash = text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    is_hash.then(|| text.to_ascii_lowercase())
 }
 
 /// Checks that a bearer key can be sent in a header. The value is a secret, so the message omits it.
@@ -174,12 +165,10 @@ pub(super) fn check_bearer(at: &str, key: &str) -> Checked {
     Err(Problem::new(at, " cannot be a bearer key: it must be printable ASCII without spaces"))
 }
 
-/// Checks each entry of `server.keys`.
 pub(super) fn check_entries(entries: &[KeyConfig]) -> Checked {
     entries.iter().enumerate().try_for_each(|(i, entry)| entry.check(&format!("server.keys[{i}]")))
 }
 
-/// Reads `server.keys_file`.
 pub(super) fn read_file(path: &Path) -> Result<Vec<KeyConfig>, Problem> {
     let name = path.display();
     let refuse = |rest: String| Problem::new("server.keys_file", format!(" is {name}: {rest}"));

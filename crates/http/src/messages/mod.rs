@@ -21,8 +21,7 @@ use super::body::JsonObject;
 use super::chat::answer::{MessageEnd, MessagePart, MessageUpdate};
 use super::error::{ApiError, JsonResult};
 use super::generate::prompt::tokenize;
-use super::generate::request::{AnswerRun, begin, check_model};
-use super::generate::run::RequestRun;
+use super::generate::run::{AnswerRun, RequestRun, begin, check_model};
 use super::generate::sse::{self, ToWire};
 use super::generate::{ChoiceUpdate, Usage};
 use super::observe::RequestId;
@@ -32,9 +31,6 @@ use wire::{
     BlockDelta, ContentBlock, MessageError, MessageEvent, MessageObject, StopInfo, TokenCount,
 };
 
-pub use wire::shape_errors;
-
-/// `POST /v1/messages`
 pub async fn create(
     call: Call,
     Extension(request_id): Extension<RequestId>,
@@ -102,7 +98,7 @@ impl ToWire for MessageWire {
     }
 
     fn failed(&mut self, error: &ApiError) -> String {
-        sse::named_event("error", &MessageError::new(error, Some(&self.request_id.0)))
+        sse::named_event(&MessageError::new(error, Some(&self.request_id.0)))
     }
 
     /// The update that ends the message has them.
@@ -110,11 +106,8 @@ impl ToWire for MessageWire {
         String::new()
     }
 
-    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
-        self.begun.answers.keep(update)
-    }
-
-    fn whole(self) -> Result<Response, ApiError> {
+    fn whole(mut self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError> {
+        self.begun.answers.keep(updates)?;
         let usage = self.begun.usage();
         let AnswerRun { run, interaction, answers } = self.begun;
         let message = answers.into_messages().pop().ok_or_else(ApiError::internal)?;
@@ -180,5 +173,5 @@ impl MessageWire {
 }
 
 fn add(events: &mut String, event: &MessageEvent) {
-    events.push_str(&sse::named_event(event.name(), event));
+    events.push_str(&sse::named_event(event));
 }

@@ -9,55 +9,34 @@ use hone_core::types::{ChatOptions, ClientEndpoint, GrammarSpec, Message, Role, 
 
 use super::turns;
 use crate::body::{
-    Field, FieldTable, Fields, closed, invalid, list_of, maybe_flag, maybe_text, open, or_null,
-    text_schema,
+    Field, FieldTable, Fields, closed, invalid, maybe_flag, object_schema, text_schema,
 };
 use crate::chat::constraint::RequestedGrammar;
-use crate::chat::tools::{MAX_TOOLS, distinct, name, name_schema};
+use crate::chat::request::{MAX_TOOLS, distinct, name, name_schema};
 use crate::error::ApiError;
-use crate::generate::fields::{
-    self, MAX_TOKENS, metadata_schema, model_schema, seed_schema, stop_form, stop_texts,
-    stops_schema,
+use crate::generate::{
+    self, ClientRequest, FieldNames, MAX_TOKENS, metadata_schema, model_schema, seed_schema,
+    stop_form, stop_texts, stops_schema,
 };
-use crate::generate::{ClientRequest, FieldNames};
 
-/// Most stop sequences of a request.
 const MAX_STOP: usize = 64;
 const CHOICES: &str = "\"auto\", \"any\", \"tool\" or \"none\"";
-const THINKING: &str = "\"enabled\", \"disabled\" or \"adaptive\"";
-/// Values of `output_config.effort`.
-const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
-
-/// Fields of a tool. The last two change nothing: caches are automatic, and arguments are always streamed.
-const KNOWN: [&str; 9] = [
-    "type",
-    "name",
-    "description",
-    "input_schema",
-    "strict",
-    "allowed_callers",
-    "defer_loading",
-    "cache_control",
-    "eager_input_streaming",
-];
 
 /// The entry of `metadata` that names the end user.
 const USER: &str = "user_id";
 
-/// The fields of a request for a message.
 pub const FIELDS: FieldTable = &[PROMPT, SAMPLING];
-/// The fields of a request to count the tokens of a prompt.
 pub const COUNT_FIELDS: FieldTable = &[PROMPT];
 
 /// What determines the prompt and the form of the answer.
 const PROMPT: &[Field] = &[
     Field::json("model", model_schema, "The name of the model.").required(),
-    Field::json("messages", messages_schema, "The conversation.").required(),
-    Field::json("system", texts_schema, "The system message."),
+    Field::json("messages", turns::schema, "The conversation.").required(),
+    Field::json("system", turns::texts_schema, "The system message."),
     Field::json("tools", tools_schema, "Tools that the model may call."),
     Field::json("tool_choice", choice_schema, "Whether the model must call a tool."),
-    Field::json("thinking", thinking_schema, "The variable enable_thinking of the chat template."),
-    Field::json("output_config", output_schema, "The effort, and the JSON schema of the text."),
+    Field::object("thinking", THINKING, "The variable enable_thinking of the chat template."),
+    Field::object("output_config", OUTPUT, "The effort, and the JSON schema of the text."),
     // They control Anthropic's caches, capacity and location.
     Field::ignored("cache_control"),
     Field::ignored("inference_geo"),
@@ -81,84 +60,38 @@ const SAMPLING: &[Field] = &[
     Field::flag("store", "False keeps nothing of the request."),
 ];
 
-fn messages_schema() -> Value {
-    let message = |role: &str, content: Value| {
-        closed(2, &[("role", json!({"const": role})), ("content", content)])
-    };
-    let blocks = |blocks: Value, least: usize| {
-        let list = list_of(least, json!({"oneOf": blocks}));
-        json!({"anyOf": [text_schema(), list]})
-    };
-    let said = json!([said_schema(), call_schema(), reasoning_schema()]);
-    list_of(
-        1,
-        json!({"oneOf": [
-            message("user", blocks(json!([said_schema(), result_schema()]), 1)),
-            message("assistant", blocks(said, 0)),
-            message("system", texts_schema()),
-        ]}),
-    )
-}
+/// The fields of a tool. The last two change nothing: caches are automatic, and arguments are always streamed.
+const TOOL: FieldTable = &[&[
+    Field::json("name", name_schema, "").required(),
+    Field::json("input_schema", || json!({"type": "object"}), "The JSON schema of the arguments.")
+        .required(),
+    Field::json("type", || json!({"const": "custom"}), ""),
+    Field::text("description", ""),
+    Field::flag("strict", ""),
+    Field::json("allowed_callers", || json!({"type": "array", "items": {"const": "direct"}}), ""),
+    Field::json("defer_loading", || json!({"const": false}), ""),
+    Field::ignored("cache_control"),
+    Field::ignored("eager_input_streaming"),
+]];
 
-/// A text or a list of text blocks.
-fn texts_schema() -> Value {
-    json!({"anyOf": [text_schema(), list_of(0, said_schema())]})
-}
+const THINKING: FieldTable = &[&[
+    Field::one_of("type", &["enabled", "disabled", "adaptive"], "").required(),
+    Field::integer("budget_tokens", 1, MAX_TOKENS, "Has no effect."),
+    Field::one_of("display", &["summarized"], ""),
+]];
 
-/// A content block of this type with these fields, of which the first ones are required.
-fn block_schema(kind: &str, required: usize, fields: &[(&str, Value)]) -> Value {
-    closed(required + 1, &[&[("type", json!({"const": kind}))][..], fields].concat())
-}
+const OUTPUT: FieldTable = &[&[
+    Field::one_of("effort", &["low", "medium", "high", "xhigh", "max"], ""),
+    Field::object("format", OUTPUT_FORMAT, ""),
+]];
 
-fn said_schema() -> Value {
-    let citations = json!({"type": ["array", "null"], "maxItems": 0});
-    let fields = [("text", text_schema()), ("cache_control", json!({})), ("citations", citations)];
-    block_schema("text", 1, &fields)
-}
-
-fn call_schema() -> Value {
-    let caller = or_null(open(1, &[("type", json!({"const": "direct"}))]));
-    let fields = [
-        ("id", text_schema()),
-        ("name", text_schema()),
-        ("input", json!({"type": "object"})),
-        ("cache_control", json!({})),
-        ("caller", caller),
-    ];
-    block_schema("tool_use", 3, &fields)
-}
-
-fn result_schema() -> Value {
-    let fields = [
-        ("tool_use_id", text_schema()),
-        ("content", or_null(texts_schema())),
-        ("is_error", maybe_flag()),
-        ("cache_control", json!({})),
-    ];
-    block_schema("tool_result", 1, &fields)
-}
-
-fn reasoning_schema() -> Value {
-    block_schema("thinking", 1, &[("thinking", text_schema()), ("signature", maybe_text())])
-}
+const OUTPUT_FORMAT: FieldTable = &[&[
+    Field::one_of("type", &["json_schema"], "").required(),
+    Field::json("schema", || json!({"type": "object"}), "").required(),
+]];
 
 fn tools_schema() -> Value {
-    let arguments = json!({"type": "object", "description": "The JSON schema of the arguments."});
-    let tool = closed(
-        2,
-        &[
-            ("name", name_schema()),
-            ("input_schema", arguments),
-            ("type", json!({"enum": ["custom", null]})),
-            ("description", maybe_text()),
-            ("strict", maybe_flag()),
-            ("allowed_callers", json!({"type": ["array", "null"], "items": {"const": "direct"}})),
-            ("defer_loading", json!({"enum": [false, null]})),
-            ("cache_control", json!({})),
-            ("eager_input_streaming", json!({})),
-        ],
-    );
-    json!({"type": "array", "maxItems": MAX_TOOLS, "items": tool})
+    json!({"type": "array", "maxItems": MAX_TOOLS, "items": object_schema(TOOL)})
 }
 
 fn choice_schema() -> Value {
@@ -168,25 +101,6 @@ fn choice_schema() -> Value {
     json!({"anyOf": [closed(1, &[kinds, single]), closed(2, &named)]})
 }
 
-fn thinking_schema() -> Value {
-    let budget = json!({
-        "type": ["integer", "null"],
-        "minimum": 1,
-        "maximum": MAX_TOKENS,
-        "description": "Has no effect.",
-    });
-    let kinds = json!({"enum": ["enabled", "disabled", "adaptive"]});
-    let display = json!({"enum": ["summarized", null]});
-    closed(1, &[("type", kinds), ("budget_tokens", budget), ("display", display)])
-}
-
-fn output_schema() -> Value {
-    let kind = json!({"const": "json_schema"});
-    let format = closed(2, &[("type", kind), ("schema", json!({"type": "object"}))]);
-    let effort = json!({"anyOf": [{"enum": EFFORTS}, {"type": "null"}]});
-    closed(0, &[("effort", effort), ("format", json!({"anyOf": [format, {"type": "null"}]}))])
-}
-
 /// What determines the prompt of a request and the form of its answer.
 #[derive(Debug, PartialEq)]
 pub struct MessagesPrompt {
@@ -194,7 +108,6 @@ pub struct MessagesPrompt {
     pub messages: Vec<Message>,
     /// Tools, and variables of the chat template.
     pub chat: ChatOptions,
-    /// What constrains the text.
     grammar: Option<RequestedGrammar>,
 }
 
@@ -225,7 +138,7 @@ pub fn from_wire(body: &Map<String, Value>, vocab: usize) -> Result<ClientReques
         stop,
         user,
         // `max_tokens` is present.
-        ..fields::read(&fields, metadata, 0, vocab, names)?
+        ..generate::read(&fields, metadata, 0, vocab, names)?
     })
 }
 
@@ -246,14 +159,9 @@ fn prompt(fields: &Fields<'_>) -> Result<MessagesPrompt, ApiError> {
 
 /// The grammar of `output_config.format`.
 fn output_format(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiError> {
-    const TYPE: &str = "\"json_schema\"";
-    let Some(value) = fields.get("output_config") else { return Ok(None) };
-    let config = Fields::known_at("output_config", value, &["effort", "format"])?;
-    let Some(value) = config.get("format") else { return Ok(None) };
-    let format = Fields::known_at("output_config.format", value, &["type", "schema"])?;
-    if format.required("type", TYPE)? != "json_schema" {
-        return Err(format.invalid("type", TYPE));
-    }
+    let config = fields.inner("output_config");
+    let Some(format) = config.and_then(|config| config.inner("format")) else { return Ok(None) };
+    format.required("type", "\"json_schema\"")?;
     let schema = format.object("schema")?.ok_or_else(|| format.missing("schema", "an object"))?;
     let spec = GrammarSpec::JsonSchema(Value::Object(schema.clone()).to_string());
     Ok(Some(RequestedGrammar { spec, field: format.path("schema") }))
@@ -272,7 +180,7 @@ fn metadata(fields: &Fields<'_>) -> Result<(Option<String>, BTreeMap<String, Str
     let mut others = map.clone();
     others.shift_remove(USER);
     let others = Map::from_iter([("metadata".to_owned(), Value::Object(others))]);
-    Ok((user, fields::metadata(&Fields::new(&others))?))
+    Ok((user, generate::metadata(&Fields::new(&others))?))
 }
 
 /// Reads `tools`, `tool_choice`, `thinking` and the effort of `output_config`.
@@ -292,7 +200,7 @@ fn tool(fields: &Fields<'_>) -> Result<Tool, ApiError> {
         let reason = format_args!("is {kind:?}: only \"custom\" is supported, tools of the client");
         return Err(fields.unsupported("type", reason));
     }
-    fields.refuse_others(&KNOWN)?;
+    fields.check(TOOL)?;
     let is_direct = |callers: &Value| {
         callers.as_array().is_some_and(|list| list.iter().all(|caller| caller == "direct"))
     };
@@ -315,8 +223,8 @@ fn tool(fields: &Fields<'_>) -> Result<Tool, ApiError> {
 /// The choice, and whether an answer may have several calls.
 fn tool_choice(fields: &Fields<'_>, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {
     let Some(value) = fields.get("tool_choice") else { return Ok((ToolChoice::Auto, true)) };
-    let known = ["type", "name", "disable_parallel_tool_use"];
-    let choice = Fields::known_at("tool_choice", value, &known)?;
+    let choice = Fields::at("tool_choice", value)?;
+    choice.refuse_others(&["type", "name", "disable_parallel_tool_use"])?;
     let parallel = !choice.is_set("disable_parallel_tool_use")?;
     let kind = choice.required("type", CHOICES)?;
     if kind != "tool" && choice.get("name").is_some() {
@@ -345,24 +253,13 @@ fn tool_choice(fields: &Fields<'_>, tools: &[Tool]) -> Result<(ToolChoice, bool)
 /// The template's variables `enable_thinking` (of `thinking`) and `reasoning_effort` (of `output_config.effort`).
 fn template_variables(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     let mut variables = Map::new();
-    if let Some(value) = fields.get("thinking") {
-        let known = ["type", "budget_tokens", "display"];
-        let thinking = Fields::known_at("thinking", value, &known)?;
-        thinking.integer("budget_tokens", 1..=MAX_TOKENS)?;
-        if thinking.text("display")?.is_some_and(|display| display != "summarized") {
-            return Err(thinking.invalid("display", "absent or \"summarized\""));
-        }
-        let enabled = match thinking.required("type", THINKING)? {
-            "enabled" | "adaptive" => true,
-            "disabled" => false,
-            _ => return Err(thinking.invalid("type", THINKING)),
-        };
-        variables.insert("enable_thinking".to_owned(), Value::from(enabled));
+    if let Some(thinking) = fields.inner("thinking") {
+        let kind = thinking.required("type", "\"enabled\", \"disabled\" or \"adaptive\"")?;
+        variables.insert("enable_thinking".to_owned(), Value::from(kind != "disabled"));
     }
-    if let Some(value) = fields.get("output_config")
-        && let Some(effort) = Fields::at("output_config", value)?.one_of("effort", &EFFORTS)?
-    {
-        variables.insert("reasoning_effort".to_owned(), Value::from(effort));
+    let effort = fields.inner("output_config").and_then(|config| config.get("effort"));
+    if let Some(effort) = effort {
+        variables.insert("reasoning_effort".to_owned(), effort.clone());
     }
     Ok(variables)
 }
@@ -451,7 +348,7 @@ mod tests {
     }
 
     fn of(body: &Value) -> Result<ChatOptions, ApiError> {
-        options(&Fields::new(body.as_object().unwrap()))
+        options(&Fields::of(body.as_object().unwrap(), FIELDS)?)
     }
 
     fn add() -> Value {

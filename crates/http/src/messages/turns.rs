@@ -3,13 +3,13 @@
 //! A turn of the user may contain results of calls, each of which becomes a message of its own, in the order of
 //! the blocks. The texts of a turn are joined.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use hone_core::config::describe::one_of;
 use hone_core::types::{Message, Role, ToolCall};
 
 use super::wire::INVALID_JSON;
-use crate::body::Fields;
+use crate::body::{Field, FieldTable, Fields, closed, list_of, object_schema, open, text_schema};
 use crate::chat::request::at_least_one;
 use crate::error::ApiError;
 
@@ -18,7 +18,6 @@ const ROLES: &str = "\"user\", \"assistant\" or \"system\"";
 /// What precedes the text of a call's result that is an error, because no chat template marks errors.
 const ERROR: &str = "Error: ";
 
-/// Reads `system` and `messages`.
 pub fn read(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let system = texts(fields, "system")?.filter(|text| !text.is_empty());
     let mut messages: Vec<Message> =
@@ -29,8 +28,63 @@ pub fn read(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     Ok(messages)
 }
 
+const MESSAGE: FieldTable = &[&[Field::text("role", ""), Field::json("content", texts_schema, "")]];
+/// The fields of content blocks, by type.
+const BLOCKS: [(&str, FieldTable); 4] = [
+    ("text", &[&[TYPE, Field::text("text", "").required(), CACHE, Field::refused("citations")]]),
+    ("thinking", &[&[TYPE, Field::text("thinking", "").required(), Field::text("signature", "")]]),
+    ("tool_use", CALL),
+    ("tool_result", RESULT),
+];
+const TYPE: Field = Field::text("type", "").required();
+const CACHE: Field = Field::ignored("cache_control");
+const CALL: FieldTable = &[&[
+    TYPE,
+    Field::text("id", "").required(),
+    Field::text("name", "").required(),
+    Field::json("input", || json!({"type": "object"}), "").required(),
+    CACHE,
+    Field::json("caller", || open(1, &[("type", json!({"const": "direct"}))]), ""),
+]];
+const RESULT: FieldTable = &[&[
+    TYPE,
+    Field::text("tool_use_id", "").required(),
+    Field::json("content", texts_schema, ""),
+    Field::flag("is_error", ""),
+    CACHE,
+]];
+
+pub fn schema() -> Value {
+    let message = |role: &str, content: Value| {
+        closed(2, &[("role", json!({"const": role})), ("content", content)])
+    };
+    let content =
+        |least, known: &[&str]| json!({"anyOf": [text_schema(), blocks_schema(least, known)]});
+    let messages = [
+        message("user", content(1, &["text", "tool_result"])),
+        message("assistant", content(0, &["text", "tool_use", "thinking"])),
+        message("system", texts_schema()),
+    ];
+    list_of(1, json!({"oneOf": messages}))
+}
+
+/// The JSON schema of a text or a list of text blocks.
+pub fn texts_schema() -> Value {
+    json!({"anyOf": [text_schema(), blocks_schema(0, &["text"])]})
+}
+
+fn blocks_schema(least: usize, known: &[&str]) -> Value {
+    let known = BLOCKS.iter().filter(|(kind, _)| known.contains(kind));
+    let schemas = known.map(|(kind, table)| {
+        let mut schema = object_schema(table);
+        schema["properties"]["type"] = json!({"const": kind});
+        schema
+    });
+    list_of(least, json!({"oneOf": schemas.collect::<Vec<_>>()}))
+}
+
 fn turn(path: &str, value: &Value) -> Result<Vec<Message>, ApiError> {
-    let fields = Fields::known_at(path, value, &["role", "content"])?;
+    let fields = Fields::of_table_at(path, value, MESSAGE)?;
     let role = fields.required("role", ROLES)?;
     let content = fields.get("content").ok_or_else(|| fields.missing("content", CONTENT))?;
     match (role, content) {
@@ -52,13 +106,12 @@ fn turn(path: &str, value: &Value) -> Result<Vec<Message>, ApiError> {
 
 fn user(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
     let mut messages: Vec<Message> = Vec::new();
-    for (path, block) in fields.entries("content")?.into_iter().flatten() {
-        let block = Fields::at(&path, block)?;
-        if kind(&block, &["text", "tool_result"])? == "tool_result" {
+    for (kind, block) in blocks(fields, "content", &["text", "tool_result"])? {
+        if kind == "tool_result" {
             messages.push(tool_result(&block)?);
             continue;
         }
-        let said = text(&block)?;
+        let said = required(&block, "text")?;
         match messages.last_mut() {
             Some(last) if last.role == Role::User => last.content.push_str(said),
             _ => messages.push(Message::new(Role::User, said)),
@@ -69,26 +122,38 @@ fn user(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
 
 fn assistant(fields: &Fields<'_>) -> Result<Message, ApiError> {
     let mut message = Message::new(Role::Assistant, "");
-    for (path, block) in fields.entries("content")?.into_iter().flatten() {
-        let block = Fields::at(&path, block)?;
-        match kind(&block, &["text", "tool_use", "thinking"])? {
-            "text" => message.content.push_str(text(&block)?),
+    for (kind, block) in blocks(fields, "content", &["text", "tool_use", "thinking"])? {
+        match kind {
+            "text" => message.content.push_str(required(&block, "text")?),
             "tool_use" => message.tool_calls.push(tool_use(&block)?),
-            _ => message.reasoning.get_or_insert_default().push_str(thinking(&block)?),
+            _ => {
+                let reasoning = message.reasoning.get_or_insert_default();
+                reasoning.push_str(required(&block, "thinking")?);
+            }
         }
     }
     Ok(message)
 }
 
-/// The type of a block.
-fn kind<'a>(block: &Fields<'a>, known: &[&str]) -> Result<&'a str, ApiError> {
+/// The blocks in a field, with their types, which must be among those `known`.
+fn blocks<'a>(
+    fields: &Fields<'a>,
+    name: &str,
+    known: &[&str],
+) -> Result<Vec<(&'static str, Fields<'a>)>, ApiError> {
     let allowed = one_of(&known.iter().map(|kind| format!("{kind:?}")).collect::<Vec<_>>());
-    let kind = block.required("type", &allowed)?;
-    if !known.contains(&kind) {
-        let reason = format_args!("is {kind:?}: only {allowed} is supported here");
-        return Err(block.unsupported("type", reason));
-    }
-    Ok(kind)
+    let read = |(path, value): (String, &'a Value)| {
+        let block = Fields::at(&path, value)?;
+        let kind = block.required("type", &allowed)?;
+        let found = BLOCKS.iter().find(|(name, _)| *name == kind && known.contains(name));
+        let (kind, table) = found.ok_or_else(|| {
+            let reason = format_args!("is {kind:?}: only {allowed} is supported here");
+            block.unsupported("type", reason)
+        })?;
+        block.check(table)?;
+        Ok((*kind, block))
+    };
+    fields.entries(name)?.into_iter().flatten().map(read).collect()
 }
 
 /// A text, or a list of text blocks, which are joined.
@@ -97,35 +162,18 @@ fn texts(fields: &Fields<'_>, name: &str) -> Result<Option<String>, ApiError> {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
         Some(Value::Array(_)) => {
-            let mut joined = String::new();
-            for (path, value) in fields.entries(name)?.into_iter().flatten() {
-                let block = Fields::at(&path, value)?;
-                kind(&block, &["text"])?;
-                joined.push_str(text(&block)?);
-            }
-            Ok(Some(joined))
+            let blocks = blocks(fields, name, &["text"])?;
+            blocks
+                .iter()
+                .map(|(_, block)| required(block, "text"))
+                .collect::<Result<_, _>>()
+                .map(Some)
         }
         Some(_) => Err(fields.invalid(name, "a string or a list of text blocks")),
     }
 }
 
-fn text<'a>(block: &Fields<'a>) -> Result<&'a str, ApiError> {
-    block.refuse_others(&["type", "text", "cache_control", "citations"])?;
-    let citations = block.get("citations");
-    if citations.is_some_and(|value| !value.as_array().is_some_and(Vec::is_empty)) {
-        return Err(block.unsupported("citations", "is not supported: leave it out"));
-    }
-    required(block, "text")
-}
-
-fn thinking<'a>(block: &Fields<'a>) -> Result<&'a str, ApiError> {
-    block.refuse_others(&["type", "thinking", "signature"])?;
-    block.text("signature")?;
-    required(block, "thinking")
-}
-
 fn tool_use(block: &Fields<'_>) -> Result<ToolCall, ApiError> {
-    block.refuse_others(&["type", "id", "name", "input", "cache_control", "caller"])?;
     let is_direct = |caller: &Value| caller.get("type").is_some_and(|kind| kind == "direct");
     if block.get("caller").is_some_and(|caller| !is_direct(caller)) {
         return Err(block.invalid("caller", "absent or {\"type\": \"direct\"}"));
@@ -147,7 +195,6 @@ fn arguments(input: &Map<String, Value>) -> String {
 }
 
 fn tool_result(block: &Fields<'_>) -> Result<Message, ApiError> {
-    block.refuse_others(&["type", "tool_use_id", "content", "is_error", "cache_control"])?;
     let mut content = texts(block, "content")?.unwrap_or_default();
     if block.is_set("is_error")? {
         content.insert_str(0, ERROR);
@@ -163,8 +210,6 @@ fn required<'a>(block: &Fields<'a>, name: &str) -> Result<&'a str, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn of(body: Value) -> Result<Vec<Message>, ApiError> {

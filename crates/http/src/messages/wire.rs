@@ -1,13 +1,7 @@
 //! The shapes of Anthropic's responses and errors.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use axum::body::Body;
-use axum::extract::Request;
-use axum::http::{HeaderName, header};
-use axum::middleware::Next;
-use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -15,11 +9,9 @@ use serde_json::{Map, Value};
 use hone_core::types::{Interaction, TokenId, ToolCall};
 use hone_engine::{Codec, TextStream};
 
-use crate::auth::ApiKey;
 use crate::chat::answer::{MessageEnd, MessageItem};
 use crate::error::ApiError;
 use crate::generate::Usage;
-use crate::observe::REQUEST_ID;
 
 /// The only member of a call's `input` if its arguments are no object: their text, as Anthropic suggests.
 pub const INVALID_JSON: &str = "INVALID_JSON";
@@ -40,7 +32,6 @@ pub struct MessageObject {
 }
 
 impl MessageObject {
-    /// A message that has no content yet.
     pub fn new(interaction: &Interaction, usage: Usage) -> Self {
         Self {
             id: interaction.id.message_id(),
@@ -195,21 +186,6 @@ pub enum MessageEvent {
     Ping,
 }
 
-impl MessageEvent {
-    /// The name of the event.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::MessageStart { .. } => "message_start",
-            Self::ContentBlockStart { .. } => "content_block_start",
-            Self::ContentBlockDelta { .. } => "content_block_delta",
-            Self::ContentBlockStop { .. } => "content_block_stop",
-            Self::MessageDelta { .. } => "message_delta",
-            Self::MessageStop => "message_stop",
-            Self::Ping => "ping",
-        }
-    }
-}
-
 /// More of a content block.
 #[derive(Serialize, JsonSchema)]
 #[serde(tag = "type")]
@@ -220,39 +196,6 @@ pub enum BlockDelta {
     Text { text: String },
     #[serde(rename = "input_json_delta")]
     InputJson { partial_json: String },
-}
-
-// Errors in Anthropic's shape, and Anthropic's headers of all responses.
-
-/// Anthropic's name of `x-request-id`.
-const OWN_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
-
-/// The path of the API, without those below it.
-const PATH: &str = "/v1/messages";
-
-/// Gives errors of these routes Anthropic's shape, and adds Anthropic's headers: the request's id, its key's limits.
-pub async fn shape_errors(request: Request, next: Next) -> Response {
-    let below = request.uri().path().strip_prefix(PATH);
-    let is_own = below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    let mut response = next.run(request).await;
-    if !is_own {
-        return response;
-    }
-    let id = response.headers().get(REQUEST_ID).cloned();
-    if let Some(error) = response.extensions().get::<ApiError>() {
-        let id = id.as_ref().and_then(|id| id.to_str().ok());
-        // An object of strings always serializes.
-        let body = serde_json::to_string(&MessageError::new(error, id)).unwrap_or_default();
-        *response.body_mut() = Body::from(body);
-        response.headers_mut().remove(header::CONTENT_LENGTH);
-    }
-    if let Some(id) = id {
-        response.headers_mut().insert(OWN_REQUEST_ID, id);
-    }
-    if let Some(key) = response.extensions().get::<Arc<ApiKey>>().cloned() {
-        key.limiter.add_anthropic_headers(response.headers_mut(), Instant::now());
-    }
-    response
 }
 
 /// The body of an error, and the data of an event that ends a stream.
@@ -272,7 +215,6 @@ struct ErrorDetail<'a> {
 }
 
 impl<'a> MessageError<'a> {
-    /// The shape of `error`.
     pub fn new(error: &'a ApiError, request_id: Option<&'a str>) -> Self {
         let error = ErrorDetail { r#type: kind(error.status()), message: &error.message };
         Self { r#type: "error", error, request_id }
@@ -298,6 +240,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::generate::sse::named_event;
 
     #[test]
     fn arguments_are_an_object_whatever_the_model_wrote() {
@@ -337,8 +280,11 @@ mod tests {
             (MessageEvent::MessageStop, json!({"type": "message_stop"})),
             (MessageEvent::Ping, json!({"type": "ping"})),
         ] {
-            let shown = serde_json::to_value(&event).unwrap();
-            assert_eq!((&shown["type"], &shown), (&json!(event.name()), &expected));
+            let event = named_event(&event);
+            let (name, data) = event.split_once('\n').unwrap();
+            assert_eq!(name, format!("event: {}", expected["type"].as_str().unwrap()));
+            let shown: Value = serde_json::from_str(data.trim_start_matches("data: ")).unwrap();
+            assert_eq!(shown, expected);
         }
     }
 }

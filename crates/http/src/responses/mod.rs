@@ -1,10 +1,9 @@
 //! OpenAI's Responses: `POST /v1/responses` and the endpoints of recorded responses.
 //!
-//! `request` reads the body (with `input`), which is completed by earlier responses in the ledger.
+//! `request` reads the body, which is completed by earlier responses in the ledger.
 //! [`chat`](super::chat) divides the answer like that of a chat completion. `output` makes its items, `wire` defines
 //! the shapes, `ResponseWire` makes a response. `stored` has the endpoints of recorded responses.
 
-mod input;
 mod output;
 pub mod request;
 pub mod stored;
@@ -23,18 +22,16 @@ use super::body::JsonObject;
 use super::chat::TokenLogprob;
 use super::chat::answer::{MessageEnd, MessageItem, MessagePart, MessageUpdate, WholeMessage};
 use super::error::{ApiError, ErrorCode};
-use super::generate::request::{AnswerRun, begin};
-use super::generate::run::RequestRun;
+use super::generate::run::{AnswerRun, RequestRun, begin};
 use super::generate::sse::{self, ToWire};
 use super::generate::{ChoiceUpdate, ClientRequest};
 use super::state::Call;
-use input::InputItem;
+
 use output::ResponseOutput;
-use request::{ResponseRequest, from_wire};
+use request::{InputItem, ResponseRequest, from_wire};
 use stored::{RecordedResponse, find};
 use wire::{ResponseEvent, ResponseObject, item_of};
 
-/// `POST /v1/responses`
 pub async fn create(call: Call, JsonObject(body): JsonObject) -> Result<Response, ApiError> {
     let (arrived, state) = (Instant::now(), &call.0);
     let (most, vocab) = (state.config.default_max_tokens, state.engine.info().vocab);
@@ -89,11 +86,8 @@ impl ToWire for ResponseWire {
         self.end(response)
     }
 
-    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
-        self.update(vec![update]).map(drop)
-    }
-
-    fn whole(self) -> Result<Response, ApiError> {
+    fn whole(mut self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError> {
+        self.update(updates)?;
         Ok(Json(self.ended()).into_response())
     }
 }
@@ -147,7 +141,7 @@ impl ResponseWire {
         for mut event in events {
             event.sequence_number = self.sequence;
             self.sequence += 1;
-            text.push_str(&sse::named_event(event.r#type, &event));
+            text.push_str(&sse::named_event(&event));
         }
         text
     }

@@ -45,7 +45,6 @@ impl ResponseOutput {
         items
     }
 
-    /// The items so far.
     pub fn items(&self) -> &[OutputItem] {
         &self.items
     }
@@ -114,7 +113,6 @@ impl ResponseOutput {
         self.is_open = true;
     }
 
-    /// Adds a part to the last item.
     fn grow(&mut self, part: MessagePart, logprobs: Vec<TokenLogprob>) -> Option<ResponseEvent> {
         let index = self.items.len().checked_sub(1)?;
         let item = self.items.last_mut()?;

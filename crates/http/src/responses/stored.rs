@@ -28,12 +28,10 @@ pub const RETRIEVE: FieldTable = &[
         Field::refused("starting_after"),
     ],
 ];
-/// The parameters of a list of items.
 pub const ITEMS: FieldTable = &[NEWEST_PAGE, INCLUDE];
 /// What a recorded response has beside its text is not recorded.
 const INCLUDE: &[Field] = &[Field::ignored("include"), Field::ignored("include[]")];
 
-/// A response in the ledger.
 pub struct RecordedResponse {
     pub interaction: Interaction,
     pub options: ResponseOptions,
@@ -81,7 +79,6 @@ pub struct InputText {
     text: String,
 }
 
-/// `GET /v1/responses/{id}`
 pub async fn retrieve(
     call: Call,
     PathText(id): PathText,
@@ -99,14 +96,12 @@ pub async fn retrieve(
     Ok(Json(response.ended(end, output, usage.into(), sample.created)))
 }
 
-/// `DELETE /v1/responses/{id}`
 pub async fn delete(call: Call, PathText(id): PathText) -> JsonResult<DeletedResponse> {
     let RecordedResponse { interaction, .. } = find(&call, "id", &id).await?;
     stored::erase(&call.0, &interaction).await?;
     Ok(Json(DeletedResponse { id, object: "response", deleted: true }))
 }
 
-/// `GET /v1/responses/{id}/input_items`
 pub async fn input_items(
     call: Call,
     PathText(id): PathText,

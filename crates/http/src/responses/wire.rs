@@ -246,7 +246,6 @@ impl ResponseObject {
     }
 }
 
-/// `text.format` of a request.
 fn format(grammar: Option<&GrammarSpec>, schema_name: Option<&str>) -> Value {
     match grammar {
         Some(GrammarSpec::JsonObject) => json!({"type": "json_object"}),
@@ -434,7 +433,6 @@ pub struct ResponseEvent {
 }
 
 impl ResponseEvent {
-    /// The state of the response.
     pub fn response(r#type: &'static str, response: ResponseObject) -> Self {
         Self { r#type, response: Some(response), ..Self::default() }
     }

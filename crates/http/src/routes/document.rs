@@ -14,7 +14,6 @@ use crate::messages::wire::MessageError;
 
 const JSON: &str = "application/json";
 
-/// The document of these routes.
 pub fn document(routes: &[ApiRoute]) -> Value {
     let settings = SchemaSettings::draft2020_12().for_serialize().with(|settings| {
         settings.definitions_path = "/components/schemas".into();
@@ -151,7 +150,6 @@ fn any_of(mut schemas: Vec<Value>) -> Value {
     if schemas.len() == 1 { schemas.remove(0) } else { json!({"anyOf": schemas}) }
 }
 
-/// The parameters of path and query.
 fn parameters(route: &ApiRoute) -> Vec<Value> {
     let in_path = path_parameters(route.path).map(
         |name| json!({"name": name, "in": "path", "required": true, "schema": path_schema(name)}),

@@ -103,12 +103,10 @@ impl ApiRoute {
         tag.map_or("", |(_, tag)| tag)
     }
 
-    /// Names the route.
     pub fn named(self, id: &'static str, summary: &'static str) -> Self {
         Self { id, summary, ..self }
     }
 
-    /// The parameters of the query.
     pub fn query(self, query: FieldTable) -> Self {
         Self { query, ..self }
     }
@@ -146,13 +144,11 @@ impl ApiRoute {
         self
     }
 
-    /// The response is text.
     pub fn answers_text(mut self) -> Self {
         self.answers.push(("text/plain", SchemaGenerator::subschema_for::<str>));
         self
     }
 
-    /// The statuses of errors that follow from the purpose of the route.
     pub fn errors(self, errors: &'static [u16]) -> Self {
         Self { errors, ..self }
     }
@@ -188,7 +184,6 @@ const TAGS: [(&str, &str); 16] = [
     ("/", "Probes and metrics"),
 ];
 
-/// Every route of a server with this configuration.
 pub fn routes(config: &ServerConfig) -> Vec<ApiRoute> {
     [sampling(), records(), graders(config), operators()].into_iter().flatten().collect()
 }
@@ -290,7 +285,7 @@ fn records() -> Vec<ApiRoute> {
         route(POST, "/v1/feedback", feedback::create)
             .named("createFeedback", "Reward a completion or a conversation")
             .takes("FeedbackPost", feedback::posted::FIELDS)
-            .takes("PreferencePost", feedback::pair::FIELDS)
+            .takes("PreferencePost", feedback::kinds::PAIR_FIELDS)
             .takes_json("FeedbackBatch", feedback::batch_schema)
             .answers::<FeedbackResponse>()
             .answers::<List<ListedResponse>>()
@@ -400,7 +395,6 @@ fn operators() -> Vec<ApiRoute> {
 #[derive(Clone)]
 pub struct ApiDocument(pub Bytes);
 
-/// `GET /openapi.json`
 async fn document(Extension(document): Extension<ApiDocument>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], document.0)
 }

@@ -17,6 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
@@ -39,9 +40,7 @@ use hone_core::metrics::Metrics;
 use crate::config::{ConnectionsConfig, ServerConfig};
 use crate::routes::{crowded, router, starting};
 use crate::state::AppState;
-use places::{
-    Activity, ArrivingBody, ConnectionPlace, GuardedBody, Overdue, Patience, Places, WatchedStream,
-};
+use places::{Activity, ConnectionPlace, GuardedBody, IDLE, Patience, Places, WatchedStream};
 
 pub use tls::Tls;
 
@@ -292,13 +291,8 @@ impl Connections {
                     let Some(reason) = activity.overdue(&self.patience_at(&activity)) else {
                         continue;
                     };
-                    let label = match reason {
-                        Overdue::Head => "head",
-                        Overdue::Idle => "idle",
-                        Overdue::Write => "write",
-                    };
-                    self.count_closed(peer, label);
-                    if reason != Overdue::Idle || is_ending {
+                    self.count_closed(peer, reason);
+                    if reason != IDLE || is_ending {
                         return;
                     }
                 }
@@ -319,7 +313,7 @@ impl Connections {
     /// Answers a request. On a reserved place only a probe is answered, and the connection ends.
     async fn answer(
         &self,
-        request: Request<GuardedBody<Incoming, ArrivingBody>>,
+        request: Request<Body>,
         place: &mut ConnectionPlace,
         activity: &Activity,
     ) -> Result<Response, Infallible> {

@@ -1,24 +1,180 @@
-//! The limits of one key: requests and tokens a minute, and completions at once.
+//! The keys in use, and what each has used of its limits: requests and tokens a minute, and completions at once.
 //!
-//! Requests and tokens have a bucket each, which holds the allowance of a minute and fills evenly. Tokens
-//! are reserved when a completion begins, by an estimate, and settled when it has ended. Its bucket may
-//! fall below zero, so that the rate is exact in the long run whatever the estimate was. A request for completions
-//! counts from its head on, so that a key cannot have more of them than it may by sending their bodies slowly.
+//! A reload replaces the keys as a whole while requests run. Requests and tokens have a bucket each, which holds the
+//! allowance of a minute and fills evenly. Tokens are reserved when a completion begins, by an estimate, and settled
+//! when it has ended. Its bucket may fall below zero, so that the rate is exact in the long run whatever the estimate
+//! was. A request for completions counts from its head on, so that a key cannot have more of them than it may by sending
+//! their bodies slowly.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
 
-use crate::config::KeyLimits;
+use hone_core::config::ConfigError;
+
+use crate::config::{KeyConfig, KeyHash, KeyLimits, KeyScope, ServerConfig};
 use crate::error::ApiError;
+
+/// Fewest characters of a key that cannot be guessed.
+const SHORT_KEY: usize = 16;
+
+/// The keys that the server accepts.
+pub struct KeyRing {
+    /// The address that the server was configured to listen on, and whether it may do so without keys.
+    bind: SocketAddr,
+    insecure: bool,
+    keys: RwLock<Arc<KeySet>>,
+}
+
+/// All keys of one moment.
+#[derive(Default)]
+pub(super) struct KeySet(Vec<(KeyHash, Arc<ApiKey>)>);
+
+#[derive(Debug)]
+pub struct ApiKey {
+    /// Its entry in the configuration, without the key itself.
+    pub entry: KeyConfig,
+    /// First 12 hex digits of the key's SHA-256.
+    pub id: String,
+    pub limiter: Arc<KeyLimiter>,
+}
+
+impl KeyRing {
+    /// Reads the keys of a configuration and of its `server.keys_file`.
+    ///
+    /// # Errors
+    /// If an entry or the file is invalid, or `server.bind` is beyond loopback and no key is required.
+    pub fn load(config: &ServerConfig) -> Result<Self, ConfigError> {
+        let (bind, insecure) = (config.bind, config.insecure);
+        let keys = KeySet::read(config, &KeySet::default())?;
+        keys.check_exposure(bind, insecure)?;
+        Ok(Self { bind, insecure, keys: RwLock::new(Arc::new(keys)) })
+    }
+
+    /// Replaces the keys by those of `config`, whose other values are not used. Requests that run keep
+    /// their key, and a key with the same limits what it has used of them. Returns the number of keys.
+    ///
+    /// # Errors
+    /// As [`Self::load`]. The keys then stay as they are.
+    pub fn reload(&self, config: &ServerConfig) -> Result<usize, ConfigError> {
+        let before = self.current();
+        let keys = KeySet::read(config, &before)?;
+        keys.check_exposure(self.bind, self.insecure)?;
+        keys.check_protection(&before)?;
+        let count = keys.0.len();
+        *self.keys.write() = Arc::new(keys);
+        Ok(count)
+    }
+
+    /// Number of keys that may rate.
+    pub fn raters(&self) -> usize {
+        let rates = |key: &ApiKey| key.has_one_of(&[KeyScope::Chat, KeyScope::Feedback]);
+        self.current().0.iter().filter(|(_, key)| rates(key)).count()
+    }
+
+    pub(super) fn current(&self) -> Arc<KeySet> {
+        Arc::clone(&self.keys.read())
+    }
+}
+
+impl KeySet {
+    /// The keys of a configuration. Those that `before` has keep what they have used of their limits.
+    fn read(config: &ServerConfig, before: &Self) -> Result<Self, ConfigError> {
+        let entries = config.read_keys();
+        let entries = entries.map_err(|problem| ConfigError::Invalid(problem.sentence()))?;
+        let plain = |list: &'static str, keys: &[String], scopes: &[KeyScope]| {
+            let named = keys.iter().enumerate().map(|(i, key)| KeyConfig {
+                name: format!("{list}[{i}]"),
+                key: key.clone(),
+                scopes: scopes.to_vec(),
+                ..KeyConfig::default()
+            });
+            named.collect::<Vec<_>>()
+        };
+        let clients = plain("client_keys", &config.client_keys, &KeyScope::CLIENT);
+        let admins = plain("admin_keys", &config.admin_keys, &[KeyScope::Admin]);
+        let all = clients.iter().chain(&admins).chain(&entries);
+        let known = |entry: &KeyConfig| {
+            let hash = entry.hash()?;
+            if (1..SHORT_KEY).contains(&entry.key.len()) {
+                tracing::warn!(
+                    key = entry.name,
+                    "the key is short enough to be guessed: use {SHORT_KEY} random characters"
+                );
+            }
+            let key = ApiKey::new(entry, &hash, before.find(&hash));
+            Some((hash, key))
+        };
+        Ok(Self(all.filter_map(known).collect()))
+    }
+
+    /// Refuses an address that others can reach if the server would answer them without a key.
+    fn check_exposure(&self, bind: SocketAddr, insecure: bool) -> Result<(), ConfigError> {
+        if insecure || bind.ip().to_canonical().is_loopback() || self.has_scope(&KeyScope::CLIENT) {
+            return Ok(());
+        }
+        Err(ConfigError::Invalid(format!(
+            "server.bind is {bind}: it must be a loopback address, because no key is required: set \
+             server.client_keys, server.keys or server.keys_file, or accept every client with \
+             server.insecure or --insecure"
+        )))
+    }
+
+    /// Refuses a reload that opens routes: a file that is empty while it is written must not; a restart can.
+    fn check_protection(&self, before: &Self) -> Result<(), ConfigError> {
+        for (path, scopes) in [("/v1", &KeyScope::CLIENT[..]), ("/admin", &[KeyScope::Admin][..])] {
+            if before.has_scope(scopes) && !self.has_scope(scopes) {
+                return Err(ConfigError::Invalid(format!(
+                    "the new keys have none for {path}, which would then need no key: restart to remove \
+                     all keys"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a key has one of `scopes`, so that the routes of these scopes require a key.
+    pub(super) fn has_scope(&self, scopes: &[KeyScope]) -> bool {
+        self.0.iter().any(|(_, key)| key.has_one_of(scopes))
+    }
+
+    /// The key with a hash. Every hash is compared to its end, so that the time reveals nothing about the keys.
+    pub(super) fn find(&self, presented: &str) -> Option<&Arc<ApiKey>> {
+        let mut found = 0_u64;
+        for (number, (hash, _)) in (1_u64..).zip(&self.0) {
+            found.conditional_assign(&number, hash.as_bytes().ct_eq(presented.as_bytes()));
+        }
+        let index = usize::try_from(found).ok()?.checked_sub(1)?;
+        self.0.get(index).map(|(_, key)| key)
+    }
+}
+
+impl ApiKey {
+    fn new(entry: &KeyConfig, hash: &str, before: Option<&Arc<Self>>) -> Arc<Self> {
+        let entry = KeyConfig { key: String::new(), sha256: String::new(), ..entry.clone() };
+        let (name, limits) = (&entry.name, entry.limits());
+        let kept = before.map(|key| &key.limiter);
+        let kept = kept.filter(|own| own.name == *name && own.limits == limits);
+        let limiter = kept.map_or_else(|| KeyLimiter::new(name, limits), Arc::clone);
+        Arc::new(Self { entry, id: hash.chars().take(12).collect(), limiter })
+    }
+
+    /// Whether the key has one of `scopes`, or no scope is required.
+    pub fn has_one_of(&self, scopes: &[KeyScope]) -> bool {
+        scopes.is_empty() || scopes.iter().any(|scope| self.entry.scopes.contains(scope))
+    }
+}
+
+// The limits of one key.
 
 /// The limits of a key, and what it has used of them.
 #[derive(Debug)]
 pub struct KeyLimiter {
-    /// Name of the key.
     name: String,
     limits: KeyLimits,
     state: Mutex<LimiterState>,
@@ -111,16 +267,10 @@ impl KeyLimiter {
         Arc::new(Self { name: name.to_owned(), limits, state: Mutex::new(state) })
     }
 
-    /// Whether this is the state of a key with this name and these limits.
-    pub fn is_of(&self, name: &str, limits: KeyLimits) -> bool {
-        self.name == name && self.limits == limits
-    }
-
     fn lock(&self) -> MutexGuard<'_, LimiterState> {
         self.state.lock()
     }
 
-    /// Counts one request.
     pub fn count_request(&self, now: Instant) -> Result<(), ApiError> {
         let Err(wait) = self.lock().requests.take(1.0, now) else { return Ok(()) };
         let (name, most) = (&self.name, self.limits.requests_per_minute);
@@ -128,7 +278,6 @@ impl KeyLimiter {
         Err(ApiError::limited("requests_per_minute", message, wait))
     }
 
-    /// Counts a request for completions.
     pub fn enter(self: &Arc<Self>) -> Result<Arc<KeySlot>, ApiError> {
         let mut state = self.lock();
         let (name, most) = (&self.name, self.limits.concurrency);
@@ -221,123 +370,4 @@ fn shown(time: Duration) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use axum::http::StatusCode;
-    use axum::response::IntoResponse;
-
-    use super::*;
-
-    fn limiter(requests: u32, tokens: u32, concurrency: u32) -> Arc<KeyLimiter> {
-        let limits =
-            KeyLimits { requests_per_minute: requests, tokens_per_minute: tokens, concurrency };
-        KeyLimiter::new("web", limits)
-    }
-
-    fn begin(limiter: &Arc<KeyLimiter>, tokens: u64, now: Instant) -> Result<KeyPermit, ApiError> {
-        limiter.enter()?.begin(tokens, now)
-    }
-
-    /// The seconds after which a refused request may be sent again.
-    fn retry<T>(result: Result<T, ApiError>) -> Option<String> {
-        let response = result.err()?.into_response();
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-        Some(response.headers()["retry-after"].to_str().unwrap().to_owned())
-    }
-
-    fn headers(limiter: &KeyLimiter, now: Instant) -> Vec<String> {
-        let mut headers = HeaderMap::new();
-        limiter.add_headers(&mut headers, now);
-        let line = |(name, value): (&HeaderName, &HeaderValue)| {
-            format!(
-                "{}={}",
-                name.as_str().trim_start_matches("x-ratelimit-"),
-                value.to_str().unwrap()
-            )
-        };
-        let mut lines: Vec<String> = headers.iter().map(line).collect();
-        lines.sort();
-        lines
-    }
-
-    #[test]
-    fn requests_are_limited_to_the_rate() {
-        let (limiter, start) = (limiter(3, 0, 0), Instant::now());
-        for _ in 0..3 {
-            assert_eq!(retry(limiter.count_request(start)), None);
-        }
-        assert_eq!(retry(limiter.count_request(start)).as_deref(), Some("20"));
-        let later = start + Duration::from_secs(30);
-        assert_eq!(retry(limiter.count_request(later)), None);
-        assert_eq!(retry(limiter.count_request(later)).as_deref(), Some("10"));
-        // A time before the last one, as of another thread, changes nothing.
-        assert_eq!(retry(limiter.count_request(start)).as_deref(), Some("10"));
-        assert_eq!(retry(limiter.count_request(later)).as_deref(), Some("10"));
-        let rested = later + Duration::from_secs(3600);
-        assert_eq!((0..9).filter(|_| limiter.count_request(rested).is_ok()).count(), 3);
-    }
-
-    #[test]
-    fn tokens_are_reserved_and_settled() {
-        let (limiter, start) = (limiter(0, 600, 0), Instant::now());
-        let mut first = begin(&limiter, 400, start).unwrap();
-        assert_eq!(retry(begin(&limiter, 300, start)).as_deref(), Some("10"));
-        first.used = 100;
-        drop(first);
-        let mut second = begin(&limiter, 500, start).unwrap();
-        // It takes more than it reserved, so the bucket is in debt.
-        second.used = 700;
-        drop(second);
-        assert_eq!(
-            headers(&limiter, start),
-            ["limit-tokens=600", "remaining-tokens=0", "reset-tokens=1m20s"]
-        );
-        assert_eq!(retry(begin(&limiter, 1, start)).as_deref(), Some("21"));
-        // A request larger than the bucket waits until it is full.
-        let rested = start + Duration::from_secs(80);
-        let huge = begin(&limiter, 1_000_000, rested).unwrap();
-        drop(huge);
-        assert_eq!(headers(&limiter, rested)[1], "remaining-tokens=600");
-    }
-
-    #[test]
-    fn completions_at_once_are_limited() {
-        let (limiter, now) = (limiter(0, 0, 2), Instant::now());
-        let first = begin(&limiter, 10, now).unwrap();
-        let _second = begin(&limiter, 10, now).unwrap();
-        assert_eq!(retry(begin(&limiter, 10, now)).as_deref(), Some("1"));
-        drop(first);
-        assert!(begin(&limiter, 10, now).is_ok());
-        assert!(headers(&limiter, now).is_empty());
-    }
-
-    #[test]
-    fn without_limits_nothing_is_refused() {
-        let (limiter, now) = (limiter(0, 0, 0), Instant::now());
-        let permits: Vec<_> = (0..100).map(|_| begin(&limiter, u64::MAX, now).unwrap()).collect();
-        assert!((0..100).all(|_| limiter.count_request(now).is_ok()));
-        drop(permits);
-        assert!(headers(&limiter, now).is_empty());
-    }
-
-    #[test]
-    fn moments_have_anthropics_form() {
-        let now = DateTime::from_timestamp_millis(1_700_000_000_250).unwrap();
-        for (ms, text) in [(0, "2023-11-14T22:13:21Z"), (59_751, "2023-11-14T22:14:21Z")] {
-            assert_eq!(moment_after(now, Duration::from_millis(ms)), text);
-        }
-        assert_eq!(moment_after(now, Duration::MAX), "2023-11-14T22:13:21Z");
-        let mut headers = HeaderMap::new();
-        limiter(2, 0, 0).add_anthropic_headers(&mut headers, Instant::now());
-        assert_eq!(headers["anthropic-ratelimit-requests-limit"], "2");
-        assert_eq!(headers["anthropic-ratelimit-requests-remaining"], "2");
-        assert_eq!(headers.len(), 3);
-    }
-
-    #[test]
-    fn durations_have_openais_form() {
-        for (ms, text) in [(0, "0s"), (20, "20ms"), (999, "999ms"), (1000, "1s"), (1001, "2s")] {
-            assert_eq!(shown(Duration::from_millis(ms)), text);
-        }
-        assert_eq!(shown(Duration::from_secs(360)), "6m0s");
-    }
-}
+mod tests;
