@@ -24,9 +24,9 @@ use hone_core::config::Problem;
 use hone_core::config::describe::one_of;
 use hone_reward::grader::{self, GradeOutcome, Grader};
 
-use super::body::{Field, FieldTable, Fields, JsonObject};
+use super::body::{Call, Field, FieldTable, Fields, JsonObject};
 use super::error::{ApiError, JsonResult};
-use super::state::{AppState, Call};
+use super::state::AppState;
 use crate::config::GraderLimits;
 
 pub const RUN_FIELDS: FieldTable = &[&[

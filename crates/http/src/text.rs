@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use hone_core::types::{FinishReason, Interaction, Message, PolicyVersion, Role, TokenId};
 use hone_engine::{Codec, GenerateRequest, Token};
 
-use super::body::{Field, FieldTable, Fields, JsonObject, invalid, list_of, text_schema};
+use super::body::{Call, Field, FieldTable, Fields, JsonObject, invalid, list_of, text_schema};
 use super::error::ApiError;
 use super::generate::prompt::{encode, token_ids};
 use super::generate::run::{
@@ -30,7 +30,7 @@ use super::generate::{
     self, CHOICES, ChoiceUpdate, ClientRequest, FieldNames, MAX_CHOICES, MAX_TOP_LOGPROBS,
     SAMPLING, Usage, include_usage, metadata, shown_logprob, to_u32, token_schema,
 };
-use super::state::{AppState, Call};
+use super::state::AppState;
 
 /// OpenAI's `max_tokens` of requests that contain none.
 const DEFAULT_MAX_TOKENS: u32 = 16;

@@ -9,6 +9,7 @@ pub mod testing;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -23,7 +24,9 @@ use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
+use super::auth::Caller;
 use super::error::{ApiError, ErrorCode, large_body};
+use super::state::AppState;
 
 /// Time within which a client must send its whole body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -171,6 +174,22 @@ fn has_more_levels(value: &Value, levels: usize) -> bool {
         Value::Array(items) => levels == 0 || items.iter().any(inner_has),
         Value::Object(fields) => levels == 0 || fields.values().any(inner_has),
         _ => false,
+    }
+}
+
+/// What a handler gets of a request beside its content.
+pub struct Call(pub Arc<AppState>, pub Caller);
+
+impl FromRequestParts<Arc<AppState>> for Call {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        state: &Arc<AppState>,
+    ) -> Result<Self, ApiError> {
+        // Authentication adds the caller.
+        let caller = parts.extensions.get().cloned().ok_or_else(ApiError::internal)?;
+        Ok(Self(Arc::clone(state), caller))
     }
 }
 
@@ -478,14 +497,8 @@ fn parsed(json: &str) -> Value {
 
 /// Whether a value changes nothing.
 fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(flag) => !flag,
-        Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(map) => map.is_empty(),
-    }
+    let empty = [json!(null), json!(false), json!(""), json!([]), json!({})];
+    empty.contains(value) || value.as_f64() == Some(0.0)
 }
 
 /// The fields of one JSON object in a request body.
@@ -571,16 +584,13 @@ impl<'a> Fields<'a> {
         Fields::at(&self.path(name), value)
     }
 
-    /// The entries of a list in a field, each with its path.
+    /// The entries of a list in a field, each with its path; no entry if the field is absent.
     pub fn entries(
         &self,
         name: &str,
-    ) -> Result<Option<impl Iterator<Item = (String, &'a Value)> + use<'a>>, ApiError> {
-        let base = self.path(name);
-        let list = self.list(name)?;
-        Ok(list.map(|list| {
-            list.iter().enumerate().map(move |(at, value)| (format!("{base}[{at}]"), value))
-        }))
+    ) -> Result<impl Iterator<Item = (String, &'a Value)> + use<'a>, ApiError> {
+        let (base, list) = (self.path(name), self.list(name)?.map_or(&[][..], Vec::as_slice));
+        Ok(list.iter().enumerate().map(move |(at, value)| (format!("{base}[{at}]"), value)))
     }
 
     pub fn path(&self, name: &str) -> String {
@@ -639,6 +649,11 @@ impl<'a> Fields<'a> {
     /// A text that must be there, as `allowed` describes it.
     pub fn required(&self, name: &str, allowed: impl Display) -> Result<&'a str, ApiError> {
         self.text(name)?.ok_or_else(|| self.missing(name, allowed))
+    }
+
+    /// A copy of a text that must be there.
+    pub fn string(&self, name: &str) -> Result<String, ApiError> {
+        self.required(name, "a string").map(str::to_owned)
     }
 
     pub fn owned(&self, name: &str) -> Result<Option<String>, ApiError> {

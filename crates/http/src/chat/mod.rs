@@ -1,13 +1,11 @@
 //! `POST /v1/chat/completions`, and what every endpoint of conversations shares.
 //!
 //! `request` reads a body with `constraint` (its grammar). `answer` divides what is sampled
-//! into the parts of a message, of which `ChatWire` makes a response. `stored` has the endpoints of recorded
-//! completions. Other dialects share all but the shapes.
+//! into the parts of a message, of which `ChatWire` makes a response. Other dialects share all but the shapes.
 
 pub mod answer;
 pub mod constraint;
 pub mod request;
-pub mod stored;
 
 use std::time::Instant;
 
@@ -19,12 +17,11 @@ use serde::Serialize;
 use hone_core::types::{Interaction, PolicyVersion, TokenId, ToolCall};
 use hone_engine::{Codec, Token};
 
-use super::body::JsonObject;
+use super::body::{Call, JsonObject};
 use super::error::ApiError;
 use super::generate::run::{AnswerRun, RequestRun, begin};
 use super::generate::sse::{self, ToWire};
 use super::generate::{ChoiceUpdate, Usage, shown_logprob};
-use super::state::Call;
 use answer::{MessagePart, MessageUpdate, WholeMessage};
 
 pub async fn create(call: Call, JsonObject(body): JsonObject) -> Result<Response, ApiError> {

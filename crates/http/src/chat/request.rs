@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
+use hone_core::config::describe::one_of;
 use hone_core::text::inexact_number;
 use hone_core::types::{ChatOptions, Message, Role, Tool, ToolCall, ToolChoice};
 
@@ -135,7 +136,6 @@ fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, ApiError> {
 
 // The messages. Other fields of theirs are ignored, because clients send back messages as they received them.
 
-const ROLES: &str = "\"system\", \"developer\", \"user\", \"assistant\" or \"tool\"";
 /// The fields of OpenAI's messages that are not supported.
 const UNSUPPORTED: [&str; 2] = ["function_call", "audio"];
 
@@ -148,7 +148,7 @@ pub fn at_least_one<'a>(
     fields: &Fields<'a>,
 ) -> Result<impl Iterator<Item = (String, &'a Value)> + use<'a>, ApiError> {
     let allowed = "a list of at least one message";
-    let mut list = fields.entries("messages")?.into_iter().flatten().peekable();
+    let mut list = fields.entries("messages")?.peekable();
     if list.peek().is_some() {
         return Ok(list);
     }
@@ -160,21 +160,15 @@ pub fn at_least_one<'a>(
 
 fn message(path: &str, value: &Value) -> Result<Message, ApiError> {
     let fields = Fields::at(path, value)?;
-    let role = match fields.required("role", ROLES)? {
-        "system" => Role::System,
-        "developer" => Role::Developer,
-        "user" => Role::User,
-        "assistant" => Role::Assistant,
-        "tool" => Role::Tool,
-        _ => return Err(fields.invalid("role", ROLES)),
-    };
+    let roles = [Role::System, Role::Developer, Role::User, Role::Assistant, Role::Tool];
+    let role = read_role(&fields, &roles)?;
     if let Some(name) = UNSUPPORTED.iter().find(|name| !is_absent(&fields, name)) {
         return Err(fields.unsupported(name, "is not supported"));
     }
     let mut message = Message::new(role, "");
     message.name = fields.owned("name")?;
     if role == Role::Assistant {
-        let calls = fields.entries("tool_calls")?.into_iter().flatten();
+        let calls = fields.entries("tool_calls")?;
         let calls = calls.map(|(path, call)| tool_call(&path, call));
         message.tool_calls = calls.collect::<Result<_, _>>()?;
         let reasoning = fields.text("reasoning_content")?.or(fields.text("reasoning")?);
@@ -187,7 +181,7 @@ fn message(path: &str, value: &Value) -> Result<Message, ApiError> {
         message.tool_call_id = Some(id.to_owned());
     }
     if message.tool_calls.is_empty() || fields.get("content").is_some() {
-        message.content = content(&fields)?;
+        message.content = joined_text(&fields, "content", text_part)?;
     }
     Ok(message)
 }
@@ -197,26 +191,38 @@ fn is_absent(fields: &Fields<'_>, name: &str) -> bool {
     fields.get(name).is_none_or(|value| value.as_array().is_some_and(Vec::is_empty))
 }
 
-/// A string, or text parts, which are concatenated.
-fn content(fields: &Fields<'_>) -> Result<String, ApiError> {
+/// The role of a message, one of `roles`.
+pub fn read_role(fields: &Fields<'_>, roles: &[Role]) -> Result<Role, ApiError> {
+    let names: Vec<_> = roles.iter().map(|role| format!("{:?}", role.as_str())).collect();
+    let allowed = one_of(&names);
+    let name = fields.required("role", &allowed)?;
+    let found = roles.iter().copied().find(|role| role.as_str() == name);
+    found.ok_or_else(|| fields.invalid("role", allowed))
+}
+
+/// A string, or parts of text, which are joined. `text` reads one.
+pub fn joined_text(
+    fields: &Fields<'_>,
+    name: &str,
+    text: impl Fn(&Fields<'_>) -> Result<String, ApiError>,
+) -> Result<String, ApiError> {
     const ALLOWED: &str = "a string or a list of text parts";
-    match fields.get("content") {
-        None => Err(fields.missing("content", ALLOWED)),
+    match fields.get(name) {
+        None => Err(fields.missing(name, ALLOWED)),
         Some(Value::String(text)) => Ok(text.clone()),
         Some(Value::Array(parts)) if !parts.is_empty() => {
-            let parts = fields.entries("content")?.into_iter().flatten();
-            parts.map(|(path, part)| text_part(&path, part)).collect()
+            let parts = fields.entries(name)?;
+            parts.map(|(path, part)| text(&Fields::at(&path, part)?)).collect()
         }
-        Some(_) => Err(fields.invalid("content", ALLOWED)),
+        Some(_) => Err(fields.invalid(name, ALLOWED)),
     }
 }
 
-fn text_part<'a>(path: &str, value: &'a Value) -> Result<&'a str, ApiError> {
-    let part = Fields::at(path, value)?;
+fn text_part(part: &Fields<'_>) -> Result<String, ApiError> {
     if part.required("type", "\"text\"")? != "text" {
         return Err(part.invalid("type", "\"text\": nothing else is supported"));
     }
-    part.required("text", "a string")
+    part.string("text")
 }
 
 fn tool_call(path: &str, value: &Value) -> Result<ToolCall, ApiError> {
@@ -224,13 +230,8 @@ fn tool_call(path: &str, value: &Value) -> Result<ToolCall, ApiError> {
     if call.text("type")?.is_some_and(|kind| kind != "function") {
         return Err(call.invalid("type", "\"function\": nothing else is supported"));
     }
-    let required = |fields: &Fields<'_>, name: &str| -> Result<String, ApiError> {
-        Ok(fields.required(name, "a string")?.to_owned())
-    };
-    let id = required(&call, "id")?;
-    let function = call.member("function")?;
-    let (name, arguments) = (required(&function, "name")?, required(&function, "arguments")?);
-    Ok(ToolCall { id, name, arguments })
+    let (id, function) = (call.string("id")?, call.member("function")?);
+    Ok(ToolCall { id, name: function.string("name")?, arguments: function.string("arguments")? })
 }
 
 pub fn messages_schema() -> Value {
@@ -347,7 +348,7 @@ pub fn distinct<'a>(
     }
     let mut names = BTreeSet::new();
     let mut tools = Vec::with_capacity(count);
-    for (path, value) in fields.entries("tools")?.into_iter().flatten() {
+    for (path, value) in fields.entries("tools")? {
         let (tool, named) = read(&path, value)?;
         if !names.insert(tool.name.clone()) {
             let path = named.path("name");
@@ -504,10 +505,11 @@ fn allowed_tools(
     tools: &mut Vec<Tool>,
 ) -> Result<ToolChoice, ApiError> {
     let inner = shape.allowed_tools(choice)?;
-    let list = inner.entries("tools")?;
-    let list = list.ok_or_else(|| inner.missing("tools", "a list of functions"))?;
+    if inner.get("tools").is_none() {
+        return Err(inner.missing("tools", "a list of functions"));
+    }
     let mut names = BTreeSet::new();
-    for (path, value) in list {
+    for (path, value) in inner.entries("tools")? {
         let entry = Fields::at(&path, value)?;
         if entry.text("type")?.is_some_and(|kind| kind != "function") {
             return Err(entry.invalid("type", "\"function\": nothing else is supported"));

@@ -35,10 +35,10 @@ use self::posted::{
 };
 use super::auth::Caller;
 use super::body::{
-    Field, FieldTable, Fields, JsonValue, List, QueryObject, invalid, object_schema,
+    Call, Field, FieldTable, Fields, JsonValue, List, QueryObject, invalid, object_schema,
 };
 use super::error::{ApiError, JsonResult};
-use super::state::{AppState, Call};
+use super::state::AppState;
 
 pub use self::posted::FeedbackResponse;
 

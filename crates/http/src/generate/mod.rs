@@ -1,10 +1,9 @@
 //! Sampling for clients, which every endpoint that generates text shares.
 //!
-//! `fields` declares and reads what all bodies have; a dialect makes a [`ClientRequest`] of a body. `request` checks
-//! limits before any work, and begins the answers of a conversation. `prompt` makes a prompt's tokens, of a
-//! conversation from recorded ones where it can. `run` samples the choices, reads their tokens in time, and records
-//! them. `sse` answers with what a dialect makes of them. `model` has the names and the tokenizer of the served
-//! model, and `TokenizerPlaces` bounds how many long texts are tokenized at once, for every endpoint.
+//! A dialect makes a [`ClientRequest`] of a body, whose common fields this module declares and reads. `prompt` makes a
+//! prompt's tokens, of a conversation from recorded ones where it can. `run` checks limits before any work, samples the
+//! choices, reads their tokens in time, and records them. `sse` answers with what a dialect makes of them. `model` has
+//! the names and the tokenizer of the served model.
 //!
 //! Each choice is a separate generation of exactly one policy version. The choices of one request
 //! have different versions only if a version was published while some waited for slots. Then
@@ -17,9 +16,8 @@ pub mod prompt;
 pub mod run;
 pub mod sse;
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::BTreeMap;
 
-use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -34,38 +32,6 @@ use hone_engine::Token;
 use super::body::{Field, Fields, invalid, maybe_flag, open};
 use super::chat::constraint::RequestedGrammar;
 use super::error::ApiError;
-
-// Which turns of conversations may still be queued for the ledger.
-
-/// Digests that are remembered. More than the ledger's queue holds.
-const MAX_RECENT: usize = 16_384;
-
-/// First 16 bytes of a SHA-256 of messages.
-pub type TurnDigest = [u8; 16];
-
-/// The digests that were queued for the ledger last. A conversation with one of them waits for the queue.
-#[derive(Default)]
-pub struct RecentTurns(Mutex<(VecDeque<TurnDigest>, HashSet<TurnDigest>)>);
-
-impl RecentTurns {
-    pub fn add(&self, digest: TurnDigest) {
-        let mut state = self.0.lock();
-        let (order, known) = &mut *state;
-        if !known.insert(digest) {
-            return;
-        }
-        order.push_back(digest);
-        if order.len() > MAX_RECENT
-            && let Some(oldest) = order.pop_front()
-        {
-            known.remove(&oldest);
-        }
-    }
-
-    pub fn contains(&self, digest: &TurnDigest) -> bool {
-        self.0.lock().1.contains(digest)
-    }
-}
 
 // Bounds how many long texts are tokenized at once: no engine slot does, and a byte takes about 70 bytes of memory.
 

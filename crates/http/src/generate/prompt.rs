@@ -22,12 +22,12 @@ use hone_core::types::{
 use hone_engine::{Codec, EngineError, ToolFormat};
 use hone_store::{Op, Store, StoreError};
 
-use super::{RecentTurns, TurnDigest, tokenize_apart};
+use super::tokenize_apart;
 use crate::auth::Caller;
 use crate::body::invalid;
 use crate::chat::answer::{WholeMessage, recorded, recorded_form};
 use crate::error::ApiError;
-use crate::state::AppState;
+use crate::state::{AppState, RecentTurns, TurnDigest};
 
 /// Bytes of texts, or ids, for each token of the context. A token has about four bytes: four times the context.
 const SIZE_PER_TOKEN: usize = 16;
@@ -134,14 +134,8 @@ const MAX_LOOKUPS: usize = 64;
 /// Recorded completions with the same digest that are compared.
 const MAX_TWINS: usize = 8;
 
-/// The prompt of a conversation.
-pub struct ChatPrompt {
-    pub ids: Vec<TokenId>,
-    /// The completion that it goes on from.
-    pub continues: Option<Continuation>,
-}
-
-/// The prompt of a conversation, from the recorded tokens of its last recorded completion on, if there is one.
+/// The prompt of a conversation, from the recorded tokens of its last recorded completion on, if there is one, and how
+/// it continues that.
 pub async fn chat_prompt(
     state: &AppState,
     caller: &Caller,
@@ -149,10 +143,10 @@ pub async fn chat_prompt(
     messages: &[Message],
     options: &ChatOptions,
     session: Option<&str>,
-) -> Result<ChatPrompt, ApiError> {
+) -> Result<(Vec<TokenId>, Option<Continuation>), ApiError> {
     if !messages.iter().any(|message| message.role == Role::Assistant) {
         let ids = tokenize(state, field, messages, options, true).await?;
-        return Ok(ChatPrompt { ids, continues: None });
+        return Ok((ids, None));
     }
     let history = Arc::new(history_of(caller.key_id.as_deref(), messages));
     let look_up = || {
@@ -210,7 +204,7 @@ pub async fn chat_prompt(
             edited: is_edited,
         }
     });
-    Ok(ChatPrompt { ids, continues })
+    Ok((ids, continues))
 }
 
 /// The digests of the messages before each message of the assistant, and with it, in their order.

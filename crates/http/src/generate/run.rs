@@ -29,13 +29,14 @@ use hone_engine::{
 use hone_store::Op;
 use hone_train::TrainState;
 
-use super::prompt::{ChatPrompt, PromptTurns, chat_prompt, size, tool_format};
+use super::prompt::{PromptTurns, chat_prompt, size, tool_format};
 use super::{ChoiceUpdate, ClientRequest, PromptTokens, Usage};
 use crate::auth::{Caller, KeyPermit};
+use crate::body::Call;
 use crate::chat::answer::Answers;
 use crate::chat::constraint::CallRules;
 use crate::error::{ApiError, ErrorCode};
-use crate::state::{AppState, Call};
+use crate::state::AppState;
 
 const DEFAULT_MODEL: &str = "default";
 /// Usual bytes of a token.
@@ -94,7 +95,7 @@ pub async fn begin(
         None => None,
     };
     let session = session_of(&request.metadata);
-    let ChatPrompt { ids, continues } =
+    let (ids, continues) =
         chat_prompt(&state, &caller, names.prompt, &messages, chat, session).await?;
     check_length(&state, names.prompt, &ids)?;
     let codec = state.engine.codec();

@@ -94,7 +94,7 @@ fn streamed(events: impl Stream<Item = String> + Send + 'static, keep_alive: Dur
     (headers, body).into_response()
 }
 
-/// The events of a run as they come; an empty text is none. Unless each token has its own, what is ready for a choice becomes as few events
+/// The events of a run as they come. Unless each token has its own, what is ready for a choice becomes as few events
 /// as possible: each costs as much time as a small model needs to sample a token.
 fn events_of(mut events: impl ToWire) -> impl Stream<Item = String> + Send + 'static {
     let first = events.first();

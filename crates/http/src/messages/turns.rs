@@ -8,11 +8,12 @@ use serde_json::{Map, Value, json};
 use hone_core::config::describe::one_of;
 use hone_core::types::{Message, Role, ToolCall};
 
-use super::wire::INVALID_JSON;
 use crate::body::{Field, FieldTable, Fields, closed, list_of, object_schema, open, text_schema};
 use crate::chat::request::at_least_one;
 use crate::error::ApiError;
 
+/// The only member of a call's `input` if its arguments are no object: their text, as Anthropic suggests.
+pub const INVALID_JSON: &str = "INVALID_JSON";
 const CONTENT: &str = "a string or a list of content blocks";
 const ROLES: &str = "\"user\", \"assistant\" or \"system\"";
 /// What precedes the text of a call's result that is an error, because no chat template marks errors.
@@ -111,9 +112,9 @@ fn user(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
             messages.push(tool_result(&block)?);
             continue;
         }
-        let said = required(&block, "text")?;
+        let said = block.string("text")?;
         match messages.last_mut() {
-            Some(last) if last.role == Role::User => last.content.push_str(said),
+            Some(last) if last.role == Role::User => last.content.push_str(&said),
             _ => messages.push(Message::new(Role::User, said)),
         }
     }
@@ -124,11 +125,11 @@ fn assistant(fields: &Fields<'_>) -> Result<Message, ApiError> {
     let mut message = Message::new(Role::Assistant, "");
     for (kind, block) in blocks(fields, "content", &["text", "tool_use", "thinking"])? {
         match kind {
-            "text" => message.content.push_str(required(&block, "text")?),
+            "text" => message.content.push_str(&block.string("text")?),
             "tool_use" => message.tool_calls.push(tool_use(&block)?),
             _ => {
                 let reasoning = message.reasoning.get_or_insert_default();
-                reasoning.push_str(required(&block, "thinking")?);
+                reasoning.push_str(&block.string("thinking")?);
             }
         }
     }
@@ -153,7 +154,7 @@ fn blocks<'a>(
         block.check(table)?;
         Ok((*kind, block))
     };
-    fields.entries(name)?.into_iter().flatten().map(read).collect()
+    fields.entries(name)?.map(read).collect()
 }
 
 /// A text, or a list of text blocks, which are joined.
@@ -163,11 +164,7 @@ fn texts(fields: &Fields<'_>, name: &str) -> Result<Option<String>, ApiError> {
         Some(Value::String(text)) => Ok(Some(text.clone())),
         Some(Value::Array(_)) => {
             let blocks = blocks(fields, name, &["text"])?;
-            blocks
-                .iter()
-                .map(|(_, block)| required(block, "text"))
-                .collect::<Result<_, _>>()
-                .map(Some)
+            blocks.iter().map(|(_, block)| block.string("text")).collect::<Result<_, _>>().map(Some)
         }
         Some(_) => Err(fields.invalid(name, "a string or a list of text blocks")),
     }
@@ -180,8 +177,8 @@ fn tool_use(block: &Fields<'_>) -> Result<ToolCall, ApiError> {
     }
     let input = block.object("input")?.ok_or_else(|| block.missing("input", "an object"))?;
     Ok(ToolCall {
-        id: required(block, "id")?.to_owned(),
-        name: required(block, "name")?.to_owned(),
+        id: block.string("id")?,
+        name: block.string("name")?,
         arguments: arguments(input),
     })
 }
@@ -200,12 +197,8 @@ fn tool_result(block: &Fields<'_>) -> Result<Message, ApiError> {
         content.insert_str(0, ERROR);
     }
     let mut message = Message::new(Role::Tool, content);
-    message.tool_call_id = Some(required(block, "tool_use_id")?.to_owned());
+    message.tool_call_id = Some(block.string("tool_use_id")?);
     Ok(message)
-}
-
-fn required<'a>(block: &Fields<'a>, name: &str) -> Result<&'a str, ApiError> {
-    block.required(name, "a string")
 }
 
 #[cfg(test)]

@@ -9,7 +9,9 @@ use crate::body::{
 };
 use crate::chat::answer::MessageItem;
 use crate::chat::constraint::{NAMED_SCHEMA, RequestedGrammar, named_schema};
-use crate::chat::request::{self as chat, EFFORTS, SWITCHES, ToolShape, refuse_contradictions};
+use crate::chat::request::{
+    self as chat, EFFORTS, SWITCHES, ToolShape, joined_text, read_role, refuse_contradictions,
+};
 use crate::error::ApiError;
 use crate::generate::{self, MAX_TOKENS, MAX_TOP_LOGPROBS, SAMPLING, metadata, to_u32};
 use crate::generate::{ClientRequest, FieldNames};
@@ -143,7 +145,7 @@ pub fn from_wire(
 fn logprobs(fields: &Fields<'_>) -> Result<Option<u8>, ApiError> {
     let top = fields.whole("top_logprobs").unwrap_or(0);
     let mut wanted = top > 0;
-    for (path, value) in fields.entries("include")?.into_iter().flatten() {
+    for (path, value) in fields.entries("include")? {
         if let Some(allowed) = FieldKind::OneOf(&INCLUDABLE).problem(value) {
             return Err(invalid(&path, value, allowed));
         }
@@ -203,7 +205,7 @@ fn input(fields: &Fields<'_>) -> Result<Vec<InputItem>, ApiError> {
         None => Err(fields.missing("input", ALLOWED)),
         Some(Value::String(text)) => Ok(vec![InputItem::Message(Message::new(Role::User, text))]),
         Some(Value::Array(list)) if !list.is_empty() => {
-            let items = fields.entries("input")?.into_iter().flatten();
+            let items = fields.entries("input")?;
             items.map(|(path, value)| item(&path, value)).collect()
         }
         Some(_) => Err(fields.invalid("input", ALLOWED)),
@@ -218,13 +220,13 @@ fn item(path: &str, value: &Value) -> Result<InputItem, ApiError> {
         None | Some("message") => message(&fields),
         Some("item_reference") => reference(&fields),
         Some("function_call") => Ok(InputItem::Assistant(MessageItem::Call(ToolCall {
-            id: required(&fields, "call_id")?,
-            name: required(&fields, "name")?,
-            arguments: required(&fields, "arguments")?,
+            id: fields.string("call_id")?,
+            name: fields.string("name")?,
+            arguments: fields.string("arguments")?,
         }))),
         Some("function_call_output") => {
             let mut result = Message::new(Role::Tool, text(&fields, "output")?);
-            result.tool_call_id = Some(required(&fields, "call_id")?);
+            result.tool_call_id = Some(fields.string("call_id")?);
             Ok(InputItem::Message(result))
         }
         Some("reasoning") => reasoning(&fields),
@@ -238,23 +240,13 @@ fn item(path: &str, value: &Value) -> Result<InputItem, ApiError> {
     }
 }
 
-fn required(fields: &Fields<'_>, name: &str) -> Result<String, ApiError> {
-    Ok(fields.required(name, "a string")?.to_owned())
-}
-
 fn reference(fields: &Fields<'_>) -> Result<InputItem, ApiError> {
-    Ok(InputItem::Reference { path: fields.path("id"), id: required(fields, "id")? })
+    Ok(InputItem::Reference { path: fields.path("id"), id: fields.string("id")? })
 }
 
 fn message(fields: &Fields<'_>) -> Result<InputItem, ApiError> {
-    let roles = "\"user\", \"assistant\", \"system\" or \"developer\"";
-    let role = match fields.required("role", roles)? {
-        "user" => Role::User,
-        "assistant" => Role::Assistant,
-        "system" => Role::System,
-        "developer" => Role::Developer,
-        _ => return Err(fields.invalid("role", roles)),
-    };
+    let roles = [Role::User, Role::Assistant, Role::System, Role::Developer];
+    let role = read_role(fields, &roles)?;
     let text = text(fields, "content")?;
     Ok(match role {
         Role::Assistant => InputItem::Assistant(MessageItem::Text(text)),
@@ -262,36 +254,24 @@ fn message(fields: &Fields<'_>) -> Result<InputItem, ApiError> {
     })
 }
 
-/// A string, or parts of text, which are joined.
+/// A text or parts of text, whose types have the field of the text.
 fn text(fields: &Fields<'_>, name: &str) -> Result<String, ApiError> {
-    const ALLOWED: &str = "a string or a list of text parts";
-    match fields.get(name) {
-        None => Err(fields.missing(name, ALLOWED)),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(Value::Array(parts)) if !parts.is_empty() => parts_of(fields, name, &TEXT_PARTS),
-        Some(_) => Err(fields.invalid(name, ALLOWED)),
-    }
+    let known = [("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")];
+    joined_text(fields, name, |part| text_part(part, &known))
 }
 
-/// The types of parts of text, each with the field of the text.
-const TEXT_PARTS: [(&str, &str); 3] =
-    [("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")];
-
-/// The joined texts of parts. `known` has their types, each with the field of the text.
-fn parts_of(fields: &Fields<'_>, name: &str, known: &[(&str, &str)]) -> Result<String, ApiError> {
+/// The text of a part. `known` has the types, each with the field of the text.
+fn text_part(part: &Fields<'_>, known: &[(&str, &str)]) -> Result<String, ApiError> {
     let quoted: Vec<_> = known.iter().map(|(kind, _)| format!("{kind:?}")).collect();
     let allowed = format!("one of {}", quoted.join(", "));
-    let mut all = String::new();
-    for (path, value) in fields.entries(name)?.into_iter().flatten() {
-        let part = Fields::at(&path, value)?;
-        let kind = part.required("type", &allowed)?;
-        let Some((_, field)) = known.iter().find(|(name, _)| *name == kind) else {
+    let kind = part.required("type", &allowed)?;
+    match known.iter().find(|(name, _)| *name == kind) {
+        Some((_, field)) => part.string(field),
+        None => {
             let reason = format_args!("is {kind:?}, which is not supported: it must be {allowed}");
-            return Err(part.unsupported("type", reason));
-        };
-        all.push_str(&required(&part, field)?);
+            Err(part.unsupported("type", reason))
+        }
     }
-    Ok(all)
 }
 
 /// The text of a reasoning item. Its summary is no text of the model.
@@ -301,8 +281,11 @@ fn reasoning(fields: &Fields<'_>) -> Result<InputItem, ApiError> {
         return Err(fields.unsupported("encrypted_content", reason));
     }
     fields.list("summary")?;
-    let text = parts_of(fields, "content", &[("reasoning_text", "text")])?;
-    Ok(InputItem::Assistant(MessageItem::Reasoning(text)))
+    let parts = fields.entries("content")?;
+    let text = |(path, part): (String, &Value)| {
+        text_part(&Fields::at(&path, part)?, &[("reasoning_text", "text")])
+    };
+    Ok(InputItem::Assistant(MessageItem::Reasoning(parts.map(text).collect::<Result<_, _>>()?)))
 }
 
 fn input_schema() -> Value {

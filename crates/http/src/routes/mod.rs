@@ -1,7 +1,5 @@
-//! The routes and the middleware around all of them. `table` lists every route; `document` is
-//! their OpenAPI document.
+//! The routes and the middleware around all of them. `table` lists every route, and makes their OpenAPI document.
 
-mod document;
 mod table;
 
 use std::any::Any;
@@ -22,7 +20,7 @@ use hone_core::metrics::Metrics;
 use self::table::{ApiDocument, ApiRoute};
 use super::body::check_length;
 use super::error::{ApiError, ErrorCode};
-use super::messages::wire::MessageError;
+use super::messages::MessageError;
 use super::observe::REQUEST_ID;
 use super::state::AppState;
 use super::{auth, observe, operator};
@@ -38,7 +36,7 @@ pub fn router(state: AppState) -> Router {
     let cors = auth::CorsRule::new(&state.config.cors_origins);
     let most = state.config.max_body_bytes;
     let routes = table::routes(&state.config);
-    let document = ApiDocument(document::document(&routes).to_string().into());
+    let document = ApiDocument(table::describe(&routes).to_string().into());
     let add = |router: Router<_>, route: ApiRoute| router.route(route.path, route.handler);
     routes
         .into_iter()
