@@ -156,15 +156,8 @@ pub async fn activate(
     run_detached(async move { state.policies.activate(version, reason).await }).await
 }
 
-pub async fn pin(state: AppContext, version: PathText) -> JsonResult<PolicyRecord> {
-    keep(state, version, true).await
-}
-
-pub async fn unpin(state: AppContext, version: PathText) -> JsonResult<PolicyRecord> {
-    keep(state, version, false).await
-}
-
-async fn keep(
+/// Keeps a version's files, or lets them be deleted again.
+pub async fn pin(
     State(state): AppContext,
     PathText(version): PathText,
     pinned: bool,

@@ -305,8 +305,6 @@ pub struct DeletedCompletion {
 /// Entries of a page unless the client wants another number.
 const DEFAULT_LIMIT: usize = 20;
 const MAX_LIMIT: usize = 100;
-/// The part of a parameter's name before a key of `metadata`.
-const METADATA: &str = "metadata[";
 
 /// The parameters of a page.
 const PAGE: &[Field] = &page_fields("By time; default `asc`.");
@@ -368,15 +366,14 @@ struct CompletionQuery {
 impl CompletionQuery {
     /// Reads a query. An entry of `metadata` is the parameter `metadata[KEY]`.
     fn read(mut query: Map<String, Value>) -> Result<Self, ApiError> {
-        let is_entry = |name: &str| name.starts_with(METADATA) && name.ends_with(']');
-        let names: Vec<String> = query.keys().filter(|name| is_entry(name)).cloned().collect();
         let mut metadata = BTreeMap::new();
-        for name in names {
-            let key = name.strip_prefix(METADATA).and_then(|rest| rest.strip_suffix(']'));
-            if let (Some(key), Some(Value::String(value))) = (key, query.remove(&name)) {
-                metadata.insert(key.to_owned(), value);
-            }
-        }
+        query.retain(|name, value| {
+            let key = name.strip_prefix("metadata[").and_then(|rest| rest.strip_suffix(']'));
+            let entry = key.and_then(|key| Some((key.to_owned(), value.as_str()?.to_owned())));
+            let is_entry = entry.is_some();
+            metadata.extend(entry);
+            !is_entry
+        });
         let fields = Fields::of(&query, COMPLETIONS)?;
         let PageQuery { after, limit, newest_first } = PageQuery::read(&fields)?;
         let id = |text: &str| {

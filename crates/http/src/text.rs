@@ -72,16 +72,6 @@ enum TextPrompt {
     Tokens(Vec<TokenId>),
 }
 
-impl TextPrompt {
-    /// The number of its tokens, before it is tokenized.
-    fn estimated_tokens(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len() / BYTES_PER_TOKEN,
-            Self::Tokens(ids) => ids.len(),
-        }
-    }
-}
-
 /// A valid request, and what is particular to texts.
 #[derive(Debug, PartialEq)]
 struct TextRequest {
@@ -179,8 +169,11 @@ pub async fn create(call: Call, JsonObject(body): JsonObject) -> Result<Response
     let mut text = from_wire(&body, state.engine.info().vocab)?;
     let prompts = std::mem::take(&mut text.prompts);
     let request = &text.request;
-    let estimate = prompts.iter().map(TextPrompt::estimated_tokens).sum();
-    let permit = request.admit(&state, &caller, prompts.len(), estimate)?;
+    let estimate = prompts.iter().map(|prompt| match prompt {
+        TextPrompt::Text(text) => text.len() / BYTES_PER_TOKEN,
+        TextPrompt::Tokens(ids) => ids.len(),
+    });
+    let permit = request.admit(&state, &caller, prompts.len(), estimate.sum())?;
     let mut interactions = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let (prompt, ids) = tokenize(&state, prompt, text.add_special_tokens).await?;

@@ -15,11 +15,12 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Ve
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Mutex, RwLock};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use hone_core::config::ConfigError;
 use hone_core::config::describe::one_of;
+use hone_core::digest::hex;
 use hone_core::types::{UnixMillis, now_ms};
 
 use super::error::{ApiError, ErrorCode};
@@ -49,8 +50,6 @@ const FOREIGN: [&str; 8] = [
 pub struct Authenticator {
     ring: Arc<KeyRing>,
     hosts: HostRule,
-    /// Whether only programs on this machine can connect.
-    is_local: bool,
 }
 
 /// The authenticated caller of a request.
@@ -158,8 +157,7 @@ fn presented(headers: &HeaderMap) -> Option<&str> {
 
 impl Authenticator {
     pub fn new(config: &ServerConfig, ring: Arc<KeyRing>) -> Self {
-        let is_local = config.bind.ip().to_canonical().is_loopback();
-        Self { ring, hosts: HostRule::new(config), is_local }
+        Self { ring, hosts: HostRule { bind: config.bind.ip(), hosts: config.hosts.clone() } }
     }
 
     fn check(
@@ -193,7 +191,8 @@ impl Authenticator {
             return Err(ApiError::new(ErrorCode::Forbidden, message));
         }
         // Beyond loopback the operator accepts every client, whatever name it uses, unless names are listed.
-        let checks = is_admin || self.is_local || !self.hosts.hosts.is_empty();
+        let HostRule { bind, hosts } = &self.hosts;
+        let checks = is_admin || bind.to_canonical().is_loopback() || !hosts.is_empty();
         match self.hosts.refused(request.uri(), request.headers()).filter(|_| checks) {
             None => Ok(Caller::default()),
             Some(host) => Err(ApiError::new(
@@ -264,10 +263,6 @@ struct HostRule {
 }
 
 impl HostRule {
-    fn new(config: &ServerConfig) -> Self {
-        Self { bind: config.bind.ip(), hosts: config.hosts.clone() }
-    }
-
     /// The host that is not allowed. A request without a host is allowed: browsers always send one.
     fn refused(&self, uri: &Uri, headers: &HeaderMap) -> Option<String> {
         let of_uri = uri.authority().map(|authority| authority.as_str().to_owned());
@@ -304,31 +299,22 @@ impl HostRule {
 /// Seconds that a browser may keep the answer to a preflight request.
 const PREFLIGHT_AGE: HeaderValue = HeaderValue::from_static("600");
 
-/// The origins whose pages may use the server.
-pub struct CorsRule(Vec<String>);
-
-impl CorsRule {
-    pub fn new(origins: &[String]) -> Arc<Self> {
-        Arc::new(Self(origins.to_vec()))
-    }
-
-    /// The origin of a request, if its pages may use the server.
-    fn allowed(&self, headers: &HeaderMap) -> Option<HeaderValue> {
-        let origin = headers.get(header::ORIGIN)?;
-        let allows = |listed: &String| listed == "*" || origin.as_bytes() == listed.as_bytes();
-        self.0.iter().any(allows).then(|| origin.clone())
-    }
-}
-
 /// Answers preflight requests, which have no key, and permits pages of a listed origin to read responses.
-pub async fn share(State(rule): State<Arc<CorsRule>>, request: Request, next: Next) -> Response {
-    let allowed = rule.allowed(request.headers());
+pub async fn share(
+    State(origins): State<Arc<Vec<String>>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let allows = |origin: &&HeaderValue| {
+        origins.iter().any(|listed| listed == "*" || origin.as_bytes() == listed.as_bytes())
+    };
+    let allowed = request.headers().get(header::ORIGIN).filter(allows).cloned();
     let asks = request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = match &allowed {
         Some(_) if asks && request.method() == Method::OPTIONS => preflight(request.headers()),
         _ => next.run(request).await,
     };
-    if rule.0.is_empty() {
+    if origins.is_empty() {
         return response;
     }
     let headers = response.headers_mut();
@@ -478,10 +464,10 @@ impl KeySet {
     }
 
     /// The key with a hash. Every hash is compared to its end, so that the time reveals nothing about the keys.
-    fn find(&self, presented: &str) -> Option<&Arc<ApiKey>> {
+    fn find(&self, presented: &KeyHash) -> Option<&Arc<ApiKey>> {
         let mut found = 0_u64;
         for (number, (hash, _)) in (1_u64..).zip(&self.0) {
-            found.conditional_assign(&number, hash.as_bytes().ct_eq(presented.as_bytes()));
+            found.conditional_assign(&number, hash.ct_eq(presented));
         }
         let index = usize::try_from(found).ok()?.checked_sub(1)?;
         self.0.get(index).map(|(_, key)| key)
@@ -489,13 +475,13 @@ impl KeySet {
 }
 
 impl ApiKey {
-    fn new(entry: &KeyConfig, hash: &str, before: Option<&Arc<Self>>) -> Arc<Self> {
+    fn new(entry: &KeyConfig, hash: &KeyHash, before: Option<&Arc<Self>>) -> Arc<Self> {
         let entry = KeyConfig { key: String::new(), sha256: String::new(), ..entry.clone() };
         let (name, limits) = (&entry.name, entry.limits());
         let kept = before.map(|key| &key.limiter);
         let kept = kept.filter(|own| own.name == *name && own.limits == limits);
         let limiter = kept.map_or_else(|| KeyLimiter::new(name, limits), Arc::clone);
-        Arc::new(Self { entry, id: hash.chars().take(12).collect(), limiter })
+        Arc::new(Self { entry, id: hex(&hash[..6]), limiter })
     }
 
     /// Whether the key has one of `scopes`, or no scope is required.
@@ -604,19 +590,15 @@ impl KeyLimiter {
         Arc::new(Self { name: name.to_owned(), limits, state: Mutex::new(state) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, LimiterState> {
-        self.state.lock()
-    }
-
     pub fn count_request(&self, now: Instant) -> Result<(), ApiError> {
-        let Err(wait) = self.lock().requests.take(1.0, now) else { return Ok(()) };
+        let Err(wait) = self.state.lock().requests.take(1.0, now) else { return Ok(()) };
         let (name, most) = (&self.name, self.limits.requests_per_minute);
         let message = format!("the key {name:?} may send {most} requests a minute");
         Err(ApiError::limited("requests_per_minute", message, wait))
     }
 
     pub fn enter(self: &Arc<Self>) -> Result<Arc<KeySlot>, ApiError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (name, most) = (&self.name, self.limits.concurrency);
         if most > 0 && state.running >= most {
             let message =
@@ -645,7 +627,7 @@ impl KeyLimiter {
 
     /// The limits that exist, by what they count.
     fn allowances(&self, now: Instant) -> Vec<(&'static str, MinuteBucket)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let LimiterState { requests, tokens, .. } = &mut *state;
         let mut allowances = Vec::with_capacity(2);
         for (kind, bucket) in [("requests", requests), ("tokens", tokens)] {
@@ -662,7 +644,7 @@ impl KeySlot {
     /// Begins to sample, which takes about `tokens` tokens.
     pub fn begin(self: &Arc<Self>, tokens: u64, now: Instant) -> Result<KeyPermit, ApiError> {
         let limiter = &self.0;
-        let reserved = limiter.lock().tokens.take(tokens as f64, now).map_err(|wait| {
+        let reserved = limiter.state.lock().tokens.take(tokens as f64, now).map_err(|wait| {
             let (name, most) = (&limiter.name, limiter.limits.tokens_per_minute);
             let message = format!(
                 "the key {name:?} may use {most} tokens a minute; this request may take {tokens}"
@@ -675,14 +657,14 @@ impl KeySlot {
 
 impl Drop for KeySlot {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = self.0.state.lock();
         state.running = state.running.saturating_sub(1);
     }
 }
 
 impl Drop for KeyPermit {
     fn drop(&mut self) {
-        let mut state = self.slot.0.lock();
+        let mut state = self.slot.0.state.lock();
         let tokens = &mut state.tokens;
         tokens.level = (tokens.level + self.reserved - self.used as f64).min(tokens.limit);
     }

@@ -13,7 +13,7 @@ use toml::{Table, Value};
 use hone_core::config::describe::describe;
 use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, Problem, between, label, quoted};
-use hone_core::digest::sha256;
+use hone_core::digest::Digest;
 use hone_core::types::UnixMillis;
 use hone_engine::ToolFormat;
 
@@ -217,8 +217,8 @@ impl TlsConfig {
 
 // API keys: the entries of `server.keys` and of `server.keys_file`.
 
-/// The SHA-256 of a key in lower-case hexadecimal.
-pub type KeyHash = String;
+/// The SHA-256 of a key.
+pub type KeyHash = [u8; 32];
 
 /// What a key may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -351,12 +351,18 @@ impl KeyConfig {
 
 /// The SHA-256 of a bearer key.
 pub fn hash_key(key: &str) -> KeyHash {
-    sha256(key)
+    Digest::new().bytes(key).finish()
 }
 
 fn from_hex(text: &str) -> Option<KeyHash> {
-    let is_hash = text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
-    is_hash.then(|| text.to_ascii_lowercase())
+    let mut hash = KeyHash::default();
+    if text.len() != 2 * hash.len() || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (byte, i) in hash.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(text.get(i..i + 2)?, 16).ok()?;
+    }
+    Some(hash)
 }
 
 /// Checks that a bearer key can be sent in a header. The value is a secret, so the message omits it.

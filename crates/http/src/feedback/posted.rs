@@ -376,21 +376,17 @@ pub async fn commit(
     op: Op,
     key: Option<&str>,
 ) -> Result<FeedbackOutcome, ApiError> {
-    match state.store.commit(vec![op]).await?.feedback.into_iter().next() {
-        Some(FeedbackOutcome::Reused) => {
-            let key = key.unwrap_or_default();
-            let message = format!(
-                "idempotency_key is {key:?}: it was used for another target or another content"
-            );
-            let reused = ApiError::new(ErrorCode::IdempotencyKeyReused, message);
-            Err(reused.param("idempotency_key"))
-        }
-        Some(outcome) => Ok(outcome),
-        None => {
-            tracing::error!("the ledger returned no outcome for feedback");
-            Err(ApiError::internal())
-        }
+    let outcome = state.store.commit(vec![op]).await?.feedback.into_iter().next();
+    if outcome == Some(FeedbackOutcome::Reused) {
+        let key = key.unwrap_or_default();
+        let message = format!(
+            "idempotency_key is {key:?}: it was used for another target or another content"
+        );
+        let reused = ApiError::new(ErrorCode::IdempotencyKeyReused, message);
+        return Err(reused.param("idempotency_key"));
     }
+    // The ledger has an outcome for each operation of feedback.
+    outcome.ok_or_else(ApiError::internal)
 }
 
 /// Does what follows a commit on a thread that may wait for the disk.

@@ -130,21 +130,20 @@ pub async fn tokenize(
             prompt::tokenize(&state, "messages", &messages, &options, generate).await?
         }
     };
-    let token_strs = if spells { Some(spelled(&state, tokens.clone()).await?) } else { None };
+    let mut token_strs = None;
+    if spells {
+        let ids = tokens.clone();
+        let spell = move |codec: &Codec| {
+            Ok(ids.iter().map(|id| codec.token(*id).unwrap_or_default()).collect())
+        };
+        token_strs = Some(encode_apart(&state, spell).await?);
+    }
     Ok(Json(TokenizedText {
         count: tokens.len(),
         max_model_len: state.engine.info().context,
         tokens,
         token_strs,
     }))
-}
-
-/// The tokens as the vocabulary spells them.
-async fn spelled(state: &AppState, ids: Vec<TokenId>) -> Result<Vec<String>, ApiError> {
-    let spell = move |codec: &Codec| {
-        Ok(ids.iter().map(|id| codec.token(*id).unwrap_or_default()).collect())
-    };
-    encode_apart(state, spell).await
 }
 
 pub async fn detokenize(

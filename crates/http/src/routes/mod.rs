@@ -33,7 +33,7 @@ pub fn router(state: AppState) -> Router {
     let state = Arc::new(state);
     let authenticator = auth::Authenticator::new(&state.config, Arc::clone(&state.keys));
     let authenticator = Arc::new(authenticator);
-    let cors = auth::CorsRule::new(&state.config.cors_origins);
+    let cors = Arc::new(state.config.cors_origins.clone());
     let most = state.config.max_body_bytes;
     let routes = table::routes(&state.config);
     let document = ApiDocument(table::describe(&routes).to_string().into());

@@ -355,14 +355,18 @@ fn operators() -> Vec<ApiRoute> {
             .named("activatePolicy", "Serve an earlier version")
             .answers::<PolicyRecord>()
             .errors(&[409]),
-        route(POST, "/admin/policies/{version}/pin", operator::pin)
-            .named("pinPolicy", "Keep a version's files")
-            .answers::<PolicyRecord>()
-            .errors(&[409]),
-        route(POST, "/admin/policies/{version}/unpin", operator::unpin)
-            .named("unpinPolicy", "Let a version's files be deleted")
-            .answers::<PolicyRecord>()
-            .errors(&[409]),
+        route(POST, "/admin/policies/{version}/pin", |state, version| {
+            operator::pin(state, version, true)
+        })
+        .named("pinPolicy", "Keep a version's files")
+        .answers::<PolicyRecord>()
+        .errors(&[409]),
+        route(POST, "/admin/policies/{version}/unpin", |state, version| {
+            operator::pin(state, version, false)
+        })
+        .named("unpinPolicy", "Let a version's files be deleted")
+        .answers::<PolicyRecord>()
+        .errors(&[409]),
         route(GET, "/admin/feedback/quarantine", operator::list)
             .named("listQuarantine", "List the quarantined keys")
             .answers::<List<QuarantineEntry>>(),

@@ -55,14 +55,8 @@ struct OpenConnections {
 pub(super) struct ConnectionPlace {
     /// `None` only if the semaphore is closed, which it never is.
     _permit: Option<OwnedSemaphorePermit>,
-    is_reserved: bool,
-}
-
-impl ConnectionPlace {
     /// Whether only probes are answered.
-    pub fn is_reserved(&self) -> bool {
-        self.is_reserved
-    }
+    pub is_reserved: bool,
 }
 
 impl Places {
@@ -90,13 +84,9 @@ impl Places {
         })
     }
 
-    pub async fn take(&self) -> ConnectionPlace {
-        self.wait(true).await
-    }
-
     /// An ordinary place, or a reserved one if those are `also_reserved`. Connections are asked to end until there is
     /// one.
-    async fn wait(&self, also_reserved: bool) -> ConnectionPlace {
+    pub async fn wait(&self, also_reserved: bool) -> ConnectionPlace {
         let mut asks = tokio::time::interval(ASK_INTERVAL);
         loop {
             tokio::select! {
@@ -195,14 +185,14 @@ pub(super) enum Idleness {
 
 /// A body with a guard, which is dropped at the body's end.
 pub(super) struct GuardedBody<B, G> {
-    body: B,
-    guard: Option<G>,
+    pub body: B,
+    pub guard: Option<G>,
 }
 
 /// A stream that reports reads and writes.
 pub(super) struct WatchedStream<S> {
-    inner: S,
-    activity: Activity,
+    pub inner: S,
+    pub activity: Activity,
 }
 
 impl Activity {
@@ -241,7 +231,7 @@ impl Activity {
     pub fn receive(&self, body: Incoming) -> Body {
         self.lock().in_body = !body.is_end_stream();
         let arriving = guard(self.clone(), |own| own.lock().in_body = false);
-        Body::new(GuardedBody::new(body, arriving))
+        Body::new(GuardedBody { body, guard: Some(arriving) })
     }
 
     /// The connection has an ordinary place now. Its client could not be served before.
@@ -320,12 +310,6 @@ impl Activity {
     }
 }
 
-impl<B, G> GuardedBody<B, G> {
-    pub fn new(body: B, guard: G) -> Self {
-        Self { body, guard: Some(guard) }
-    }
-}
-
 impl<B: HttpBody + Unpin, G: Unpin> HttpBody for GuardedBody<B, G> {
     type Data = B::Data;
     type Error = B::Error;
@@ -347,12 +331,6 @@ impl<B: HttpBody + Unpin, G: Unpin> HttpBody for GuardedBody<B, G> {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-impl<S> WatchedStream<S> {
-    pub fn new(inner: S, activity: Activity) -> Self {
-        Self { inner, activity }
     }
 }
 
@@ -457,7 +435,7 @@ mod tests {
 
         let (client, server) = tokio::io::duplex(8);
         let (activity, mut client) = (Activity::new(false), client);
-        let mut watched = WatchedStream::new(server, activity.clone());
+        let mut watched = WatchedStream { inner: server, activity: activity.clone() };
         let request = activity.begin();
         let writes = tokio::spawn(async move {
             watched.write_all(&[1; 16]).await.unwrap();
@@ -480,14 +458,14 @@ mod tests {
     #[tokio::test]
     async fn requests_that_wait_leave_reserved_places_to_probes() {
         let places = Arc::new(Places::new(1));
-        let mut ordinary = places.take().await;
-        assert!(!ordinary.is_reserved() && places.open(&mut ordinary).await);
+        let mut ordinary = places.wait(true).await;
+        assert!(!ordinary.is_reserved && places.open(&mut ordinary).await);
         let mut reserved = Vec::new();
         for _ in 0..RESERVED {
-            reserved.push(places.take().await);
+            reserved.push(places.wait(true).await);
         }
-        assert!(reserved.iter().all(ConnectionPlace::is_reserved));
-        assert!(places.take().now_or_never().is_none(), "all are taken");
+        assert!(reserved.iter().all(|place| place.is_reserved));
+        assert!(places.wait(true).now_or_never().is_none(), "all are taken");
         let mut waiting = Vec::new();
         for mut place in reserved.drain(..WAITING) {
             let places = Arc::clone(&places);
