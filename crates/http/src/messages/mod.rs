@@ -1,9 +1,8 @@
 //! Anthropic's Messages API: `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 //!
-//! `request` reads a body with `turns` (its messages), and `MessageWire` makes the response.
+//! `request` reads a body, and `MessageWire` makes the response.
 
 pub mod request;
-mod turns;
 
 use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
@@ -28,8 +27,7 @@ use super::generate::sse::{self, ToWire};
 use super::generate::{ChoiceUpdate, Usage};
 use super::observe::RequestId;
 use super::state::AppState;
-use request::{MessagesPrompt, from_wire, read_prompt};
-use turns::INVALID_JSON;
+use request::{INVALID_JSON, MessagesPrompt, from_wire, read_prompt};
 
 pub async fn create(
     call: Call,

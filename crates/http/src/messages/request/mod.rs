@@ -5,14 +5,17 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use hone_core::types::{ChatOptions, ClientEndpoint, GrammarSpec, Message, Role, Tool, ToolChoice};
+use hone_core::config::describe::one_of;
+use hone_core::types::{
+    ChatOptions, ClientEndpoint, GrammarSpec, Message, Role, Tool, ToolCall, ToolChoice,
+};
 
-use super::turns;
 use crate::body::{
-    Field, FieldTable, Fields, closed, invalid, maybe_flag, object_schema, text_schema,
+    Field, FieldTable, Fields, closed, invalid, list_of, maybe_flag, object_schema, open,
+    text_schema,
 };
 use crate::chat::constraint::RequestedGrammar;
-use crate::chat::request::{MAX_TOOLS, distinct, name, name_schema};
+use crate::chat::request::{MAX_TOOLS, at_least_one, distinct, name, name_schema};
 use crate::error::ApiError;
 use crate::generate::{
     self, ClientRequest, FieldNames, MAX_TOKENS, metadata_schema, model_schema, seed_schema,
@@ -31,8 +34,8 @@ pub const COUNT_FIELDS: FieldTable = &[PROMPT];
 /// What determines the prompt and the form of the answer.
 const PROMPT: &[Field] = &[
     Field::json("model", model_schema, "The name of the model.").required(),
-    Field::json("messages", turns::schema, "The conversation.").required(),
-    Field::json("system", turns::texts_schema, "The system message."),
+    Field::json("messages", turns_schema, "The conversation.").required(),
+    Field::json("system", texts_schema, "The system message."),
     Field::json("tools", tools_schema, "Tools that the model may call."),
     Field::json("tool_choice", choice_schema, "Whether the model must call a tool."),
     Field::object("thinking", THINKING, "The variable enable_thinking of the chat template."),
@@ -154,7 +157,7 @@ fn prompt(fields: &Fields<'_>) -> Result<MessagesPrompt, ApiError> {
         let allowed = "of the type \"auto\" or \"none\" beside output_config.format";
         return Err(fields.invalid("tool_choice", allowed));
     }
-    Ok(MessagesPrompt { model: model.to_owned(), messages: turns::read(fields)?, chat, grammar })
+    Ok(MessagesPrompt { model: model.to_owned(), messages: turns(fields)?, chat, grammar })
 }
 
 /// The grammar of `output_config.format`.
@@ -264,164 +267,197 @@ fn template_variables(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiErro
     Ok(variables)
 }
 
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
+// `system` and `messages`, whose content is a text or a list of blocks. A turn of the user may contain results of calls,
+// each of which becomes a message of its own, in the order of the blocks. The texts of a turn are joined.
 
-    use super::*;
-    use crate::body::testing::assert_agreement;
+/// The only member of a call's `input` if its arguments are no object: their text, as Anthropic suggests.
+pub const INVALID_JSON: &str = "INVALID_JSON";
+const CONTENT: &str = "a string or a list of content blocks";
+const ROLES: &str = "\"user\", \"assistant\" or \"system\"";
+/// What precedes the text of a call's result that is an error, because no chat template marks errors.
+const ERROR: &str = "Error: ";
 
-    fn body(more: &Value) -> Map<String, Value> {
-        let mut body = json!({"model": "default", "max_tokens": 9,
-                              "messages": [{"role": "user", "content": "Hi"}]});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        body.as_object().unwrap().clone()
+fn turns(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+    let system = texts(fields, "system")?.filter(|text| !text.is_empty());
+    let mut messages: Vec<Message> =
+        system.map(|text| Message::new(Role::System, text)).into_iter().collect();
+    for (path, value) in at_least_one(fields)? {
+        messages.extend(turn(&path, value)?);
     }
+    Ok(messages)
+}
 
-    #[test]
-    fn fields_are_translated() {
-        let request = from_wire(
-            &body(&json!({
-                "temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": 7, "stream": true, "store": false,
-                "stop_sequences": ["a", "b"], "service_tier": "auto", "cache_control": {"type": "ephemeral"},
-                "metadata": {"user_id": "ann", "session_id": "s"},
-                "output_config": {"format": {"type": "json_schema", "schema": {"type": "null"}}},
-            })),
-            100,
-        );
-        let conversation = request.unwrap();
-        let (params, stream) = (&conversation.params, conversation.stream);
-        assert_eq!((params.temperature, params.top_p, params.top_k), (0.5, 0.9, 5));
-        assert_eq!((params.seed, params.max_tokens, stream), (7, 9, true));
-        assert_eq!(conversation.stop, ["a", "b"]);
-        assert_eq!(conversation.user.as_deref(), Some("ann"));
-        let metadata = [("session_id".to_owned(), "s".to_owned())].into();
-        assert_eq!((conversation.metadata, conversation.store), (metadata, Some(false)));
-        let grammar = conversation.grammar.unwrap();
-        assert_eq!(grammar.spec, GrammarSpec::JsonSchema("{\"type\":\"null\"}".to_owned()));
-        assert_eq!(grammar.field, "output_config.format.schema");
-    }
+const MESSAGE: FieldTable = &[&[Field::text("role", ""), Field::json("content", texts_schema, "")]];
+/// The fields of content blocks, by type.
+const BLOCKS: [(&str, FieldTable); 4] = [
+    ("text", &[&[TYPE, Field::text("text", "").required(), CACHE, Field::refused("citations")]]),
+    ("thinking", &[&[TYPE, Field::text("thinking", "").required(), Field::text("signature", "")]]),
+    ("tool_use", CALL),
+    ("tool_result", RESULT),
+];
+const TYPE: Field = Field::text("type", "").required();
+const CACHE: Field = Field::ignored("cache_control");
+const CALL: FieldTable = &[&[
+    TYPE,
+    Field::text("id", "").required(),
+    Field::text("name", "").required(),
+    Field::json("input", || json!({"type": "object"}), "").required(),
+    CACHE,
+    Field::json("caller", || open(1, &[("type", json!({"const": "direct"}))]), ""),
+]];
+const RESULT: FieldTable = &[&[
+    TYPE,
+    Field::text("tool_use_id", "").required(),
+    Field::json("content", texts_schema, ""),
+    Field::flag("is_error", ""),
+    CACHE,
+]];
 
-    #[test]
-    fn wrong_fields_are_refused_by_name() {
-        let schema = json!({"type": "json_schema", "schema": {}});
-        let tool = json!({"name": "a", "input_schema": {}});
-        for (more, expected) in [
-            (json!({"model": null}), "model is missing"),
-            (json!({"max_tokens": null}), "max_tokens is missing"),
-            (json!({"max_tokens": 0}), "max_tokens is 0"),
-            (json!({"temperature": 1.5}), "temperature is 1.5: it must be a number from 0 to 1"),
-            (json!({"top_k": -1}), "top_k is -1"),
-            (json!({"stop_sequences": ["a", ""]}), "stop_sequences is a list"),
-            (json!({"stop_sequences": "a"}), "stop_sequences is \\\"a\\\""),
-            (json!({"stop": "a"}), "stop is not a known field"),
-            (json!({"container": "x"}), "container is not a known field"),
-            (json!({"metadata": {"user_id": 5}}), "metadata.user_id is 5"),
-            (json!({"metadata": {"answer": 5}}), "metadata.answer is 5"),
-            (json!({"output_config": {"format": {"type": "text"}}}), "output_config.format.type"),
-            (json!({"output_config": {"form": 5}}), "output_config.form is not a known field"),
-            (
-                json!({"output_config": {"format": schema}, "tools": [tool],
-                       "tool_choice": {"type": "any"}}),
-                "tool_choice is an object",
-            ),
-            (
-                json!({"messages": [{"role": "assistant", "content": "Hi"}]}),
-                "the last of messages is of the assistant",
-            ),
-        ] {
-            let error = from_wire(&body(&more), 100).unwrap_err().to_json();
-            assert!(error.contains(expected), "{more}: {error}");
+fn turns_schema() -> Value {
+    let message = |role: &str, content: Value| {
+        closed(2, &[("role", json!({"const": role})), ("content", content)])
+    };
+    let content =
+        |least, known: &[&str]| json!({"anyOf": [text_schema(), blocks_schema(least, known)]});
+    let messages = [
+        message("user", content(1, &["text", "tool_result"])),
+        message("assistant", content(0, &["text", "tool_use", "thinking"])),
+        message("system", texts_schema()),
+    ];
+    list_of(1, json!({"oneOf": messages}))
+}
+
+/// The JSON schema of a text or a list of text blocks.
+fn texts_schema() -> Value {
+    json!({"anyOf": [text_schema(), blocks_schema(0, &["text"])]})
+}
+
+fn blocks_schema(least: usize, known: &[&str]) -> Value {
+    let known = BLOCKS.iter().filter(|(kind, _)| known.contains(kind));
+    let schemas = known.map(|(kind, table)| {
+        let mut schema = object_schema(table);
+        schema["properties"]["type"] = json!({"const": kind});
+        schema
+    });
+    list_of(least, json!({"oneOf": schemas.collect::<Vec<_>>()}))
+}
+
+fn turn(path: &str, value: &Value) -> Result<Vec<Message>, ApiError> {
+    let fields = Fields::of_table_at(path, value, MESSAGE)?;
+    let role = fields.required("role", ROLES)?;
+    let content = fields.get("content").ok_or_else(|| fields.missing("content", CONTENT))?;
+    match (role, content) {
+        ("system", _) => {
+            let text = texts(&fields, "content")?.unwrap_or_default();
+            Ok(vec![Message::new(Role::System, text)])
         }
-        let error = read_prompt(&body(&json!({}))).unwrap_err().to_json();
-        assert!(error.contains("max_tokens is not a field: the fields are model"), "{error}");
-    }
-
-    #[test]
-    fn the_reader_accepts_what_the_schema_does() {
-        let tool = json!({"name": "a", "input_schema": {}});
-        let base = Value::Object(body(&json!({"tools": [tool]})));
-        assert_agreement(FIELDS, &base, &[], |body| from_wire(body, 1000).map(drop));
-        let mut base = base;
-        base.as_object_mut().unwrap().remove("max_tokens");
-        assert_agreement(COUNT_FIELDS, &base, &[], |body| read_prompt(body).map(drop));
-    }
-
-    fn of(body: &Value) -> Result<ChatOptions, ApiError> {
-        options(&Fields::of(body.as_object().unwrap(), FIELDS)?)
-    }
-
-    fn add() -> Value {
-        json!({"name": "add", "description": "Adds.", "input_schema": {"type": "object"}})
-    }
-
-    #[test]
-    fn choices_and_switches_are_translated() {
-        let options = of(&json!({})).unwrap();
-        assert!(options.is_default());
-        for (choice, expected, parallel) in [
-            (json!({"type": "auto"}), ToolChoice::Auto, true),
-            (json!({"type": "none"}), ToolChoice::None, true),
-            (
-                json!({"type": "any", "disable_parallel_tool_use": true}),
-                ToolChoice::Required,
-                false,
-            ),
-            (json!({"type": "tool", "name": "add"}), ToolChoice::Function("add".to_owned()), true),
-        ] {
-            let options = of(&json!({"tools": [add()], "tool_choice": choice})).unwrap();
-            assert_eq!((options.tool_choice, options.parallel_tool_calls), (expected, parallel));
-            assert_eq!(options.tools[0].parameters, Some(json!({"type": "object"})));
+        ("user", Value::String(text)) => Ok(vec![Message::new(Role::User, text.as_str())]),
+        ("assistant", Value::String(text)) => {
+            Ok(vec![Message::new(Role::Assistant, text.as_str())])
         }
-        for (kind, enabled) in [("enabled", true), ("adaptive", true), ("disabled", false)] {
-            let body = json!({"thinking": {"type": kind, "budget_tokens": 2048},
-                              "output_config": {"effort": "low"}});
-            let expected = json!({"enable_thinking": enabled, "reasoning_effort": "low"});
-            assert_eq!(Value::Object(of(&body).unwrap().template_variables), expected);
-        }
-    }
-
-    #[test]
-    fn wrong_tools_and_choices_are_refused_with_their_place() {
-        let tool = |more: Value| {
-            let mut tool = add();
-            tool.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            json!({"tools": [tool]})
-        };
-        let choice = |choice: Value| json!({"tools": [add()], "tool_choice": choice});
-        for (body, expected) in [
-            (json!({"tools": [5]}), "tools[0] is 5"),
-            (
-                tool(json!({"type": "web_search_20250305"})),
-                "tools[0].type is \\\"web_search_20250305\\\": only \\\"custom\\\"",
-            ),
-            (tool(json!({"name": "a b"})), "tools[0].name is \\\"a b\\\""),
-            (tool(json!({"input_schema": null})), "tools[0].input_schema is missing"),
-            (tool(json!({"parameters": {}})), "tools[0].parameters is not a known field"),
-            (tool(json!({"defer_loading": true})), "tools[0].defer_loading is true"),
-            (tool(json!({"allowed_callers": ["code"]})), "tools[0].allowed_callers is a list"),
-            (json!({"tools": [add(), add()]}), "tools[1].name is \\\"add\\\""),
-            (choice(json!("auto")), "tool_choice is \\\"auto\\\": it must be an object"),
-            (choice(json!({})), "tool_choice.type is missing"),
-            (choice(json!({"type": "required"})), "tool_choice.type is \\\"required\\\""),
-            (choice(json!({"type": "tool"})), "tool_choice.name is missing"),
-            (choice(json!({"type": "tool", "name": "b"})), "tool_choice.name is \\\"b\\\""),
-            (choice(json!({"type": "any", "name": "add"})), "tool_choice.name is \\\"add\\\""),
-            (json!({"tool_choice": {"type": "any"}}), "tool_choice.type is \\\"any\\\""),
-            (json!({"thinking": {}}), "thinking.type is missing"),
-            (json!({"thinking": {"type": "on"}}), "thinking.type is \\\"on\\\""),
-            (
-                json!({"thinking": {"type": "enabled", "display": "omitted"}}),
-                "thinking.display is \\\"omitted\\\"",
-            ),
-            (
-                json!({"thinking": {"type": "enabled", "budget_tokens": 0}}),
-                "thinking.budget_tokens is 0",
-            ),
-            (json!({"output_config": {"effort": "most"}}), "output_config.effort"),
-        ] {
-            let error = of(&body).unwrap_err().to_json();
-            assert!(error.contains(expected), "{body}: {error}");
-        }
+        ("user", Value::Array(blocks)) if !blocks.is_empty() => user(&fields),
+        // An answer without any text has no block.
+        ("assistant", Value::Array(_)) => Ok(vec![assistant(&fields)?]),
+        ("user" | "assistant", _) => Err(fields.invalid("content", CONTENT)),
+        _ => Err(fields.invalid("role", ROLES)),
     }
 }
+
+fn user(fields: &Fields<'_>) -> Result<Vec<Message>, ApiError> {
+    let mut messages: Vec<Message> = Vec::new();
+    for (kind, block) in blocks(fields, "content", &["text", "tool_result"])? {
+        if kind == "tool_result" {
+            messages.push(tool_result(&block)?);
+            continue;
+        }
+        let said = block.string("text")?;
+        match messages.last_mut() {
+            Some(last) if last.role == Role::User => last.content.push_str(&said),
+            _ => messages.push(Message::new(Role::User, said)),
+        }
+    }
+    Ok(messages)
+}
+
+fn assistant(fields: &Fields<'_>) -> Result<Message, ApiError> {
+    let mut message = Message::new(Role::Assistant, "");
+    for (kind, block) in blocks(fields, "content", &["text", "tool_use", "thinking"])? {
+        match kind {
+            "text" => message.content.push_str(&block.string("text")?),
+            "tool_use" => message.tool_calls.push(tool_use(&block)?),
+            _ => {
+                let reasoning = message.reasoning.get_or_insert_default();
+                reasoning.push_str(&block.string("thinking")?);
+            }
+        }
+    }
+    Ok(message)
+}
+
+/// The blocks in a field, with their types, which must be among those `known`.
+fn blocks<'a>(
+    fields: &Fields<'a>,
+    name: &str,
+    known: &[&str],
+) -> Result<Vec<(&'static str, Fields<'a>)>, ApiError> {
+    let allowed = one_of(&known.iter().map(|kind| format!("{kind:?}")).collect::<Vec<_>>());
+    let read = |(path, value): (String, &'a Value)| {
+        let block = Fields::at(&path, value)?;
+        let kind = block.required("type", &allowed)?;
+        let found = BLOCKS.iter().find(|(name, _)| *name == kind && known.contains(name));
+        let (kind, table) = found.ok_or_else(|| {
+            let reason = format_args!("is {kind:?}: only {allowed} is supported here");
+            block.unsupported("type", reason)
+        })?;
+        block.check(table)?;
+        Ok((*kind, block))
+    };
+    fields.entries(name)?.map(read).collect()
+}
+
+/// A text, or a list of text blocks, which are joined.
+fn texts(fields: &Fields<'_>, name: &str) -> Result<Option<String>, ApiError> {
+    match fields.get(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(Value::Array(_)) => {
+            let blocks = blocks(fields, name, &["text"])?;
+            blocks.iter().map(|(_, block)| block.string("text")).collect::<Result<_, _>>().map(Some)
+        }
+        Some(_) => Err(fields.invalid(name, "a string or a list of text blocks")),
+    }
+}
+
+fn tool_use(block: &Fields<'_>) -> Result<ToolCall, ApiError> {
+    let is_direct = |caller: &Value| caller.get("type").is_some_and(|kind| kind == "direct");
+    if block.get("caller").is_some_and(|caller| !is_direct(caller)) {
+        return Err(block.invalid("caller", "absent or {\"type\": \"direct\"}"));
+    }
+    let input = block.object("input")?.ok_or_else(|| block.missing("input", "an object"))?;
+    Ok(ToolCall {
+        id: block.string("id")?,
+        name: block.string("name")?,
+        arguments: arguments(input),
+    })
+}
+
+/// The arguments as the model wrote them. Those that were not an object came as one with their text.
+fn arguments(input: &Map<String, Value>) -> String {
+    match input.get(INVALID_JSON) {
+        Some(Value::String(text)) if input.len() == 1 => text.clone(),
+        _ => Value::Object(input.clone()).to_string(),
+    }
+}
+
+fn tool_result(block: &Fields<'_>) -> Result<Message, ApiError> {
+    let mut content = texts(block, "content")?.unwrap_or_default();
+    if block.is_set("is_error")? {
+        content.insert_str(0, ERROR);
+    }
+    let mut message = Message::new(Role::Tool, content);
+    message.tool_call_id = Some(block.string("tool_use_id")?);
+    Ok(message)
+}
+
+#[cfg(test)]
+mod tests;
