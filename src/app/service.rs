@@ -87,7 +87,6 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         holdout_share: holdout_share(&config),
         config: server_config,
         recent_turns: Default::default(),
-        tokenizing: Default::default(),
         keys: Arc::clone(&keys),
         disk: DiskLimit { dir: config.data.dir.clone(), min_free: config.data.min_free_bytes },
         ready,

@@ -472,7 +472,7 @@ impl TokenSpan {
 // Conversations.
 
 /// The author of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Instructions of the operator.
@@ -501,7 +501,7 @@ impl Role {
 }
 
 /// One message of a conversation. In JSON it has OpenAI's shape; fields without a value are absent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Message {
     /// The author.
     pub role: Role,
