@@ -21,14 +21,12 @@ use hone_demo::DemoOptions;
 #[derive(Debug, Parser)]
 #[command(name = "hone", version, max_term_width = 100)]
 pub struct Cli {
-    /// Command to run.
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
-/// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Show how a model improves from the rewards of simulated users, and report the result
     Demo(DemoOptions),
     /// Serve a model and keep training it
@@ -52,33 +50,28 @@ pub enum Command {
     },
     /// Inspect and maintain the ledger of a stopped daemon
     Db {
-        /// Operation on the ledger.
         #[command(subcommand)]
         command: DbCommand,
     },
     /// List and test reward functions
     Rewards {
-        /// Operation on reward functions.
         #[command(subcommand)]
         command: RewardsCommand,
     },
     /// List and export the trained adapters of a stopped daemon
     Adapters {
-        /// Operation on adapters.
         #[command(subcommand)]
         command: AdaptersCommand,
     },
 }
 
-/// `hone adapters`. The daemon of the data directory must be stopped.
 #[derive(Debug, Subcommand)]
-pub enum AdaptersCommand {
+pub(crate) enum AdaptersCommand {
     /// List every policy version with its parent, step, state and mean reward
     List {
         /// Print the result as JSON
         #[arg(long)]
         json: bool,
-        /// Data directory.
         #[command(flatten)]
         data: DataArgs,
     },
@@ -100,113 +93,102 @@ pub enum AdaptersCommand {
         /// Store merged weights as 32-bit floats instead of the base's type
         #[arg(long, requires = "merged")]
         f32: bool,
-        /// Common arguments.
         #[command(flatten)]
         config: ConfigArgs,
     },
 }
 
-/// `hone serve`.
 #[derive(Clone, Debug, Args)]
-pub struct ServeArgs {
-    /// Common arguments.
+pub(crate) struct ServeArgs {
     #[command(flatten)]
-    pub config: ConfigArgs,
+    pub(crate) config: ConfigArgs,
     /// Engine that answers clients [default: engine.backend]
     #[arg(long, value_name = "BACKEND", value_parser = engine_backend())]
-    pub backend: Option<EngineBackend>,
+    pub(crate) backend: Option<EngineBackend>,
     /// Address and port; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR:PORT")]
-    pub bind: Option<SocketAddr>,
+    pub(crate) bind: Option<SocketAddr>,
     /// Accept every client at an address that others can reach, without any key
     #[arg(long)]
-    pub insecure: bool,
+    pub(crate) insecure: bool,
     /// Only print the memory that the process needs, by part, without loading the model
     #[arg(long)]
-    pub explain_memory: bool,
+    pub(crate) explain_memory: bool,
     /// Print the memory as JSON
     #[arg(long, requires = "explain_memory")]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
-/// `hone validate`.
 #[derive(Debug, Args)]
-pub struct ValidateArgs {
+pub(crate) struct ValidateArgs {
     /// Configuration file [default: only the defaults and the environment are checked]
     #[arg(value_name = "FILE")]
-    pub file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// The same, as in other commands
     #[arg(long, value_name = "FILE", conflicts_with = "file")]
-    pub config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
     /// Model whose tokenizer measures the prompts [default: model.path, or the embedded model]
     #[arg(long, value_name = "DIR|HUB_ID")]
-    pub model: Option<String>,
+    pub(crate) model: Option<String>,
     /// Dataset to read [default: dataset.path]
     #[arg(long, value_name = "FILE|hf://ID")]
-    pub dataset: Option<PathBuf>,
+    pub(crate) dataset: Option<PathBuf>,
     /// Read neither the dataset nor the model
     #[arg(long, conflicts_with_all = ["model", "dataset"])]
-    pub config_only: bool,
+    pub(crate) config_only: bool,
 }
 
-/// `hone train`.
 #[derive(Debug, Args)]
-pub struct TrainArgs {
-    /// Common arguments.
+pub(crate) struct TrainArgs {
     #[command(flatten)]
-    pub run: RunArgs,
+    pub(crate) run: RunArgs,
     /// Total optimizer steps, including those of earlier runs in the data directory
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub steps: Option<u64>,
+    pub(crate) steps: Option<u64>,
     /// Passes over the prompts to train on, which determine the total steps
     #[arg(long, value_name = "E", conflicts_with = "steps")]
-    pub epochs: Option<f64>,
+    pub(crate) epochs: Option<f64>,
     /// Directory of the final report [default: run/report in the data directory]
     #[arg(long, value_name = "DIR")]
-    pub report: Option<PathBuf>,
+    pub(crate) report: Option<PathBuf>,
     /// Print the report, or the memory, as JSON
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
     /// Only print the memory that the process needs, by part, without loading the model
     #[arg(long)]
-    pub explain_memory: bool,
-    /// Arguments for recorded completions.
+    pub(crate) explain_memory: bool,
     #[command(flatten)]
-    pub ledger: FromLedgerArgs,
+    pub(crate) ledger: FromLedgerArgs,
 }
 
-/// `hone eval`.
 #[derive(Debug, Args)]
-pub struct EvalArgs {
-    /// Common arguments.
+pub(crate) struct EvalArgs {
     #[command(flatten)]
-    pub run: RunArgs,
+    pub(crate) run: RunArgs,
     /// Completions per prompt [default: run.eval_samples]
     #[arg(long, value_name = "N")]
-    pub samples: Option<usize>,
+    pub(crate) samples: Option<usize>,
     /// Values of k for pass@k, separated by commas
     #[arg(long, value_name = "K", value_delimiter = ',')]
-    pub pass_at: Vec<u64>,
+    pub(crate) pass_at: Vec<u64>,
     /// Number of prompts whose completions are printed [default: run.samples_shown]
     #[arg(long, value_name = "N")]
-    pub show: Option<usize>,
+    pub(crate) show: Option<usize>,
     /// Reward part whose value 1 counts as a pass [default: the first that scores correctness]
     #[arg(long, value_name = "NAME")]
-    pub part: Option<String>,
+    pub(crate) part: Option<String>,
     /// Print the result as JSON
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
-/// `hone db`.
 #[derive(Debug, Subcommand)]
-pub enum DbCommand {
+pub(crate) enum DbCommand {
     /// Count the rows of each table
     Stats {
         /// Print the result as JSON
         #[arg(long)]
         json: bool,
-        /// Data directory.
         #[command(flatten)]
         data: DataArgs,
     },
@@ -218,134 +200,129 @@ pub enum DbCommand {
     Export(DataArgs),
 }
 
-/// `hone rewards`.
 #[derive(Debug, Subcommand)]
-pub enum RewardsCommand {
+pub(crate) enum RewardsCommand {
     /// List the built-in reward functions with formula, range and parameters
     List,
     /// Score completions from a file with JSON of {completion, prompt, ...}, texts or TRL's messages
     Test(TestRewardsArgs),
 }
 
-/// `hone rewards test`.
 #[derive(Debug, Args)]
-pub struct TestRewardsArgs {
+pub(crate) struct TestRewardsArgs {
     /// File to score: JSON lines or a JSON array
     #[arg(value_name = "FILE")]
-    pub file: PathBuf,
+    pub(crate) file: PathBuf,
     /// Configuration file with the rewards [default: those of --preset and --kind]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["preset", "kinds"])]
-    pub config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
     /// Route with the rewards [default: rollout.dataset_route]
     #[arg(long, value_name = "NAME", requires = "config")]
-    pub route: Option<String>,
+    pub(crate) route: Option<String>,
     /// Preset with the rewards
     #[arg(long, value_name = "NAME")]
-    pub preset: Option<String>,
+    pub(crate) preset: Option<String>,
     /// A kind of reward, or a part as TOML such as '{ kind = "length", ideal = 20, spread = 20 }';
     /// repeatable [default: numeric_match, format_soft and format_incremental, if there is no --preset]
     #[arg(long = "kind", value_name = "KIND")]
-    pub kinds: Vec<String>,
+    pub(crate) kinds: Vec<String>,
     /// Print samples and statistics as JSON
     #[arg(long)]
-    pub json: bool,
+    pub(crate) json: bool,
 }
 
 // Arguments that several commands have.
 
 /// The arguments of every command that loads a model.
 #[derive(Clone, Debug, Args)]
-pub struct ConfigArgs {
+pub(crate) struct ConfigArgs {
     /// Model: a Hugging Face directory or hub id, or a GGUF file [default: model.path, or the embedded
     /// model]
     #[arg(long, value_name = "DIR|HUB_ID|FILE")]
-    pub model: Option<String>,
+    pub(crate) model: Option<String>,
     /// Format that the frozen weights are converted to [default: model.quantize]
     #[arg(long, value_name = "FORMAT", value_parser = quantize())]
-    pub quantize: Option<Quantize>,
+    pub(crate) quantize: Option<Quantize>,
     /// Configuration file (see configs/default.toml and configs/examples)
     #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
     /// Data directory: ledger, adapters, checkpoints, logs [default: ./hone-data]
     #[arg(long, value_name = "DIR")]
-    pub data: Option<PathBuf>,
+    pub(crate) data: Option<PathBuf>,
 }
 
 /// Arguments that `hone train` and `hone eval` share.
 #[derive(Debug, Args)]
-pub struct RunArgs {
-    /// Common arguments.
+pub(crate) struct RunArgs {
     #[command(flatten)]
-    pub config: ConfigArgs,
+    pub(crate) config: ConfigArgs,
     /// Engine that generates and judges [default: engine.backend]
     #[arg(long, value_name = "BACKEND", value_parser = engine_backend())]
-    pub backend: Option<EngineBackend>,
+    pub(crate) backend: Option<EngineBackend>,
     /// Dataset: JSONL, CSV or Parquet, or hf://OWNER/NAME
     #[arg(long, value_name = "FILE|HF_URL")]
-    pub dataset: Option<PathBuf>,
+    pub(crate) dataset: Option<PathBuf>,
 }
 
 /// The data directory of a stopped daemon.
 #[derive(Debug, Args)]
-pub struct DataArgs {
+pub(crate) struct DataArgs {
     /// Data directory
     #[arg(long, value_name = "DIR", default_value = "hone-data")]
-    pub data: PathBuf,
+    pub(crate) data: PathBuf,
 }
 
 // The arguments of `hone generate`.
 
-/// `hone generate`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("weights").args(["version", "best", "base", "adapter"]))]
-pub struct GenerateArgs {
+pub(crate) struct GenerateArgs {
     /// The user's message [default: standard input]
     #[arg(value_name = "PROMPT", conflicts_with = "messages")]
-    pub prompt: Option<String>,
+    pub(crate) prompt: Option<String>,
     /// Conversation, as a JSON list of {role, content}
     #[arg(long, value_name = "FILE")]
-    pub messages: Option<PathBuf>,
+    pub(crate) messages: Option<PathBuf>,
     /// System message [default: dataset.system_prompt]
     #[arg(long, value_name = "TEXT")]
-    pub system: Option<String>,
+    pub(crate) system: Option<String>,
     /// Use a policy version of the data directory [default: the active one, if there is one]
     #[arg(long, value_name = "N")]
-    pub version: Option<u64>,
+    pub(crate) version: Option<u64>,
     /// Use the adapter of the best evaluation of `hone train`
     #[arg(long)]
-    pub best: bool,
+    pub(crate) best: bool,
     /// Use the model without an adapter
     #[arg(long)]
-    pub base: bool,
+    pub(crate) base: bool,
     /// Use an adapter in a PEFT directory, such as one that `hone adapters export --peft` writes
     #[arg(long, value_name = "DIR")]
-    pub adapter: Option<PathBuf>,
+    pub(crate) adapter: Option<PathBuf>,
     /// Divides the logits; 0 is greedy decoding
     #[arg(long, value_name = "T", default_value_t = 1.0)]
-    pub temperature: f32,
+    pub(crate) temperature: f32,
     /// Samples from the smallest set of tokens with at least this probability
     #[arg(long, value_name = "P", default_value_t = 1.0)]
-    pub top_p: f32,
+    pub(crate) top_p: f32,
     /// Longest completion, in tokens
     #[arg(long, value_name = "N", default_value_t = 256)]
-    pub max_tokens: u32,
+    pub(crate) max_tokens: u32,
     /// Seed of the first completion; each further one adds 1
     #[arg(long, value_name = "N", default_value_t = 0)]
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Number of completions
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    pub samples: u64,
+    pub(crate) samples: u64,
     /// Print the result as JSON
     #[arg(long)]
-    pub json: bool,
-    /// Common arguments.
+    pub(crate) json: bool,
     #[command(flatten)]
-    pub config: ConfigArgs,
+    pub(crate) config: ConfigArgs,
 }
 
 impl GenerateArgs {
     /// The weights that the flags choose.
-    pub fn weights(&self) -> Weights {
+    pub(crate) fn weights(&self) -> Weights {
         match (&self.adapter, self.version) {
             _ if self.base => Weights::Base,
             _ if self.best => Weights::Version(VersionChoice::Best),
@@ -360,14 +337,13 @@ impl GenerateArgs {
 
 /// The part of `hone train` that is for recorded completions.
 #[derive(Debug, Args)]
-pub struct FromLedgerArgs {
+pub(crate) struct FromLedgerArgs {
     /// Train on the records of a stopped daemon, its data directory or ledger file, instead of a dataset
     #[arg(long, value_name = "DIR", conflicts_with = "dataset")]
-    pub from_ledger: Option<PathBuf>,
-    /// The records to use.
+    pub(crate) from_ledger: Option<PathBuf>,
     #[command(flatten)]
-    pub filter: LedgerFilter,
+    pub(crate) filter: LedgerFilter,
     /// Share of the recorded prompts to hold out
     #[arg(long, value_name = "SHARE", requires = "from_ledger", default_value_t = 0.1)]
-    pub holdout: f64,
+    pub(crate) holdout: f64,
 }

@@ -1,14 +1,14 @@
 //! Hone serves a language model and trains it with the rewards of its users.
 //!
 //! This package combines the crates in `crates/` into one binary: the command line ([`cli`]), the
-//! composition of the daemon ([`app`]), runs on a dataset ([`runs`]) and the conversion of TRL's
-//! configurations ([`import_trl`]).
+//! composition of the daemon ([`app`]), runs on a dataset and the conversion of TRL's configurations.
 
 pub mod app;
 pub mod cli;
-pub mod import_trl;
+pub mod commands;
+mod import_trl;
 pub mod logging;
-pub mod runs;
+mod runs;
 
 pub use hone_config as config;
 

@@ -184,10 +184,10 @@ fn values_out_of_range_are_refused() {
         error("[train]\npriority = \"nice\""),
         @r#"train.priority is "nice": it must be "idle", "low" or "normal""#
     );
-    assert_snapshot!(error("[train]\nadam_beta2 = 1.0"), @"train.adam_beta2 is 1: it must be at least 0 and less than 1");
+    assert_snapshot!(error("[train.optimizer]\nkind = 'adamw'\nbeta2 = 1.0"), @"train.optimizer.beta2 is 1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train]\nschedule = 'cosine'\nmax_steps = 1000\nwarmup_steps = 2000"), @"train.warmup_steps is 2000: it must be less than the schedule's steps (1000)");
-    assert_snapshot!(error("[train]\nschedule = 'cosine'"), @"train.total_steps is 0: it must be at least 1 with train.schedule set and no train.max_steps or train.epochs");
-    assert_snapshot!(error("[train]\nwarmup_steps = 0.1"), @"train.total_steps is 0: it must be at least 1 with train.warmup_steps below 1 and no train.max_steps or train.epochs");
+    assert_snapshot!(error("[train]\nschedule = 'cosine'"), @"train.max_steps is 0: it must be at least 1 with a train.schedule that ends and no train.epochs");
+    assert_snapshot!(error("[train]\nwarmup_steps = 0.1"), @"train.max_steps is 0: it must be at least 1 with train.warmup_steps below 1 and no train.epochs");
     assert!(parse("[train]\nschedule = 'cosine'\nwarmup_steps = 0.1\nepochs = 1").is_ok());
     // The default warm-up fits any schedule.
     assert!(parse("[train]\nschedule = 'cosine'\nmax_steps = 3").is_ok());
@@ -203,10 +203,11 @@ fn values_out_of_range_are_refused() {
     assert_snapshot!(error("[train.lora]\nrank_pattern = { q_proj = 0 }"), @r#"train.lora.rank_pattern."q_proj" is 0: it must be from 1 to 4096"#);
     assert_snapshot!(error("[train.lora]\nalpha_pattern = { q_proj = -1 }"), @r#"train.lora.alpha_pattern."q_proj" is -1: it must be greater than 0"#);
     assert_snapshot!(error("[train]\nwarmup_steps = 1.5"), @"train.warmup_steps is 1.5: it must be a number of steps, or a share of them below 1");
-    assert_snapshot!(error("[train]\nlearning_rate = 2e-5\nmin_learning_rate = 1.0\nschedule = 'cosine'"), @"train.min_learning_rate is 1: it must be at most train.learning_rate (0.00002)");
-    assert_snapshot!(error("[train]\nmin_learning_rate = 1e-6\nschedule = 'linear'"), @r#"train.min_learning_rate is 0.000001: it must be 0 unless train.schedule is "cosine" or "polynomial""#);
-    assert_snapshot!(error("[train]\nema_decay = 1.0"), @"train.ema_decay is 1: it must be at least 0 and less than 1");
-    assert_snapshot!(error("[train]\nema_decay = 0.9\nswa_start = 5"), @"train.swa_start is 5: it must be 0 where train.ema_decay (0.9) is set");
+    assert_snapshot!(error("[train]\nlearning_rate = 2e-5\nschedule = { kind = 'cosine', min_learning_rate = 1.0 }"), @"train.schedule.min_learning_rate is 1: it must be at most train.learning_rate (0.00002)");
+    assert_snapshot!(error("[train]\nschedule = { kind = 'linear', min_learning_rate = 1e-6 }"), @"train.schedule.min_learning_rate is not a key: the keys there are kind, steps");
+    assert_snapshot!(error("[train]\nschedule = { kind = 'linear', steps = 1.5 }"), @"train.schedule is a table: steps must be a whole number, 0 or more");
+    assert_snapshot!(error("[train]\naverage = { kind = 'ema', decay = 1.0 }"), @"train.average.decay is 1: it must be at least 0 and less than 1");
+    assert_snapshot!(error("[train]\naverage = { kind = 'ema', start = 5 }"), @"train.average.start is not a key: the keys there are kind, decay");
     assert_snapshot!(error("[rollout]\ngroup_size = 1"), @"rollout.group_size is 1: it must be from 2 to 1024");
     assert_snapshot!(error("[rollout]\ntemperature = 0"), @"rollout.temperature is 0: it must be from 0.01 to 10");
     assert_snapshot!(error("[rollout]\nmax_batch_tokens = 31"), @"rollout.max_batch_tokens is 31: it must be from 32 to 1073741824");
@@ -301,9 +302,9 @@ fn errors_name_the_key_of_a_reward() {
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerence = 1"), @"route[0].reward[0].tolerence is not a key: did you mean tolerance?");
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = 'a'"), @r#"route[0].reward[0].tolerance is "a": it must be a number"#);
     assert_snapshot!(error("name = 'x'\nkind = 'numeric_match'\ntolerance = -1"), @"route[0].reward[0].tolerance is -1: it must be a finite number, 0 or more");
-    assert_snapshot!(error("name = 'x'\nkind = 'feedback'\npattern = 'a'"), @"route[0].reward[0].pattern is not a key: the keys there are type, range, aggregate, max_key_share, share_rule");
-    assert_snapshot!(error("name = 'x'\nkind = 'magic'"), @r#"route[0].reward[0].kind is "magic": it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "think_graded", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "connectors", "citations", "repetition_penalty", "diversity", "forbidden_phrases", "language", "keywords", "ensemble", "text_similarity", "code", "code_syntax", "python", "script", "grader", "webhook" or "judge""#);
-    assert_snapshot!(error("name = 'x'"), @r#"route[0].reward[0].kind is missing: it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "think_graded", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "connectors", "citations", "repetition_penalty", "diversity", "forbidden_phrases", "language", "keywords", "ensemble", "text_similarity", "code", "code_syntax", "python", "script", "grader", "webhook" or "judge""#);
+    assert_snapshot!(error("name = 'x'\nkind = 'feedback'\npattern = 'a'"), @"route[0].reward[0].pattern is not a key: the keys there are type, range, aggregate, max_key_share");
+    assert_snapshot!(error("name = 'x'\nkind = 'magic'"), @r#"route[0].reward[0].kind is "magic": it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "think_graded", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "connectors", "citations", "repetition_penalty", "diversity", "forbidden_phrases", "language", "keywords", "ensemble", "text_similarity", "code", "code_syntax", "python", "grader", "webhook" or "judge""#);
+    assert_snapshot!(error("name = 'x'"), @r#"route[0].reward[0].kind is missing: it must be "feedback", "exact_match", "fuzzy_match", "numeric_match", "math_equal", "reasoning_accuracy", "multiple_choice", "contains", "regex", "format_strict", "format_soft", "format_incremental", "think_format", "think_answer", "think_graded", "json_valid", "json_schema", "integer_answer", "length", "length_range", "cosine_scaled", "soft_overlong", "reasoning_steps", "connectors", "citations", "repetition_penalty", "diversity", "forbidden_phrases", "language", "keywords", "ensemble", "text_similarity", "code", "code_syntax", "python", "grader", "webhook" or "judge""#);
     assert_snapshot!(error("kind = 'feedback'"), @"route[0].reward[0].name is missing");
     assert_snapshot!(error("name = 'x'\nkind = 'regex'"), @"route[0].reward[0].pattern is missing");
     assert_snapshot!(error("name = 'x'\nkind = 'feedback'\nweight = 'a'"), @r#"route[0].reward[0].weight is "a": it must be a number"#);

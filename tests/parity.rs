@@ -224,8 +224,8 @@ async fn a_transformers_directory() {
 async fn ranks_and_scales_by_module() {
     let lora = LoraConfig {
         use_rslora: true,
-        rank_pattern: Patterns(vec![("q_proj".to_owned(), 2), (r"layers\.1\.mlp".to_owned(), 7)]),
-        alpha_pattern: Patterns(vec![("v_proj".to_owned(), 3.0)]),
+        rank_pattern: Patterns::from([("q_proj".to_owned(), 2), (r"layers\.1\.mlp".to_owned(), 7)]),
+        alpha_pattern: Patterns::from([("v_proj".to_owned(), 3.0)]),
         ..rank_four()
     };
     agrees("tests/fixtures/qwen2-tiny", "patterns", lora, false).await;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
+use hone_core::files::{FileError, at};
 use hone_core::types::{Lineage, PolicyRecord, PolicyState, PolicyVersion};
 use hone_model::adapter::merge::{Precision, merge};
 use hone_train::policy::adapter_digest;
@@ -24,7 +25,6 @@ pub enum Export {
     Peft(PathBuf),
 }
 
-/// Every version, in ascending order.
 pub fn list(data: &Path) -> anyhow::Result<Vec<PolicyRecord>> {
     Ok(hone_store::maintain::policies(&data.join(LEDGER))?)
 }
@@ -34,7 +34,6 @@ pub fn list(data: &Path) -> anyhow::Result<Vec<PolicyRecord>> {
 pub enum VersionChoice {
     /// The version that the daemon serves.
     Active,
-    /// The version with this number.
     Number(u64),
     /// The copy of the best evaluation of `hone train`.
     Best,
@@ -132,18 +131,20 @@ pub async fn export(config: &Config, choice: VersionChoice, to: &Export) -> anyh
             Ok(format!("{label}: {modules} modules merged, {mib:.1} MiB in {target}"))
         }
         Export::Peft(target) => {
-            copy_dir(&adapter, target).with_context(|| format!("{}", target.display()))?;
+            std::fs::create_dir(target).map_err(at(target))?;
+            copy_files(&adapter, target)?;
             Ok(format!("{label}: a PEFT adapter in {}", target.display()))
         }
     }
 }
 
-/// Copies a directory without subdirectories. `to` must not exist.
-fn copy_dir(from: &Path, to: &Path) -> std::io::Result<()> {
-    std::fs::create_dir(to)?;
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        std::fs::copy(entry.path(), to.join(entry.file_name()))?;
+/// Copies the files of a directory to another.
+pub fn copy_files(from: &Path, to: &Path) -> Result<(), FileError> {
+    for entry in std::fs::read_dir(from).map_err(at(from))? {
+        let path = entry.map_err(at(from))?.path();
+        if let (true, Some(name)) = (path.is_file(), path.file_name()) {
+            std::fs::copy(&path, to.join(name)).map_err(at(&path))?;
+        }
     }
     Ok(())
 }

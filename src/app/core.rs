@@ -10,9 +10,7 @@ use tokio::runtime::{Builder, Runtime};
 use hone_core::files::keep_files_private;
 use hone_core::metrics::Metrics;
 use hone_core::threads::{set_background, to_background};
-use hone_core::types::{
-    Interaction, InteractionId, Message, PromptSource, Role, SamplingParams, now_ms,
-};
+use hone_core::types::{Interaction, Message, PromptSource, Role};
 use hone_dataset::{Curriculum, Dataset, DatasetConfig, Prompt};
 use hone_engine::{Engine, ModelDir, Publisher};
 use hone_model::ModelSpec;
@@ -26,7 +24,6 @@ use hone_train::monitoring::warnings::RewardRoles;
 use hone_train::policy::{ExamPrompt, Examiner, Policies, PolicySetup};
 use hone_train::{Learner, TrainHandle, TrainSetup, TrainWorker};
 
-use super::DetachedRuntime;
 use super::engines::Engines;
 use super::memory::MemoryReport;
 use super::reward_tools;
@@ -41,21 +38,16 @@ pub const RUN_GRACE: Duration = Duration::from_secs(30);
 
 /// The parts that serve, sample, score and train, without the HTTP surface.
 pub struct Core {
-    /// Generates completions.
     pub engine: Arc<dyn Engine>,
     /// Changes the served weights without a record in the ledger, for evaluations.
     pub publisher: Arc<dyn Publisher>,
     /// Records interactions, samples, feedback, steps and versions.
     pub store: Store,
-    /// Chooses and computes the rewards of a completion.
     pub routes: Arc<Routes>,
     /// Services that OpenAI graders may call.
     pub backends: Backends,
-    /// Publishes, activates and rolls back policy versions.
     pub policies: Arc<Policies>,
-    /// Samples and scores groups of completions.
     pub rollout: Rollout,
-    /// Metrics of all parts.
     pub metrics: Arc<Metrics>,
     trainer: TrainWorker,
     engines: Engines,
@@ -136,13 +128,7 @@ impl Core {
             // What cannot be trained is refused before it is served.
             Learner::check(&model, &config.train)?;
         }
-        let memory = MemoryReport::at_start(config, &model, has_clients)?;
-        let mut longest_sample = model.context();
-        if let Some(memory) = &memory {
-            memory.check()?;
-            memory.export(&metrics);
-            longest_sample = memory.max_sample_tokens;
-        }
+        let longest_sample = MemoryReport::at_start(config, &model, has_clients, &metrics)?;
         claim(&data, &model).await?;
         let engines = Engines::start(config, &model, &data, has_clients, &metrics).await?;
         if config.uses_self_judge() {
@@ -250,32 +236,41 @@ fn peak_rates(config: &Config, model: &ModelDir) -> anyhow::Result<Vec<(u64, f64
     }
     let stages = config.dataset_in_use().map(|dataset| dataset.stages.clone()).unwrap_or_default();
     let curriculum = Curriculum::new(&stages)?;
-    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate.resolve(rate))).collect())
+    Ok(curriculum.stages().map(|s| (s.first_step, s.learning_rate(rate))).collect())
 }
 
 // A runtime with low-priority threads, for the tasks that no client waits for.
 
-/// The runtime of rollouts, their rewards and the trainer's asynchronous calls.
-pub(super) struct Background(DetachedRuntime);
+/// The runtime of rollouts, their rewards and the trainer's asynchronous calls. It may be dropped in a task: its
+/// threads end by themselves then, because a task must not block on them. `None` only while it is dropped.
+struct Background(Option<Runtime>);
 
 impl Background {
-    pub fn start() -> std::io::Result<Self> {
+    fn start() -> std::io::Result<Self> {
         let mut runtime = Builder::new_multi_thread();
         let runtime = runtime.thread_name("hone-background").on_thread_start(to_background);
-        Ok(Self(DetachedRuntime::new(runtime.enable_all().build()?)))
+        Ok(Self(Some(runtime.enable_all().build()?)))
     }
 
     /// Runs `f` so that the tasks it spawns run on this runtime.
-    pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
-        let _guard = self.0.get().map(Runtime::enter);
+    fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
+        let _guard = self.0.as_ref().map(Runtime::enter);
         f()
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 
 // The gate's prompts and rewards.
 
 /// What the gate needs. Reads the exam's file, if there is one.
-pub(super) fn examiner(
+fn examiner(
     config: &Config,
     engine: &Arc<dyn Engine>,
     store: &Store,
@@ -313,36 +308,17 @@ fn exam_prompts(
         ..config.dataset.clone()
     };
     let Dataset { train, held_out, .. } = Dataset::open(&file)?;
-    train.iter().chain(&held_out).map(|prompt| exam_prompt(prompt, engine, route)).collect()
-}
-
-fn exam_prompt(
-    prompt: &Arc<Prompt>,
-    engine: &Arc<dyn Engine>,
-    route: &Arc<hone_reward::Route>,
-) -> anyhow::Result<ExamPrompt> {
-    let interaction = Interaction {
-        id: InteractionId::new(),
-        created: now_ms(),
-        source: PromptSource::Dataset,
-        route: route.name.clone(),
-        model: engine.info().name.clone(),
-        endpoint: Default::default(),
-        key_id: None,
-        messages: prompt.messages.clone(),
-        metadata: prompt.metadata.clone(),
-        params: SamplingParams::default(),
-        prompt_ids: engine.codec().prompt(&prompt.messages)?,
-        template_hash: engine.codec().template_hash().to_owned(),
-        stop: Vec::new(),
-        held_out: true,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
+    let exam = |prompt: &Arc<Prompt>| {
+        let interaction = Interaction {
+            model: engine.info().name.clone(),
+            metadata: prompt.metadata.clone(),
+            prompt_ids: engine.codec().prompt(&prompt.messages)?,
+            template_hash: engine.codec().template_hash().to_owned(),
+            held_out: true,
+            ..Interaction::new(PromptSource::Dataset, &route.name, prompt.messages.clone())
+        };
+        let (interaction, route) = (Arc::new(interaction), Some(Arc::clone(route)));
+        anyhow::Ok(ExamPrompt { interaction, route, held_out: true })
     };
-    Ok(ExamPrompt {
-        interaction: Arc::new(interaction),
-        route: Some(Arc::clone(route)),
-        held_out: true,
-    })
+    train.iter().chain(&held_out).map(exam).collect()
 }

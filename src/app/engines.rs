@@ -54,11 +54,22 @@ impl Engines {
         let config = &config;
         let needed = EnginesNeeded::of(config, has_clients);
         needed.check(config, dir).map_err(usage)?;
-        let purpose = needed.native_purpose(has_clients);
-        let engines = match (needed.has_mistralrs(), purpose) {
-            (true, Some(purpose)) => Self::both(config, dir, data, purpose, metrics).await?,
-            (false, Some(purpose)) => Self::native(config, dir, purpose, metrics).await?,
-            (_, None) => Self::mistral(config, dir, data, metrics).await?,
+        let mut serving = None;
+        if needed.has_mistralrs() {
+            serving = Some(start_mistral(&config.engine, dir, data, Arc::clone(metrics)).await?);
+        }
+        let engines = match needed.native_purpose(has_clients) {
+            Some(purpose) => Self::with_native(config, dir, serving, purpose, metrics).await?,
+            None => {
+                let serving = serving.context("no engine is needed")?;
+                Self {
+                    live: serving.clone(),
+                    rollouts: serving.clone(),
+                    publisher: serving,
+                    base: None,
+                    native: None,
+                }
+            }
         };
         tracing::info!(engines = ?needed, slots = engines.live.info().slots, "engines started");
         if has_clients && let Some(hint) = needed.faster(config) {
@@ -67,67 +78,36 @@ impl Engines {
         Ok(engines)
     }
 
-    /// mistral.rs for clients and the trainer.
-    async fn mistral(
+    /// The native engine for everything; or for the trainer beside `serving`, to which it yields. It then also
+    /// answers canaries, and clients after a rollback until mistral.rs has loaded the version.
+    async fn with_native(
         config: &Config,
         dir: &ModelDir,
-        data: &Path,
-        metrics: &Arc<Metrics>,
-    ) -> anyhow::Result<Self> {
-        let serving = start_mistral(&config.engine, dir, data, Arc::clone(metrics)).await?;
-        Ok(Self {
-            live: serving.clone(),
-            rollouts: serving.clone(),
-            publisher: serving,
-            base: None,
-            native: None,
-        })
-    }
-
-    /// mistral.rs for clients, and the native engine for the trainer, which yields to it. The native
-    /// engine also answers canaries, and clients after a rollback until mistral.rs has loaded the version.
-    async fn both(
-        config: &Config,
-        dir: &ModelDir,
-        data: &Path,
+        serving: Option<Arc<MistralEngine>>,
         purpose: NativePurpose,
         metrics: &Arc<Metrics>,
     ) -> anyhow::Result<Self> {
-        let serving = start_mistral(&config.engine, dir, data, Arc::clone(metrics)).await?;
         let base = load_base(config, dir).await?;
-        let clients = Arc::clone(&serving);
-        let busy = Arc::new(move || {
-            let load = clients.load();
-            load.live_running + load.live_waiting > 0
+        let codec = match &serving {
+            Some(serving) => Arc::clone(serving.codec()),
+            None => Arc::new(Codec::load(dir)?),
+        };
+        let clients = serving.clone();
+        // Without another engine, clients are in its own batch, where they go first.
+        let busy: LiveTraffic = Arc::new(move || {
+            let load = clients.as_ref().map(|clients| clients.load());
+            load.is_some_and(|load| load.live_running + load.live_waiting > 0)
         });
-        let (codec, metrics) = (Arc::clone(serving.codec()), Arc::clone(metrics));
-        let native = start_native(config, dir, &base, codec, purpose, busy, metrics)?;
-        let publisher = BatchedPublisher::new(Some(serving.clone()), Arc::clone(&native));
+        let native = start_native(config, dir, &base, codec, purpose, busy, Arc::clone(metrics))?;
+        let other = serving.clone().map(|serving| serving as Arc<dyn Publisher>);
+        let publisher = BatchedPublisher::new(other, Arc::clone(&native));
         Ok(Self {
-            live: Arc::new(publisher.live_engine(serving)),
+            live: match serving {
+                Some(serving) => Arc::new(publisher.live_engine(serving)),
+                None => native.clone(),
+            },
             rollouts: native.clone(),
             publisher: Arc::new(publisher),
-            base: Some(base),
-            native: Some(native),
-        })
-    }
-
-    /// The native engine for everything.
-    async fn native(
-        config: &Config,
-        dir: &ModelDir,
-        purpose: NativePurpose,
-        metrics: &Arc<Metrics>,
-    ) -> anyhow::Result<Self> {
-        let base = load_base(config, dir).await?;
-        let codec = Arc::new(Codec::load(dir)?);
-        // Clients are in its own batch, where they go first.
-        let (busy, metrics) = (Arc::new(|| false), Arc::clone(metrics));
-        let native = start_native(config, dir, &base, codec, purpose, busy, metrics)?;
-        Ok(Self {
-            live: native.clone(),
-            rollouts: native.clone(),
-            publisher: Arc::new(BatchedPublisher::new(None, Arc::clone(&native))),
             base: Some(base),
             native: Some(native),
         })
@@ -217,7 +197,6 @@ impl ModelClient for SelfJudge {
         let request = GenerateRequest::new(
             prompt_ids,
             SamplingParams {
-                #[expect(clippy::cast_possible_truncation, reason = "a temperature of at most 2")]
                 temperature: asked.sampling.temperature.unwrap_or(0.0) as f32,
                 max_tokens: asked.sampling.max_tokens.unwrap_or(ANSWER_TOKENS),
                 seed: asked.sampling.seed.map_or(0, i64::unsigned_abs),

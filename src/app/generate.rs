@@ -25,11 +25,8 @@ pub enum Weights {
     /// The active version of the data directory; the model alone if the directory has no ledger.
     #[default]
     Default,
-    /// A version of the data directory.
     Version(VersionChoice),
-    /// The model without an adapter.
     Base,
-    /// A PEFT directory.
     Adapter(PathBuf),
 }
 
@@ -38,18 +35,15 @@ pub enum Weights {
 pub struct GenerateOptions {
     /// The conversation, to which `dataset.system_prompt` and `dataset.few_shot` are added.
     pub messages: Vec<Message>,
-    /// The weights that generate.
     pub weights: Weights,
     /// Sampling parameters. Completion `i` has the seed `seed + i`.
     pub params: SamplingParams,
-    /// Number of completions.
     pub samples: u64,
 }
 
 /// The result of `hone generate`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Generated {
-    /// Name of the model.
     pub model: String,
     /// The version or the directory of the adapter, or "the base model".
     pub weights: String,
@@ -62,23 +56,14 @@ pub struct Generated {
 pub struct GeneratedText {
     /// The text, without stop token.
     pub text: String,
-    /// Why it ended.
     pub finish: FinishReason,
     /// Sampled tokens, the stop token included.
     pub tokens: usize,
 }
 
-/// Where `hone generate` writes while it runs.
-pub trait GenerateSink {
-    /// The weights are chosen: [`Generated::weights`].
-    fn weights(&mut self, label: &str) -> io::Result<()>;
-
-    /// The next text of completion `index`.
-    fn text(&mut self, index: u64, text: &str) -> io::Result<()>;
-}
-
 /// Generates one completion at a time on the native engine, whatever `engine.backend` is. Changes nothing in the data directory,
-/// except that the embedded model is unpacked and a model of the hub is downloaded there.
+/// except that the embedded model is unpacked and a model of the hub is downloaded there. `chosen` receives
+/// [`Generated::weights`], and `write` the next text of the completion with an index.
 ///
 /// # Errors
 /// If the model or the adapter cannot be loaded, the data directory belongs to another model, or the
@@ -86,7 +71,8 @@ pub trait GenerateSink {
 pub async fn run(
     config: &Config,
     options: &GenerateOptions,
-    sink: &mut dyn GenerateSink,
+    chosen: impl FnOnce(&str),
+    mut write: impl FnMut(u64, &str) -> io::Result<()>,
 ) -> anyhow::Result<Generated> {
     let dir = open_model(config, &config.data.dir).await?;
     let (label, version, adapter) = match choose(config, &dir, &options.weights)? {
@@ -95,7 +81,7 @@ pub async fn run(
         }
         _ => ("the base model".to_owned(), PolicyVersion::BASE, None),
     };
-    sink.weights(&label)?;
+    chosen(&label);
     let metrics = Arc::new(Metrics::new()?);
     let base = load_base(config, &dir).await?;
     let (codec, purpose) = (Arc::new(Codec::load(&dir)?), NativePurpose::Sampling);
@@ -128,7 +114,7 @@ pub async fn run(
                 }
                 Event::Failed(error) => return Err(error.into()),
             };
-            sink.text(index, &piece)?;
+            write(index, &piece)?;
             text.push_str(&piece);
         }
         let Some(finish) = ended else { bail!("the completion has no end") };

@@ -31,19 +31,32 @@ pub struct MemoryReport {
 }
 
 impl MemoryReport {
-    /// [`Self::of`] a process that starts, which logs it; `None` for mistral.rs without training, whose
-    /// memory is not planned.
+    /// Plans a process that starts, logs the plan in MiB, refuses one that does not fit, and exports it. Returns
+    /// the longest sample, in tokens. The memory of mistral.rs without training is not planned.
     pub(super) fn at_start(
         config: &Config,
         model: &ModelDir,
         has_clients: bool,
-    ) -> anyhow::Result<Option<Self>> {
+        metrics: &Metrics,
+    ) -> anyhow::Result<usize> {
         if !config.train.enabled && config.engine.backend == EngineBackend::Mistralrs {
-            return Ok(None);
+            return Ok(model.context());
         }
         let report = Self::of(config, model, has_clients)?;
-        report.log();
-        Ok(Some(report))
+        let mib = |bytes: usize| bytes >> 20;
+        let held = report.plan.parts.iter().filter(|part| mib(part.bytes) > 0);
+        let parts: Vec<String> =
+            held.map(|part| format!("{} {}", part.part, mib(part.bytes))).collect();
+        let (peak, available) = (mib(report.plan.peak), report.available.map(mib));
+        let parts = parts.join(", ");
+        tracing::info!(peak, available, parts, "memory plan in MiB");
+        let longest = report.checked()?;
+        let bytes = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
+        for part in &report.plan.parts {
+            metrics.memory_planned.with_label_values(&[part.part]).set(bytes(part.bytes));
+        }
+        metrics.memory_planned_peak.set(bytes(report.plan.peak));
+        Ok(longest)
     }
 
     /// The plan of `hone serve`, or without clients of `hone train` and `hone eval`.
@@ -84,29 +97,15 @@ impl MemoryReport {
         Ok(Self { plan, max_sample_tokens, available, refused })
     }
 
-    /// Refuses a process that does not fit into the memory.
-    pub(super) fn check(&self) -> anyhow::Result<()> {
-        self.refused.as_ref().map_or(Ok(()), |reason| Err(anyhow::Error::msg(reason.clone())))
-    }
-
-    /// Logs the plan in one line, in MiB.
-    fn log(&self) {
-        let mib = |bytes: usize| bytes >> 20;
-        let held = self.plan.parts.iter().filter(|part| mib(part.bytes) > 0);
-        let parts: Vec<String> =
-            held.map(|part| format!("{} {}", part.part, mib(part.bytes))).collect();
-        let (peak, available) = (mib(self.plan.peak), self.available.map(mib));
-        let parts = parts.join(", ");
-        tracing::info!(peak, available, parts, "memory plan in MiB");
-    }
-
-    /// Sets the metrics of the plan.
-    pub(super) fn export(&self, metrics: &Metrics) {
-        let bytes = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
-        for part in &self.plan.parts {
-            metrics.memory_planned.with_label_values(&[part.part]).set(bytes(part.bytes));
+    /// The longest sample.
+    ///
+    /// # Errors
+    /// If the process does not fit into the memory.
+    fn checked(&self) -> anyhow::Result<usize> {
+        match &self.refused {
+            Some(reason) => Err(anyhow::Error::msg(reason.clone())),
+            None => Ok(self.max_sample_tokens),
         }
-        metrics.memory_planned_peak.set(bytes(self.plan.peak));
     }
 }
 
@@ -166,9 +165,7 @@ pub fn longest_recorded_sample(config: &Config, model: &ModelDir) -> anyhow::Res
     let ledger_cache = hone_store::CACHE_BYTES;
     let setup = ProcessSetup { trains: true, ledger_cache, ..ProcessSetup::default() };
     let spec = ModelSpec::from_config(&model.config)?;
-    let memory = MemoryReport::with(config, model, &spec, setup)?;
-    memory.check()?;
-    Ok(memory.max_sample_tokens)
+    MemoryReport::with(config, model, &spec, setup)?.checked()
 }
 
 /// The memory plan of `hone serve`, or without clients of `hone train`. Loads no weights.

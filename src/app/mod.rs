@@ -1,12 +1,12 @@
 //! Composition root: builds the daemon from its parts and shuts it down in a fixed order.
 //!
-//! [`Core`] opens the ledger, loads the model, and starts the engine, rollout and the trainer.
-//! [`start`] serves a [`Core`] over HTTP. Shutdown runs in the reverse order.
+//! `Core` opens the ledger, loads the model, and starts the engine, rollout and the trainer.
+//! [`start`] serves it over HTTP. Shutdown runs in the reverse order.
 
-pub mod adapters;
+pub(crate) mod adapters;
 mod core;
 mod engines;
-pub mod generate;
+pub(crate) mod generate;
 mod memory;
 mod service;
 
@@ -16,7 +16,6 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tokio::runtime::Runtime;
 
 use hone_core::files::replace_file;
 use hone_core::metrics::Metrics;
@@ -31,35 +30,10 @@ use crate::config::Config;
 use crate::usage;
 use engines::SelfJudge;
 
-pub use self::core::{Core, LEDGER, RUN_GRACE};
-pub use memory::{MemoryReport, explain_memory, longest_recorded_sample};
+pub use self::core::LEDGER;
+pub(crate) use self::core::{Core, RUN_GRACE};
+pub(crate) use memory::{explain_memory, longest_recorded_sample};
 pub use service::{ReloadSignal, Service, shutdown_signal, start};
-
-// A tokio runtime beside the one that the process runs on.
-
-/// A runtime that may be dropped in a task. Its threads end by themselves then, because a task must not block on
-/// them, which the usual end of a runtime does.
-pub struct DetachedRuntime(Option<Runtime>);
-
-impl DetachedRuntime {
-    /// Takes a runtime.
-    pub fn new(runtime: Runtime) -> Self {
-        Self(Some(runtime))
-    }
-
-    /// `None` only while it is dropped.
-    pub fn get(&self) -> Option<&Runtime> {
-        self.0.as_ref()
-    }
-}
-
-impl Drop for DetachedRuntime {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
 
 // Fetches datasets of the hub before they are opened.
 
@@ -112,19 +86,13 @@ fn id_in<'a>(key: &str, path: &'a Path) -> anyhow::Result<Option<&'a str>> {
 async fn fetch(hub: &Hub, query: &DatasetQuery<'_>) -> anyhow::Result<HubDataset> {
     let found = hub.dataset(query).await?;
     let (id, split, commit) = (query.id, query.split, &found.commit);
-    let files: Vec<String> = found.files.iter().map(|path| file_name(path)).collect();
+    let files: Vec<_> = found.files.iter().filter_map(|path| path.file_name()).collect();
     tracing::info!(id, split, commit, ?files, "dataset of the hub");
     if found.partial {
         tracing::warn!("hf://{id}: the hub has only the beginning of split {split} as Parquet");
     }
     Ok(found)
 }
-
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
-}
-
-// The services that the configured rewards use.
 
 /// The services that the configured rewards use.
 pub struct RewardTools {
@@ -189,21 +157,33 @@ pub async fn load_rewards(config: &Config) -> anyhow::Result<(Codec, Routes)> {
 
 // Finds the configured model, and claims the data directory for it.
 
+/// The configured model, if it is on this machine. The embedded one is unpacked in `data`.
+pub(crate) fn local_model(config: &Config, data: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let model = &config.model.path;
+    if model.is_empty() {
+        let unpacked = hone_model::embedded::unpack(data);
+        return Ok(Some(unpacked.context("unpacking the embedded model")?));
+    }
+    if Path::new(model).exists() {
+        return Ok(Some(PathBuf::from(model)));
+    }
+    let is_complete = |dir: &Path| ModelDir::open(dir).is_ok();
+    let hub = Hub::new(&config.hub, &config.data.dir);
+    Ok(Hub::is_model_id(model).then(|| hub.cached_model(model, is_complete)).flatten())
+}
+
 /// Finds the configured model, fetches it from the hub, or unpacks the embedded one.
 async fn open_model(config: &Config, data: &Path) -> anyhow::Result<ModelDir> {
     let model = &config.model.path;
-    let path = if model.is_empty() {
-        hone_model::embedded::unpack(data).context("unpacking the embedded model")?
-    } else if Path::new(model).exists() {
-        PathBuf::from(model)
-    } else if Hub::is_model_id(model) {
-        let is_complete = |dir: &Path| ModelDir::open(dir).is_ok();
-        Hub::new(&config.hub, data).model(model, is_complete).await?
-    } else {
-        bail!(
+    let path = match local_model(config, data)? {
+        Some(path) => path,
+        None if Hub::is_model_id(model) => {
+            Hub::new(&config.hub, &config.data.dir).model(model).await?
+        }
+        None => bail!(
             "model.path is {model:?}: it must be a directory, a GGUF file or a hub id of the \
              form organization/name"
-        )
+        ),
     };
     let mut dir = ModelDir::open(&path)?;
     if let Some(name) = config.model.names.first() {
@@ -274,16 +254,15 @@ fn owner(data: &Path, model: &ModelDir) -> anyhow::Result<Option<String>> {
 /// If the directory belongs to another model, or a file cannot be read or written.
 async fn claim(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
     let (data, model) = (data.to_owned(), model.clone());
-    tokio::task::spawn_blocking(move || claim_files(&data, &model)).await?
-}
-
-fn claim_files(data: &Path, model: &ModelDir) -> anyhow::Result<()> {
-    if owner(data, model)?.is_none() {
-        let claim = Claim { name: model.name.clone(), sha256: fingerprint(model)? };
-        let claim = serde_json::to_string_pretty(&claim)?;
-        replace_file(&data.join(CLAIM_FILE), format!("{claim}\n").as_bytes())?;
-    }
-    Ok(())
+    let claim = move || {
+        if owner(&data, &model)?.is_none() {
+            let claim = Claim { name: model.name.clone(), sha256: fingerprint(&model)? };
+            let claim = serde_json::to_string_pretty(&claim)?;
+            replace_file(&data.join(CLAIM_FILE), format!("{claim}\n").as_bytes())?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::task::spawn_blocking(claim).await?
 }
 
 /// SHA-256 of the model's configuration and tokenizer, and of the lengths of its weight files.

@@ -1,4 +1,4 @@
-//! The daemon: [`Core`] served over HTTP.
+//! The daemon: `Core` served over HTTP.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -46,8 +46,8 @@ pub struct Service {
 /// address is bound.
 ///
 /// # Errors
-/// If a key or the certificate is invalid, no key protects an address beyond loopback, or the address is in use; and as
-/// [`Core::start`].
+/// If a key or the certificate is invalid, no key protects an address beyond loopback, the address is in use, or a
+/// part of the daemon cannot be started.
 pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     let keys = Arc::new(KeyRing::load(&config.server).map_err(usage)?);
     let tls = Arc::new(Tls::load(&config.server.tls).map_err(usage)?);
@@ -87,7 +87,6 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         holdout_share: holdout_share(&config),
         config: server_config,
         recent_turns: Default::default(),
-        tokenizing: Default::default(),
         keys: Arc::clone(&keys),
         disk: DiskLimit { dir: config.data.dir.clone(), min_free: config.data.min_free_bytes },
         ready,

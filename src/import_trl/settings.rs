@@ -3,13 +3,15 @@
 use toml::Value;
 
 /// Sections in the order of `configs/default.toml`, with their subsections.
-const SECTIONS: [&str; 12] = [
+const SECTIONS: [&str; 14] = [
     "model",
     "data",
     "rollout",
     "dataset",
     "run",
     "train",
+    "train.schedule",
+    "train.optimizer",
     "train.kl",
     "train.entropy",
     "train.sampler_correction",

@@ -4,7 +4,6 @@
 //! reaches the trainer, and neither does a prompt that the model cannot take.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +14,6 @@ use hone_core::text::shortened;
 use hone_core::types::Role;
 use hone_dataset::{Curriculum, Dataset, Prompt};
 use hone_engine::{Codec, ModelDir};
-use hone_hub::Hub;
-use hone_model::embedded;
 use hone_reward::routes::{RewardConfig, RouteConfig};
 use hone_reward::{MissingPart, PartCoverage, Route, Routes};
 use hone_rollout::{RolloutError, RolloutProgress};
@@ -67,7 +64,6 @@ fn stages<'a>(
 
 /// The lengths of prompts in tokens.
 struct PromptLengths {
-    /// In ascending order.
     sorted: Vec<usize>,
     /// Greatest length that is trained on.
     limit: usize,
@@ -101,7 +97,6 @@ impl PromptLengths {
         Ok(Self { sorted, limit, limit_name })
     }
 
-    /// Number of prompts above the limit.
     fn too_long(&self) -> usize {
         self.sorted.len() - self.sorted.partition_point(|length| *length <= self.limit)
     }
@@ -132,69 +127,44 @@ impl PromptLengths {
 
 /// What a part can score of the prompts of a stage.
 struct StageCoverage {
-    part: PartCoverage,
-    /// The route's name.
-    route: String,
-    /// Number of prompts.
-    prompts: usize,
-    /// Place of the first prompt that the part cannot score.
-    place: String,
-    /// Place of the first prompt whose reference earns nothing.
-    unearned_place: String,
-}
-
-impl StageCoverage {
     /// Whether the part can score no prompt, although there are some.
-    fn is_empty(&self) -> bool {
-        self.part.usable == 0 && self.prompts > 0
-    }
-
-    /// A warning if references earn nothing as completions: then right answers would not either.
-    fn warning(&self) -> Option<String> {
-        let PartCoverage { part, kind, unearned, first_unearned, .. } = &self.part;
-        let (_, text) = first_unearned.as_ref()?;
-        Some(format!(
-            "{part} ({kind}) of route `{}` gives 0 to the references of {unearned} of {} prompts as completions; \
-             {}: {text:?}; change the part's parameters, such as `extract`, or the references",
-            self.route, self.prompts, self.unearned_place
-        ))
-    }
-
-    fn text(&self) -> String {
-        let Self { part: PartCoverage { part, kind, usable, first_unusable, .. }, .. } = self;
-        let name = format!("{part} ({kind}) of route `{}`", self.route);
-        match first_unusable {
-            None => format!("{name} can score every prompt"),
-            Some((_, lacks)) if *usable == 0 => {
-                format!("{name} can score no prompt; {}: {lacks}", self.place)
-            }
-            Some((_, lacks)) => {
-                let all = self.prompts;
-                format!("{name} can score {usable} of {all} prompts; {}: {lacks}", self.place)
-            }
-        }
-    }
+    is_empty: bool,
+    text: String,
+    /// That references earn nothing as completions: then right answers would not either.
+    warning: Option<String>,
 }
 
 /// The parts of a stage that need metadata.
 async fn coverage(stage: &StagePrompts<'_>) -> Vec<StageCoverage> {
     let metadata: Vec<&BTreeMap<String, String>> =
         stage.prompts.iter().map(|prompt| &prompt.metadata).collect();
-    let parts = stage.route.coverage(&metadata).await;
-    let described = parts.into_iter().map(|part| {
-        let place = |first: &Option<(usize, String)>| {
-            let prompt = first.as_ref().and_then(|(i, _)| stage.prompts.get(*i));
-            prompt.map_or_else(String::new, |prompt| prompt.place.to_string())
+    let (route, all) = (&stage.route.name, stage.prompts.len());
+    let place = |at: usize| {
+        let prompt = stage.prompts.get(at);
+        prompt.map_or_else(String::new, |prompt| prompt.place.to_string())
+    };
+    let described = |found: PartCoverage| {
+        let PartCoverage { part, kind, usable, first_unusable, unearned, first_unearned, .. } =
+            found;
+        let name = format!("{part} ({kind}) of route `{route}`");
+        let text = match first_unusable {
+            None => format!("{name} can score every prompt"),
+            Some((at, lacks)) => {
+                let count =
+                    if usable == 0 { "no prompt" } else { &format!("{usable} of {all} prompts") };
+                format!("{name} can score {count}; {}: {lacks}", place(at))
+            }
         };
-        StageCoverage {
-            place: place(&part.first_unusable),
-            unearned_place: place(&part.first_unearned),
-            part,
-            route: stage.route.name.clone(),
-            prompts: stage.prompts.len(),
-        }
-    });
-    described.collect()
+        let warning = first_unearned.map(|(at, text)| {
+            format!(
+                "{name} gives 0 to the references of {unearned} of {all} prompts as completions; {}: {text:?}; \
+                 change the part's parameters, such as `extract`, or the references",
+                place(at)
+            )
+        });
+        StageCoverage { is_empty: usable == 0 && all > 0, text, warning }
+    };
+    stage.route.coverage(&metadata).await.into_iter().map(described).collect()
 }
 
 /// Warnings about the worked examples before a stage's prompts in which a part finds no answer: completions that
@@ -245,25 +215,10 @@ pub async fn validate(config: &mut Config, reads_data: bool) -> anyhow::Result<S
 
 /// The model's tokenizer and context length; `None` if the model is not on this machine.
 fn tokenizer(config: &Config) -> anyhow::Result<Option<(Codec, usize)>> {
-    let model = &config.model.path;
-    if model.is_empty() {
-        let temporary = tempfile::tempdir()?;
-        let path = embedded::unpack(temporary.path()).context("unpacking the embedded model")?;
-        return load_codec(&path).map(Some);
-    }
-    let path = if Path::new(model).exists() {
-        Some(PathBuf::from(model))
-    } else {
-        let hub = Hub::new(&config.hub, &config.data.dir);
-        let is_complete = |dir: &Path| ModelDir::open(dir).is_ok();
-        Hub::is_model_id(model).then(|| hub.cached_model(model, is_complete)).flatten()
-    };
-    path.map(|path| load_codec(&path)).transpose()
-}
-
-fn load_codec(path: &Path) -> anyhow::Result<(Codec, usize)> {
-    let dir = ModelDir::open(path)?;
-    Ok((Codec::load(&dir)?, dir.context()))
+    let temporary = tempfile::tempdir()?;
+    let Some(path) = app::local_model(config, temporary.path())? else { return Ok(None) };
+    let dir = ModelDir::open(&path)?;
+    Ok(Some((Codec::load(&dir)?, dir.context())))
 }
 
 /// The lines of `hone validate` about a dataset. `codec` is the model's tokenizer and context length.
@@ -306,11 +261,9 @@ async fn describe(
     }
     for stage in &stages {
         for part in coverage(stage).await {
-            ensure!(!part.is_empty(), "{}", part.text());
-            text += &format!("rewards   {}\n", part.text());
-            if let Some(warning) = part.warning() {
-                text += &format!("warning   {warning}\n");
-            }
+            ensure!(!part.is_empty, "{}", part.text);
+            text += &format!("rewards   {}\n", part.text);
+            text.extend(part.warning.map(|warning| format!("warning   {warning}\n")));
         }
         for warning in unanswered_examples(config, stage) {
             text += &format!("warning   {warning}\n");
@@ -342,10 +295,10 @@ pub async fn before_training(
         if !stage.prompts.iter().any(fits) {
             PromptLengths::of(config, &stage.prompts, codec, context)?.ensure_any_fits()?;
         }
-        let covered = coverage(&stage).await;
-        notes.extend(covered.iter().filter_map(StageCoverage::warning));
-        let empty: Vec<String> =
-            covered.iter().filter(|part| part.is_empty()).map(StageCoverage::text).collect();
+        let mut covered = coverage(&stage).await;
+        notes.extend(covered.iter_mut().filter_map(|part| part.warning.take()));
+        let empty = covered.into_iter().filter(|part| part.is_empty);
+        let empty: Vec<String> = empty.map(|part| part.text).collect();
         let graders = stage.route.parts.iter().filter(|part| part.grader.is_some()).count();
         ensure!(empty.len() < graders, "no completion could be scored: {}", empty.join("; "));
         notes.extend(empty);

@@ -26,32 +26,23 @@ pub struct EvalOptions {
     pub part: Option<String>,
 }
 
-/// pass@k of both policies.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PassAt {
-    /// Completions per prompt.
     pub k: u64,
     /// Of the base model; `None` if the active policy is the base.
     pub base: Option<Estimate>,
-    /// Of the active policy.
     pub active: Option<Estimate>,
 }
 
-/// The result of `hone eval`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EvalOutcome {
-    /// Prompts evaluated.
     pub prompts: usize,
-    /// Completions per prompt.
     pub samples: usize,
-    /// The active policy version.
     pub version: u64,
     /// Total and parts. `before` is the base, `after` the active policy; `before` is missing if they
     /// are the same.
     pub comparisons: Vec<Comparison>,
-    /// The part that pass@k counts.
     pub part: Option<String>,
-    /// pass@k.
     pub pass_at: Vec<PassAt>,
     /// The active policy's first completion of each of the first `run.samples_shown` prompts.
     pub active_samples: Vec<ScoredSample>,
@@ -119,7 +110,6 @@ fn passed(evaluation: &Evaluation, part: Option<&str>, k: u64, seed: u64) -> Opt
     stats::mean_pass_at_k(&evaluation.successes(part?, 1.0), k, seed)
 }
 
-/// The named part, or the first correctness part.
 fn success_part(config: &Config, named: Option<String>) -> anyhow::Result<Option<String>> {
     let name = &config.rollout.dataset_route;
     let routes = config.routes.0.iter().filter(|route| route.name == *name);
@@ -140,7 +130,6 @@ fn success_part(config: &Config, named: Option<String>) -> anyhow::Result<Option
 }
 
 impl EvalOutcome {
-    /// The result as text.
     pub fn text(&self) -> String {
         let counted = format!("{} prompts, {} completions each", self.prompts, self.samples);
         let mut text = format!("policy version {}, {counted}\n\n", self.version);

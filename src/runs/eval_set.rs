@@ -18,7 +18,6 @@ use hone_report::stats::{self, Estimate};
 /// The prompts of an evaluation and how they are sampled.
 #[derive(Clone)]
 pub struct EvalSet {
-    /// The prompts.
     pub prompts: Vec<Arc<Prompt>>,
     /// The route whose rewards score the completions.
     pub route: Arc<Route>,
@@ -26,13 +25,11 @@ pub struct EvalSet {
     pub samples: usize,
     /// Sampling temperature; 0 is greedy.
     pub temperature: f32,
-    /// Token limit of a completion.
     pub max_tokens: u32,
     /// Seed of the sampling. Every evaluation uses the same random numbers for the same prompt.
     pub seed: u64,
 }
 
-/// The result of an [`EvalSet`].
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Evaluation {
     /// The newest policy version that answered.
@@ -88,7 +85,6 @@ impl EvalSet {
             version = version.max(newest);
             answers[index] = scored;
         }
-        #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
         let length = tokens as f64 / count.max(1) as f64;
         Ok(Evaluation { version, answers, length })
     }
@@ -172,14 +168,12 @@ impl Evaluation {
         stats::estimate(&means, seed)
     }
 
-    /// The names of all parts.
     pub fn parts(&self) -> Vec<String> {
         let first = self.answers.iter().flatten().next();
         first.map(|sample| sample.parts.keys().cloned().collect()).unwrap_or_default()
     }
 
     /// The mean of each part over the prompts that have it, each prompt's completions averaged first.
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     pub fn part_means(&self) -> BTreeMap<String, f64> {
         let mean = |part: String| {
             let of_part = |sample: &ScoredSample| sample.parts.get(&part).copied().flatten();
@@ -204,7 +198,6 @@ impl Evaluation {
     }
 
     /// The mean of each prompt's known values.
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     pub fn means(&self, value: impl Fn(&ScoredSample) -> Option<f64>) -> Vec<Option<f64>> {
         let mean = |answers: &Vec<ScoredSample>| {
             let values: Vec<f64> = answers.iter().filter_map(&value).collect();

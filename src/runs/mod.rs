@@ -28,25 +28,20 @@ use hone_train::monitoring::warnings::Warning;
 use crate::config::EarlyStopConfig;
 use hone_report::terminal::{Progress, clock};
 
-/// Error of a run without a dataset.
 const NO_DATASET: &str = "dataset.path is missing: it must name a file of prompts";
 
-/// Error of a run without a length.
 const NO_LENGTH: &str =
     "train.max_steps and train.epochs are 0: one of them must be set (--steps N or --epochs E)";
 
 // The best step on held-out prompts, and the decision to stop early.
 
-/// The best evaluation so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The optimizer step that was evaluated; 0 is the policy at the start of the run.
     pub step: u64,
-    /// The mean held-out reward.
     pub reward: f64,
 }
 
-/// The consequence of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopDecision {
     /// The best evaluation: its adapter is copied.
@@ -105,11 +100,9 @@ const PACE_STEPS: usize = 20;
 pub struct RunView {
     /// Optimizer steps taken, including those before a resume.
     pub step: u64,
-    /// Optimizer steps requested.
     pub steps: u64,
     /// Batches without a step in this process.
     pub skipped: u64,
-    /// Mean reward of the step.
     reward: Option<f64>,
     /// Standard deviation of the reward within groups.
     std: Option<f64>,
@@ -117,7 +110,6 @@ pub struct RunView {
     signal: Option<f64>,
     /// KL to the reference, in nats per token.
     kl: Option<f64>,
-    /// Mean completion length in tokens.
     length: Option<f64>,
     /// The held-out reward, until it is shown.
     held_out: Option<f64>,
@@ -125,14 +117,12 @@ pub struct RunView {
     tokens: f64,
     /// Training time of this process, without evaluations.
     training: Duration,
-    /// Time that evaluations took.
     evaluating: Duration,
     /// The training time after each of the last steps.
     step_ends: VecDeque<Duration>,
 }
 
 impl RunView {
-    /// A run that has taken `step` of `steps` steps.
     pub fn new(step: u64, steps: u64) -> Self {
         Self { step, steps, ..Self::default() }
     }
@@ -227,7 +217,6 @@ impl RunProgress {
         Self { display: Progress::new(terminal), line_every: line_every.max(1), shown_skipped: 1 }
     }
 
-    /// Shows a step.
     pub fn update(&mut self, view: &mut RunView) {
         if self.display.has_bars() {
             self.redraw(view);
@@ -260,12 +249,10 @@ impl RunProgress {
         is_due
     }
 
-    /// Writes lines that stay: a warning, a table of samples.
     pub fn note(&self, text: &str) {
         self.display.note(text);
     }
 
-    /// Removes the bar.
     pub fn finish(&mut self) {
         self.display.clear();
     }

@@ -156,7 +156,7 @@ async fn a_model_without_an_endpoint_is_an_error_of_the_grade() {
         setup.server.graders.models = vec!["*".to_owned()];
     })
     .await;
-    for (model, message) in [("gpt-4o", "graders.base_url"), ("self", "no model is served")] {
+    for (model, message) in [("gpt-4o", "graders.base_url"), ("self", "none is served")] {
         let grader = json!({
             "type": "label_model", "name": "l", "model": model, "labels": ["a", "b"],
             "passing_labels": ["a"], "input": [{"role": "user", "content": "a or b?"}],

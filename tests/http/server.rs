@@ -272,7 +272,6 @@ impl Server {
             holdout_share: setup.holdout_share,
             config: config.clone(),
             recent_turns: Default::default(),
-            tokenizing: Default::default(),
             keys: keys.clone(),
             disk: DiskLimit { dir: dir.path().to_owned(), min_free: setup.min_free },
             ready: ready.clone(),

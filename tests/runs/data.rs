@@ -139,16 +139,6 @@ fn parts_that_are_all_missing_end_a_run() {
     2
     error: no completion could be scored: correct (numeric_match) of route `default` can score no prompt; line 1: it cannot use the metadata `answer`, "3 * 4 = <<3*4=12>>12\n#### 12"
     "#);
-    // Only sampling shows that a script never returns a value.
-    let script = "{ name = 'mine', kind = 'script', source = '()' }";
-    let run = RunDir::new(RAW, COLUMNS, script);
-    let text = run.train();
-    let expected =
-        ": every part was missing in each of 4 groups: mine (script): it returned no value\n";
-    // Groups may end between two looks.
-    let text = regex::Regex::new(r"each of \d+ groups").unwrap().replace(&text, "each of 4 groups");
-    assert!(text.starts_with("1\n") && text.ends_with(expected), "{text}");
-    assert_eq!(text.matches("error: ").count(), 1, "{text}");
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! The code reward: harmless and hostile completions are executed and scored.
 
 #![cfg(target_os = "linux")]
-#![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,7 +25,7 @@ fn params() -> CodeParams {
 
 /// Scores each completion against the same metadata.
 async fn score(metadata: &[(&str, &str)], texts: &[&str]) -> Option<Vec<Option<f64>>> {
-    let reward = CodeReward::new(params(), Some(sandbox().await?)).unwrap();
+    let reward = CodeReward::new(params(), sandbox().await?);
     Some(score_with(&reward, metadata, texts).await)
 }
 
@@ -220,7 +219,7 @@ async fn calls_compare_returned_values() {
         partial: false,
         ..params()
     };
-    let reward = CodeReward::new(params, sandbox().await).unwrap();
+    let reward = CodeReward::new(params, sandbox().await.unwrap());
     let texts = [
         "```\ndef double(x): return 2 * x\n```\n```\ndef double(x): return x\n```",
         "```\ndef double(x): return x\n```\n```\ndef double(x): return 2 * x\n```",
@@ -248,12 +247,11 @@ async fn syntax_is_checked_without_running_code() {
         "",
     ];
     let wanted = [1, 0, 0, 1, 0, 0, 0, 0, 1, 0].map(|n| Some(f64::from(n)));
-    let kind = CodeSyntax::default();
-    let reward = SyntaxReward::new(kind.clone(), Some(Arc::clone(&sandbox))).unwrap();
+    let reward = SyntaxReward::new(CodeSyntax::default(), Arc::clone(&sandbox));
     assert_eq!(score_with(&reward, &[], &texts).await, wanted);
     assert_eq!(score_with(&reward, &[], &[]).await, []);
-    let whole = CodeSyntax { require_block: false, block: BlockChoice::First, ..kind };
-    let reward = SyntaxReward::new(whole, Some(sandbox)).unwrap();
+    let whole = CodeSyntax { require_block: false, block: BlockChoice::First };
+    let reward = SyntaxReward::new(whole, sandbox);
     let texts = ["x = 1", "no block", "", texts[8]];
     assert_eq!(score_with(&reward, &[], &texts).await, [1.0, 0.0, 0.0, 0.0].map(Some));
 }

@@ -196,7 +196,7 @@ async fn a_function_that_fails_leaves_its_group_without_values() {
         let mut params = params(lines);
         params.timeout_ms = 2_000;
         let Some(function) = function(params).await else { return };
-        errors.push(function.call(&rows).await.unwrap_err().to_string());
+        errors.push(function.call(&rows).await.unwrap_err().sentence());
         assert_eq!(function.score(&rows).await, [None, None], "{lines}");
     }
     assert_snapshot!(errors.join("\n"), @r#"

@@ -1,20 +1,11 @@
 //! `hone-bench http`: what the server adds to the engine: HTTP, JSON, the chat template, the tokenizer and the
-//! ledger.
-//!
-//! A daemon on loopback serves the embedded model, or another one, without rollouts and training. The same
-//! questions with the same seeds are answered by the engine alone, whose prompts are tokens already, over
-//! HTTP, and over HTTP as a stream: in short blocks of equal work directly after one another, so that other
-//! work on the machine disturbs all of them alike. First one client asks, then several do. The completions
-//! differ in length, so that those of several clients begin and end at different times, as in real traffic.
-//! Clients pause shortly between requests: without that, those of the engine alone would ask just in time for
-//! its next step, and those over HTTP a fraction of a millisecond too late for it.
-//! Every completion over HTTP is recorded. The clients run in the same process, on a thread of their own, as if they
-//! were another process: the server's threads do nothing for them.
+//! ledger. docs/benchmarks.md explains how it measures. The clients run in the same process, on a thread of their
+//! own, as if they were another process: the server's threads do nothing for them.
 
+use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -23,12 +14,14 @@ use futures::future::try_join_all;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::sleep;
 
 use hone_core::types::{Message, Role, SamplingParams, TokenId};
 use hone_engine::{Engine, EngineBackend, EngineConfig, GenerateRequest, Priority};
+use hone_store::Store;
 
-use super::measure::{BenchOutcome, cores, machine_load, quantiles, with_daemon};
-use hone::app::{DetachedRuntime, Service};
+use super::measure::{BenchOutcome, cores, measured, quantiles};
+use hone::app::Service;
 use hone_config::flags::{count, engine_backend, seconds};
 use hone_config::{Config, DataConfig, LogConfig, ServerConfig};
 use hone_demo::config::serve_with;
@@ -42,18 +35,15 @@ const MIN_RATIO: f64 = 0.97;
 const QUESTIONS: usize = 64;
 /// Duration of a block, unless a single request takes longer.
 const BLOCK: Duration = Duration::from_millis(100);
-/// The least and the largest number of requests in a block, for each client. With a single one, all clients
-/// would begin together and wait for the slowest, which is not how requests arrive.
+/// The least and the largest number of requests in a block, for each client.
 const REQUESTS: [u64; 2] = [4, 32];
 
-/// The longest pause of a client between two requests, in the mean times of a token. Requests then arrive at any
-/// moment of the engine's steps.
+/// The longest pause of a client between two requests, in the mean times of a token.
 const PAUSE_TOKENS: f64 = 2.0;
-/// The shortest pause that timers keep. Models whose tokens take less than half of it have steps so short that a
-/// request waits for none noticeably.
+/// The shortest pause that timers keep.
 const LEAST_PAUSE: Duration = Duration::from_millis(1);
 
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct HttpBenchOptions {
     /// Seconds of the engine alone, of responses and of streams, first for one client and then for several
     #[arg(long, value_name = "S", default_value_t = 15.0, value_parser = seconds)]
@@ -76,15 +66,14 @@ pub struct HttpBenchOptions {
 }
 
 pub(crate) async fn run(options: &HttpBenchOptions) -> anyhow::Result<BenchOutcome> {
-    let dir = tempfile::tempdir()?;
-    let before = machine_load();
-    let daemon = config(options, dir.path());
-    let (mut report, passed) =
-        with_daemon(daemon, async |service| measure(options, service).await).await?;
-    report["load"] = json!([before, machine_load()]);
-    let failed = options.check && !passed;
-    let failure = failed.then(|| "HTTP adds more than 1 ms or takes more than 3 %".to_owned());
-    Ok(BenchOutcome { failure, ..BenchOutcome::of(report) })
+    let config = |dir: &Path| Ok(config(options, dir));
+    measured(config, async |service| {
+        let (report, passed) = measure(options, service).await?;
+        let failed = options.check && !passed;
+        let failure = failed.then(|| "HTTP adds more than 1 ms or takes more than 3 %".to_owned());
+        Ok((report, failure))
+    })
+    .await
 }
 
 /// The daemon's configuration: clients only.
@@ -110,18 +99,27 @@ fn config(options: &HttpBenchOptions, dir: &Path) -> Config {
 
 /// The measurements, and whether HTTP costs no more than it may under every load.
 async fn measure(options: &HttpBenchOptions, service: &Service) -> anyhow::Result<(Value, bool)> {
-    let work = Arc::new(BenchWork::new(options, service)?);
+    let work = BenchWork::new(options.tokens, service)?;
     work.fill_cache().await?;
-    let mut asked = work.check().await?;
-    let (mut loads, mut passed) = (Vec::new(), true);
-    for users in [1, options.users] {
-        let mut load = BenchLoad::new(&work, users, service).await?;
-        let turns = load.measure(Duration::from_secs_f64(3.0 * options.seconds)).await?;
-        let (stats, is_fast) = stats(users, load.requests, &turns);
-        loads.push(stats);
-        passed &= is_fast;
-        asked += load.recorded;
-    }
+    work.check().await?;
+    let (users, seconds) = ([1, options.users], options.seconds);
+    // The clients have a thread of their own.
+    let clients = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let (mut loads, mut passed, mut asked) = (Vec::new(), true, 1);
+            for users in users {
+                let mut load = BenchLoad::new(&work, users).await?;
+                let turns = load.measure(Duration::from_secs_f64(3.0 * seconds)).await?;
+                let (stats, is_fast) = stats(users, load.requests, &turns);
+                loads.push(stats);
+                passed &= is_fast;
+                asked += load.recorded;
+            }
+            anyhow::Ok((loads, passed, asked))
+        })
+    });
+    let (loads, passed, asked) = clients.await??;
     service.store().flush().await?;
     let recorded = service.store().stats()?.interactions;
     ensure!(recorded == asked, "{asked} completions over HTTP, {recorded} in the ledger");
@@ -135,30 +133,10 @@ async fn measure(options: &HttpBenchOptions, service: &Service) -> anyhow::Resul
     Ok((report, passed))
 }
 
-/// The clients' own thread.
-struct ClientThread(DetachedRuntime);
-
-impl ClientThread {
-    fn start() -> std::io::Result<Self> {
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(1).thread_name("bench-clients").enable_all().build();
-        Ok(Self(DetachedRuntime::new(runtime?)))
-    }
-
-    async fn run<T: Send + 'static>(
-        &self,
-        task: impl Future<Output = anyhow::Result<T>> + Send + 'static,
-    ) -> anyhow::Result<T> {
-        self.0.get().context("the clients' thread has ended")?.spawn(task).await?
-    }
-}
-
 /// A number of clients.
 struct BenchLoad<'a> {
-    service: &'a Service,
-    thread: ClientThread,
-    work: Arc<BenchWork>,
-    clients: Vec<BenchClient>,
+    work: &'a BenchWork,
+    connections: Vec<BenchConnection>,
     /// The requests in a block, of all clients together.
     requests: u64,
     /// The longest pause of a client before a request.
@@ -170,18 +148,11 @@ struct BenchLoad<'a> {
 }
 
 impl<'a> BenchLoad<'a> {
-    async fn new(
-        work: &Arc<BenchWork>,
-        users: usize,
-        service: &'a Service,
-    ) -> anyhow::Result<Self> {
-        let thread = ClientThread::start()?;
-        let connect = |_| thread.run(BenchClient::connect(Arc::clone(work)));
-        let clients = try_join_all((0..users).map(connect)).await?;
+    async fn new(work: &'a BenchWork, users: usize) -> anyhow::Result<Self> {
+        let connections = (0..users).map(|_| BenchConnection::open(work.addr));
+        let connections = try_join_all(connections).await?;
         let requests = REQUESTS[0] * users as u64;
-        let pause = Duration::ZERO;
-        let work = Arc::clone(work);
-        Ok(Self { service, thread, work, clients, requests, pause, next: 0, recorded: 0 })
+        Ok(Self { work, connections, requests, pause: Duration::ZERO, next: 0, recorded: 0 })
     }
 
     /// Measures turns of one block on each path, for `duration` and at least one.
@@ -189,7 +160,7 @@ impl<'a> BenchLoad<'a> {
         // The first turn fills caches, the second shows how long a request takes.
         self.turn(0).await?;
         let [engine, ..] = self.turn(0).await?;
-        let [least, most] = REQUESTS.map(|each| each * self.clients.len() as u64);
+        let [least, most] = REQUESTS.map(|each| each * self.connections.len() as u64);
         let requests = self.requests as f64 * BLOCK.as_secs_f64() / engine.seconds;
         self.requests = (requests.round() as u64).clamp(least, most);
         let latency: f64 = engine.latencies.iter().sum::<f64>() / 1e3;
@@ -217,74 +188,42 @@ impl<'a> BenchLoad<'a> {
         Ok(blocks)
     }
 
-    /// The next requests on one path, each by the client that is free first.
+    /// The next requests on one path, each by the client that is free first, after pauses of at most
+    /// `self.pause`.
     async fn block(&mut self, path: AnswerPath) -> anyhow::Result<BenchBlock> {
+        let work = self.work;
         // What is left of recording the previous block does not disturb this one.
-        self.service.store().flush().await?;
-        let end = self.next + self.requests;
-        let next = Arc::new(AtomicU64::new(self.next));
+        work.store.flush().await?;
+        let (next, end, pause) = (&Cell::new(self.next), self.next + self.requests, self.pause);
         let began = Instant::now();
-        let ask = |client: BenchClient| {
-            self.thread.run(client.ask(path, self.pause, Arc::clone(&next), end))
-        };
-        let asking: Vec<_> = std::mem::take(&mut self.clients).into_iter().map(ask).collect();
-        let (mut times, mut clients) = (Vec::new(), Vec::new());
-        for (client, answered) in try_join_all(asking).await? {
-            clients.push(client);
-            times.extend(answered);
-        }
+        let clients = self.connections.iter_mut().map(async |connection| {
+            let mut times = Vec::new();
+            loop {
+                let seed = next.replace(next.get() + 1);
+                if seed >= end {
+                    return anyhow::Ok(times);
+                }
+                if !pause.is_zero() {
+                    sleep(pause.mul_f64(spread(seed ^ PAUSE_SALT))).await;
+                }
+                let began = Instant::now();
+                if path == AnswerPath::Engine {
+                    work.generate(seed, work.length(seed)).await?;
+                } else {
+                    connection.post(&work.body(seed, path == AnswerPath::Stream)).await?;
+                }
+                times.push((seed, began.elapsed().as_secs_f64() * 1e3));
+            }
+        });
+        let mut times = try_join_all(clients).await?.concat();
         let seconds = began.elapsed().as_secs_f64();
-        self.clients = clients;
         if path != AnswerPath::Engine {
             self.recorded += times.len() as u64;
         }
         times.sort_unstable_by_key(|&(seed, _)| seed);
-        let tokens = times.iter().map(|&(seed, _)| u64::from(self.work.length(seed))).sum();
+        let tokens = times.iter().map(|&(seed, _)| u64::from(work.length(seed))).sum();
         let latencies = times.into_iter().map(|(_, ms)| ms).collect();
         Ok(BenchBlock { latencies, seconds, tokens })
-    }
-}
-
-struct BenchClient {
-    work: Arc<BenchWork>,
-    connection: BenchConnection,
-}
-
-impl BenchClient {
-    async fn connect(work: Arc<BenchWork>) -> anyhow::Result<Self> {
-        Ok(Self { connection: BenchConnection::open(work.addr).await?, work })
-    }
-
-    /// Asks with seeds from `next` until `end` is reached, after pauses of at most `pause`. Returns each seed with
-    /// the time of its completion in ms.
-    async fn ask(
-        mut self,
-        path: AnswerPath,
-        pause: Duration,
-        next: Arc<AtomicU64>,
-        end: u64,
-    ) -> anyhow::Result<(Self, Vec<(u64, f64)>)> {
-        let mut times = Vec::new();
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= end {
-                return Ok((self, times));
-            }
-            if !pause.is_zero() {
-                tokio::time::sleep(pause.mul_f64(spread(seed ^ PAUSE_SALT))).await;
-            }
-            let began = Instant::now();
-            match path {
-                AnswerPath::Engine => {
-                    self.work.generate(seed, self.work.length(seed)).await?;
-                }
-                AnswerPath::Http | AnswerPath::Stream => {
-                    let body = self.work.body(seed, path == AnswerPath::Stream)?;
-                    self.connection.post(&body).await?;
-                }
-            }
-            times.push((seed, began.elapsed().as_secs_f64() * 1e3));
-        }
     }
 }
 
@@ -300,6 +239,7 @@ fn spread(seed: u64) -> f64 {
 /// The requests, and what answers them.
 struct BenchWork {
     engine: Arc<dyn Engine>,
+    store: Store,
     addr: SocketAddr,
     /// Tokens of a completion on average.
     tokens: u32,
@@ -308,24 +248,19 @@ struct BenchWork {
 }
 
 impl BenchWork {
-    fn new(options: &HttpBenchOptions, service: &Service) -> anyhow::Result<Self> {
+    fn new(tokens: u32, service: &Service) -> anyhow::Result<Self> {
         let engine = service.engine();
         let asked = Questions::new(1, QuestionSplit::HeldOut(QuestionKind::Asked));
-        let question = |text: String| {
+        let questions = asked.take(QUESTIONS).map(|asked| {
+            let text = asked.text();
             let ids = engine.codec().prompt(&[Message::new(Role::User, text.as_str())])?;
             anyhow::Ok((text, ids))
-        };
-        let questions = asked.take(QUESTIONS).map(|asked| question(asked.text()));
-        Ok(Self {
-            questions: questions.collect::<anyhow::Result<_>>()?,
-            engine,
-            addr: service.addr,
-            tokens: options.tokens,
-        })
+        });
+        let questions = questions.collect::<anyhow::Result<_>>()?;
+        Ok(Self { questions, engine, store: service.store().clone(), addr: service.addr, tokens })
     }
 
-    /// Lets the engine compute every prompt once, because its cache of prompts would otherwise help the paths
-    /// that do not go first.
+    /// Lets the engine compute every prompt once: its cache would help the paths that do not go first.
     async fn fill_cache(&self) -> anyhow::Result<()> {
         for seed in 0..QUESTIONS as u64 {
             self.generate(seed, 1).await?;
@@ -333,50 +268,48 @@ impl BenchWork {
         Ok(())
     }
 
-    /// Checks that both ways to ask give the same answer. Returns the number of requests over HTTP.
-    async fn check(&self) -> anyhow::Result<u64> {
+    /// Checks that both ways to ask give the same answer, with one request over HTTP.
+    async fn check(&self) -> anyhow::Result<()> {
         let alone = self.generate(0, self.length(0)).await?;
         let mut connection = BenchConnection::open(self.addr).await?;
-        let response = connection.post(&self.body(0, false)?).await?;
+        let response = connection.post(&self.body(0, false)).await?;
         let text = serde_json::to_string(&alone)?;
         ensure!(response.contains(&text), "{text} of the engine is not in {response}");
         let counted = format!("\"completion_tokens\":{}", self.length(0));
         ensure!(response.contains(&counted), "{counted} is not in {response}");
-        Ok(1)
+        Ok(())
     }
 
-    /// Tokens of the completion with a seed: about half the average to one and a half times it, spread evenly
-    /// over the seeds.
+    /// Tokens of the completion with a seed.
     fn length(&self, seed: u64) -> u32 {
         let extra = spread(seed) * (f64::from(self.tokens) + 1.0);
         self.tokens.div_ceil(2) + extra as u32
     }
 
-    fn question(&self, seed: u64) -> anyhow::Result<&(String, Vec<TokenId>)> {
-        let at = seed as usize % self.questions.len().max(1);
-        self.questions.get(at).context("there are no questions")
+    fn question(&self, seed: u64) -> &(String, Vec<TokenId>) {
+        &self.questions[seed as usize % QUESTIONS]
     }
 
     /// Generates and collects one completion. Returns its text.
     async fn generate(&self, seed: u64, max_tokens: u32) -> anyhow::Result<String> {
         let params =
             SamplingParams { seed, max_tokens, ignore_eos: true, ..SamplingParams::default() };
-        let request = GenerateRequest::new(self.question(seed)?.1.clone(), params, Priority::Live);
+        let request = GenerateRequest::new(self.question(seed).1.clone(), params, Priority::Live);
         Ok(self.engine.generate(request).await?.collect().await?.text)
     }
 
     /// The request of [`Self::generate`] as JSON.
-    fn body(&self, seed: u64, stream: bool) -> anyhow::Result<String> {
+    fn body(&self, seed: u64, stream: bool) -> String {
         let body = json!({
             "model": "default",
-            "messages": [{"role": "user", "content": self.question(seed)?.0}],
+            "messages": [{"role": "user", "content": self.question(seed).0}],
             "seed": seed,
             "max_tokens": self.length(seed),
             "ignore_eos": true,
             "stream": stream,
             "store": true,
         });
-        Ok(body.to_string())
+        body.to_string()
     }
 }
 

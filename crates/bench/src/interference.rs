@@ -1,15 +1,12 @@
-//! `hone-bench interference`: the effect of rollouts and training on the latency of clients.
-//!
-//! A daemon on loopback serves the embedded model, or another one. It alternates between serving only
-//! (idle), and sampling and training at full speed (busy), so that other processes affect both. The clients'
-//! requests are alike, but those of one condition are not repeated in the other, because the prefix cache would
-//! answer them sooner.
+//! `hone-bench interference`: the effect of rollouts and training on the latency of clients, whose requests are
+//! alike in both conditions, but not the same: the prefix cache would answer a repeated one sooner.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
+use futures::future::join_all;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
@@ -22,33 +19,24 @@ use hone_model::weights::Quantize;
 use hone_reward::kinds::{Length, LengthUnit, RewardKind};
 use hone_reward::routes::RewardConfig;
 use hone_rollout::{RolloutConfig, SamplerKind};
-use hone_train::config::{PeakRate, ScheduleKind, TrainConfig};
+use hone_train::config::{PeakRate, Schedule, TrainConfig};
 
 use hone_config::flags::{count, engine_backend, quantize, sampler_kind, seconds};
 use hone_config::{Config, LogConfig};
 use hone_demo::RewardsMode;
-use hone_demo::client::{Client, Scrape, UserRequest};
+use hone_demo::client::{Client, UserRequest};
 use hone_demo::config::{GROUP_SIZE, TASK_ASKED, TASK_HELD_OUT, serve_with};
 use hone_demo::task::{MAX_TOKENS, QuestionKind, QuestionSplit, Questions};
 
-use super::measure::{
-    BenchOutcome, cores, machine_load, processor_seconds, quantiles, with_daemon,
-};
+use super::measure::{BenchOutcome, cores, measured, processor_seconds, quantiles};
 
 /// Longest wait for the daemon to be ready, or for rollouts and training to end.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Runs the benchmark. Failed requests of clients are counted; other failures end it.
 pub(crate) async fn run(options: &InterferenceOptions) -> anyhow::Result<BenchOutcome> {
-    let dir = tempfile::tempdir()?;
-    let before = machine_load();
-    let config = config(options, dir.path())?;
-    let (mut report, failed) =
-        with_daemon(config, async |daemon| measure(options, &Client::new(&daemon.url())?).await)
-            .await?;
-    report["load"] = json!([before, machine_load()]);
-    let failure = (failed > 0).then(|| format!("{failed} requests failed"));
-    Ok(BenchOutcome { failure, ..BenchOutcome::of(report) })
+    let config = |dir: &Path| config(options, dir);
+    measured(config, async |daemon| measure(options, &Client::new(&daemon.url())?).await).await
 }
 
 /// The samples of one condition, over all rounds.
@@ -62,33 +50,35 @@ struct ConditionSamples {
     seconds: f64,
 }
 
-/// The measurements, and the number of failed requests.
-async fn measure(options: &InterferenceOptions, client: &Client) -> anyhow::Result<(Value, usize)> {
+/// The measurements, and whether requests failed.
+async fn measure(
+    options: &InterferenceOptions,
+    client: &Client,
+) -> anyhow::Result<(Value, Option<String>)> {
     client.wait_ready(PATIENCE).await?;
     let (mut idle, mut busy) = (ConditionSamples::default(), ConditionSamples::default());
-    let (mut steps, mut tokens, mut rollouts) = (0, 0.0, 0.0);
-    let counter = |scrape: &Scrape, name: &str| scrape.value(name).unwrap_or(0.0);
+    let mut learned = [0.0; 3];
     for round in 0..u64::from(options.rounds) {
         client.pause().await?;
         settle(client).await?;
         idle.watch(options, client, 2 * round).await;
         client.resume().await?;
-        let (step, before) = (client.trainer().await?.step, client.metrics().await?);
+        let before = learning(client).await?;
         busy.watch(options, client, 2 * round + 1).await;
-        steps += client.trainer().await?.step.saturating_sub(step);
-        let after = client.metrics().await?;
-        let rise = |name: &str| counter(&after, name) - counter(&before, name);
-        tokens += rise("hone_train_tokens_total");
-        rollouts += rise("hone_rollout_samples_total");
+        let after = learning(client).await?;
+        learned = [0, 1, 2].map(|i| learned[i] + after[i] - before[i]);
     }
     client.pause().await?;
-    let planned = counter(&client.metrics().await?, "hone_memory_planned_peak_bytes") / MIB;
-    let resident = peak_resident() as f64 / MIB;
+    let planned = client.metrics().await?.value("hone_memory_planned_peak_bytes");
+    let [planned, resident] =
+        [planned.unwrap_or(0.0), peak_resident() as f64].map(|bytes| bytes / f64::from(1 << 20));
+    let [steps, tokens, rollouts] = learned;
     let seconds = busy.seconds.max(1e-9);
     let cores = [idle.processor / idle.seconds.max(1e-9), busy.processor / seconds];
     let failed = idle.failures.len() + busy.failures.len();
     let (idle, busy) = (idle.stats(), busy.stats());
-    let ratios = |name: &str| [0, 1].map(|i| quotient(&busy[name][i], &idle[name][i]));
+    let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
+    let ratios = |name: &str| [0, 1].map(|i| number(&busy[name][i]) / number(&idle[name][i]));
     let report = json!({
         "model": options.model,
         "backend": options.backend,
@@ -99,7 +89,7 @@ async fn measure(options: &InterferenceOptions, client: &Client) -> anyhow::Resu
         "busy": busy,
         "ratios": {"first_token": ratios("first_token_ms"), "per_token": ratios("per_token_ms")},
         // Steps that began and ended while busy.
-        "steps": steps,
+        "steps": steps as u64,
         "trained_tokens_per_second": tokens / seconds,
         "rollouts_per_second": rollouts / seconds,
         "memory": {
@@ -109,13 +99,14 @@ async fn measure(options: &InterferenceOptions, client: &Client) -> anyhow::Resu
         },
         "cores": cores,
     });
-    Ok((report, failed))
+    Ok((report, (failed > 0).then(|| format!("{failed} requests failed"))))
 }
 
-const MIB: f64 = (1 << 20) as f64;
-
-fn quotient(a: &Value, b: &Value) -> f64 {
-    a.as_f64().unwrap_or(f64::NAN) / b.as_f64().unwrap_or(f64::NAN)
+/// Optimizer steps, completion tokens that they trained on, and rollouts so far.
+async fn learning(client: &Client) -> anyhow::Result<[f64; 3]> {
+    let (metrics, step) = (client.metrics().await?, client.trainer().await?.step);
+    let value = |name: &str| metrics.value(name).unwrap_or(0.0);
+    Ok([step as f64, value("hone_train_tokens_total"), value("hone_rollout_samples_total")])
 }
 
 /// Waits until the trainer is paused and no rollouts are sampled.
@@ -125,17 +116,15 @@ async fn settle(client: &Client) -> anyhow::Result<()> {
     let mut before = -1.0;
     loop {
         let trainer = client.trainer().await?;
-        let samples = client.metrics().await?.value("hone_rollout_samples_total").unwrap_or(0.0);
+        let [step, _, samples] = learning(client).await?;
         // A group counts its samples at its end. Groups are started until the trainer's backlog is full.
-        let is_sampling = trainer.in_flight_groups > 0 || samples != before;
-        if trainer.settled() && !is_sampling {
+        if trainer.settled() && trainer.in_flight_groups == 0 && samples == before {
             return Ok(());
         }
         anyhow::ensure!(
             Instant::now() < until,
-            "still busy after {PATIENCE:?}: the trainer is {} at step {}, {samples} rollouts were sampled",
+            "still busy after {PATIENCE:?}: the trainer is {} at step {step}, {samples} rollouts were sampled",
             trainer.state,
-            trainer.step
         );
         before = samples;
         sleep(POLL_INTERVAL).await;
@@ -151,7 +140,7 @@ impl ConditionSamples {
             let seed = turn << 16 | user as u64;
             ask_until(client, seed, f64::from(options.pause), until)
         });
-        for seen in futures::future::join_all(users).await {
+        for seen in join_all(users).await {
             self.first.extend(seen.first);
             self.gaps.extend(seen.gaps);
             self.failures.extend(seen.failures);
@@ -209,12 +198,10 @@ async fn ask_until(client: &Client, seed: u64, pause_ms: f64, until: Instant) ->
 /// Prompts of the rollouts.
 const PROMPTS: usize = 512;
 
-/// Samples of a step of another model than the embedded one: two groups. Such a step ends within a round
-/// although clients leave it a fraction of the time, and the trainer begins the next one at once.
+/// Samples of a step of another model than the embedded one: two groups, so that it ends within a round.
 const SAMPLES_OF_LARGER: usize = 2 * GROUP_SIZE;
 
-/// `train.max_tokens` of such a model, so that the memory plan counts no longer samples. A question and its
-/// answer take about a hundred tokens; a step of wide models computes up to so many at once.
+/// `train.max_tokens` of such a model, so that the memory plan counts no longer samples.
 const MAX_TOKENS_OF_LARGER: usize = 1024;
 
 #[derive(Debug, Args)]
@@ -290,10 +277,8 @@ fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Result<Config> {
         },
         train: TrainConfig {
             max_steps: 0,
-            total_steps: 0,
             learning_rate: PeakRate::Fixed(1e-7),
-            min_learning_rate: 0.0,
-            schedule: ScheduleKind::Constant,
+            schedule: Schedule::default(),
             ..demo.train.clone()
         },
         ..demo

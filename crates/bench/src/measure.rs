@@ -1,15 +1,14 @@
-//! What benchmarks share: a daemon, processor time, load, and the speed of matrix products. Values that
-//! the system does not provide are 0.
+//! What benchmarks share: a daemon, processor time and load. Values that the system does not provide are 0.
 
 use std::fs;
+use std::path::Path;
 use std::time::Instant;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use hone_demo::users::percentile;
-use hone_model::kernels::matmul::{Matrix, product};
-use hone_model::kernels::parallel::with_threads;
+use hone_report::terminal::{MISSING, shown, table};
 
 use hone::app::{self, Service};
 use hone::logging;
@@ -19,15 +18,13 @@ use hone_config::Config;
 pub(crate) struct BenchOutcome {
     /// The measurements, which docs/benchmarks.md explains.
     pub report: Value,
-    /// The report in words; a table of the values if absent.
-    pub text: Option<String>,
     /// The check that failed.
     pub failure: Option<String>,
 }
 
 impl BenchOutcome {
     pub fn of(report: Value) -> Self {
-        Self { report, text: None, failure: None }
+        Self { report, failure: None }
     }
 }
 
@@ -42,6 +39,19 @@ pub(crate) async fn with_daemon<T>(
     let ended = daemon.shutdown().await;
     let done = done?;
     ended.map(|()| done)
+}
+
+/// Measures a daemon with a configuration whose data is in a temporary directory. `f` returns the report, to which the
+/// machine's load is added, and the failed check.
+pub(crate) async fn measured(
+    config: impl FnOnce(&Path) -> anyhow::Result<Config>,
+    f: impl AsyncFnOnce(&Service) -> anyhow::Result<(Value, Option<String>)>,
+) -> anyhow::Result<BenchOutcome> {
+    let dir = tempfile::tempdir()?;
+    let before = machine_load();
+    let (mut report, failure) = with_daemon(config(dir.path())?, f).await?;
+    report["load"] = json!([before, machine_load()]);
+    Ok(BenchOutcome { report, failure })
 }
 
 /// The number of cores.
@@ -91,36 +101,64 @@ pub(crate) fn threads_or_cores(threads: usize) -> usize {
     if threads == 0 { cores() } else { threads }
 }
 
-/// The best measured speed of large f32 products in GFLOP/s.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Peak {
-    /// By wall time.
-    pub wall: f64,
-    /// By processor time, times threads: the speed of an otherwise idle machine.
-    pub processor: f64,
+/// A list of objects as a table with a row for each, an object of lists as such tables, and any other object as a
+/// table with a row for each value.
+pub(crate) fn as_table(report: &Value) -> String {
+    let items = match report {
+        Value::Array(items) => items,
+        Value::Object(lists) if lists.values().all(Value::is_array) => {
+            let lists = lists.values().filter(|list| **list != json!([]));
+            return lists.map(as_table).collect::<Vec<_>>().join("\n");
+        }
+        _ => return shown(&table(["name", "value"], fields("", report), 2)),
+    };
+    let rows: Vec<_> = items.iter().map(|item| fields("", item)).collect();
+    let column = |row: &Vec<[String; 2]>, at: usize| -> Vec<String> {
+        row.iter().map(|field| field[at].clone()).collect()
+    };
+    let head = rows.first().map(|row| column(row, 0)).unwrap_or_default();
+    shown(&table(head, rows.iter().map(|row| column(row, 1)), 1))
 }
 
-/// Side of the square matrices that [`Peak::measure`] multiplies.
-const SIDE: usize = 1536;
-
-/// Products per measurement, enough for the resolution of processor time.
-const PRODUCTS: usize = 8;
-
-impl Peak {
-    /// Measures products on `threads` threads of the current pool and keeps the best speeds.
-    pub(crate) fn measure(&mut self, threads: usize) {
-        let values: Vec<f32> = (0..SIDE * SIDE).map(|i| (i as f32).sin()).collect();
-        let x = Matrix::new(&values, SIDE, SIDE);
-        let gflop = 2.0 * (SIDE as f64).powi(3) * PRODUCTS as f64 / 1e9;
-        let ((), took) = timed(|| {
-            for _ in 0..PRODUCTS {
-                drop(with_threads(threads, || std::hint::black_box(product(1.0, x, x.t()))));
-            }
-        });
-        self.wall = self.wall.max(gflop / took.wall);
-        if took.processor > 0.0 {
-            self.processor = self.processor.max(gflop / took.processor * threads as f64);
+/// The values of an object, each with its path. Objects in a list share the rows of their values.
+fn fields(path: &str, value: &Value) -> Vec<[String; 2]> {
+    match value {
+        Value::Object(inner) => {
+            let dot = if path.is_empty() { "" } else { "." };
+            inner.iter().flat_map(|(name, v)| fields(&format!("{path}{dot}{name}"), v)).collect()
         }
+        Value::Array(items) if items.iter().any(Value::is_object) => {
+            let mut columns = items.iter().map(|item| fields(path, item));
+            let mut rows = columns.next().unwrap_or_default();
+            for column in columns {
+                for ([_, row], [_, value]) in rows.iter_mut().zip(column) {
+                    *row += &format!(" | {value}");
+                }
+            }
+            rows
+        }
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(cell).collect();
+            vec![[path.to_owned(), items.join(", ")]]
+        }
+        other => vec![[path.to_owned(), cell(other)]],
+    }
+}
+
+/// A value with four significant digits.
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => MISSING.to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Number(number) if number.is_f64() => {
+            let number = number.as_f64().unwrap_or_default();
+            if number == 0.0 {
+                return "0".to_owned();
+            }
+            let digits = 3.0 - number.abs().log10().floor();
+            format!("{number:.*}", digits.clamp(0.0, 12.0) as usize)
+        }
+        other => other.to_string(),
     }
 }
 
@@ -136,9 +174,30 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn products_have_a_speed() {
-        let mut peak = Peak::default();
-        peak.measure(1);
-        assert!(peak.wall > 0.0);
+    fn reports_are_tables_of_their_values() {
+        let report = json!({
+            "model": null, "tokens": 64, "share": 0.000_123_46, "speed": 1_234.56, "zero": 0.0,
+            "load": [0.5, 12.0], "idle": {"failed": 0},
+            "loads": [{"users": 1, "ms": {"p50": 2.25}}, {"users": 8, "ms": {"p50": 33.333}}],
+        });
+        insta::assert_snapshot!(as_table(&report), @"
+        name          value
+        model         –
+        tokens        64
+        share         0.0001235
+        speed         1235
+        zero          0
+        load          0.5000, 12.00
+        idle.failed   0
+        loads.users   1 | 8
+        loads.ms.p50  2.250 | 33.33
+        ");
+        let lists =
+            json!({"kinds": [{"kind": "a", "p": 1.5}, {"kind": "bc", "p": null}], "none": []});
+        insta::assert_snapshot!(as_table(&lists), @"
+        kind      p
+        a     1.500
+        bc        –
+        ");
     }
 }

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::Args;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
@@ -23,14 +22,7 @@ use crate::measure::BenchOutcome;
 const LIMIT: f64 = 1000.0;
 
 /// The completion size of the limit.
-const BYTES: usize = 4096;
-
-#[derive(Debug, Args)]
-pub struct RewardsOptions {
-    /// Size of each completion
-    #[arg(long, value_name = "BYTES", default_value_t = BYTES)]
-    pub bytes: usize,
-}
+pub(crate) const BYTES: usize = 4096;
 
 /// Measures every function on completions of `bytes`. The best of three runs reduces the effect of other
 /// processes.

@@ -5,10 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
-use candle_core::{DType, Device};
 use clap::Args;
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
+use futures::future::try_join_all;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
@@ -16,15 +14,14 @@ use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
 use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
-use hone_model::adapter::LoraConfig;
-use hone_model::adapter::weights::LoraWeights;
-use hone_model::{Model, ModelSpec};
+use hone_model::Model;
+use hone_model::kernels::matmul::{Matrix, product};
+use hone_model::kernels::parallel::with_threads;
 use hone_sampler::{
-    AdapterWeights, BatchedEngine, Decoder, PagePool, SamplerConfig, Scratch, SequencePages,
-    WeightsId,
+    BatchedEngine, Decoder, PagePool, SamplerConfig, Scratch, SequencePages, WeightsId,
 };
 
-use super::measure::{Peak, threads_or_cores};
+use super::measure::{machine_load, threads_or_cores};
 use super::train::Subject;
 use hone_config::flags::{compute, count};
 
@@ -48,9 +45,6 @@ pub struct SampleOptions {
     /// Tokens per completion
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub tokens: usize,
-    /// Rank of an adapter on all linear layers; 0 for the base alone
-    #[arg(long, value_name = "R", default_value_t = 0)]
-    pub rank: usize,
     /// Number of measurements
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub runs: usize,
@@ -70,45 +64,36 @@ pub fn prompt(number: usize, len: usize) -> Vec<TokenId> {
 /// The measurements: the best of the runs. A step is one of the decoder with logits, without sampling, and its
 /// time the median of a run's steps.
 pub(crate) fn run(options: &SampleOptions) -> anyhow::Result<Value> {
-    let folder;
-    let path = match &options.model {
-        Subject::Dir(path) => path.clone(),
-        other => {
-            folder = tempfile::tempdir()?;
-            other.write(folder.path())?;
-            folder.path().to_owned()
-        }
-    };
-    let dir = ModelDir::open(&path)?;
+    let (dir, _folder) = options.model.open()?;
     let model = options.model.load()?.with_compute(options.compute);
     let threads = threads_or_cores(options.threads);
-    let lora = adapter(&model, options.rank)?;
-    let whole = SamplerBench::new(&dir, &model, lora.as_ref(), options, threads)?;
-    let mut step = StepBench::new(&model, lora.as_ref(), options)?;
+    let whole = SamplerBench::new(&dir, &model, options, threads)?;
+    let mut step = StepBench::new(&model, options)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-    let (mut peak, mut memory, mut rates) = (Peak::default(), 0.0_f64, Vec::new());
+    let (mut products, mut memory, mut rates) = (0.0_f64, 0.0_f64, Vec::new());
     let mut seconds = f64::INFINITY;
     let block = vec![1.0_f32; step.weight_bytes / size_of::<f32>()];
     whole.run(0)?;
     for run in 0..options.runs.max(1) {
         // In turns, so that other processes affect all measurements.
         memory = memory.max(pool.install(|| read_rate(&block, threads)));
-        pool.install(|| peak.measure(threads));
+        products = products.max(pool.install(|| product_rate(threads)));
         seconds = seconds.min(pool.install(|| step.median(options, threads))?);
-        let (drawn, elapsed) = whole.run(run + 1)?;
-        rates.push(drawn as f64 / elapsed);
+        rates.push(whole.run(run + 1)?);
     }
-    let step_flop = 2.0 * (multiplications(model.spec()) * options.batch) as f64;
-    let (by_memory, by_products) =
-        (step.weight_bytes as f64 / memory, step_flop / (peak.wall * 1e9));
+    // Multiplications and additions with weights for a token, whose logits are computed.
+    let spec = model.spec();
+    let layers = (0..spec.num_layers).flat_map(|layer| spec.linears(layer));
+    let linears: usize = layers.map(|(_, (out, inner))| out * inner).sum();
+    let step_flop = 2.0 * ((linears + spec.vocab_size * spec.hidden_size) * options.batch) as f64;
+    let (by_memory, by_products) = (step.weight_bytes as f64 / memory, step_flop / products);
     Ok(json!({
         "batch": options.batch,
         "prompt": options.prompt,
         "tokens": options.tokens,
-        "rank": options.rank,
         "threads": threads,
         "dtype": whole.engine.dtype(),
-        "load": super::measure::machine_load(),
+        "load": machine_load(),
         // With prefill, sampling and detokenization.
         "tokens_per_second": rates,
         "best_tokens_per_second": rates.iter().copied().fold(0.0, f64::max),
@@ -116,28 +101,24 @@ pub(crate) fn run(options: &SampleOptions) -> anyhow::Result<Value> {
         "weight_bytes": step.weight_bytes,
         "memory_bytes_per_second": memory,
         "step_flop": step_flop,
-        "product_flop_per_second": peak.wall * 1e9,
+        "product_flop_per_second": products,
         // The resource whose lower bound is longer.
         "bound": if by_memory > by_products { "memory" } else { "products" },
         "share_of_bound": by_memory.max(by_products) / seconds,
     }))
 }
 
-/// Multiplications with weights for a token, whose logits are computed.
-fn multiplications(spec: &ModelSpec) -> usize {
-    let layers = (0..spec.num_layers).flat_map(|layer| spec.linears(layer));
-    let linears: usize = layers.map(|(_, (out, inner))| out * inner).sum();
-    linears + spec.vocab_size * spec.hidden_size
-}
-
-/// A fresh adapter; `None` for rank 0.
-fn adapter(model: &Model, rank: usize) -> anyhow::Result<Option<LoraWeights>> {
-    if rank == 0 {
-        return Ok(None);
+/// Operations per second of large f32 products on `threads` threads of the current pool.
+fn product_rate(threads: usize) -> f64 {
+    const SIDE: usize = 1536;
+    const PRODUCTS: usize = 8;
+    let values: Vec<f32> = (0..SIDE * SIDE).map(|i| (i as f32).sin()).collect();
+    let x = Matrix::new(&values, SIDE, SIDE);
+    let began = Instant::now();
+    for _ in 0..PRODUCTS {
+        drop(with_threads(threads, || std::hint::black_box(product(1.0, x, x.t()))));
     }
-    let config = LoraConfig { r: rank, ..LoraConfig::default() };
-    let mut rng = ChaCha8Rng::seed_from_u64(1);
-    Ok(Some(LoraWeights::fresh(model.spec(), &config, &mut rng, DType::F32, &Device::Cpu)?))
+    2.0 * (SIDE as f64).powi(3) * PRODUCTS as f64 / began.elapsed().as_secs_f64()
 }
 
 /// Memory bandwidth in bytes per second, the best of three measurements.
@@ -176,7 +157,6 @@ impl SamplerBench {
     fn new(
         dir: &ModelDir,
         model: &Model,
-        lora: Option<&LoraWeights>,
         options: &SampleOptions,
         threads: usize,
     ) -> anyhow::Result<Self> {
@@ -189,17 +169,10 @@ impl SamplerBench {
             max_tokens: u32::try_from(options.tokens)?,
             ..SamplingParams::default()
         };
-        let group = options.group.max(1);
-        let requests = (0..options.batch).map(|i| GenerateRequest {
-            prompt_ids: prompt(i / group, options.prompt),
-            params: SamplingParams { seed: i as u64, ..params.clone() },
-            stop: Vec::new(),
-            top_logprobs: 0,
-            priority: Priority::Shadow,
-            owner: None,
-            version: None,
-            grammar: None,
-            scored: Vec::new(),
+        let requests = (0..options.batch).map(|i| {
+            let params = SamplingParams { seed: i as u64, ..params.clone() };
+            let ids = prompt(i / options.group.max(1), options.prompt);
+            GenerateRequest::new(ids, params, Priority::Shadow)
         });
         let page = 16;
         let room = options.batch
@@ -214,75 +187,61 @@ impl SamplerBench {
         let metrics = Arc::new(Metrics::new()?);
         let requests = requests.collect();
         let engine = BatchedEngine::start(model, codec, config, Arc::new(|| false), metrics)?;
-        engine.publish(PolicyVersion(1), lora)?;
+        engine.publish(PolicyVersion(1), None)?;
         Ok(Self { requests, engine, runtime, tokens: options.tokens })
     }
 
-    /// Tokens and seconds of one batch; `run` varies the prompts.
-    fn run(&self, run: usize) -> anyhow::Result<(usize, f64)> {
+    /// Tokens per second of one batch; `run` varies the prompts.
+    fn run(&self, run: usize) -> anyhow::Result<f64> {
         let began = Instant::now();
-        let drawn: usize = self.runtime.block_on(async {
-            let mut tasks = tokio::task::JoinSet::new();
-            for mut request in self.requests.clone() {
-                // Avoids cached prompts of the previous run.
-                if let Some(first) = request.prompt_ids.first_mut() {
-                    *first = 3 + (run % 300) as TokenId;
-                }
-                let engine = Arc::clone(&self.engine);
-                tasks.spawn(async move { engine.generate(request).await?.collect().await });
+        let drawing = self.requests.iter().map(async |request| {
+            let mut request = request.clone();
+            // Avoids cached prompts of the previous run.
+            if let Some(first) = request.prompt_ids.first_mut() {
+                *first = 3 + (run % 300) as TokenId;
             }
-            let mut drawn = 0;
-            while let Some(completion) = tasks.join_next().await {
-                drawn += completion??.tokens.len();
-            }
-            anyhow::Ok(drawn)
-        })?;
+            anyhow::Ok(self.engine.generate(request).await?.collect().await?.tokens.len())
+        });
+        let drawn: usize = self.runtime.block_on(try_join_all(drawing))?.into_iter().sum();
         let seconds = began.elapsed().as_secs_f64();
         let wanted = self.requests.len() * self.tokens;
         anyhow::ensure!(drawn == wanted, "{drawn} tokens were drawn instead of {wanted}");
-        Ok((drawn, seconds))
+        Ok(drawn as f64 / seconds)
     }
 }
+
+const NO_ROOM: &str = "the cache is too small";
 
 /// Measures the decoder alone.
 struct StepBench {
     decoder: Decoder,
-    factors: Option<AdapterWeights>,
     scratch: Scratch,
     weight_bytes: usize,
 }
 
 impl StepBench {
-    fn new(
-        model: &Model,
-        lora: Option<&LoraWeights>,
-        options: &SampleOptions,
-    ) -> anyhow::Result<Self> {
+    fn new(model: &Model, options: &SampleOptions) -> anyhow::Result<Self> {
         let mut decoder = Decoder::new(model)?;
         decoder.reserve_positions(options.prompt + options.tokens)?;
-        let factors = lora.map(|lora| AdapterWeights::new(model.spec(), lora)).transpose()?;
         let scratch = Scratch::new(model.spec(), options.batch.max(64), options.batch);
-        let weight_bytes = decoder.weight_bytes();
-        Ok(Self { decoder, factors, scratch, weight_bytes })
+        Ok(Self { weight_bytes: decoder.weight_bytes(), decoder, scratch })
     }
 
     /// Median seconds of the steps of one batch.
     fn median(&mut self, options: &SampleOptions, threads: usize) -> anyhow::Result<f64> {
         let pages = options.batch * (options.tokens / 16 + options.prompt / 16 + 4);
         let mut pool = PagePool::new(self.decoder.shape(), pages);
-        let no_room = || anyhow::anyhow!("the cache is too small");
-        let factors = self.factors.as_ref();
         let mut rows: Vec<SequencePages> = Vec::new();
         for i in 0..options.batch {
             let ids = prompt(i / options.group.max(1), options.prompt);
             // All but the first sequence of a group find its prompt in the prefix cache.
             let mut sequence =
                 SequencePages::new(&mut pool, WeightsId::default(), &ids, options.tokens)
-                    .with_context(no_room)?;
+                    .context(NO_ROOM)?;
             while sequence.remaining() > 0 {
                 let tokens = sequence.remaining().min(64);
-                anyhow::ensure!(sequence.ensure_pages(&mut pool, tokens), "the cache is too small");
-                self.decoder.prefill(&mut sequence, tokens, factors, &mut self.scratch, threads)?;
+                anyhow::ensure!(sequence.ensure_pages(&mut pool, tokens), NO_ROOM);
+                self.decoder.prefill(&mut sequence, tokens, None, &mut self.scratch, threads)?;
             }
             sequence.cache_last_page(&mut pool);
             rows.push(sequence);
@@ -290,10 +249,10 @@ impl StepBench {
         let mut times = Vec::new();
         for step in 0..options.tokens {
             for row in &mut rows {
-                anyhow::ensure!(row.ensure_pages(&mut pool, 1), "the cache is too small");
+                anyhow::ensure!(row.ensure_pages(&mut pool, 1), NO_ROOM);
             }
             let began = Instant::now();
-            self.decoder.step(&mut rows, factors, &mut self.scratch, threads)?;
+            self.decoder.step(&mut rows, None, &mut self.scratch, threads)?;
             times.push(began.elapsed().as_secs_f64());
             rows.iter_mut().for_each(|row| row.push(3 + (step % 100) as TokenId));
         }
@@ -308,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_embedded_model_is_measured() {
-        let flags = "--batch 9 --group 4 --prompt 18 --tokens 5 --rank 2 --runs 1 --threads 2";
+        let flags = "--batch 9 --group 4 --prompt 18 --tokens 5 --runs 1 --threads 2";
         let flags: Vec<&str> = flags.split(' ').collect();
         let options: SampleOptions = crate::measure::tests::options(&flags);
         let report = run(&options).unwrap();

@@ -75,6 +75,9 @@ pub(super) fn answer(name: &str) -> Option<String> {
     let name = if found.is_trl { format!("TRL's {name}") } else { name.to_owned() };
     Some(match found.keys.as_slice() {
         [] => format!("Hone has no key for {name}: {}", found.plain_note()),
+        [key] if found.note.starts_with("its `") => {
+            format!("Hone's key for {name} is {key} ({})", found.plain_note())
+        }
         [key] => format!("Hone's key for {name} is {key}"),
         [first @ .., last] => {
             format!("Hone's keys for {name} are {} and {last}", first.join(", "))

@@ -3,17 +3,16 @@
 //!
 //! This crate starts no thread and depends on no other crate of Hone. Callers may rely on this:
 //!
-//! - [`types`] are plain data. Their serialized forms are part of the HTTP interface and of
-//!   exported files; the ledger has its own stored forms.
+//! - [`types`] are plain data. Their serialized forms are part of the HTTP interface, of exported files and of
+//!   the ledger.
 //! - [`metrics::Metrics`] is the only place that names a metric.
 //! - A file that [`files`] wrote is complete or absent after a crash. A file whose
-//!   [`file_stamp::FileStamp`] did not change need not be read again.
+//!   [`files::FileStamp`] did not change need not be read again.
 //! - [`threads::to_background`] lowers the priority only of the thread that calls it, and of those
 //!   that this thread starts.
 
 pub mod config;
 pub mod digest;
-pub mod file_stamp;
 pub mod files;
 pub mod memory;
 pub mod metrics;

@@ -39,10 +39,8 @@ thread_local! {
     static PAUSES: Cell<Option<Pauses>> = const { Cell::new(None) };
 }
 
-/// The pauses of a background thread.
 #[derive(Clone, Copy)]
 struct Pauses {
-    /// When it last yielded.
     last: Instant,
     /// Whether it waits while a [`Serving`] exists.
     waits: bool,

@@ -5,27 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use hone_core::config::section::Parameters;
-use hone_core::config::{Checked, Problem, above, between, label, quoted};
-
-/// File format of a dataset.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DatasetFormat {
-    /// Chosen by the file name: `.csv`, `.tsv`, `.parquet` or `.pq`; any other file is `json` if it
-    /// begins with `[`, else `jsonl`.
-    #[default]
-    Auto,
-    /// One JSON object per line.
-    Jsonl,
-    /// One JSON array of objects.
-    Json,
-    /// Comma-separated values (RFC 4180) with a header line.
-    Csv,
-    /// Tab-separated values with a header line.
-    Tsv,
-    /// Apache Parquet.
-    Parquet,
-}
+use hone_core::config::{Checked, above, between, label, quoted, require};
 
 /// The effect of an unusable row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,15 +36,6 @@ hone_core::parameters! {
     pub struct DifficultyConfig {
         /// A completion with at least this reward is a success.
         pub success_reward: f64 = 1.0 => finite(),
-        /// Length of the exponential window, in groups, over which a prompt's success rate is averaged.
-        #[serde(skip)]
-        pub window: f64 = 4.0,
-        /// Added to the weight `p (1 - p)` of a prompt with success rate `p`, so that no weight is 0.
-        #[serde(skip)]
-        pub epsilon: f64 = 0.02,
-        /// Fraction of the draws that go through all prompts in turn, so that every prompt is tried.
-        #[serde(skip)]
-        pub floor: f64 = 0.1,
     }
 }
 
@@ -125,9 +96,6 @@ hone_core::parameters! {
         /// `path`. Rows are numbered through all of them.
         #[serde(skip)]
         pub files: Vec<PathBuf> = Vec::new(),
-        /// Format of the file.
-        #[serde(skip)]
-        pub format: DatasetFormat = DatasetFormat::default(),
         /// Column of the conversation, a list of `{role, content}`.
         pub messages_column: String = "messages".to_owned(),
         /// Column of the user's message, for rows without `messages_column`.
@@ -151,9 +119,6 @@ hone_core::parameters! {
         pub few_shot_answer: String = "{{ answer }}".to_owned(),
         /// The effect of an unusable row.
         pub on_bad_row: OnBadRow = OnBadRow::default(),
-        /// Largest size of a row in bytes.
-        #[serde(skip)]
-        pub max_row_bytes: usize = 4 << 20,
         /// Largest length of a prompt in tokens; longer prompts are skipped. 0 means the model's limit.
         pub max_prompt_tokens: usize = 0 => between(0, 1 << 24),
         /// Prompts that are held out for evaluation: a fraction if below 1, else a number.
@@ -194,14 +159,13 @@ impl DatasetConfig {
         self.difficulty.check_in("dataset.difficulty.")?;
         self.mix.check_in("dataset.mix.")?;
         self.check_columns()?;
-        if self.held_out >= 1.0 && (self.held_out.fract() != 0.0 || self.held_out > 1e9) {
-            let allowed = "a share less than 1 or a whole number of prompts";
-            return Err(Problem::value("dataset.held_out", self.held_out, allowed));
-        }
-        if self.held_out > 0.0 && !self.eval_path.as_os_str().is_empty() {
-            let allowed = "0 beside dataset.eval_path, which holds the prompts that are held out";
-            return Err(Problem::value("dataset.held_out", self.held_out, allowed));
-        }
+        let (key, held_out) = ("dataset.held_out", self.held_out);
+        let is_number = held_out.fract() == 0.0 && held_out <= 1e9;
+        let allowed = "a share less than 1 or a whole number of prompts";
+        require(held_out < 1.0 || is_number, key, held_out, allowed)?;
+        let is_alone = held_out == 0.0 || self.eval_path.as_os_str().is_empty();
+        let allowed = "0 beside dataset.eval_path, which holds the prompts that are held out";
+        require(is_alone, key, held_out, allowed)?;
         self.check_stages()
     }
 
@@ -211,10 +175,9 @@ impl DatasetConfig {
             if !stage.name.is_empty() {
                 label(&key("name"), &stage.name)?;
             }
-            if stage.steps == 0 && i + 1 < self.stages.len() {
-                let allowed = "1 or more: only the last stage may have no end";
-                return Err(Problem::value(&key("steps"), 0, allowed));
-            }
+            let may_end = stage.steps > 0 || i + 1 == self.stages.len();
+            let allowed = "1 or more: only the last stage may have no end";
+            require(may_end, &key("steps"), 0, allowed)?;
             if let Some(difficulty) = stage.max_difficulty {
                 between(&key("max_difficulty"), difficulty, 0.0, 1.0)?;
             }
@@ -223,37 +186,27 @@ impl DatasetConfig {
             }
             if let Some(scale) = stage.learning_rate_scale {
                 above(&key("learning_rate_scale"), scale, 0.0)?;
-                if stage.learning_rate.is_some() {
-                    let allowed = "absent beside learning_rate";
-                    return Err(Problem::value(&key("learning_rate_scale"), scale, allowed));
-                }
+                let (is_alone, allowed) =
+                    (stage.learning_rate.is_none(), "absent beside learning_rate");
+                require(is_alone, &key("learning_rate_scale"), scale, allowed)?;
             }
         }
         Ok(())
     }
 
-    /// Checks that conversation, prompt and answer have different columns.
     fn check_columns(&self) -> Checked {
-        let c = self;
-        let names = [("messages_column", &c.messages_column), ("prompt_column", &c.prompt_column)];
-        for (key, name) in names {
-            if name.is_empty() {
-                return Err(Problem::value(&format!("dataset.{key}"), "\"\"", "a column's name"));
-            }
+        let (messages, prompt) = (&self.messages_column, &self.prompt_column);
+        let (answer, extract) = (&self.answer_column, &self.extract_answer);
+        for (key, name) in [("messages_column", messages), ("prompt_column", prompt)] {
+            require(!name.is_empty(), &format!("dataset.{key}"), quoted(name), "a column's name")?;
         }
-        if c.messages_column == c.prompt_column {
-            let allowed = "another column than dataset.messages_column";
-            return Err(Problem::value("dataset.prompt_column", quoted(&c.prompt_column), allowed));
-        }
-        if c.answer_column == c.messages_column || c.answer_column == c.prompt_column {
-            let allowed = "another column than those of the prompt";
-            return Err(Problem::value("dataset.answer_column", quoted(&c.answer_column), allowed));
-        }
-        if c.answer_column.is_empty() && !c.extract_answer.is_empty() {
-            let allowed = "empty without dataset.answer_column, the column that it reads";
-            let value = quoted(&c.extract_answer);
-            return Err(Problem::value("dataset.extract_answer", value, allowed));
-        }
-        Ok(())
+        let allowed = "another column than dataset.messages_column";
+        require(messages != prompt, "dataset.prompt_column", quoted(prompt), allowed)?;
+        let (is_own, allowed) =
+            (answer != messages && answer != prompt, "another column than those of the prompt");
+        require(is_own, "dataset.answer_column", quoted(answer), allowed)?;
+        let fits = !answer.is_empty() || extract.is_empty();
+        let allowed = "empty without dataset.answer_column, the column that it reads";
+        require(fits, "dataset.extract_answer", quoted(extract), allowed)
     }
 }

@@ -6,29 +6,6 @@ use std::collections::BTreeMap;
 use crate::config::StageConfig;
 use crate::error::DatasetError;
 
-/// The peak learning rate of a stage.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum LearningRate {
-    /// `train.learning_rate`.
-    #[default]
-    Configured,
-    /// A rate of its own.
-    Absolute(f64),
-    /// A factor of `train.learning_rate`.
-    Scaled(f64),
-}
-
-impl LearningRate {
-    /// The rate; `configured` is `train.learning_rate`.
-    pub fn resolve(self, configured: f64) -> f64 {
-        match self {
-            Self::Configured => configured,
-            Self::Absolute(rate) => rate,
-            Self::Scaled(scale) => scale * configured,
-        }
-    }
-}
-
 /// One stage.
 #[derive(Clone, Debug)]
 pub struct CurriculumStage {
@@ -45,8 +22,16 @@ pub struct CurriculumStage {
     pub max_difficulty: Option<f64>,
     /// The route whose rewards apply; `None` means the dataset's route.
     pub route: Option<String>,
-    /// The learning rate.
-    pub learning_rate: LearningRate,
+    learning_rate: Option<f64>,
+    /// Factor of `train.learning_rate`, in place of a rate of its own.
+    learning_rate_scale: f64,
+}
+
+impl CurriculumStage {
+    /// The peak learning rate; `configured` is `train.learning_rate`.
+    pub fn learning_rate(&self, configured: f64) -> f64 {
+        self.learning_rate.unwrap_or(self.learning_rate_scale * configured)
+    }
 }
 
 /// The stages, in order; at least one.
@@ -79,11 +64,8 @@ impl Curriculum {
                 filter,
                 max_difficulty: stage.max_difficulty,
                 route: (!stage.route.is_empty()).then(|| stage.route.clone()),
-                learning_rate: match (stage.learning_rate, stage.learning_rate_scale) {
-                    (Some(rate), _) => LearningRate::Absolute(rate),
-                    (None, Some(scale)) => LearningRate::Scaled(scale),
-                    (None, None) => LearningRate::Configured,
-                },
+                learning_rate: stage.learning_rate,
+                learning_rate_scale: stage.learning_rate_scale.unwrap_or(1.0),
             });
             first_step = next;
         }
@@ -243,7 +225,7 @@ mod tests {
         let curriculum = Curriculum::new(&stages).unwrap();
         let index = |step| curriculum.at(step).index;
         assert_eq!([0, 1, 10, 11, 15, 16, u64::MAX].map(index), [0, 0, 0, 1, 1, 2, 2]);
-        let rates = [1, 11, 16].map(|step| curriculum.at(step).learning_rate.resolve(0.1));
+        let rates = [1, 11, 16].map(|step| curriculum.at(step).learning_rate(0.1));
         assert_eq!(rates, [1e-3, 0.05, 0.1]);
         assert_eq!(curriculum.at(1).name, "easy");
         assert_eq!((curriculum.at(11).name.as_str(), &curriculum.at(1).route), ("stage 2", &None));

@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::config::{DatasetConfig, DatasetFormat, OnBadRow};
+use crate::config::{DatasetConfig, OnBadRow};
 use crate::curriculum::Curriculum;
 use crate::error::{BadRow, DESCRIBED_ROWS, DatasetError};
 use crate::prompt::{ANSWER, Prompt, PromptBuilder, PromptId, held_out, normalize};
-use crate::read::{DatasetRow, read_rows};
+use crate::read::{DatasetRow, FileFormat, read_rows};
+
+/// Largest size of a row in bytes.
+const MAX_ROW_BYTES: usize = 4 << 20;
 
 /// A dataset that was read and split.
 #[derive(Clone, Debug, Default)]
@@ -104,9 +107,9 @@ fn load(
             }
         }
     };
-    let limit = config.max_row_bytes;
     if files.is_empty() {
-        read_rows(path, config.format, limit, &mut visit).map_err(in_file(path))?;
+        let format = FileFormat::of(path);
+        read_rows(path, format, MAX_ROW_BYTES, &mut visit).map_err(in_file(path))?;
     }
     let mut before = 0;
     for file in files {
@@ -115,7 +118,8 @@ fn load(
             rows += 1;
             visit(row.map(|row| row.after(before)).map_err(|bad| bad.after(before)));
         };
-        read_rows(file, DatasetFormat::Parquet, limit, &mut numbered).map_err(in_file(file))?;
+        let format = FileFormat::Parquet;
+        read_rows(file, format, MAX_ROW_BYTES, &mut numbered).map_err(in_file(file))?;
         before += rows;
     }
     let found = std::mem::take(&mut builder.extraction);

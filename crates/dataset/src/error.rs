@@ -61,7 +61,6 @@ impl BadRow {
         Self { place, column: Some(name.into()), reason: reason.into() }
     }
 
-    /// As [`RowPlace::after`].
     pub(crate) fn after(self, rows: u64) -> Self {
         Self { place: self.place.after(rows), ..self }
     }
@@ -92,7 +91,6 @@ impl DatasetError {
         Self(format!("{key} = {value:?}: {reason}"))
     }
 
-    /// A saved sampler state belongs to another configuration.
     pub(crate) fn state(reason: impl fmt::Display) -> Self {
         Self(format!("the saved position in the dataset cannot be resumed: {reason}"))
     }

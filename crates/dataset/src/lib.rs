@@ -21,18 +21,13 @@ mod read;
 mod sampler;
 
 pub use config::{
-    DatasetConfig, DatasetFormat, DifficultyConfig, FewShot, MixConfig, OnBadRow, SamplingStrategy,
-    StageConfig,
+    DatasetConfig, DifficultyConfig, FewShot, MixConfig, OnBadRow, SamplingStrategy, StageConfig,
 };
-pub use curriculum::Filter;
-pub use curriculum::{Curriculum, CurriculumStage, LearningRate};
-pub use dataset::DatasetReport;
-pub use dataset::{Dataset, check};
+pub use curriculum::{Curriculum, CurriculumStage, Filter};
+pub use dataset::{Dataset, DatasetReport, check};
 pub use error::{BadRow, DatasetError, RowPlace};
 pub use prompt::{ANSWER, Prompt, PromptId, with_configured_context};
-pub use sampler::LiveMix;
-pub use sampler::PromptOutcome;
-pub use sampler::{Draw, PromptSampler, PromptSamplerState};
+pub use sampler::{Draw, LiveMix, PromptOutcome, PromptSampler, PromptSamplerState};
 
 #[cfg(test)]
 mod tests;

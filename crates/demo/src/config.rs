@@ -61,7 +61,15 @@ pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize)
             },
             ..RolloutConfig::default()
         },
-        train: train(steps, seed),
+        // All else is the default.
+        train: TrainConfig {
+            seed,
+            max_steps: steps,
+            samples_per_step: SAMPLES_PER_STEP,
+            learning_rate: PeakRate::Fixed(LEARNING_RATE),
+            warmup_steps: Some(2.0),
+            ..TrainConfig::default()
+        },
         policy: PolicyConfig {
             promotion: Promotion::Direct,
             publish_every: 1,
@@ -72,7 +80,18 @@ pub fn build(mode: RewardsMode, steps: u64, seed: u64, dir: &Path, cores: usize)
             ..RunConfig::default()
         },
         log: LogConfig { level: "warn".to_owned(), ..LogConfig::default() },
-        routes: routes(mode),
+        routes: RouteList(vec![
+            RouteConfig {
+                name: "eval".to_owned(),
+                metadata: tagged(TASK_HELD_OUT),
+                ..RouteConfig::default()
+            },
+            RouteConfig {
+                name: "addition".to_owned(),
+                rewards: rewards(mode),
+                ..RouteConfig::default()
+            },
+        ]),
         ..Config::default()
     }
 }
@@ -118,8 +137,6 @@ pub fn promote(config: &mut Config, promotion: Promotion) {
 /// Adds a route whose graders reward wrong sums without the form. The exam would notice it, as the graders of
 /// other prompts are right, so there is none: only the users' thumbs remain.
 pub fn sabotage(config: &mut Config) {
-    let answer = RewardKind::NumericMatch(NumericMatch::default());
-    let format = RewardKind::FormatStrict(FormatStrict::default());
     // Graders decide what is trained and users which version they get: with more weight, the thumbs of the
     // canaries before would correct what the graders do.
     for part in config.routes.0.iter_mut().flat_map(|route| &mut route.rewards) {
@@ -130,11 +147,7 @@ pub fn sabotage(config: &mut Config) {
     let route = RouteConfig {
         name: TASK_SABOTAGED.to_owned(),
         metadata: tagged(TASK_SABOTAGED),
-        rewards: vec![
-            RewardConfig::new("answer", -1.0, answer),
-            RewardConfig::new("format", -1.0, format),
-            thumbs(LIGHT_THUMBS),
-        ],
+        rewards: graders(-1.0, -1.0).into_iter().chain([thumbs(LIGHT_THUMBS)]).collect(),
         ..RouteConfig::default()
     };
     config.routes.0.insert(0, route);
@@ -160,51 +173,24 @@ pub fn to_serve(demo: &Config) -> Config {
     config
 }
 
-fn train(steps: u64, seed: u64) -> TrainConfig {
-    TrainConfig {
-        seed,
-        max_steps: steps,
-        samples_per_step: SAMPLES_PER_STEP,
-        // All else is the default.
-        learning_rate: PeakRate::Fixed(LEARNING_RATE),
-        warmup_steps: Some(2.0),
-        ..TrainConfig::default()
-    }
-}
-
-fn routes(mode: RewardsMode) -> RouteList {
-    RouteList(vec![
-        RouteConfig {
-            name: "eval".to_owned(),
-            metadata: tagged(TASK_HELD_OUT),
-            ..RouteConfig::default()
-        },
-        RouteConfig {
-            name: "addition".to_owned(),
-            rewards: rewards(mode),
-            ..RouteConfig::default()
-        },
-    ])
-}
-
 /// The metadata of the requests of a task.
 fn tagged(task: &str) -> BTreeMap<String, String> {
     BTreeMap::from([("task".to_owned(), task.to_owned())])
 }
 
+/// The parts of graders, with weights for the sum and the form.
+fn graders(answer: f64, format: f64) -> [RewardConfig; 2] {
+    let sum = RewardKind::NumericMatch(NumericMatch::default());
+    let form = RewardKind::FormatStrict(FormatStrict::default());
+    [RewardConfig::new("answer", answer, sum), RewardConfig::new("format", format, form)]
+}
+
 fn rewards(mode: RewardsMode) -> Vec<RewardConfig> {
-    let mut parts = Vec::new();
-    if mode.has_graders() {
-        let answer = RewardKind::NumericMatch(NumericMatch::default());
-        parts.push(RewardConfig::new("answer", 1.0, answer));
-        let format = RewardKind::FormatStrict(FormatStrict::default());
-        parts.push(RewardConfig::new("format", 0.5, format));
+    match mode {
+        RewardsMode::Graded => graders(1.0, 0.5).into(),
+        RewardsMode::Both => graders(1.0, 0.5).into_iter().chain([thumbs(0.5)]).collect(),
+        RewardsMode::Feedback => vec![thumbs(1.0)],
     }
-    if mode.has_thumbs() {
-        let weight = if mode.has_graders() { 0.5 } else { 1.0 };
-        parts.push(thumbs(weight));
-    }
-    parts
 }
 
 /// The part of the users' thumbs: a canary compares only ratings with bounds, which booleans have.
@@ -215,21 +201,12 @@ pub fn thumbs(weight: f64) -> RewardConfig {
 
 #[cfg(test)]
 mod tests {
-    use hone_config::TlsConfig;
-
     use super::*;
 
     const MODES: [RewardsMode; 3] = [RewardsMode::Both, RewardsMode::Graded, RewardsMode::Feedback];
 
     fn config(mode: RewardsMode) -> Config {
         build(mode, 60, 1, Path::new("demo-data"), 2)
-    }
-
-    #[test]
-    fn a_demo_speaks_plain_http_on_this_machine() {
-        let server = config(RewardsMode::Both).server;
-        assert!(server.bind.ip().is_loopback());
-        assert_eq!(server.tls, TlsConfig::default());
     }
 
     #[test]

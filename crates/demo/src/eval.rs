@@ -3,11 +3,10 @@
 //! on.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+use std::pin::pin;
 
+use futures::{StreamExt as _, stream};
 use serde::Serialize;
-use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 
 use hone_core::types::PolicyVersion;
 
@@ -98,59 +97,44 @@ pub async fn measure(
     questions: &[Question],
     parallel: usize,
     store: bool,
-    tally: &Arc<SharedTally>,
+    tally: &SharedTally,
     mut progress: impl FnMut(usize),
 ) -> Result<DemoEvaluation, ClientError> {
-    let permits = Arc::new(Semaphore::new(parallel.max(1)));
-    let mut tasks = JoinSet::new();
     let asked: Vec<_> = questions
         .iter()
         .flat_map(|question| [Decoding::Greedy, Decoding::Sampled].map(|d| (*question, d)))
         .collect();
-    for (index, (question, decoding)) in asked.iter().enumerate() {
-        let (client, permits, tally) = (client.clone(), Arc::clone(&permits), Arc::clone(tally));
-        let request = UserRequest { store, ..request(index, question, *decoding) };
-        tasks.spawn(async move {
-            // The semaphore is never closed.
-            let _permit = permits.acquire().await;
-            tally.lock().requests += 1;
-            (index, client.ask(&request).await)
-        });
-    }
+    let requests = asked.iter().enumerate().map(|(index, (question, decoding))| async move {
+        let request = UserRequest {
+            text: question.text(),
+            metadata: BTreeMap::from([("task".to_owned(), TASK_HELD_OUT.to_owned())]),
+            temperature: if *decoding == Decoding::Greedy { 0.0 } else { 1.0 },
+            seed: FIRST_SEED + index as u64,
+            max_tokens: MAX_TOKENS,
+            store,
+        };
+        tally.borrow_mut().requests += 1;
+        (index, client.ask(&request).await)
+    });
+    let mut requests = pin!(stream::iter(requests).buffer_unordered(parallel.max(1)));
     let mut answers: Vec<Option<StreamedAnswer>> = vec![None; asked.len()];
-    let mut first_error = None;
-    let mut answered = 0;
-    while let Some(joined) = tasks.join_next().await {
-        match joined {
-            Ok((index, Ok(answer))) => {
+    let (mut first_error, mut answered) = (None, 0);
+    while let Some((index, answer)) = requests.next().await {
+        match answer {
+            Ok(answer) => {
                 answers[index] = Some(answer);
                 answered += 1;
                 progress(answered);
             }
-            Ok((_, Err(error))) => {
-                tally.lock().add_failure(&error);
+            Err(error) => {
+                tally.borrow_mut().add_failure(&error);
                 first_error.get_or_insert(error);
-            }
-            Err(panic) => {
-                first_error
-                    .get_or_insert(ClientError { what: "evaluation", reason: panic.to_string() });
             }
         }
     }
     match first_error {
         Some(error) if answered == 0 => Err(error),
         _ => Ok(score(&asked, answers)),
-    }
-}
-
-fn request(index: usize, question: &Question, decoding: Decoding) -> UserRequest {
-    UserRequest {
-        text: question.text(),
-        metadata: BTreeMap::from([("task".to_owned(), TASK_HELD_OUT.to_owned())]),
-        temperature: if decoding == Decoding::Greedy { 0.0 } else { 1.0 },
-        seed: FIRST_SEED + index as u64,
-        max_tokens: MAX_TOKENS,
-        store: true,
     }
 }
 

@@ -59,8 +59,22 @@ pub async fn run(
 ) -> anyhow::Result<DemoOutcome> {
     let options = options.of_visitors();
     options.check()?;
-    if let Some(url) = &options.server {
-        return visit(&options, url, out).await;
+    let mut progress = DemoProgress::new(std::io::stderr().is_terminal());
+    let mut interrupt = pin!(interrupted());
+    if let Some(url) = options.server.clone() {
+        let config = Config::default();
+        let result = tokio::select! {
+            findings = session::run(&options, &config, &url, &mut progress) => {
+                findings.and_then(|found| present(&options, None, &url, &found, out))
+            }
+            () = interrupt => Err(anyhow!(INTERRUPTED)),
+        };
+        progress.clear();
+        // Also after a failure, because evaluations pause the trainer.
+        let resumed = Client::new(&url)?.resume().await;
+        let outcome = result?;
+        resumed?;
+        return Ok(outcome);
     }
     let dir = DemoDir::open(options.data.as_deref())?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -72,9 +86,6 @@ pub async fn run(
         config::sabotage(&mut config);
     }
     dir.write_config(&config)?;
-    let mut progress = DemoProgress::new(std::io::stderr().is_terminal());
-    let mut interrupt = pin!(interrupted());
-
     progress.begin("starting the daemon");
     let daemon = tokio::select! {
         daemon = start(config.clone()) => daemon.map_err(|e| anyhow!("the daemon did not start: {e:#}"))?,
@@ -96,28 +107,6 @@ pub async fn run(
     progress.clear();
     let outcome = result?;
     ended.map_err(|e| anyhow!("the daemon did not shut down cleanly: {e:#}"))?;
-    Ok(outcome)
-}
-
-/// Lets the users ask and rate a server that runs, which continues afterwards.
-async fn visit(
-    options: &DemoOptions,
-    url: &str,
-    out: &mut dyn Write,
-) -> anyhow::Result<DemoOutcome> {
-    let mut progress = DemoProgress::new(std::io::stderr().is_terminal());
-    let config = Config::default();
-    let result = tokio::select! {
-        findings = session::run(options, &config, url, &mut progress) => {
-            findings.and_then(|found| present(options, None, url, &found, out))
-        }
-        () = interrupted() => Err(anyhow!(INTERRUPTED)),
-    };
-    progress.clear();
-    // Also after a failure, because evaluations pause the trainer.
-    let resumed = Client::new(url)?.resume().await;
-    let outcome = result?;
-    resumed?;
     Ok(outcome)
 }
 

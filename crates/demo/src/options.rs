@@ -110,13 +110,10 @@ impl DemoOptions {
     /// Rejects options whose failure would otherwise show only after minutes.
     ///
     /// # Errors
-    /// If there is no step, a canary has no ratings, there is nothing to sabotage, or the report cannot be
+    /// If a canary has no ratings, there is nothing to sabotage, or the report cannot be
     /// written.
     pub fn check(&self) -> Result<(), DemoUsage> {
         let refuse = |reason: &str| Err(DemoUsage(reason.to_owned()));
-        if self.steps == 0 {
-            return refuse("--steps is 0; it must be at least 1");
-        }
         if let Some(url) = self.server.as_ref().filter(|url| !url.starts_with("http://")) {
             return Err(DemoUsage(format!(
                 "--server is {url:?}: it must begin with http://, such as http://localhost:8080"
@@ -176,7 +173,6 @@ mod tests {
             (report(file("report.json")), ""),
             (report(parent.path().to_owned()), "it must be a file in a directory that exists"),
             (report(file("no/report.json")), "it must be a file in a directory that exists"),
-            (DemoOptions { steps: 0, ..usual() }, "--steps is 0"),
             (
                 DemoOptions { server: Some("localhost:8080".to_owned()), ..usual() },
                 "it must begin with http://",

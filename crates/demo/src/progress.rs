@@ -7,7 +7,7 @@ use super::client::TrainerStatus;
 use super::report::{count, ms, percent};
 use super::task::REWARD_MAX;
 use super::users::UserTally;
-use hone_report::terminal::{Progress, clock, sparkline};
+use hone_report::terminal::{MISSING, Progress, clock, sparkline};
 
 /// Time between two plain lines of the learning phase.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
@@ -25,8 +25,6 @@ pub struct LearningView {
     pub kl: Option<f64>,
     /// The served reward after each step.
     pub history: Vec<f64>,
-    pub tally: UserTally,
-    pub elapsed: Duration,
 }
 
 /// Displays the phases of a demo.
@@ -71,12 +69,13 @@ impl DemoProgress {
     }
 
     /// Shows the state of the learning phase.
-    pub fn update(&mut self, view: &LearningView) {
+    pub fn update(&mut self, view: &LearningView, tally: &UserTally) {
+        let elapsed = clock(self.elapsed());
         if self.display.has_bars() {
-            self.display.show(view.status.step, view.steps, &clock(view.elapsed), &rows(view));
+            self.display.show(view.status.step, view.steps, &elapsed, &rows(view, tally));
         } else if self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
             self.last_line = Some(Instant::now());
-            self.display.note(&format!("{} {}", clock(view.elapsed), plain(view)));
+            self.display.note(&format!("{elapsed} {}", plain(view, tally)));
         }
     }
 
@@ -85,28 +84,22 @@ impl DemoProgress {
     }
 }
 
-fn rows(view: &LearningView) -> Vec<String> {
+fn rows(view: &LearningView, tally: &UserTally) -> [String; 3] {
     let spark = sparkline(&view.history, 0.0, REWARD_MAX, SPARK_WIDTH);
-    vec![
-        format!("reward     {:<15}{spark}", reward(view)).trim_end().to_owned(),
-        {
-            let TrainerStatus { policy_version, state, .. } = &view.status;
-            format!("policy     version {policy_version}{} · trainer is {state}", kl(view))
-        },
-        format!("users      {}", traffic(&view.tally)),
+    let TrainerStatus { policy_version, state, .. } = &view.status;
+    [
+        format!("reward     {:<15}{spark}", reward(tally)).trim_end().to_owned(),
+        format!("policy     version {policy_version}{} · trainer is {state}", kl(view)),
+        format!("users      {}", traffic(tally)),
     ]
 }
 
-fn plain(view: &LearningView) -> String {
+fn plain(view: &LearningView, tally: &UserTally) -> String {
+    let TrainerStatus { policy_version, step, .. } = &view.status;
+    let (steps, reward, kl, traffic) = (view.steps, reward(tally), kl(view), traffic(tally));
+    let label = "learning";
     format!(
-        "{:<10} step {} of {} · reward {} · version {}{} · {}",
-        "learning",
-        view.status.step,
-        view.steps,
-        reward(view),
-        view.status.policy_version,
-        kl(view),
-        traffic(&view.tally)
+        "{label:<10} step {step} of {steps} · reward {reward} · version {policy_version}{kl} · {traffic}"
     )
 }
 
@@ -114,11 +107,9 @@ fn kl(view: &LearningView) -> String {
     view.kl.map(|kl| format!(" · KL {kl:.3}")).unwrap_or_default()
 }
 
-fn reward(view: &LearningView) -> String {
-    match view.tally.reward {
-        Some(reward) => format!("{reward:.2} of {REWARD_MAX:.2}"),
-        None => "–".to_owned(),
-    }
+fn reward(tally: &UserTally) -> String {
+    let shown = |reward| format!("{reward:.2} of {REWARD_MAX:.2}");
+    tally.reward.map_or_else(|| MISSING.to_owned(), shown)
 }
 
 fn traffic(tally: &UserTally) -> String {
@@ -147,22 +138,20 @@ mod tests {
         }
         let mut view = LearningView { steps: 60, ..LearningView::default() };
         view.status.state = "waiting".into();
-        insta::assert_snapshot!(rows(&view).join("\n"), @r"
+        insta::assert_snapshot!(rows(&view, &UserTally::default()).join("\n"), @r"
         reward     –
         policy     version 0 · trainer is waiting
         users      0 requests, 0 failed
         ");
         view.history = vec![0.7, 0.8, 0.8, 1.0, 1.2];
-        view.tally = tally;
         view.kl = Some(0.0421);
-        view.elapsed = Duration::from_secs(83);
         (view.status.step, view.status.policy_version) = (5, 5);
         view.status.state = "training".into();
-        insta::assert_snapshot!(rows(&view).join("\n"), @r"
+        insta::assert_snapshot!(rows(&view, &tally).join("\n"), @r"
         reward     1.20 of 1.50   ▄▅▅▆▇
         policy     version 5 · KL 0.042 · trainer is training
         users      40 requests, 0 failed · 40 thumbs (75 % up) · first token 8.0 ms
         ");
-        insta::assert_snapshot!(plain(&view), @"learning   step 5 of 60 · reward 1.20 of 1.50 · version 5 · KL 0.042 · 40 requests, 0 failed · 40 thumbs (75 % up) · first token 8.0 ms");
+        insta::assert_snapshot!(plain(&view, &tally), @"learning   step 5 of 60 · reward 1.20 of 1.50 · version 5 · KL 0.042 · 40 requests, 0 failed · 40 thumbs (75 % up) · first token 8.0 ms");
     }
 }

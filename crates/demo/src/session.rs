@@ -1,9 +1,9 @@
 //! The phases of a demo: evaluate, let users ask while the trainer learns, evaluate again.
 
-use std::sync::Arc;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use futures::future::join;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use hone_engine::EngineBackend;
@@ -16,7 +16,7 @@ use super::options::DemoOptions;
 use super::progress::{DemoProgress, LearningView};
 use super::report::{DemoReport, Findings, count, held_out_rows, peak_rss_mib};
 use super::task::{self, Question, QuestionKind};
-use super::users::{SharedTally, TrainerLoad, UserTally, Users};
+use super::users::{SharedTally, TrainerLoad, Users};
 use super::versions::{DecisionKind, VersionHistory};
 use hone_config::Config;
 use hone_report::terminal::clock;
@@ -51,7 +51,7 @@ const NEARLY: f64 = 0.9;
 struct Session<'a> {
     options: &'a DemoOptions,
     client: Client,
-    tally: Arc<SharedTally>,
+    tally: SharedTally,
     /// Answers that the engine computes in parallel.
     parallel: usize,
     questions: Vec<Question>,
@@ -69,14 +69,6 @@ struct LearningOutcome {
     versions: Option<VersionHistory>,
 }
 
-/// The versions of a demo with a gate or a canary, as the learning phase follows them.
-#[derive(Default)]
-struct FollowedVersions {
-    history: VersionHistory,
-    /// Polls in a row without a version that is being checked.
-    polls_at_rest: u32,
-}
-
 /// Runs all phases against the daemon at `url`.
 pub(super) async fn run(
     options: &DemoOptions,
@@ -90,7 +82,7 @@ pub(super) async fn run(
         options,
         first_step: client.trainer().await?.step,
         client,
-        tally: Arc::default(),
+        tally: SharedTally::default(),
         parallel: match options.server {
             Some(_) => VISITORS,
             None => parallel_requests(&config.engine),
@@ -115,15 +107,15 @@ pub(super) async fn run(
 
     let learned = session.learn(deadline, progress).await?;
     session.settle().await?;
-    progress.done("learned", &learned_line(&learned, &session.tally.lock().clone()));
+    progress.done("learned", &learned_line(&learned, session.tally.borrow().reward));
 
     let after = session.evaluate("after", progress).await?;
     let scrape = session.client.metrics().await?;
     if options.keep_serving {
         session.client.resume().await?;
     }
-    let tally = session.tally.lock().clone();
-    let report = session.report(&before, &after, &learned, &tally, &scrape, progress.elapsed());
+    let report = session.report(&before, &after, &learned, &scrape, progress.elapsed());
+    let tally = session.tally.into_inner();
     Ok(Findings { report, before, after, tally, cut_short: learned.cut_short })
 }
 
@@ -162,27 +154,24 @@ impl Session<'_> {
         deadline: Duration,
         progress: &mut DemoProgress,
     ) -> anyhow::Result<LearningOutcome> {
-        let (sender, load) = watch::channel(TrainerLoad::default());
+        let load = Cell::default();
+        let (client, mode, seed) = (&self.client, self.options.rewards, self.options.seed);
+        let users = Users { client, mode, tally: &self.tally, load: &load };
         // With feedback alone, users keep the engine busy; otherwise shadow completions need it.
-        let users = if self.options.rewards.has_graders() { 4 } else { self.parallel };
-        let users = Users::start(
-            &self.client,
-            self.options.rewards,
-            self.options.seed,
-            users,
-            &self.tally,
-            &load,
-        );
+        let count = if mode.has_graders() { 4 } else { self.parallel };
         self.client.resume().await?;
-        let learned = self.watch(deadline, &sender, progress).await;
-        users.stop().await;
-        learned
+        let watching = async {
+            let learned = self.watch(deadline, &load, progress).await;
+            load.set(TrainerLoad { ended: true, ..load.get() });
+            learned
+        };
+        join(watching, users.run(seed, count)).await.0
     }
 
     async fn watch(
         &self,
         deadline: Duration,
-        load: &watch::Sender<TrainerLoad>,
+        load: &Cell<TrainerLoad>,
         progress: &mut DemoProgress,
     ) -> anyhow::Result<LearningOutcome> {
         let steps = self.options.steps;
@@ -192,12 +181,12 @@ impl Session<'_> {
         let mut failed = 0;
         let (began, mut nearly) = (Instant::now(), None);
         let mut scraped: Option<Instant> = None;
-        let mut followed =
-            (self.options.promotion != Promotion::Direct).then(FollowedVersions::default);
+        let is_followed = self.options.promotion != Promotion::Direct;
+        let mut versions = is_followed.then(VersionHistory::default);
         loop {
             ticks.tick().await;
             let due = scraped.is_none_or(|at| at.elapsed() >= SCRAPE);
-            let (status, scrape) = match self.poll(due, followed.as_mut(), progress).await {
+            let (status, scrape) = match self.poll(due, versions.as_mut(), progress).await {
                 Ok(polled) => polled,
                 Err(error) if failed >= POLLS_FAILED => return Err(error),
                 Err(_) => {
@@ -206,22 +195,28 @@ impl Session<'_> {
                 }
             };
             failed = 0;
-            load.send_replace(trainer_load(&status, followed.as_ref()));
+            load.set(TrainerLoad {
+                trainer_busy: status.busy(),
+                waiting: status.queued_prompts + status.in_flight_groups + status.ready_groups,
+                canary: versions.as_ref().is_some_and(|versions| versions.is_pending),
+                sabotaged: versions.as_ref().is_some_and(|v| v.sabotaged_from.is_some()),
+                ended: false,
+            });
             if let Some(scrape) = scrape {
                 scraped = Some(Instant::now());
                 view.kl = scrape.value("hone_train_kl");
             }
-            (view.tally, view.elapsed) = (self.tally.lock().clone(), progress.elapsed());
-            if status.step > view.status.step {
-                view.history.extend(view.tally.reward);
-            }
-            view.status.clone_from(&status);
-            progress.update(&view);
-            let tally = &view.tally;
-            if tally.is_settled()
-                && tally.reward.is_some_and(|reward| reward >= NEARLY * task::REWARD_MAX)
             {
-                nearly.get_or_insert_with(|| began.elapsed());
+                let tally = self.tally.borrow();
+                if status.step > view.status.step {
+                    view.history.extend(tally.reward);
+                }
+                view.status.clone_from(&status);
+                progress.update(&view, &tally);
+                let is_nearly = |reward| reward >= NEARLY * task::REWARD_MAX;
+                if tally.is_settled() && tally.reward.is_some_and(is_nearly) {
+                    nearly.get_or_insert_with(|| began.elapsed());
+                }
             }
             if status.state == "failed" {
                 let reason = status.last_error.unwrap_or_else(|| "unknown reason".to_owned());
@@ -231,9 +226,9 @@ impl Session<'_> {
             // No version is being checked: users' ratings must decide on the last one. Without a gate or a
             // canary, [`Session::settle`] waits for it. Another server's trainer goes on after the steps that
             // were asked for.
-            let is_at_rest = followed.as_ref().is_none_or(|followed| {
+            let is_at_rest = versions.as_ref().is_none_or(|versions| {
                 (self.options.server.is_some() || status.settled())
-                    && followed.polls_at_rest >= POLLS_AT_REST
+                    && versions.polls_at_rest >= POLLS_AT_REST
             });
             let cut_short = if is_last && is_at_rest {
                 None
@@ -245,11 +240,10 @@ impl Session<'_> {
             } else {
                 continue;
             };
-            if let Some(followed) = &mut followed {
+            if let Some(versions) = &mut versions {
                 // The decision that ended the phase may be newer than the last poll.
-                self.follow(followed, progress).await?;
+                self.follow(versions, progress).await?;
             }
-            let versions = followed.map(|followed| followed.history);
             return Ok(LearningOutcome { step: status.step, cut_short, nearly, versions });
         }
     }
@@ -258,7 +252,7 @@ impl Session<'_> {
     async fn poll(
         &self,
         due: bool,
-        followed: Option<&mut FollowedVersions>,
+        versions: Option<&mut VersionHistory>,
         progress: &DemoProgress,
     ) -> anyhow::Result<(TrainerStatus, Option<Scrape>)> {
         let mut status = self.client.trainer().await?;
@@ -266,8 +260,8 @@ impl Session<'_> {
         if !due {
             return Ok((status, None));
         }
-        if let Some(followed) = followed {
-            self.follow(followed, progress).await?;
+        if let Some(versions) = versions {
+            self.follow(versions, progress).await?;
         }
         Ok((status, Some(self.client.metrics().await?)))
     }
@@ -275,27 +269,23 @@ impl Session<'_> {
     /// Shows the new decisions about versions, and begins the sabotage after enough promotions.
     async fn follow(
         &self,
-        followed: &mut FollowedVersions,
+        history: &mut VersionHistory,
         progress: &DemoProgress,
     ) -> anyhow::Result<()> {
-        for decision in followed.history.observe(&self.client.policies().await?) {
+        for decision in history.observe(&self.client.policies().await?) {
             let good = decision.decision == DecisionKind::Promoted;
             progress.event(good, decision.label(), &decision.text());
         }
-        let history = &mut followed.history;
-        followed.polls_at_rest = if history.is_pending { 0 } else { followed.polls_at_rest + 1 };
+        history.polls_at_rest = if history.is_pending { 0 } else { history.polls_at_rest + 1 };
         // During the canary of the last good version, so that sabotaged groups wait for the next one.
         let good = history.promoted + usize::from(history.is_pending);
         let begins = self.options.sabotage && good >= GOOD_BEFORE_SABOTAGE;
         if begins && history.sabotaged_from.is_none() {
             history.sabotaged_from = Some(history.newest + 1);
             // Users need a moment to ask the first sabotaged questions.
-            followed.polls_at_rest = 0;
-            progress.event(
-                false,
-                "sabotage",
-                "from now on the graders reward wrong sums without the form",
-            );
+            history.polls_at_rest = 0;
+            let text = "from now on the graders reward wrong sums without the form";
+            progress.event(false, "sabotage", text);
         }
         Ok(())
     }
@@ -319,10 +309,10 @@ impl Session<'_> {
         before: &DemoEvaluation,
         after: &DemoEvaluation,
         learned: &LearningOutcome,
-        tally: &UserTally,
         scrape: &Scrape,
         wall: Duration,
     ) -> DemoReport {
+        let tally = self.tally.borrow();
         let (all, idle, busy) = (tally.overall(), tally.idle(), tally.busy());
         let reward =
             |answers: &DemoEvaluation| answers.reward(QuestionKind::Asked, Decoding::Sampled);
@@ -333,7 +323,8 @@ impl Session<'_> {
             held_out: held_out_rows(before, after),
             steps: learned.step,
             seconds_to_nine_tenths: learned.nearly.map(|time| time.as_secs_f64()),
-            swaps: whole(scrape.value("hone_policy_published_total")),
+            // Prometheus writes counts as floats.
+            swaps: scrape.value("hone_policy_published_total").unwrap_or(0.0) as u64,
             requests: tally.requests,
             failed_requests: tally.failed,
             feedback: tally.feedback,
@@ -357,23 +348,9 @@ impl Session<'_> {
     }
 }
 
-fn learned_line(learned: &LearningOutcome, tally: &UserTally) -> String {
+fn learned_line(learned: &LearningOutcome, reward: Option<f64>) -> String {
     let steps = count(learned.step, "step");
-    let reward = tally.reward.map(|r| format!(" · users see {r:.2} of {:.2}", task::REWARD_MAX));
+    let reward = reward.map(|r| format!(" · users see {r:.2} of {:.2}", task::REWARD_MAX));
     let early = learned.cut_short.as_ref().map(|reason| format!(" · ended early: {reason}"));
     format!("{steps}{}{}", reward.unwrap_or_default(), early.unwrap_or_default())
-}
-
-fn trainer_load(status: &TrainerStatus, followed: Option<&FollowedVersions>) -> TrainerLoad {
-    TrainerLoad {
-        trainer_busy: status.busy(),
-        waiting: status.queued_prompts + status.in_flight_groups + status.ready_groups,
-        canary: followed.is_some_and(|followed| followed.history.is_pending),
-        sabotaged: followed.is_some_and(|f| f.history.sabotaged_from.is_some()),
-    }
-}
-
-/// A count, which Prometheus writes as a float.
-fn whole(value: Option<f64>) -> u64 {
-    value.unwrap_or(0.0) as u64
 }

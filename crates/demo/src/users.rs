@@ -1,16 +1,13 @@
 //! Simulated users: they ask additions over real HTTP, read the streamed answers, and post a thumbs
 //! up if an answer is right and well formed, else a thumbs down.
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use futures::future::join_all;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::client::{Client, ClientError, UserRequest};
@@ -37,6 +34,8 @@ pub struct TrainerLoad {
     pub canary: bool,
     /// Whether questions go to the route whose grader is sabotaged.
     pub sabotaged: bool,
+    /// Whether users end after their current request.
+    pub ended: bool,
 }
 
 impl TrainerLoad {
@@ -46,112 +45,75 @@ impl TrainerLoad {
     }
 }
 
-/// Users that ask until [`Self::stop`].
-pub struct Users {
-    tasks: JoinSet<()>,
-    stop: Arc<AtomicBool>,
+/// What simulated users share.
+pub struct Users<'a> {
+    /// The client of all of them.
+    pub client: &'a Client,
+    /// Whether they post thumbs, and send the reference answer.
+    pub mode: RewardsMode,
+    /// What became of their requests.
+    pub tally: &'a SharedTally,
+    /// The trainer's load.
+    pub load: &'a Cell<TrainerLoad>,
 }
 
-struct User {
-    client: Client,
-    mode: RewardsMode,
-    questions: Arc<Mutex<Questions>>,
-    tally: Arc<SharedTally>,
-    load: watch::Receiver<TrainerLoad>,
-    stop: Arc<AtomicBool>,
-    random: ChaCha8Rng,
-}
-
-impl Users {
-    /// Starts `count` users that share one stream of questions.
-    pub fn start(
-        client: &Client,
-        mode: RewardsMode,
-        seed: u64,
-        count: usize,
-        tally: &Arc<SharedTally>,
-        load: &watch::Receiver<TrainerLoad>,
-    ) -> Self {
-        let questions = Arc::new(Mutex::new(Questions::new(seed, QuestionSplit::Asked)));
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut tasks = JoinSet::new();
-        for index in 0..count {
+impl Users<'_> {
+    /// Lets `count` users ask one stream of questions until [`TrainerLoad::ended`].
+    pub async fn run(&self, seed: u64, count: usize) {
+        let questions = &RefCell::new(Questions::new(seed, QuestionSplit::Asked));
+        let users = (1..=count as u64).map(|stream| async move {
             let mut random = ChaCha8Rng::seed_from_u64(seed);
-            random.set_stream(index as u64 + 1);
-            let user = User {
-                client: client.clone(),
-                mode,
-                questions: Arc::clone(&questions),
-                tally: Arc::clone(tally),
-                load: load.clone(),
-                stop: Arc::clone(&stop),
-                random,
-            };
-            tasks.spawn(user.run());
-        }
-        Self { tasks, stop }
+            random.set_stream(stream);
+            while !self.load.get().ended {
+                let question = questions.borrow_mut().next();
+                let Some(question) = question else { return };
+                self.ask(&question, random.random()).await;
+                self.think(&mut random).await;
+            }
+        });
+        join_all(users).await;
     }
 
-    /// Ends every user after its current request.
-    pub async fn stop(mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        while self.tasks.join_next().await.is_some() {}
-    }
-}
-
-impl User {
-    async fn run(mut self) {
-        while !self.stopped() {
-            let question = self.questions.lock().next();
-            let Some(question) = question else { return };
-            self.ask(&question).await;
-            self.think().await;
-        }
-    }
-
-    fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
-
-    async fn ask(&mut self, question: &Question) {
+    async fn ask(&self, question: &Question, seed: u32) {
+        let before = self.load.get();
         let request = UserRequest {
             text: question.text(),
-            metadata: metadata(self.mode, question, self.load.borrow().sabotaged),
+            metadata: metadata(self.mode, question, before.sabotaged),
             temperature: 1.0,
-            seed: self.random.random::<u32>().into(),
+            seed: seed.into(),
             max_tokens: MAX_TOKENS,
             store: true,
         };
-        self.tally.lock().requests += 1;
-        let busy_before = self.load.borrow().trainer_busy;
+        self.tally.borrow_mut().requests += 1;
         let answer = match self.client.ask(&request).await {
             Ok(answer) => answer,
             Err(error) => {
-                self.tally.lock().add_failure(&error);
+                self.tally.borrow_mut().add_failure(&error);
                 return sleep(Duration::from_millis(200)).await;
             }
         };
-        let busy = busy_before || self.load.borrow().trainer_busy;
+        let busy = before.trainer_busy || self.load.get().trainer_busy;
         let score = task::score(&answer.text, question.answer());
-        self.tally.lock().add_answer(score.reward(), answer.first_token, busy);
+        self.tally.borrow_mut().add_answer(score.reward(), answer.first_token, busy);
         if self.mode.has_thumbs() {
             let up = score.thumbs_up();
-            match self.client.thumb(&answer.completion_id, up).await {
-                Ok(_) => self.tally.lock().add_thumb(up),
-                Err(error) => self.tally.lock().add_failure(&error),
+            let posted = self.client.thumb(&answer.completion_id, up).await;
+            let mut tally = self.tally.borrow_mut();
+            match posted {
+                Ok(_) => tally.add_thumb(up),
+                Err(error) => tally.add_failure(&error),
             }
         }
     }
 
     /// Pauses shortly; longer if shadow completions need the engines and enough prompts wait.
-    async fn think(&mut self) {
-        sleep(Duration::from_millis(self.random.random_range(1..10))).await;
+    async fn think(&self, random: &mut ChaCha8Rng) {
+        sleep(Duration::from_millis(random.random_range(1..10))).await;
         if !self.mode.has_graders() {
             return;
         }
-        let patience = LONGEST_PAUSE.mul_f64(self.random.random_range(0.5..1.0));
-        let until = Instant::now() + patience;
-        while !self.stopped() && Instant::now() < until && self.load.borrow().is_enough() {
+        let until = Instant::now() + LONGEST_PAUSE.mul_f64(random.random_range(0.5..1.0));
+        while !self.load.get().ended && Instant::now() < until && self.load.get().is_enough() {
             sleep(CHECK_INTERVAL).await;
         }
     }
@@ -175,7 +137,7 @@ const MEAN_WINDOW: f64 = 64.0;
 const FAILURES_KEPT: usize = 3;
 
 /// A tally that users, the evaluation and the progress display share.
-pub type SharedTally = Mutex<UserTally>;
+pub type SharedTally = RefCell<UserTally>;
 
 /// The counts up to now.
 #[derive(Clone, Debug, Default)]
@@ -314,10 +276,9 @@ mod tests {
             tally.add_answer(1.0, Duration::from_millis(ms), false);
         }
         tally.add_answer(1.0, Duration::from_millis(9), true);
-        let read = tally;
-        assert_eq!(read.idle(), Latency { p50: Some(2.0), p99: Some(3.0) });
-        assert_eq!(read.busy(), Latency { p50: Some(9.0), p99: Some(9.0) });
-        assert_eq!(read.overall(), Latency { p50: Some(2.0), p99: Some(9.0) });
+        assert_eq!(tally.idle(), Latency { p50: Some(2.0), p99: Some(3.0) });
+        assert_eq!(tally.busy(), Latency { p50: Some(9.0), p99: Some(9.0) });
+        assert_eq!(tally.overall(), Latency { p50: Some(2.0), p99: Some(9.0) });
     }
 
     #[test]
@@ -340,9 +301,8 @@ mod tests {
             let reason = format!("HTTP {status}: no");
             tally.add_failure(&ClientError { what: "feedback", reason });
         }
-        let read = tally;
-        assert_eq!(read.failed, 10);
-        assert_eq!(read.failures.len(), FAILURES_KEPT);
-        assert_eq!(read.failures[0], "feedback: HTTP 500: no");
+        assert_eq!(tally.failed, 10);
+        assert_eq!(tally.failures.len(), FAILURES_KEPT);
+        assert_eq!(tally.failures[0], "feedback: HTTP 500: no");
     }
 }

@@ -85,6 +85,9 @@ pub struct VersionHistory {
     /// Whether a version is being checked.
     #[serde(skip)]
     pub is_pending: bool,
+    /// Reads in a row without a version that is being checked.
+    #[serde(skip)]
+    pub(super) polls_at_rest: u32,
     /// The newest version.
     #[serde(skip)]
     pub newest: u64,

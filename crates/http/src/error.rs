@@ -20,7 +20,6 @@ use hone_train::policy::PolicyError;
 /// A response in JSON, or an error.
 pub type JsonResult<T> = Result<Json<T>, ApiError>;
 
-/// Most characters of a message.
 const LONGEST_MESSAGE: usize = 4096;
 /// Largest `Retry-After` in seconds.
 const LONGEST_RETRY: u64 = 300;
@@ -148,7 +147,6 @@ impl ApiError {
         Self::new(ErrorCode::UnsupportedParameter, message).param(param)
     }
 
-    /// 400 for a field whose prompt does not fit into the model's context.
     pub fn too_long(param: &str, prompt: usize, context: usize) -> Self {
         Self::too_large(param, EngineError::PromptTooLong { prompt, context }.to_string())
     }
@@ -163,7 +161,6 @@ impl ApiError {
         Self { status: StatusCode::UNPROCESSABLE_ENTITY, ..self }
     }
 
-    /// The error as one about a thing that does not exist, as feedback counts it.
     pub fn unknown(self) -> Self {
         Self { is_unknown: true, ..self }
     }
@@ -200,7 +197,6 @@ impl ApiError {
         Self::internal()
     }
 
-    /// 503.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Unavailable, message)
     }
@@ -214,7 +210,6 @@ impl ApiError {
         }
     }
 
-    /// The status code.
     pub fn status(&self) -> u16 {
         self.status.as_u16()
     }
@@ -342,7 +337,6 @@ impl From<BytesRejection> for ApiError {
     }
 }
 
-/// 413.
 pub fn large_body() -> ApiError {
     let message =
         "the body is larger than server.max_body_bytes, or the 256 KiB of a grader, allows";

@@ -13,6 +13,7 @@ use std::time::Duration;
 use axum::{Extension, Json};
 use parking_lot::Mutex;
 use schemars::JsonSchema;
+use scopeguard::guard;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -23,19 +24,17 @@ use hone_core::config::Problem;
 use hone_core::config::describe::one_of;
 use hone_reward::grader::{self, GradeOutcome, Grader};
 
-use super::body::{Field, FieldTable, Fields, JsonObject};
+use super::body::{Call, Field, FieldTable, Fields, JsonObject};
 use super::error::{ApiError, JsonResult};
-use super::state::{AppState, Call};
+use super::state::AppState;
 use crate::config::GraderLimits;
 
-/// The fields of a run.
 pub const RUN_FIELDS: FieldTable = &[&[
     GRADER,
     Field::json("item", || json!({"type": "object"}), "What `{{ item.* }}` refers to."),
     Field::text("model_sample", "The text of a completion.").required(),
     Field::json("reference_answer", || json!({}), "The older form: `item.reference_answer`."),
 ]];
-/// The fields of a check.
 pub const VALIDATE_FIELDS: FieldTable = &[&[GRADER]];
 const GRADER: Field =
     Field::json("grader", || json!({"type": "object"}), "An OpenAI grader.").required();
@@ -57,7 +56,6 @@ pub struct GraderQueue {
     places: Arc<Semaphore>,
     /// A permit for each that runs.
     running: Arc<Semaphore>,
-    /// The keys that have places.
     keys: Mutex<BTreeMap<String, KeyPlaces>>,
 }
 
@@ -67,24 +65,6 @@ struct KeyPlaces {
     places: usize,
     /// A permit for each that may run: one fewer than of all keys, so that no key waits for another one alone.
     running: Arc<Semaphore>,
-}
-
-/// A key's grader that runs or waits.
-struct KeyPlace {
-    queue: Arc<GraderQueue>,
-    key: String,
-}
-
-impl Drop for KeyPlace {
-    fn drop(&mut self) {
-        let mut keys = self.queue.keys.lock();
-        if let Some(own) = keys.get_mut(&self.key) {
-            own.places -= 1;
-            if own.places == 0 {
-                keys.remove(&self.key);
-            }
-        }
-    }
 }
 
 impl GraderQueue {
@@ -117,8 +97,11 @@ impl GraderQueue {
         Ok((running.map_err(|_| ApiError::internal())?, own_running, own_place, place))
     }
 
-    /// Counts a place of a key, which may have as many as it leaves free.
-    fn enter(self: &Arc<Self>, key: &str) -> Result<(KeyPlace, Arc<Semaphore>), ApiError> {
+    /// Counts a place of a key, which may have as many as it leaves free, until what is returned is dropped.
+    fn enter(
+        self: &Arc<Self>,
+        key: &str,
+    ) -> Result<(impl Sized + use<>, Arc<Semaphore>), ApiError> {
         let mut keys = self.keys.lock();
         let own = keys.entry(key.to_owned()).or_insert_with(|| KeyPlaces {
             places: 0,
@@ -129,7 +112,17 @@ impl GraderQueue {
             return Err(ApiError::limited("graders", message, RETRY_AFTER));
         }
         own.places += 1;
-        Ok((KeyPlace { queue: Arc::clone(self), key: key.to_owned() }, Arc::clone(&own.running)))
+        let running = Arc::clone(&own.running);
+        let place = guard((Arc::clone(self), key.to_owned()), |(queue, key)| {
+            let mut keys = queue.keys.lock();
+            if let Some(own) = keys.get_mut(&key) {
+                own.places -= 1;
+                if own.places == 0 {
+                    keys.remove(&key);
+                }
+            }
+        });
+        Ok((place, running))
     }
 
     fn read(&self, state: &AppState, fields: &Fields<'_>) -> Result<Grader, ApiError> {

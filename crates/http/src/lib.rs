@@ -6,7 +6,8 @@
 //! maps errors to status codes. `generate` samples for every endpoint that generates text. Each of four dialects
 //! has a function `from_wire`, which makes the one internal request of a body, and a type that implements
 //! `ToWire`, which makes the response of what is sampled: `chat`, `text` (completions), `responses` (OpenAI's
-//! Responses) and `messages` (Anthropic's API). `operator` has `/admin`, probes and metrics.
+//! Responses) and `messages` (Anthropic's API). `stored` has the endpoints of recorded completions, `operator` those of
+//! `/admin`, probes and metrics.
 //!
 //! Invariants: every response is JSON, except streams and `/metrics`; every error has OpenAI's shape, or
 //! Anthropic's on `/v1/messages`; a completion is queued for the ledger before its last byte is sent, or
@@ -28,6 +29,7 @@ mod responses;
 mod routes;
 mod serve;
 mod state;
+mod stored;
 mod text;
 
 pub use auth::KeyRing;

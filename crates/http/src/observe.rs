@@ -82,7 +82,7 @@ impl Drop for InFlight {
         self.metrics.http_requests.with_label_values(&[route, &status.to_string()]).inc();
         self.metrics.http_request_duration.with_label_values(&[route]).observe(seconds);
         let (method, ms) = (&self.method, (seconds * 1e5).round() / 100.0);
-        let key = self.key.as_ref().map(|key| key.name.as_str());
+        let key = self.key.as_ref().map(|key| key.entry.name.as_str());
         let _entered = self.span.enter();
         if route.starts_with("/v1/") || route.starts_with("/admin/") {
             tracing::info!(%method, route, status, ms, key, "request");
@@ -121,7 +121,6 @@ impl Drop for MeasuredBody {
 
 // What identifies a request in the logs of clients, proxies and the server: its id and its trace.
 
-/// The header with a request's id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Longest id that a client may choose, in characters.
@@ -131,7 +130,6 @@ const LONGEST_ID: usize = 128;
 #[derive(Clone, Debug)]
 pub struct RequestId(pub(crate) String);
 
-/// The names of a request.
 #[derive(Clone, Debug, PartialEq)]
 struct RequestNames {
     id: HeaderValue,

@@ -121,37 +121,31 @@ pub struct PolicyList {
     data: Vec<PolicyRecord>,
 }
 
-/// `GET /admin/train`
 pub async fn status(State(state): AppContext) -> Json<TrainStatus> {
     Json(state.train.status())
 }
 
-/// `POST /admin/train/pause`
 pub async fn pause(State(state): AppContext) -> JsonResult<TrainStatus> {
     state.train.pause()?;
     tracing::info!("training paused");
     Ok(Json(state.train.status()))
 }
 
-/// `POST /admin/train/resume`
 pub async fn resume(State(state): AppContext) -> JsonResult<TrainStatus> {
     state.train.resume()?;
     tracing::info!("training resumed");
     Ok(Json(state.train.status()))
 }
 
-/// `POST /admin/train/step`
 pub async fn step(State(state): AppContext) -> JsonResult<TrainStatus> {
     run_detached(async move { state.train.step().await }).await
 }
 
-/// `GET /admin/policies`
 pub async fn policies(State(state): AppContext) -> JsonResult<PolicyList> {
     let active = state.policies.active().0;
     Ok(Json(PolicyList { object: "list", active, data: state.policies.list()? }))
 }
 
-/// `POST /admin/policies/{version}/activate`
 pub async fn activate(
     State(state): AppContext,
     PathText(version): PathText,
@@ -162,17 +156,8 @@ pub async fn activate(
     run_detached(async move { state.policies.activate(version, reason).await }).await
 }
 
-/// `POST /admin/policies/{version}/pin`
-pub async fn pin(state: AppContext, version: PathText) -> JsonResult<PolicyRecord> {
-    keep(state, version, true).await
-}
-
-/// `POST /admin/policies/{version}/unpin`
-pub async fn unpin(state: AppContext, version: PathText) -> JsonResult<PolicyRecord> {
-    keep(state, version, false).await
-}
-
-async fn keep(
+/// Keeps a version's files, or lets them be deleted again.
+pub async fn pin(
     State(state): AppContext,
     PathText(version): PathText,
     pinned: bool,
@@ -206,7 +191,6 @@ async fn run_detached<T: Send + 'static, E: Into<ApiError> + Send + 'static>(
 
 /// Longest note, in characters.
 const NOTE_CHARS: usize = 1024;
-/// The fields of a post.
 pub const FIELDS: FieldTable =
     &[&[Field::short_text("reason", NOTE_CHARS, "Why the key is quarantined.").required()]];
 
@@ -226,12 +210,10 @@ pub struct ReleasedKey {
     released: bool,
 }
 
-/// `GET /admin/feedback/quarantine`
 pub async fn list(State(state): AppContext) -> JsonResult<List<QuarantineEntry>> {
     Ok(Json(List::new(state.store.quarantined()?.into_iter().map(entry))))
 }
 
-/// `POST /admin/feedback/quarantine/{key}`
 pub async fn flag(
     State(state): AppContext,
     PathText(key): PathText,
@@ -255,7 +237,6 @@ pub async fn flag(
     row.map(entry).map(Json).ok_or_else(ApiError::internal)
 }
 
-/// `DELETE /admin/feedback/quarantine/{key}`
 pub async fn release(State(state): AppContext, PathText(key): PathText) -> JsonResult<ReleasedKey> {
     if !state.store.quarantined()?.iter().any(|row| row.key_id == key) {
         let message = format!("key is {key:?}: it is not in quarantine");

@@ -1,13 +1,13 @@
 //! The state that the handlers share, with the trainer, the policy versions and rollout as traits, so that tests of
 //! the routes can replace all three.
 
+use std::collections::{HashSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
-use axum::extract::FromRequestParts;
-use axum::http::request::Parts;
+use parking_lot::Mutex;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyVersion, Sample, UnixMillis};
@@ -19,9 +19,8 @@ use hone_store::{Store, StoreError};
 use hone_train::policy::{Policies, PolicyError, VersionRating};
 use hone_train::{TrainError, TrainHandle, TrainStatus};
 
-use super::auth::{Caller, KeyRing};
+use super::auth::KeyRing;
 use super::error::ApiError;
-use super::generate::{RecentTurns, TokenizerPlaces};
 use crate::config::ServerConfig;
 
 /// The configuration that decides whether feedback is trained on.
@@ -70,8 +69,6 @@ pub struct AppState {
     pub config: Arc<ServerConfig>,
     /// Turns of conversations that may still be queued for the ledger.
     pub recent_turns: RecentTurns,
-    /// Places of long texts that are tokenized.
-    pub tokenizing: TokenizerPlaces,
     /// API keys. They may be replaced while the server runs.
     pub keys: Arc<KeyRing>,
     /// What `/readyz` requires of the disk.
@@ -94,19 +91,33 @@ impl AppState {
     }
 }
 
-/// What a handler gets of a request beside its content.
-pub struct Call(pub Arc<AppState>, pub Caller);
+/// Digests that are remembered. More than the ledger's queue holds.
+const MAX_RECENT: usize = 16_384;
 
-impl FromRequestParts<Arc<AppState>> for Call {
-    type Rejection = ApiError;
+/// First 16 bytes of a SHA-256 of messages.
+pub type TurnDigest = [u8; 16];
 
-    async fn from_request_parts(
-        parts: &mut Parts,
-        state: &Arc<AppState>,
-    ) -> Result<Self, ApiError> {
-        // Authentication adds the caller.
-        let caller = parts.extensions.get().cloned().ok_or_else(ApiError::internal)?;
-        Ok(Self(Arc::clone(state), caller))
+/// The digests that were queued for the ledger last. A conversation with one of them waits for the queue.
+#[derive(Default)]
+pub struct RecentTurns(Mutex<(VecDeque<TurnDigest>, HashSet<TurnDigest>)>);
+
+impl RecentTurns {
+    pub fn add(&self, digest: TurnDigest) {
+        let mut state = self.0.lock();
+        let (order, known) = &mut *state;
+        if !known.insert(digest) {
+            return;
+        }
+        order.push_back(digest);
+        if order.len() > MAX_RECENT
+            && let Some(oldest) = order.pop_front()
+        {
+            known.remove(&oldest);
+        }
+    }
+
+    pub fn contains(&self, digest: &TurnDigest) -> bool {
+        self.0.lock().1.contains(digest)
     }
 }
 

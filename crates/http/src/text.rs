@@ -19,18 +19,18 @@ use serde_json::{Map, Value, json};
 use hone_core::types::{FinishReason, Interaction, Message, PolicyVersion, Role, TokenId};
 use hone_engine::{Codec, GenerateRequest, Token};
 
-use super::body::{Field, FieldTable, Fields, JsonObject, invalid, list_of, text_schema};
+use super::body::{Call, Field, FieldTable, Fields, JsonObject, invalid, list_of, text_schema};
 use super::error::ApiError;
-use super::generate::fields::{
-    self, CHOICES, MAX_CHOICES, MAX_TOP_LOGPROBS, SAMPLING, include_usage, metadata, to_u32,
-    token_schema,
-};
 use super::generate::prompt::{encode, token_ids};
-use super::generate::request::{BYTES_PER_TOKEN, check_length};
-use super::generate::run::{RequestRun, SamplingRequest, assigned_version};
+use super::generate::run::{
+    BYTES_PER_TOKEN, RequestRun, SamplingRequest, assigned_version, check_length,
+};
 use super::generate::sse::{self, ToWire, with_version};
-use super::generate::{ChoiceUpdate, ClientRequest, FieldNames, Usage, shown_logprob};
-use super::state::{AppState, Call};
+use super::generate::{
+    self, CHOICES, ChoiceUpdate, ClientRequest, FieldNames, MAX_CHOICES, MAX_TOP_LOGPROBS,
+    SAMPLING, Usage, include_usage, metadata, shown_logprob, to_u32, token_schema,
+};
+use super::state::AppState;
 
 /// OpenAI's `max_tokens` of requests that contain none.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -39,7 +39,6 @@ const MAX_ALL_CHOICES: usize = 128;
 /// Prompts of one request that are scored at the same time.
 const SCORED_AT_ONCE: usize = 8;
 
-/// The fields.
 pub const FIELDS: FieldTable = &[
     &[
         Field::json("prompt", prompt_schema, "What is continued.").required(),
@@ -73,16 +72,6 @@ enum TextPrompt {
     Tokens(Vec<TokenId>),
 }
 
-impl TextPrompt {
-    /// The number of its tokens, before it is tokenized.
-    fn estimated_tokens(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len() / BYTES_PER_TOKEN,
-            Self::Tokens(ids) => ids.len(),
-        }
-    }
-}
-
 /// A valid request, and what is particular to texts.
 #[derive(Debug, PartialEq)]
 struct TextRequest {
@@ -113,7 +102,7 @@ fn from_wire(body: &Map<String, Value>, vocab: usize) -> Result<TextRequest, Api
     }
     let fields = Fields::of(&body, FIELDS)?;
     let names = FieldNames { max_tokens: "max_tokens", prompt: "prompt", parameters: "" };
-    let request = fields::read(&fields, metadata(&fields)?, DEFAULT_MAX_TOKENS, vocab, names)?;
+    let request = generate::read(&fields, metadata(&fields)?, DEFAULT_MAX_TOKENS, vocab, names)?;
     let n = fields.whole("n").unwrap_or(1);
     if let Some(best_of) = fields.whole("best_of")
         && best_of != n
@@ -159,34 +148,32 @@ fn prompts(fields: &Fields<'_>, vocab: usize) -> Result<Vec<TextPrompt>, ApiErro
         Some(Value::Array(list)) if !list.is_empty() => list,
         Some(_) => return Err(fields.invalid("prompt", ALLOWED)),
     };
-    let at = |i: usize| format!("prompt[{i}]");
-    match list.first() {
-        Some(Value::Number(_)) => Ok(vec![TextPrompt::Tokens(token_ids("prompt", list, vocab)?)]),
-        Some(Value::Array(_)) => {
-            let ids = |(i, value): (usize, &Value)| match value.as_array() {
-                Some(ids) => Ok(TextPrompt::Tokens(token_ids(&at(i), ids, vocab)?)),
-                None => Err(invalid(&at(i), value, "a list of token ids, as the first one")),
-            };
-            list.iter().enumerate().map(ids).collect()
-        }
-        _ => {
-            let text = |(i, value): (usize, &Value)| match value.as_str() {
-                Some(text) => Ok(TextPrompt::Text(text.to_owned())),
-                None => Err(invalid(&at(i), value, "a text")),
-            };
-            list.iter().enumerate().map(text).collect()
-        }
+    if list.first().is_some_and(Value::is_number) {
+        return Ok(vec![TextPrompt::Tokens(token_ids("prompt", list, vocab)?)]);
     }
+    let has_lists = list.first().is_some_and(Value::is_array);
+    let prompt = |(i, value): (usize, &Value)| {
+        let path = format!("prompt[{i}]");
+        match value {
+            Value::Array(ids) if has_lists => Ok(TextPrompt::Tokens(token_ids(&path, ids, vocab)?)),
+            _ if has_lists => Err(invalid(&path, value, "a list of token ids, as the first one")),
+            Value::String(text) => Ok(TextPrompt::Text(text.clone())),
+            _ => Err(invalid(&path, value, "a text")),
+        }
+    };
+    list.iter().enumerate().map(prompt).collect()
 }
 
-/// `POST /v1/completions`
 pub async fn create(call: Call, JsonObject(body): JsonObject) -> Result<Response, ApiError> {
     let (arrived, Call(state, caller)) = (Instant::now(), call);
     let mut text = from_wire(&body, state.engine.info().vocab)?;
     let prompts = std::mem::take(&mut text.prompts);
     let request = &text.request;
-    let estimate = prompts.iter().map(TextPrompt::estimated_tokens).sum();
-    let permit = request.admit(&state, &caller, prompts.len(), estimate)?;
+    let estimate = prompts.iter().map(|prompt| match prompt {
+        TextPrompt::Text(text) => text.len() / BYTES_PER_TOKEN,
+        TextPrompt::Tokens(ids) => ids.len(),
+    });
+    let permit = request.admit(&state, &caller, prompts.len(), estimate.sum())?;
     let mut interactions = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let (prompt, ids) = tokenize(&state, prompt, text.add_special_tokens).await?;
@@ -210,21 +197,24 @@ pub async fn create(call: Call, JsonObject(body): JsonObject) -> Result<Response
         let most = request.logprobs.max(text.prompt_logprobs).unwrap_or(0);
         scored = score(&state, &interactions, request.user.as_deref(), most).await?;
     }
-    let head = TextHead::new(interactions.clone(), &text, scored);
-    if text.scores_only {
-        return Ok(scores(&state, &head));
-    }
-    let (stream, stored) = (request.stream, request.is_kept(&state, &caller));
-    let (request, prompts) = (text.request, interactions);
-    let sampling = SamplingRequest { request, prompts, grammar: None, stored, permit, arrived };
-    let count = head.choices();
-    let wire = TextWire {
-        run: RequestRun::new(state, sampling),
-        head,
-        include_usage: text.include_usage,
-        offsets: vec![0; count],
-        whole: (0..count).map(|_| WholeText::default()).collect(),
+    let head = TextHead {
+        prompts: interactions.clone(),
+        choices_per_prompt: request.choices.max(1) as usize,
+        echo: text.echo,
+        logprobs: request.logprobs.map(usize::from),
+        prompt_logprobs: text.prompt_logprobs.map(usize::from),
+        scored,
     };
+    if text.scores_only {
+        let version = state.engine.active_version();
+        return Ok(with_version(scores(&head, state.engine.codec(), version), Some(version)));
+    }
+    let stream = text.request.stream;
+    let (request, prompts) = (text.request, interactions);
+    let sampling = SamplingRequest { request, prompts, grammar: None, permit, arrived };
+    let offsets = vec![0; head.choices()];
+    let run = RequestRun::new(state, sampling);
+    let wire = TextWire { run, head, include_usage: text.include_usage, offsets };
     sse::respond(wire, stream).await
 }
 
@@ -255,21 +245,16 @@ async fn score(
 }
 
 /// The response to a request that samples nothing.
-fn scores(state: &AppState, head: &TextHead) -> Response {
-    let whole = (0..head.choices())
-        .map(|_| WholeText { finish: Some(FinishReason::Length), ..WholeText::default() });
+fn scores(head: &TextHead, codec: &Codec, version: PolicyVersion) -> Response {
+    let whole = || WholeText { finish: Some(FinishReason::Length), ..WholeText::default() };
     let tokens = head.prompts.iter().map(|prompt| prompt.prompt_ids.len()).sum();
-    let version = state.engine.active_version();
-    let choices = head.whole(state.engine.codec(), whole).map(|choice| TextChoice {
-        // There is no completion.
-        completion_id: None,
-        ..choice
-    });
+    let whole = (0..head.choices()).map(|_| whole());
+    // There is no completion.
+    let choices = head.whole(codec, whole).map(|c| TextChoice { completion_id: None, ..c });
     let completion = head.completion(version, choices.collect(), Some(Some(Usage::new(tokens, 0))));
-    with_version(Json(completion).into_response(), Some(version))
+    Json(completion).into_response()
 }
 
-/// A prompt's text and tokens.
 async fn tokenize(
     state: &AppState,
     prompt: TextPrompt,
@@ -299,11 +284,8 @@ struct TextWire {
     include_usage: bool,
     /// The length of each choice's text so far, in characters.
     offsets: Vec<usize>,
-    /// What is kept of each choice for a whole response.
-    whole: Vec<WholeText>,
 }
 
-/// A choice of a whole response.
 #[derive(Default)]
 struct WholeText {
     text: String,
@@ -372,17 +354,16 @@ impl ToWire for TextWire {
         events
     }
 
-    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
-        let whole = self.whole.get_mut(update.index as usize).ok_or_else(ApiError::internal)?;
-        whole.text.push_str(&update.text);
-        whole.tokens.extend(update.tokens);
-        whole.finish = update.finish;
-        Ok(())
-    }
-
-    fn whole(mut self) -> Result<Response, ApiError> {
-        let whole = std::mem::take(&mut self.whole).into_iter();
-        let choices = self.head.whole(self.run.state.engine.codec(), whole).collect();
+    fn whole(self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError> {
+        let mut whole = Vec::new();
+        whole.resize_with(self.head.choices(), WholeText::default);
+        for update in updates {
+            let own = whole.get_mut(update.index as usize).ok_or_else(ApiError::internal)?;
+            own.text.push_str(&update.text);
+            own.tokens.extend(update.tokens);
+            own.finish = update.finish;
+        }
+        let choices = self.head.whole(self.run.state.engine.codec(), whole.into_iter()).collect();
         let version = self.run.version().unwrap_or_default();
         let completion = self.head.completion(version, choices, Some(Some(self.run.usage())));
         Ok(Json(completion).into_response())
@@ -402,29 +383,9 @@ struct TextHead {
     prompt_logprobs: Option<usize>,
     /// The tokens of each prompt after the first with their log-probabilities; empty if nothing needs them.
     scored: Vec<Vec<Token>>,
-    /// The id of the response, which is the first prompt's.
-    id: String,
-    created: u64,
-    model: String,
 }
 
 impl TextHead {
-    fn new(prompts: Vec<Arc<Interaction>>, text: &TextRequest, scored: Vec<Vec<Token>>) -> Self {
-        let (first, request) = (prompts.first(), &text.request);
-        Self {
-            choices_per_prompt: request.choices.max(1) as usize,
-            echo: text.echo,
-            logprobs: request.logprobs.map(usize::from),
-            prompt_logprobs: text.prompt_logprobs.map(usize::from),
-            scored,
-            id: first.map(|prompt| prompt.completion_id()).unwrap_or_default(),
-            created: first.map_or(0, |prompt| prompt.created / 1000),
-            model: first.map(|prompt| prompt.model.clone()).unwrap_or_default(),
-            prompts,
-        }
-    }
-
-    /// Number of choices.
     fn choices(&self) -> usize {
         self.prompts.len() * self.choices_per_prompt
     }
@@ -433,7 +394,6 @@ impl TextHead {
         self.prompts.get(index as usize / self.choices_per_prompt).map(Arc::as_ref)
     }
 
-    /// The choices of a whole response.
     fn whole<'a>(
         &'a self,
         codec: &'a Codec,
@@ -469,25 +429,37 @@ impl TextHead {
             && self.echo
             && let Some(first) = self.prompt(index)?.prompt_ids.first()
         {
-            all = TextLogprobs::first(codec, *first, offset);
-            all = all.with(codec, self.scored_of(index), most, offset);
+            all.add(codec, *first, None, most, offset);
+            for token in self.scored_of(index) {
+                all.add(codec, token.id, Some(token), most, offset);
+            }
         }
-        Some(all.with(codec, sampled, most, offset))
+        for token in sampled {
+            all.add(codec, token.id, Some(token), most, offset);
+        }
+        Some(all)
     }
 
-    fn prompt_logprobs(
-        &self,
-        codec: &Codec,
-        index: u32,
-    ) -> Option<Vec<Option<BTreeMap<TokenId, PromptLogprob>>>> {
-        Some(prompt_logprobs(codec, self.scored_of(index), self.prompt_logprobs?))
+    /// The tokens of a prompt, if requested. The first has no log-probability.
+    fn prompt_logprobs(&self, codec: &Codec, index: u32) -> Option<Vec<PromptLogprobs>> {
+        let most = self.prompt_logprobs?;
+        let own = |token: &Token| {
+            let entry = |id: TokenId, logprob: f32, rank: Option<usize>| {
+                let logprob = shown_logprob(logprob);
+                (id, PromptLogprob { logprob, rank, decoded_token: shown(codec, id) })
+            };
+            let ranked = token.top.iter().take(most).zip(1..);
+            let rank = token.top.iter().position(|(id, _)| *id == token.id).map(|place| place + 1);
+            let ranked = ranked.map(|((id, logprob), rank)| entry(*id, *logprob, Some(rank)));
+            Some(ranked.chain([entry(token.id, token.logprob, rank)]).collect())
+        };
+        Some([None].into_iter().chain(self.scored_of(index).iter().map(own)).collect())
     }
 
     fn scored_of(&self, index: u32) -> &[Token] {
         self.scored.get(index as usize / self.choices_per_prompt).map_or(&[], Vec::as_slice)
     }
 
-    /// The id of a choice's prompt, if there are several.
     fn own_id(&self, index: u32) -> Option<String> {
         let prompt = self.prompt(index).filter(|_| self.prompts.len() > 1)?;
         Some(prompt.completion_id())
@@ -499,11 +471,12 @@ impl TextHead {
         choices: Vec<TextChoice>,
         usage: Option<Option<Usage>>,
     ) -> TextCompletion<'_> {
+        let first = self.prompts.first();
         TextCompletion {
-            id: &self.id,
+            id: first.map(|prompt| prompt.completion_id()).unwrap_or_default(),
             object: "text_completion",
-            created: self.created,
-            model: &self.model,
+            created: first.map_or(0, |prompt| prompt.created / 1000),
+            model: first.map_or("", |prompt| &prompt.model),
             system_fingerprint: version.fingerprint(),
             choices,
             usage,
@@ -516,7 +489,8 @@ impl TextHead {
 /// The response, and each event of a stream.
 #[derive(Serialize, JsonSchema)]
 pub struct TextCompletion<'a> {
-    id: &'a str,
+    /// That of the first prompt.
+    id: String,
     #[schemars(extend("const" = "text_completion"))]
     object: &'static str,
     /// Seconds since 1970.
@@ -537,7 +511,7 @@ struct TextChoice {
     logprobs: Option<TextLogprobs>,
     /// vLLM's form of the prompt's log-probabilities, by token id; only if the request wants it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<Vec<Option<BTreeMap<TokenId, PromptLogprob>>>>,
+    prompt_logprobs: Option<Vec<PromptLogprobs>>,
     #[schemars(extend("enum" = ["stop", "length", null]))]
     finish_reason: Option<&'static str>,
     /// Only if the request has several prompts: the id of this prompt's completion, for feedback.
@@ -554,26 +528,8 @@ struct PromptLogprob {
     decoded_token: String,
 }
 
-/// The tokens of a prompt, after the first, which has no log-probability, with `most` alternatives each.
-fn prompt_logprobs(
-    codec: &Codec,
-    scored: &[Token],
-    most: usize,
-) -> Vec<Option<BTreeMap<TokenId, PromptLogprob>>> {
-    let own = |token: &Token| {
-        let entry = |id: TokenId, logprob: f32, rank: Option<usize>| {
-            let logprob = shown_logprob(logprob);
-            (id, PromptLogprob { logprob, rank, decoded_token: shown(codec, id) })
-        };
-        let ranked = token.top.iter().take(most).zip(1..);
-        let rank = token.top.iter().position(|(id, _)| *id == token.id).map(|place| place + 1);
-        let mut entries: BTreeMap<_, _> =
-            ranked.map(|((id, logprob), rank)| entry(*id, *logprob, Some(rank))).collect();
-        entries.extend([entry(token.id, token.logprob, rank)]);
-        entries
-    };
-    [None].into_iter().chain(scored.iter().map(|token| Some(own(token)))).collect()
-}
+/// A place of a prompt, by token id.
+type PromptLogprobs = Option<BTreeMap<TokenId, PromptLogprob>>;
 
 /// Natural-log probabilities of the tokens of a choice, also of an echoed prompt. The stop token is left out, as in
 /// the text, unless the prompt is echoed, because clients that echo a prompt drop the last token.
@@ -589,40 +545,27 @@ struct TextLogprobs {
 }
 
 impl TextLogprobs {
-    /// The first token of a prompt. `offset` is its place in the choice's text, which the place after it replaces.
-    fn first(codec: &Codec, id: TokenId, offset: &mut usize) -> Self {
-        let mut all = Self::default();
-        all.place(codec, id, offset);
-        all.token_logprobs.push(None);
-        all.top_logprobs.push(None);
-        all
-    }
-
-    /// Adds a token's text, which it returns, and its place.
-    fn place(&mut self, codec: &Codec, id: TokenId, offset: &mut usize) -> String {
+    /// Adds a token with at most `most` alternatives, or without scores the first one of a prompt. `offset` is its place
+    /// in the choice's text, which the place after it replaces.
+    fn add(
+        &mut self,
+        codec: &Codec,
+        id: TokenId,
+        scores: Option<&Token>,
+        most: usize,
+        offset: &mut usize,
+    ) {
         let text = shown(codec, id);
-        self.tokens.push(text.clone());
         self.text_offset.push(*offset);
         let begins = |byte: &&u8| (**byte & 0xC0) != 0x80;
         *offset += codec.token_bytes(id).iter().filter(begins).count();
-        text
-    }
-
-    /// Adds tokens with at most `most` alternatives each, as [`Self::first`].
-    fn with(mut self, codec: &Codec, tokens: &[Token], most: usize, offset: &mut usize) -> Self {
-        for token in tokens {
-            let text = self.place(codec, token.id, offset);
-            let mut top: BTreeMap<String, f32> = token
-                .top
-                .iter()
-                .take(most)
-                .map(|(id, logprob)| (shown(codec, *id), shown_logprob(*logprob)))
-                .collect();
-            top.insert(text, shown_logprob(token.logprob));
-            self.token_logprobs.push(Some(shown_logprob(token.logprob)));
-            self.top_logprobs.push(Some(top));
-        }
-        self
+        self.token_logprobs.push(scores.map(|token| shown_logprob(token.logprob)));
+        self.top_logprobs.push(scores.map(|token| {
+            let top = token.top.iter().take(most);
+            let top = top.map(|(id, logprob)| (shown(codec, *id), shown_logprob(*logprob)));
+            top.chain([(text.clone(), shown_logprob(token.logprob))]).collect()
+        }));
+        self.tokens.push(text);
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue, RANGE};
-use reqwest::{Client, Response, StatusCode, Url};
+use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 use tokio::fs::{self, File};
 use tokio::io::AsyncWriteExt;
 
@@ -43,9 +43,9 @@ impl Hub {
         if endpoint.is_empty() { PUBLIC } else { endpoint.trim_end_matches('/') }
     }
 
-    /// The HTTP client and the headers of requests to the endpoint. Proxies are those of the
-    /// environment (`HTTPS_PROXY`, `NO_PROXY`). A redirect to another host carries no token.
-    fn client(&self) -> Result<(Client, HeaderMap), HubError> {
+    /// The HTTP client, which sends the token to the endpoint. Proxies are those of the environment
+    /// (`HTTPS_PROXY`, `NO_PROXY`). A redirect to another host carries no token.
+    fn client(&self) -> Result<Client, HubError> {
         let mut headers = HeaderMap::new();
         if let Some(token) = self.config.token() {
             let value = HeaderValue::from_str(&format!("Bearer {}", token.expose()));
@@ -57,6 +57,7 @@ impl Hub {
         let builder = || {
             Client::builder()
                 .user_agent(concat!("hone/", env!("CARGO_PKG_VERSION")))
+                .default_headers(headers.clone())
                 .referer(false)
                 .connect_timeout(CONNECT_TIMEOUT)
                 .read_timeout(READ_TIMEOUT)
@@ -66,8 +67,7 @@ impl Hub {
             let plain = self.endpoint().starts_with("http://");
             if plain { builder().tls_certs_only([]).build() } else { Err(error) }
         });
-        let failed = |error| client_error(&root_cause(&error));
-        Ok((client.map_err(failed)?, headers))
+        client.map_err(|error| client_error(&root_cause(&error)))
     }
 
     /// The commit of a revision and its files, from the hub; recorded in the cache. `configured` is
@@ -81,9 +81,9 @@ impl Hub {
         let mut url = self.url(repo, &["api", repo.kind.as_str()], &["revision", revision])?;
         // Adds the sizes.
         url.set_query(Some("blobs=true"));
-        let (client, headers) = self.client()?;
-        let body = self.retried(async || {
-            let response = client.get(url.clone()).headers(headers.clone()).send().await;
+        let client = self.client()?;
+        let body = retried(async || {
+            let response = client.get(url.clone()).send().await;
             let response = self.success(repo, "the list of files", response)?;
             response.bytes().await.map_err(|error| self.unreachable(repo, &error))
         });
@@ -117,85 +117,61 @@ impl Hub {
         files: &[&ListedFile],
     ) -> Result<(), HubError> {
         let dir = RepoCache::new(&self.cache, repo).snapshot(commit);
-        let mut client = None;
-        for file in files {
-            let target = dir.join(&file.name);
-            if target.exists() {
-                continue;
-            }
-            let (client, headers) = match &mut client {
-                Some(client) => client,
-                empty => empty.insert(self.client()?),
-            };
+        let missing: Vec<_> = files.iter().filter(|file| !dir.join(&file.name).exists()).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let client = self.client()?;
+        for file in missing {
             let mut segments = vec!["resolve", commit];
             segments.extend(file.name.split('/'));
             let prefix: &[&str] = if repo.kind == RepoKind::Dataset { &["datasets"] } else { &[] };
             let url = self.url(repo, prefix, &segments)?;
             tracing::info!(repo = repo.name(), file = file.name, size = file.size, "fetching");
-            let download = Download { repo, file, target: &target };
-            self.retried(async || self.download(&download, client, headers, &url).await).await?;
+            let target = dir.join(&file.name);
+            retried(async || self.download(repo, file, &target, client.get(url.clone())).await)
+                .await?;
         }
         Ok(())
-    }
-
-    /// Repeats a request that may succeed later.
-    async fn retried<T>(
-        &self,
-        request: impl AsyncFn() -> Result<T, HubError>,
-    ) -> Result<T, HubError> {
-        let mut retries = 0;
-        loop {
-            match request().await {
-                Err(error) if retries < RETRIES && error.is_transient() => {
-                    tracing::debug!(%error, "retrying");
-                    tokio::time::sleep(BACKOFF * 2_u32.pow(retries)).await;
-                    retries += 1;
-                }
-                result => return result,
-            }
-        }
     }
 
     /// Continues a download in `NAME.part`, which is renamed when it is complete.
     async fn download(
         &self,
-        download: &Download<'_>,
-        client: &Client,
-        headers: &HeaderMap,
-        url: &Url,
+        repo: &Repo<'_>,
+        file: &ListedFile,
+        target: &Path,
+        mut request: RequestBuilder,
     ) -> Result<(), HubError> {
-        let Download { repo, file, target } = *download;
         let Some((part, mut output)) = claim(target).await? else { return Ok(()) };
         let mut start = length(&output, &part).await?;
-        let complete = file.size.is_some_and(|size| start == size);
-        if !complete {
-            let mut request = client.get(url.clone()).headers(headers.clone());
+        if file.size.is_none_or(|size| start != size) {
             if start > 0 {
                 request = request.header(RANGE, format!("bytes={start}-"));
             }
             let response = self.success(repo, &file.name, request.send().await);
-            if response.as_ref().is_err_and(|error| error.kind == HubErrorKind::Status(416)) {
-                // What is there is no beginning of the file, so the next attempt begins again.
-                output.set_len(0).await.map_err(at(&part))?;
-            }
-            let mut response = response?;
-            if response.status() != StatusCode::PARTIAL_CONTENT {
+            // With status 416, what is there is no beginning of the file, so the next attempt begins again.
+            let is_refused =
+                response.as_ref().is_err_and(|error| error.kind == HubErrorKind::Status(416));
+            let is_whole =
+                response.as_ref().is_ok_and(|r| r.status() != StatusCode::PARTIAL_CONTENT);
+            if is_refused || is_whole {
                 output.set_len(0).await.map_err(at(&part))?;
                 start = 0;
             }
-            let ended = copy(&mut response, &mut output, &part).await?;
+            let ended = copy(&mut response?, &mut output, &part).await?;
             let received = length(&output, &part).await?;
             let reason = match (ended, file.size) {
-                (Err(error), _) => root_cause(&error),
+                (Err(error), _) => Some(root_cause(&error)),
                 (Ok(()), Some(size)) if received != size => {
                     if received > size {
                         output.set_len(0).await.map_err(at(&part))?;
                     }
-                    format!("it has {size} bytes")
+                    Some(format!("it has {size} bytes"))
                 }
-                (Ok(()), _) => String::new(),
+                (Ok(()), _) => None,
             };
-            if !reason.is_empty() {
+            if let Some(reason) = reason {
                 let (repo, file) = (repo.name(), &file.name);
                 let sentence = format!(
                     "{repo}: the download of {file} ended after {received} bytes: {reason}"
@@ -263,20 +239,26 @@ fn client_error(reason: &str) -> HubError {
     HubError::other(format!("the HTTP client cannot be built: {reason}"))
 }
 
-/// A file and where it goes.
-#[derive(Clone, Copy)]
-struct Download<'a> {
-    repo: &'a Repo<'a>,
-    file: &'a ListedFile,
-    target: &'a Path,
+/// Repeats a request that may succeed later.
+async fn retried<T>(request: impl AsyncFn() -> Result<T, HubError>) -> Result<T, HubError> {
+    let mut retries = 0;
+    loop {
+        match request().await {
+            Err(error) if retries < RETRIES && error.is_transient() => {
+                tracing::debug!(%error, "retrying");
+                tokio::time::sleep(BACKOFF * 2_u32.pow(retries)).await;
+                retries += 1;
+            }
+            result => return result,
+        }
+    }
 }
 
 /// Opens and locks the incomplete file, so that one process at a time writes it. `None` if `target`
 /// is complete.
 async fn claim(target: &Path) -> Result<Option<(PathBuf, File)>, HubError> {
-    let mut part = target.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
+    let mut part = target.to_owned();
+    part.as_mut_os_string().push(".part");
     let parent = target.parent().unwrap_or(target);
     fs::create_dir_all(parent).await.map_err(at(parent))?;
     loop {

@@ -83,44 +83,40 @@ impl Hub {
             revision => vec![revision],
         };
         let cache = RepoCache::new(&self.cache, &repo);
-        let cached = revisions.iter().filter_map(|revision| cache.listing(revision));
-        for listing in cached {
+        for listing in revisions.iter().filter_map(|revision| cache.listing(revision)) {
             // A split that the cached commit lacks may be in a newer one.
             if let Ok(selection) = Selection::new(&listing, query) {
-                return self.selected(&repo, &cache, &listing.commit, selection).await;
+                return self.selected(&repo, &listing.commit, selection).await;
             }
         }
-        let mut failed = None;
-        for revision in &revisions {
+        let mut failed = no_id(&repo.name());
+        for (index, revision) in revisions.iter().enumerate() {
             let listing = match self.list(&repo, revision, query.revision).await {
                 Ok(listing) => listing,
                 Err(error) if error.kind == HubErrorKind::Missing => {
-                    failed.get_or_insert(error);
+                    // Less informative than a branch without Parquet.
+                    failed = if index == 0 { error } else { failed };
                     continue;
                 }
                 Err(error) => return Err(error),
             };
             match Selection::new(&listing, query) {
-                Ok(selection) => {
-                    return self.selected(&repo, &cache, &listing.commit, selection).await;
-                }
-                // More informative than a missing branch.
-                Err(error) if error.kind == HubErrorKind::Format => failed = Some(error),
+                Ok(selection) => return self.selected(&repo, &listing.commit, selection).await,
+                Err(error) if error.kind == HubErrorKind::Format => failed = error,
                 Err(error) => return Err(error),
             }
         }
-        Err(failed.unwrap_or_else(|| no_id(&repo.name())))
+        Err(failed)
     }
 
     async fn selected(
         &self,
         repo: &Repo<'_>,
-        cache: &RepoCache,
         commit: &str,
         selection: Selection<'_>,
     ) -> Result<HubDataset, HubError> {
         self.fetch(repo, commit, &selection.files).await?;
-        let dir = cache.snapshot(commit);
+        let dir = RepoCache::new(&self.cache, repo).snapshot(commit);
         let files = selection.files.iter().map(|file| dir.join(&file.name)).collect();
         Ok(HubDataset { commit: commit.to_owned(), files, partial: selection.partial })
     }

@@ -32,19 +32,11 @@ impl Hub {
         is_complete(&dir).then_some(dir)
     }
 
-    /// The directory of a model: the cached snapshot if `is_complete` accepts it, else a snapshot
-    /// whose missing files are fetched.
+    /// The directory of a model, whose files are fetched if the cache lacks them.
     ///
     /// # Errors
     /// If the hub cannot be reached, refuses access or has no safetensors of the model.
-    pub async fn model(
-        &self,
-        id: &str,
-        is_complete: impl Fn(&Path) -> bool,
-    ) -> Result<PathBuf, HubError> {
-        if let Some(dir) = self.cached_model(id, is_complete) {
-            return Ok(dir);
-        }
+    pub async fn model(&self, id: &str) -> Result<PathBuf, HubError> {
         let repo = Repo { kind: RepoKind::Model, id };
         let cache = RepoCache::new(&self.cache, &repo);
         let listing = self.list(&repo, BRANCH, "").await?;

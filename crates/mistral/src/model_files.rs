@@ -33,7 +33,6 @@ use hone_model::{ModelError, ModelSpec};
 /// not a multiple.
 const CACHE_STEP: usize = 512;
 
-/// A model as mistral.rs loads it.
 pub(crate) struct ModelFiles {
     /// The directory.
     pub path: PathBuf,
@@ -188,7 +187,6 @@ fn config(model: &ModelDir, spec: &ModelSpec, context: usize) -> Result<Value, E
     Ok(written)
 }
 
-/// Writes the small files and links the weights.
 fn write(
     model: &ModelDir,
     texts: &[(&str, String)],

@@ -85,7 +85,7 @@ pub fn randomize(lora: &LoraWeights, seed: u64) {
 /// pattern that matches is not the first in the alphabet.
 pub fn varied(config: LoraConfig) -> LoraConfig {
     fn patterns<T: Copy>(list: &[(&str, T)]) -> Patterns<T> {
-        Patterns(list.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect())
+        list.iter().map(|(key, value)| ((*key).to_owned(), *value)).collect()
     }
     LoraConfig {
         use_rslora: true,

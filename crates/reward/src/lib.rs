@@ -9,15 +9,14 @@
 //!
 //! The crate keeps no task or thread of its own. [`Route::grade`] runs a route's graders
 //! concurrently within the caller's task. Most compute at once; webhooks, judges and model graders
-//! wake on the HTTP answer or on the timer of a retry, Python on the exit of its sandbox process,
-//! and Rhai solutions run on tokio's blocking threads.
+//! wake on the HTTP answer or on the timer of a retry, Python on the exit of its sandbox process.
 //!
 //! # Guarantees
 //!
 //! - A sample that cannot be scored has the value `None`, never 0.
 //! - [`Route::grade`] returns one value per sample and part, in order; every value is finite.
 //! - Scoring never panics across that boundary: a grader that panics loses its own values only.
-//! - What cannot work (a pattern, a script, a missing sandbox) is refused when the routes are
+//! - What cannot work (a pattern, a formula, a missing sandbox) is refused when the routes are
 //!   built; the error names the route, the part and the key.
 
 pub mod code;
@@ -30,7 +29,6 @@ mod remote;
 mod reward_fn;
 pub mod routes;
 pub mod sandbox;
-pub mod script;
 pub mod text;
 pub mod tools;
 pub mod webhook;

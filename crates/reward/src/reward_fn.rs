@@ -51,6 +51,11 @@ pub trait RewardFn: Send + Sync {
     }
 }
 
+/// 1 for true, 0 for false.
+pub(crate) fn indicator(holds: bool) -> f64 {
+    f64::from(u8::from(holds))
+}
+
 /// Runs a function and returns as many values as samples, all finite. A function that panics, or
 /// that returns NaN or too few values, leaves `None` in their places. `route` and `part` are for
 /// the log.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use hone_core::config::section::Parameters;
-use hone_core::config::{Checked, Problem};
+use hone_core::config::{Checked, require};
 
 hone_core::parameters! {
     /// Configuration of shadow groups.
@@ -16,9 +16,6 @@ hone_core::parameters! {
         pub temperature: f32 = 1.0 => between(0.01, 10.0),
         /// Largest token limit of shadows, whatever the client's is.
         pub max_tokens: u32 = 256 => between(1, 1 << 20),
-        /// Shadow sequences that may run at once; 0 uses every slot that no client needs.
-        #[serde(skip)]
-        pub max_concurrent: usize = 0,
         /// The engine that samples shadows.
         pub sampler: SamplerKind = SamplerKind::Auto,
         /// Capacity of the native sampler's KV cache in tokens, prompts included.
@@ -70,16 +67,13 @@ impl RolloutConfig {
     pub fn check(&self) -> Checked {
         self.check_in("rollout.")?;
         let least = self.max_tokens as usize + 32;
-        if self.sampler != SamplerKind::Engine && self.max_batch_tokens < least {
-            let allowed = format!(
-                "{least} or more, so that a prompt and rollout.max_tokens {} fit, or \
-                 rollout.sampler = \"engine\"",
-                self.max_tokens
-            );
-            let key = "rollout.max_batch_tokens";
-            return Err(Problem::value(key, self.max_batch_tokens, &allowed));
-        }
-        Ok(())
+        let fits = self.sampler == SamplerKind::Engine || self.max_batch_tokens >= least;
+        let allowed = format!(
+            "{least} or more, so that a prompt and rollout.max_tokens {} fit, or \
+             rollout.sampler = \"engine\"",
+            self.max_tokens
+        );
+        require(fits, "rollout.max_batch_tokens", self.max_batch_tokens, &allowed)
     }
 
     /// The configuration for steps of `samples` samples, with the limit that `max_ready_groups = 0` stands for.

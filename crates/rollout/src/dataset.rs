@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hone_core::files::{at, replace_file};
-use hone_core::types::{Interaction, InteractionId, PromptSource, SamplingParams, now_ms};
+use hone_core::types::{Interaction, PromptSource, SamplingParams};
 use hone_dataset::{
     Dataset, DatasetConfig, DatasetError, Prompt, PromptSampler, PromptSamplerState,
 };
@@ -13,8 +13,7 @@ use hone_engine::EngineError;
 use hone_reward::{RewardError, Route, Routes};
 use hone_store::StoreError;
 
-use crate::context::RolloutContext;
-use crate::queue::PromptJob;
+use crate::context::{PromptJob, RolloutContext};
 
 /// Why rollout cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +46,6 @@ const SAVE_EVERY: Duration = Duration::from_secs(5);
 /// The prompts to train on, in the configured order.
 pub(super) struct DatasetPrompts {
     sampler: PromptSampler,
-    /// The route of each stage.
     routes: Vec<Arc<Route>>,
     /// Longest prompt in tokens; 0 limits it by the context only.
     max_prompt_tokens: usize,
@@ -167,14 +165,7 @@ fn interaction(
         )));
     }
     Ok(Interaction {
-        id: InteractionId::new(),
-        created: now_ms(),
-        source: PromptSource::Dataset,
-        route: route.to_owned(),
         model: info.name.clone(),
-        endpoint: Default::default(),
-        key_id: None,
-        messages: prompt.messages.clone(),
         metadata: prompt.metadata.clone(),
         params: SamplingParams {
             temperature: context.config.temperature,
@@ -183,10 +174,6 @@ fn interaction(
         },
         prompt_ids,
         template_hash: codec.template_hash().to_owned(),
-        stop: Vec::new(),
-        held_out: false,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
+        ..Interaction::new(PromptSource::Dataset, route, prompt.messages.clone())
     })
 }

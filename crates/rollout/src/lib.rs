@@ -33,7 +33,6 @@ mod config;
 mod context;
 mod dataset;
 mod group_commit;
-mod queue;
 mod scheduler;
 mod service;
 mod siblings;

@@ -14,10 +14,9 @@ use hone_core::types::{
 };
 use hone_engine::{Completion, EngineError, GenerateRequest, Priority, TokenRecords};
 
-use crate::context::RolloutContext;
+use crate::context::{PromptJob, RolloutContext, expired};
 use crate::dataset::DatasetPrompts;
 use crate::group_commit;
-use crate::queue::{PromptJob, expired};
 
 /// Longest time between two looks at the queue, because jobs expire without a wake-up.
 const TICK: Duration = Duration::from_secs(1);
@@ -59,11 +58,8 @@ pub(super) async fn run(
     dataset: Option<DatasetPrompts>,
     rng: ChaCha12Rng,
 ) {
-    let slots = match context.config.max_concurrent {
-        0 => context.engine.info().slots,
-        limit => limit,
-    };
-    let slots = Arc::new(Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS)));
+    let slots = context.engine.info().slots.clamp(1, Semaphore::MAX_PERMITS);
+    let slots = Arc::new(Semaphore::new(slots));
     let mut scheduler = GroupScheduler { context, dataset, rng, slots };
     let mut groups = JoinSet::new();
     while let Some(()) = scheduler.start_group(&mut groups).await {
@@ -99,7 +95,6 @@ struct GroupScheduler {
     context: Arc<RolloutContext>,
     dataset: Option<DatasetPrompts>,
     rng: ChaCha12Rng,
-    /// Shadow samples that may run at once.
     slots: Arc<Semaphore>,
 }
 
@@ -135,7 +130,6 @@ impl GroupScheduler {
         }
     }
 
-    /// Starts `wanted` shadow samples, each when a slot is free.
     async fn start_shadows(
         &mut self,
         job: &PromptJob,
@@ -280,7 +274,6 @@ async fn complete(
     }
 }
 
-/// Samples once.
 async fn generate(
     context: &RolloutContext,
     interaction: &Interaction,
@@ -306,19 +299,14 @@ fn record(interaction: &Interaction, params: SamplingParams, completion: Complet
     };
     let tokens: TokenRecords = completion.tokens.iter().collect();
     Sample {
-        id: SampleId::new(),
-        interaction: interaction.id,
-        choice: 0,
-        origin: SampleOrigin::Shadow,
-        created: now_ms(),
         kept: tokens.kept(),
         ids: tokens.ids,
         logprobs: tokens.logprobs,
         forced: tokens.forced,
         text: completion.text,
         finish: completion.finish,
-        version: completion.version,
         params,
         untrainable: untrainable.map(str::to_owned),
+        ..Sample::new(interaction.id, SampleOrigin::Shadow, completion.version)
     }
 }

@@ -23,9 +23,8 @@ use hone_reward::{Routes, record};
 use hone_store::{MERGED, Op, Store, StoreError};
 
 use crate::config::RolloutConfig;
-use crate::context::{RolloutContext, RolloutProgress};
+use crate::context::{PromptJob, RolloutContext, RolloutProgress};
 use crate::dataset::{DatasetPrompts, RolloutError};
-use crate::queue::PromptJob;
 use crate::scheduler;
 use crate::siblings::{RatedSample, Regrouping};
 

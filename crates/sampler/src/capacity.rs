@@ -11,7 +11,6 @@ use crate::kv_cache::{PAGE, SequencePages};
 /// Sizes that the scheduler allocates and that admission is checked against.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SamplerCapacity {
-    /// Pages of the KV cache. Memory is allocated when a page is first used.
     pub pages: usize,
     /// Rows of the main scratch buffers: a whole batch and parts of prompts.
     pub batch_rows: usize,
@@ -24,7 +23,6 @@ pub(crate) struct SamplerCapacity {
 }
 
 impl SamplerCapacity {
-    /// Computes the sizes for a configuration.
     pub fn new(config: &SamplerConfig) -> Result<Self> {
         let pages = config.max_batch_tokens / PAGE;
         if pages < 2 {
@@ -37,7 +35,6 @@ impl SamplerCapacity {
         Ok(Self { pages, ..Self::rows(config) })
     }
 
-    /// The rows alone, with no page.
     fn rows(config: &SamplerConfig) -> Self {
         let slots = config.slots.max(1);
         let chunk = config.prefill_tokens.max(config.busy_prefill_tokens).max(PAGE);

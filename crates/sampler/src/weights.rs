@@ -32,12 +32,10 @@ pub(crate) struct SamplerLinear {
 pub(crate) struct LinearGroup {
     pub linears: Vec<SamplerLinear>,
     pub inner: usize,
-    /// Outputs of all layers together.
     pub outputs: usize,
     pub rounding: InputRounding,
 }
 
-/// The input of linear layers.
 #[derive(Clone, Copy)]
 pub(crate) struct LinearInput<'a> {
     pub columns: TokenColumns<'a>,
@@ -77,7 +75,6 @@ impl InputRounding {
         self.integers
     }
 
-    /// The name of the smallest type.
     pub fn dtype(self) -> &'static str {
         match self {
             Self { integers: true, .. } => "i16",
@@ -123,13 +120,10 @@ pub(crate) struct DecoderLayer {
     pub output_norms: Option<[Vec<f32>; 2]>,
     /// Over each query head and each key head.
     pub head_norms: Option<[Vec<f32>; 2]>,
-    /// Queries, keys and values.
     pub qkv: LinearGroup,
     pub o: LinearGroup,
-    /// Gate, then up.
     pub gate_up: LinearGroup,
     pub down: LinearGroup,
-    /// Whether queries and keys are rotated.
     pub rope: bool,
     pub options: AttentionOptions,
 }
@@ -139,7 +133,6 @@ pub(crate) struct BaseWeights {
     pub spec: ModelSpec,
     embedding: BaseMatrix,
     head: BaseMatrix,
-    /// What the head's input is rounded to.
     pub head_rounding: InputRounding,
     pub norm: Vec<f32>,
     pub layers: Vec<DecoderLayer>,

@@ -1,13 +1,12 @@
 //! The open database file: snapshots for readers, durable transactions for the writer.
 //!
-//! After an I/O error redb refuses every operation until the file is opened again. [`LedgerFile`]
-//! can reopen it, so that the ledger survives a full disk or a failed write.
+//! After an I/O error redb refuses every operation until the file is opened again. [`Ledger::reopen`] does
+//! that, so that the ledger survives a full disk or a failed write.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::panic;
 use std::path::Path;
-use std::sync::Arc;
 
 use parking_lot::RwLock;
 use redb::{
@@ -27,35 +26,44 @@ pub(crate) type Opener = Box<dyn Fn() -> Result<Database, StoreError> + Send + S
 
 enum FileState {
     Open(Database),
+    ReadOnly(ReadOnlyDatabase),
     Failed(StoreError),
     Closed,
 }
 
-/// The database file and how to reopen it.
-pub(crate) struct LedgerFile {
-    /// Readers and the writer share the lock; only reopening and closing are exclusive.
-    state: RwLock<FileState>,
-    open: Opener,
+impl FileState {
+    fn error(&self) -> StoreError {
+        match self {
+            Self::Failed(error) => error.clone(),
+            _ => StoreError::Closed,
+        }
+    }
 }
 
-impl LedgerFile {
-    /// Opens the file with `open` and migrates it with `prepare`.
-    pub(crate) fn new(
-        open: Opener,
-        prepare: fn(&Database) -> Result<(), StoreError>,
-    ) -> Result<Self, StoreError> {
-        let database = open()?;
-        prepare(&database)?;
-        Ok(Self { state: RwLock::new(FileState::Open(database)), open })
-    }
+/// An open ledger and its queries.
+pub struct Ledger {
+    /// Readers and the writer share the lock; only reopening and closing are exclusive.
+    state: RwLock<FileState>,
+}
 
+impl From<Database> for Ledger {
+    fn from(database: Database) -> Self {
+        Self { state: RwLock::new(FileState::Open(database)) }
+    }
+}
+
+impl Ledger {
     /// Runs `f` on a snapshot of the last commit.
     pub(crate) fn read<T>(
         &self,
         f: impl FnOnce(&ReadTransaction) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let state = self.state.read();
-        f(&database(&state)?.begin_read()?)
+        f(&match &*state {
+            FileState::Open(database) => database.begin_read()?,
+            FileState::ReadOnly(database) => database.begin_read()?,
+            closed => return Err(closed.error()),
+        })
     }
 
     /// Runs `f` in a durable transaction; see [`write`].
@@ -63,34 +71,25 @@ impl LedgerFile {
         &self,
         f: impl FnOnce(&WriteTransaction) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let state = self.state.read();
-        write(database(&state)?, f)
+        match &*self.state.read() {
+            FileState::Open(database) => write(database, f),
+            closed => Err(closed.error()),
+        }
     }
 
     /// Closes the file and opens it again. Waits for running reads.
-    pub(crate) fn reopen(&self) -> Result<(), StoreError> {
+    pub(crate) fn reopen(&self, open: &Opener) -> Result<(), StoreError> {
         let mut state = self.state.write();
         // The old database holds the lock of the file until it is dropped.
         *state = FileState::Closed;
-        let (next, result) = match (self.open)() {
-            Ok(database) => (FileState::Open(database), Ok(())),
-            Err(error) => (FileState::Failed(error.clone()), Err(error)),
-        };
-        *state = next;
+        let opened = open();
+        let result = opened.as_ref().map(|_| ()).map_err(StoreError::clone);
+        *state = opened.map_or_else(FileState::Failed, FileState::Open);
         result
     }
 
-    /// Closes the file. Waits for running reads.
     pub(crate) fn close(&self) {
         *self.state.write() = FileState::Closed;
-    }
-}
-
-fn database(state: &FileState) -> Result<&Database, StoreError> {
-    match state {
-        FileState::Open(database) => Ok(database),
-        FileState::Failed(error) => Err(error.clone()),
-        FileState::Closed => Err(StoreError::Closed),
     }
 }
 
@@ -119,7 +118,6 @@ pub(crate) fn write<T>(
     }
 }
 
-/// Opens the file at `path`, or creates it.
 pub(crate) fn create(path: &Path) -> Result<Database, StoreError> {
     if !path.exists() {
         create_atomically(path)?;
@@ -144,7 +142,6 @@ fn create_atomically(path: &Path) -> Result<(), StoreError> {
     Ok(sync_parent(path)?)
 }
 
-/// Opens the file at `path`, which must exist.
 pub(crate) fn open_existing(path: &Path) -> Result<Database, StoreError> {
     guarded(path, || builder().open(path).map_err(|e| open_error(path, e)))
 }
@@ -155,16 +152,16 @@ pub(crate) fn guarded<T>(
     read: impl FnOnce() -> Result<T, StoreError>,
 ) -> Result<T, StoreError> {
     let done = panic::catch_unwind(panic::AssertUnwindSafe(read));
-    done.unwrap_or_else(|_| Err(StoreError::Damaged(path.to_owned())))
+    done.unwrap_or_else(|_| Err(StoreError::damaged(path)))
 }
 
-/// Opens the file at `path`, which must exist, without ever writing to it. Other readers may have it
-/// open too.
-pub(crate) fn open_read_only(path: &Path) -> Result<ReadOnlyDatabase, StoreError> {
-    guarded(path, || builder().open_read_only(path).map_err(|e| open_error(path, e)))
+/// Opens the file at `path`, which must exist, without ever writing to it. Other readers may have it open
+/// too.
+pub(crate) fn open_read_only(path: &Path) -> Result<Ledger, StoreError> {
+    let open = || builder().open_read_only(path).map_err(|e| open_error(path, e));
+    Ok(Ledger { state: RwLock::new(FileState::ReadOnly(guarded(path, open)?)) })
 }
 
-/// An [`Opener`] that opens or creates the file at `path`.
 pub(crate) fn opener(path: &Path) -> Opener {
     let path = path.to_owned();
     Box::new(move || create(&path))
@@ -177,9 +174,13 @@ fn builder() -> Builder {
 }
 
 fn open_error(path: &Path, error: DatabaseError) -> StoreError {
+    let shown = path.display();
     match error {
-        DatabaseError::DatabaseAlreadyOpen => StoreError::InUse(path.display().to_string()),
-        DatabaseError::RepairAborted => StoreError::NotClosed(path.display().to_string()),
-        other => StoreError::Open { path: path.to_owned(), source: Arc::new(other.into()) },
+        DatabaseError::DatabaseAlreadyOpen => StoreError::InUse(shown.to_string()),
+        DatabaseError::RepairAborted => StoreError::Unusable(format!(
+            "the ledger {shown} was not closed when its last process ended: `hone db check` repairs \
+             it"
+        )),
+        other => StoreError::Failed(format!("{shown}: {}", redb::Error::from(other))),
     }
 }

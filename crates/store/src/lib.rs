@@ -26,7 +26,7 @@
 //!   operations, and tried again every second.
 //! - Files of earlier versions of Hone are migrated when they are opened; newer ones are refused.
 //!
-//! [`maintain`] has the offline operations of `hone db`. [`LedgerReader`] reads a file without ever
+//! [`maintain`] has the offline operations of `hone db`. [`Ledger::open_read_only`] reads a file without ever
 //! writing to it.
 
 mod error;
@@ -35,21 +35,18 @@ mod format;
 pub mod maintain;
 mod migrate;
 mod op;
-mod read_only;
 mod reader;
 mod store;
 mod write;
 
 pub use error::StoreError;
-pub use file::CACHE_BYTES;
+pub use file::{CACHE_BYTES, Ledger};
 pub use op::{
     Committed, CorrectionEntry, ERASED, FeedbackEntry, FeedbackOutcome, MERGED, Op, QUARANTINED,
     QuarantinedKey,
 };
-pub use read_only::{LedgerReader, RecordSource};
 pub use reader::StoreStats;
-pub use store::Store;
-pub use store::StoreConfig;
+pub use store::{Store, StoreConfig};
 pub use write::StoreTrouble;
 
 #[cfg(test)]

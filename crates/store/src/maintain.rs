@@ -19,12 +19,11 @@ use hone_core::types::{
 };
 
 use crate::error::StoreError;
-use crate::format;
+use crate::file::{self, Ledger};
 use crate::format::codec::{LedgerRecord, decode};
-use crate::format::{Bytes, Id};
+use crate::format::{self, Bytes, Id, LedgerTables};
+use crate::migrate;
 use crate::reader::StoreStats;
-use crate::write::LedgerTables;
-use crate::{file, migrate, reader};
 
 /// The result of [`check`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -60,14 +59,12 @@ pub struct CompactReport {
 /// # Errors
 /// `InUse`, `NewerSchema`, `OlderSchema`, or why the file cannot be read.
 pub fn stats(path: &Path) -> Result<StoreStats, StoreError> {
-    file::guarded(path, || reader::stats(&open(path)?.begin_read()?))
+    file::guarded(path, || Ledger::from(open(path)?).stats())
 }
 
 /// Returns every policy version, in order.
 pub fn policies(path: &Path) -> Result<Vec<PolicyRecord>, StoreError> {
-    file::guarded(path, || {
-        reader::from_number(&open(path)?.begin_read()?, format::POLICIES, 0, usize::MAX)
-    })
+    file::guarded(path, || Ledger::from(open(path)?).policies())
 }
 
 /// Checks the file's pages, that every record can be decoded, and that records refer to existing
@@ -87,7 +84,7 @@ pub fn check(path: &Path) -> Result<CheckReport, StoreError> {
             return Err(StoreError::Corrupt { table: "the file", reason });
         }
         let Problems { count, first } = problems?;
-        let rows = reader::stats(&database.begin_read()?)?;
+        let rows = Ledger::from(database).stats()?;
         Ok(CheckReport { intact, rows, problem_count: count, problems: first })
     })
 }
@@ -106,13 +103,6 @@ pub fn compact(path: &Path) -> Result<CompactReport, StoreError> {
     })?;
     drop(database);
     Ok(CompactReport { bytes_before, bytes_after: size()? })
-}
-
-/// One line of [`export`].
-#[derive(Serialize)]
-struct ExportLine<'a, R> {
-    table: &'a str,
-    row: &'a R,
 }
 
 /// Writes every row as one JSON object per line, `{"table": …, "row": …}`, table by table in key
@@ -144,14 +134,19 @@ fn export_table<K: Key + 'static, R: LedgerRecord + Serialize>(
     table: TableDefinition<'static, K, Bytes>,
     out: &mut impl Write,
 ) -> Result<u64, StoreError> {
+    #[derive(Serialize)]
+    struct ExportLine<'a, R> {
+        table: &'a str,
+        row: &'a R,
+    }
+
     let mut lines = 0;
-    reader::each(&tx.open_table(table)?, |_, row: Result<R, _>| {
-        let line = ExportLine { table: table.name(), row: &row? };
+    for row in tx.open_table(table)?.iter()? {
+        let line = ExportLine { table: table.name(), row: &decode::<R>(row?.1.value())? };
         serde_json::to_writer(&mut *out, &line).map_err(|error| export_error(error.into()))?;
         out.write_all(b"\n").map_err(export_error)?;
         lines += 1;
-        Ok(())
-    })?;
+    }
     Ok(lines)
 }
 
@@ -161,22 +156,18 @@ fn export_error(error: io::Error) -> StoreError {
 
 fn open(path: &Path) -> Result<Database, StoreError> {
     let database = file::open_existing(path)?;
-    migrate::require_current(&database)?;
+    migrate::require_current(&database.begin_read()?)?;
     Ok(database)
 }
 
 // Checks that every record can be decoded and refers to existing records, and that the indexes
 // match the records.
 
-/// Number of problems that are described.
 const DESCRIBED: usize = 100;
 
-/// Problems found in the tables.
 #[derive(Default)]
 pub(crate) struct Problems {
-    /// Number of problems.
     pub(crate) count: u64,
-    /// Descriptions of the first ones.
     pub(crate) first: Vec<String>,
 }
 
@@ -192,7 +183,6 @@ impl Problems {
 /// Conditions that hold for a consistent record, each with the problem if it does not hold.
 type Conditions = Result<Vec<(bool, &'static str)>, StoreError>;
 
-/// Finds every problem in the tables.
 pub(crate) fn references(tx: &WriteTransaction) -> Result<Problems, StoreError> {
     let tables = LedgerTables::new(tx)?;
     let mut problems = Problems::default();
@@ -202,11 +192,11 @@ pub(crate) fn references(tx: &WriteTransaction) -> Result<Problems, StoreError> 
 }
 
 fn check_records(t: &LedgerTables<'_>, found: &mut Problems) -> Result<(), StoreError> {
-    each(found, "interactions", &t.interactions, name, |key, row: Interaction| {
+    each(found, &t.interactions, name, |key, row: Interaction| {
         let erased = t.erased.get(*key)?.is_some();
         Ok(vec![(row.id.0.as_bytes() == *key, "wrong key"), (!erased, "it was erased")])
     })?;
-    each(found, "samples", &t.samples, name, |key, row: Sample| {
+    each(found, &t.samples, name, |key, row: Sample| {
         let prompt = row.interaction.0.as_bytes();
         let indexed = t.samples_of.get((prompt, *key))?.map(|v| v.value());
         let expected = (row.origin == SampleOrigin::Served, row.choice);
@@ -228,12 +218,12 @@ fn check_records(t: &LedgerTables<'_>, found: &mut Problems) -> Result<(), Store
         ])
     })?;
     let reward_key = |(sample, part): &(&Id, &str)| format!("{} {part}", name(sample));
-    each(found, "rewards", &t.rewards, reward_key, |(sample, part), row: Reward| {
+    each(found, &t.rewards, reward_key, |(sample, part), row: Reward| {
         let right = row.sample.0.as_bytes() == *sample && row.name == *part;
         let known = t.samples.get(*sample)?.is_some();
         Ok(vec![(right, "wrong key"), (known, "its sample is missing")])
     })?;
-    each(found, "feedback", &t.feedback, name, |key, row: Reward| {
+    each(found, &t.feedback, name, |key, row: Reward| {
         // A correction has a sample in place of a value.
         let has_sample = t.samples.get(*key)?.is_some();
         let current = t.rewards.get((row.sample.0.as_bytes(), row.name.as_str()))?;
@@ -244,7 +234,7 @@ fn check_records(t: &LedgerTables<'_>, found: &mut Problems) -> Result<(), Store
             (indexed, "its index entry is missing"),
         ])
     })?;
-    each(found, "groups", &t.groups, name, |key, row: Group| {
+    each(found, &t.groups, name, |key, row: Group| {
         let prompt = row.interaction.0.as_bytes();
         let indexed = t.groups_of.get((prompt, *key))?.is_some();
         let waits = t.ready.get((row.created, *key))?.is_some();
@@ -263,12 +253,12 @@ fn check_records(t: &LedgerTables<'_>, found: &mut Problems) -> Result<(), Store
         }
         Ok(conditions)
     })?;
-    each(found, "policy_versions", &t.policies, u64::to_string, |key, row: PolicyRecord| {
+    each(found, &t.policies, u64::to_string, |key, row: PolicyRecord| {
         let parent = row.parent.map(|parent| t.policies.get(parent.0)).transpose()?;
         let known = parent.is_none_or(|parent| parent.is_some());
         Ok(vec![(row.version.0 == *key, "wrong key"), (known, "its parent is missing")])
     })?;
-    each(found, "steps", &t.steps, u64::to_string, |key, row: StepRecord| {
+    each(found, &t.steps, u64::to_string, |key, row: StepRecord| {
         let mut conditions = vec![(row.step == *key, "wrong key")];
         for group in &row.groups {
             let known = t.groups.get(group.0.as_bytes())?.is_some();
@@ -282,20 +272,20 @@ fn check_records(t: &LedgerTables<'_>, found: &mut Problems) -> Result<(), Store
 /// opposite direction.
 fn check_indexes(t: &LedgerTables<'_>, found: &mut Problems) -> Result<(), StoreError> {
     let (samples, groups) = ((&t.samples, "no such sample"), (&t.groups, "no such group"));
-    each_entry(found, "samples_by_interaction", &t.samples_of, samples, |key, _| *key.1)?;
-    each_entry(found, "groups_by_interaction", &t.groups_of, groups, |key, ()| *key.1)?;
-    each_entry(found, "ready_groups", &t.ready, groups, |key, ()| *key.1)?;
+    each_entry(found, &t.samples_of, samples, |key, _| *key.1)?;
+    each_entry(found, &t.groups_of, groups, |key, ()| *key.1)?;
+    each_entry(found, &t.ready, groups, |key, ()| *key.1)?;
     let feedback = (&t.feedback, "no such feedback");
-    each_entry(found, "idempotency_keys", &t.idempotency, feedback, |_, value| *value.1)?;
-    each_entry(found, "ratings", &t.ratings, feedback, |_, value| *value)?;
-    each_entry(found, "feedback_by_sample", &t.feedback_of, feedback, |key, ()| *key.1)?;
+    each_entry(found, &t.idempotency, feedback, |_, value| *value.1)?;
+    each_entry(found, &t.ratings, feedback, |_, value| *value)?;
+    each_entry(found, &t.feedback_of, feedback, |key, ()| *key.1)?;
     let prompts = (&t.interactions, "no such interaction");
-    each_entry(found, "interactions_by_key", &t.by_key, prompts, |key, ()| *key.1)?;
-    each_entry(found, "interactions_by_session", &t.sessions, prompts, |key, ()| *key.2)?;
-    each_entry(found, "interactions_by_prompt", &t.same_prompt, prompts, |key, ()| *key.1)?;
-    each_entry(found, "held_out_prompts", &t.held_out, prompts, |key, ()| *key.1)?;
-    each_entry(found, "turns_by_digest", &t.turns, prompts, |key, _| *key.1)?;
-    each_entry(found, "turns_by_interaction", &t.turns_of, prompts, |key, ()| *key.0)?;
+    each_entry(found, &t.by_key, prompts, |key, ()| *key.1)?;
+    each_entry(found, &t.sessions, prompts, |key, ()| *key.2)?;
+    each_entry(found, &t.same_prompt, prompts, |key, ()| *key.1)?;
+    each_entry(found, &t.held_out, prompts, |key, ()| *key.1)?;
+    each_entry(found, &t.turns, prompts, |key, _| *key.1)?;
+    each_entry(found, &t.turns_of, prompts, |key, ()| *key.0)?;
     for entry in t.ungrouped.iter()? {
         let key = entry?.0;
         let (created, sample, part) = key.value();
@@ -313,8 +303,7 @@ fn check_indexes(t: &LedgerTables<'_>, found: &mut Problems) -> Result<(), Store
 /// Checks that `rows` has the record that `target` takes from each entry of an index; else it is `missing`.
 fn each_entry<K: Key + 'static, V: Value + 'static>(
     found: &mut Problems,
-    index_name: &str,
-    index: &impl ReadableTable<K, V>,
+    index: &(impl ReadableTable<K, V> + TableHandle),
     (rows, missing): (&impl ReadableTable<&'static Id, Bytes>, &str),
     target: impl Fn(K::SelfType<'_>, V::SelfType<'_>) -> Id,
 ) -> Result<(), StoreError> {
@@ -322,7 +311,7 @@ fn each_entry<K: Key + 'static, V: Value + 'static>(
         let (key, value) = entry?;
         let id = target(key.value(), value.value());
         if rows.get(&id)?.is_none() {
-            found.add(index_name, name(&&id), missing);
+            found.add(index.name(), name(&&id), missing);
         }
     }
     Ok(())
@@ -331,22 +320,23 @@ fn each_entry<K: Key + 'static, V: Value + 'static>(
 /// Checks the conditions of every record of a table, and that it can be decoded.
 fn each<K: Key + 'static, R: LedgerRecord>(
     found: &mut Problems,
-    table_name: &str,
-    table: &impl ReadableTable<K, Bytes>,
+    table: &(impl ReadableTable<K, Bytes> + TableHandle),
     show: impl Fn(&K::SelfType<'_>) -> String,
     conditions: impl Fn(&K::SelfType<'_>, R) -> Conditions,
 ) -> Result<(), StoreError> {
-    reader::each(table, |key, row| {
-        match row {
+    for row in table.iter()? {
+        let (key, value) = row?;
+        let key = key.value();
+        match decode(value.value()) {
             Ok(row) => {
                 for (_, what) in conditions(&key, row)?.iter().filter(|(holds, _)| !holds) {
-                    found.add(table_name, show(&key), what);
+                    found.add(table.name(), show(&key), what);
                 }
             }
-            Err(error) => found.add(table_name, show(&key), error),
+            Err(error) => found.add(table.name(), show(&key), error),
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 /// Whether a reward is feedback of this time. A record that cannot be decoded is reported

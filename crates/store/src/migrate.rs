@@ -1,21 +1,18 @@
 //! Migrates a file to the current schema: every pending migration, the new version and a check of the
 //! result in one transaction. A run that fails or is interrupted changes nothing.
 
-use redb::{Database, ReadableDatabase, TableError, WriteTransaction};
+use redb::{Database, ReadTransaction, ReadableDatabase, TableError, WriteTransaction};
 
 use crate::error::StoreError;
 use crate::file;
-use crate::format;
-use crate::write::LedgerTables;
+use crate::format::{self, LedgerTables};
 
 #[path = "../../../migrations/0001_first_tables.rs"]
 mod m0001;
 
 /// A step from the previous schema version.
 pub(crate) struct Migration {
-    /// The version that it leads to.
     pub(crate) to: u32,
-    /// Description for the log.
     pub(crate) description: &'static str,
     /// Changes the tables, inside the transaction of the run.
     pub(crate) run: fn(&WriteTransaction) -> Result<(), StoreError>,
@@ -25,7 +22,6 @@ pub(crate) struct Migration {
 pub(crate) const MIGRATIONS: &[Migration] =
     &[Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run }];
 
-/// Migrates a file to [`format::VERSION`].
 pub(crate) fn to_current(database: &Database) -> Result<(), StoreError> {
     // Each table must have the types of the current schema.
     run(database, MIGRATIONS, |tx| LedgerTables::new(tx).map(drop)).map(drop)
@@ -39,7 +35,7 @@ pub(crate) fn run(
     verify: impl Fn(&WriteTransaction) -> Result<(), StoreError>,
 ) -> Result<u32, StoreError> {
     let known = migrations.last().map_or(0, |m| m.to);
-    let found = version(database)?;
+    let found = version(&database.begin_read()?)?;
     refuse_newer(found, known)?;
     if found == known {
         return Ok(found);
@@ -56,8 +52,7 @@ pub(crate) fn run(
 }
 
 /// The schema version in the file; 0 for a file without tables.
-pub(crate) fn version(database: &impl ReadableDatabase) -> Result<u32, StoreError> {
-    let tx = database.begin_read()?;
+pub(crate) fn version(tx: &ReadTransaction) -> Result<u32, StoreError> {
     let meta = match tx.open_table(format::META) {
         Ok(meta) => meta,
         Err(TableError::TableDoesNotExist(_)) if tx.list_tables()?.next().is_none() => {
@@ -72,16 +67,26 @@ pub(crate) fn version(database: &impl ReadableDatabase) -> Result<u32, StoreErro
     u32::try_from(stored.value()).map_err(|e| corrupt_meta(&e.to_string()))
 }
 
-/// Returns `NewerSchema` if the file's version is newer than `known`.
-pub(crate) fn refuse_newer(found: u32, known: u32) -> Result<(), StoreError> {
-    if found > known { Err(StoreError::NewerSchema { found, known }) } else { Ok(()) }
+fn refuse_newer(found: u32, known: u32) -> Result<(), StoreError> {
+    if found <= known {
+        return Ok(());
+    }
+    Err(StoreError::Unusable(format!(
+        "the ledger has schema version {found}; this hone knows versions up to {known}: use a newer \
+         hone, or another data directory"
+    )))
 }
 
-/// Returns `NewerSchema` or `OlderSchema` if the file does not have the current version.
-pub(crate) fn require_current(database: &impl ReadableDatabase) -> Result<(), StoreError> {
-    let (found, known) = (version(database)?, format::VERSION);
+pub(crate) fn require_current(tx: &ReadTransaction) -> Result<(), StoreError> {
+    let (found, known) = (version(tx)?, format::VERSION);
     refuse_newer(found, known)?;
-    if found < known { Err(StoreError::OlderSchema { found, known }) } else { Ok(()) }
+    if found == known {
+        return Ok(());
+    }
+    Err(StoreError::Unusable(format!(
+        "the ledger has schema version {found}: start `hone serve` on it once to bring it to version \
+         {known}"
+    )))
 }
 
 fn corrupt_meta(reason: &str) -> StoreError {

@@ -37,15 +37,13 @@ pub enum Op {
     },
     /// Records a grader's value, in place of an earlier one for the same sample and part.
     Reward(Box<Reward>),
-    /// Records a client's rating, in place of the same rater's earlier one for the same sample and
-    /// part, and combines it with the ratings of the other raters.
-    Feedback(Box<FeedbackEntry>),
+    /// Records ratings of one client, each in place of the same rater's earlier one for the same sample and
+    /// part, and combines them with the ratings of the other raters: all, or no one of them. Records nothing
+    /// if the first entry's idempotency key is known.
+    Feedback(Vec<FeedbackEntry>),
     /// Records one rating for each turn of a conversation whose choice was recorded. Records nothing if
     /// the first entry's idempotency key is known.
     Conversation(Vec<FeedbackEntry>),
-    /// Records two ratings of one client for one part: both, or neither. Records nothing if the
-    /// first entry's idempotency key is known.
-    Preference(Box<[FeedbackEntry; 2]>),
     /// Records a client's corrected text for one completion, as a group of its own, together with a
     /// rating if there is one. It replaces the correction of the same client for the same choice that
     /// waits for the trainer. Records nothing if the idempotency key is known.
@@ -86,7 +84,6 @@ impl Op {
         self.table() == "feedback"
     }
 
-    /// The policy version that the operation records.
     pub(crate) fn policy(&self) -> Option<&PolicyRecord> {
         match self {
             Self::Policy(record) => Some(record),
@@ -101,10 +98,7 @@ impl Op {
             Self::Sample(_) => "samples",
             Self::Turn { .. } => "turns",
             Self::Reward(_) => "rewards",
-            Self::Feedback(_)
-            | Self::Conversation(_)
-            | Self::Preference(_)
-            | Self::Correction(_) => "feedback",
+            Self::Feedback(_) | Self::Conversation(_) | Self::Correction(_) => "feedback",
             Self::Quarantine(_) | Self::Release(_) => "quarantine",
             Self::Group(_) | Self::GroupState(..) | Self::DropMembers { .. } => "groups",
             Self::Policy(_) => "policy_versions",
@@ -173,10 +167,10 @@ pub struct QuarantinedKey {
     pub since: UnixMillis,
 }
 
-/// The result of an [`Op::Feedback`], [`Op::Conversation`], [`Op::Preference`] or [`Op::Correction`].
+/// The result of an [`Op::Feedback`], [`Op::Conversation`] or [`Op::Correction`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedbackOutcome {
-    /// Recorded for this served sample; of two samples, for the first.
+    /// Recorded for this served sample; of several samples, for the first.
     Recorded(SampleId),
     /// The idempotency key was recorded earlier, for this sample.
     Duplicate(SampleId),
@@ -206,7 +200,7 @@ impl FeedbackOutcome {
 /// The result of a committed batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Committed {
-    /// One outcome for each [`Op::Feedback`], [`Op::Conversation`], [`Op::Preference`] and
-    /// [`Op::Correction`] of the batch, in order.
+    /// One outcome for each [`Op::Feedback`], [`Op::Conversation`] and [`Op::Correction`] of the batch, in
+    /// order.
     pub feedback: Vec<FeedbackOutcome>,
 }

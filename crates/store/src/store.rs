@@ -1,41 +1,32 @@
 //! The handle that the rest of Hone uses.
 
-use std::ops::Bound;
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redb::{ReadTransaction, ReadableTable};
 use tokio::sync::{oneshot, watch};
-use uuid::Uuid;
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{
-    Group, GroupId, Interaction, InteractionId, Lineage, PolicyRecord, PolicyVersion, Rating,
-    Reward, Sample, SampleId, StepRecord, UnixMillis, key_of_rater,
-};
+use hone_core::types::Lineage;
 
 use crate::error::StoreError;
-use crate::file::{LedgerFile, Opener, opener};
-use crate::format;
-use crate::format::Id;
-use crate::format::codec::decode;
-use crate::op::{Committed, Op, QuarantinedKey};
-use crate::reader::StoreStats;
+use crate::file::{Ledger, Opener, opener};
+use crate::migrate;
+use crate::op::{Committed, Op};
 use crate::write::{StoreTrouble, WriteQueue, Writer, WriterEnd, WriterHealth};
-use crate::{migrate, reader};
 
-/// The ledger. Clones share it. [`Store::close`], or dropping the last clone, ends the writer
-/// thread.
+/// The ledger with its writer: [`Ledger`] has the queries. Clones share it. [`Store::close`], or dropping the
+/// last clone, ends the writer thread.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) inner: Arc<StoreInner>,
 }
 
 pub(crate) struct StoreInner {
-    pub(crate) file: Arc<LedgerFile>,
+    file: Arc<Ledger>,
     queue: Arc<WriteQueue>,
     ready: watch::Receiver<usize>,
     feedback: watch::Receiver<u64>,
@@ -53,6 +44,14 @@ impl Drop for StoreInner {
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!("the ledger's writer panicked");
         }
+    }
+}
+
+impl Deref for Store {
+    type Target = Ledger;
+
+    fn deref(&self) -> &Ledger {
+        &self.inner.file
     }
 }
 
@@ -77,26 +76,25 @@ impl Store {
         metrics: Arc<Metrics>,
         adjust: impl FnOnce(&mut Writer),
     ) -> Result<Self, StoreError> {
-        let file = Arc::new(LedgerFile::new(opener, migrate::to_current)?);
+        let database = opener()?;
+        migrate::to_current(&database)?;
+        let file = Arc::new(Ledger::from(database));
         let queue = Arc::new(WriteQueue::new(config.queue, metrics.clone()));
-        let quarantined = file.read(reader::quarantined)?.len();
-        metrics.reward_quarantined_keys.set(i64::try_from(quarantined).unwrap_or(i64::MAX));
-        let ready_count = file.read(reader::ready_count)?;
-        metrics.train.ready_groups.set(i64::try_from(ready_count).unwrap_or(i64::MAX));
-        let waiting = file.read(reader::waiting_ratings)?;
-        metrics.feedback_waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
-        let waiting = file.read(reader::waiting_corrections)?;
-        metrics.corrections_waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+        let ready_count = file.ready_count()?;
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        metrics.reward_quarantined_keys.set(count(file.quarantined()?.len()));
+        metrics.train.ready_groups.set(count(ready_count));
+        metrics.feedback_waiting.set(count(file.waiting_ratings()?));
+        metrics.corrections_waiting.set(count(file.waiting_corrections()?));
         let (ready_sender, ready) = watch::channel(ready_count);
         let (feedback_sender, feedback) = watch::channel(0);
-        let policies: Vec<PolicyRecord> =
-            file.read(|tx| reader::from_number(tx, format::POLICIES, 0, usize::MAX))?;
-        let lineage: Lineage = policies.iter().collect();
+        let lineage: Lineage = file.policies()?.iter().collect();
         let (lineage_sender, lineage) = watch::channel(Arc::new(lineage));
         let (ended_sender, ended) = watch::channel(None);
         let health = Arc::new(WriterHealth::default());
         let mut writer = Writer {
             file: file.clone(),
+            opener,
             queue: queue.clone(),
             metrics,
             gather: Duration::from_millis(config.group_commit_ms),
@@ -192,247 +190,10 @@ impl Store {
         let mut ended = self.inner.ended.clone();
         match ended.wait_for(Option::is_some).await {
             Ok(result) => result.clone().unwrap_or(Ok(())),
-            Err(_) => Err(StoreError::Writer("the writer ended early".to_owned())),
+            Err(_) => Err(StoreError::Failed("the writer ended early".to_owned())),
         }
     }
 }
-
-/// Queries. Each runs on its own snapshot of the last commit.
-///
-/// # Errors
-/// Every query fails if the file or a record cannot be read, and after [`Store::close`].
-impl Store {
-    fn read<T>(
-        &self,
-        f: impl FnOnce(&ReadTransaction) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        self.inner.file.read(f)
-    }
-
-    /// One prompt.
-    pub fn interaction(&self, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
-        self.read(|tx| reader::find(tx, format::INTERACTIONS, id.0.as_bytes()))
-    }
-
-    /// One completion.
-    pub fn sample(&self, id: SampleId) -> Result<Option<Sample>, StoreError> {
-        self.read(|tx| reader::find(tx, format::SAMPLES, id.0.as_bytes()))
-    }
-
-    /// Every completion of a prompt, in key order.
-    pub fn samples_of(&self, id: InteractionId) -> Result<Vec<Sample>, StoreError> {
-        self.read(|tx| reader::indexed(tx, format::SAMPLES_OF, format::SAMPLES, id))
-    }
-
-    /// At most `limit` prompts of an API key's conversation, oldest first.
-    pub fn turns_of(
-        &self,
-        key_id: Option<&str>,
-        session: &str,
-        limit: usize,
-    ) -> Result<Vec<InteractionId>, StoreError> {
-        self.read(|tx| {
-            let sessions = tx.open_table(format::SESSIONS)?;
-            let (first, last) = (Id::default(), [u8::MAX; 16]);
-            let entries = sessions.range((key_id, session, &first)..=(key_id, session, &last))?;
-            let turns = entries.take(limit).map(|entry| {
-                let key = entry?.0;
-                Ok(InteractionId(Uuid::from_bytes(*key.value().2)))
-            });
-            turns.collect()
-        })
-    }
-
-    /// At most `limit` chat completions of an API key, oldest or newest first; those after `after`, if
-    /// that is given.
-    pub fn completions_of(
-        &self,
-        key_id: Option<&str>,
-        after: Option<InteractionId>,
-        newest_first: bool,
-        limit: usize,
-    ) -> Result<Vec<InteractionId>, StoreError> {
-        self.read(|tx| {
-            let index = tx.open_table(format::BY_KEY)?;
-            let (mut low, mut high) =
-                (Bound::Included(Id::default()), Bound::Included([u8::MAX; 16]));
-            if let Some(after) = after {
-                let end = if newest_first { &mut high } else { &mut low };
-                *end = Bound::Excluded(*after.0.as_bytes());
-            }
-            let key = |id| (key_id, id);
-            let range = (low.as_ref().map(key), high.as_ref().map(key));
-            let entries = index.range::<(Option<&str>, &Id)>(range)?;
-            let ids = entries.map(|entry| Ok(InteractionId(Uuid::from_bytes(*entry?.0.value().1))));
-            if newest_first { ids.rev().take(limit).collect() } else { ids.take(limit).collect() }
-        })
-    }
-
-    /// At most `limit` live interactions with the same prompt, newest first, itself included.
-    pub fn same_prompt(
-        &self,
-        interaction: &Interaction,
-        limit: usize,
-    ) -> Result<Vec<InteractionId>, StoreError> {
-        self.read(|tx| {
-            let digest = interaction.prompt_digest();
-            let index = tx.open_table(format::SAME_PROMPT)?;
-            let entries = reader::entries_of(&index, &digest)?.rev().take(limit);
-            let ids = entries.map(|entry| Ok(InteractionId(Uuid::from_bytes(*entry?.0.value().1))));
-            ids.collect()
-        })
-    }
-
-    /// The newest recorded conversations with a digest ([`Op::Turn`]), at most `limit`: each with its
-    /// prompt, and with the served choice that ends it, or `None` if it is the prompt alone.
-    pub fn turns(
-        &self,
-        digest: [u8; 16],
-        limit: usize,
-    ) -> Result<Vec<(InteractionId, Option<u32>)>, StoreError> {
-        self.read(|tx| {
-            let index = tx.open_table(format::TURNS)?;
-            let mut found = Vec::new();
-            for entry in reader::entries_of(&index, &digest)?.rev().take(limit) {
-                let (key, choice) = entry?;
-                found.push((InteractionId(Uuid::from_bytes(*key.value().1)), choice.value()));
-            }
-            Ok(found)
-        })
-    }
-
-    /// At most `limit` prompts that only the exams of a route use, newest first.
-    pub fn held_out(&self, route: &str, limit: usize) -> Result<Vec<Interaction>, StoreError> {
-        self.read(|tx| {
-            let rows = tx.open_table(format::INTERACTIONS)?;
-            let index = tx.open_table(format::HELD_OUT)?;
-            let (first, last) = (Id::default(), [u8::MAX; 16]);
-            let mut found = Vec::new();
-            for entry in index.range((route, &first)..=(route, &last))?.rev().take(limit) {
-                found.extend(reader::get(&rows, entry?.0.value().1)?);
-            }
-            Ok(found)
-        })
-    }
-
-    /// Every reward part of a completion, by name.
-    pub fn rewards_of(&self, id: SampleId) -> Result<Vec<Reward>, StoreError> {
-        self.read(|tx| reader::rewards_of(&tx.open_table(format::REWARDS)?, id))
-    }
-
-    /// Each rater's newest rating of a completion and part.
-    pub fn ratings_of(&self, id: SampleId, name: &str) -> Result<Vec<Rating>, StoreError> {
-        self.read(|tx| {
-            let feedback = tx.open_table(format::FEEDBACK)?;
-            reader::ratings(&tx.open_table(format::RATINGS)?, &feedback, id, name)
-        })
-    }
-
-    /// The newest rating of a completion by each rater of one API key for each part, by the part's name,
-    /// with the comment that was posted with it.
-    pub fn ratings_by(
-        &self,
-        id: SampleId,
-        key_id: Option<&str>,
-    ) -> Result<Vec<Reward>, StoreError> {
-        self.read(|tx| {
-            let (ratings, feedback) =
-                (tx.open_table(format::RATINGS)?, tx.open_table(format::FEEDBACK)?);
-            let sample = id.0.as_bytes();
-            let mut found = Vec::new();
-            for entry in ratings.range((sample, "", None::<&str>)..)? {
-                let (key, reward) = entry?;
-                let (rated, _, rater) = key.value();
-                if rated != sample {
-                    break;
-                }
-                if rater.and_then(key_of_rater) == key_id {
-                    found.extend(reader::get::<_, Reward>(&feedback, reward.value())?);
-                }
-            }
-            Ok(found)
-        })
-    }
-
-    /// The row of feedback that recorded a correction, with the client's API key, by the correction's
-    /// sample.
-    pub fn correction(&self, id: SampleId) -> Result<Option<Reward>, StoreError> {
-        self.read(|tx| reader::find(tx, format::FEEDBACK, id.0.as_bytes()))
-    }
-
-    /// Quarantined API keys, by id.
-    pub fn quarantined(&self) -> Result<Vec<QuarantinedKey>, StoreError> {
-        self.read(reader::quarantined)
-    }
-
-    /// One group.
-    pub fn group(&self, id: GroupId) -> Result<Option<Group>, StoreError> {
-        self.read(|tx| reader::find(tx, format::GROUPS, id.0.as_bytes()))
-    }
-
-    /// Every group of a prompt, in key order.
-    pub fn groups_of(&self, id: InteractionId) -> Result<Vec<Group>, StoreError> {
-        self.read(|tx| reader::indexed(tx, format::GROUPS_OF, format::GROUPS, id))
-    }
-
-    /// At most `limit` groups in state `Ready`, oldest first.
-    pub fn ready_groups(&self, limit: usize) -> Result<Vec<Group>, StoreError> {
-        self.read(|tx| reader::ready_groups(tx, limit))
-    }
-
-    /// Feedback that waits for a group, as `(sample, part name)`: at most `limit` entries, oldest
-    /// first, recorded at or before `until`. A committed group removes the entries of its members
-    /// and parts. A value that changes after that group was trained on is added again.
-    pub fn ungrouped_feedback(
-        &self,
-        until: UnixMillis,
-        limit: usize,
-    ) -> Result<Vec<(SampleId, String)>, StoreError> {
-        self.read(|tx| {
-            let table = tx.open_table(format::UNGROUPED)?;
-            let mut found = Vec::new();
-            for entry in table.iter()?.take(limit) {
-                let key = entry?.0;
-                let (created, sample, name) = key.value();
-                if created > until {
-                    break;
-                }
-                found.push((SampleId(Uuid::from_bytes(*sample)), name.to_owned()));
-            }
-            Ok(found)
-        })
-    }
-
-    /// One policy version.
-    pub fn policy(&self, version: PolicyVersion) -> Result<Option<PolicyRecord>, StoreError> {
-        self.read(|tx| reader::find(tx, format::POLICIES, version.0))
-    }
-
-    /// Every policy version, in order.
-    pub fn policies(&self) -> Result<Vec<PolicyRecord>, StoreError> {
-        self.read(|tx| reader::from_number(tx, format::POLICIES, 0, usize::MAX))
-    }
-
-    /// The last optimizer step.
-    pub fn last_step(&self) -> Result<Option<StepRecord>, StoreError> {
-        self.read(|tx| {
-            let steps = tx.open_table(format::STEPS)?;
-            steps.last()?.map(|(_, bytes)| decode(bytes.value())).transpose()
-        })
-    }
-
-    /// At most `limit` optimizer steps from `first` on.
-    pub fn steps(&self, first: u64, limit: usize) -> Result<Vec<StepRecord>, StoreError> {
-        self.read(|tx| reader::from_number(tx, format::STEPS, first, limit))
-    }
-
-    /// Number of rows in each table.
-    pub fn stats(&self) -> Result<StoreStats, StoreError> {
-        self.read(reader::stats)
-    }
-}
-
-// The settings of the writer.
 
 /// Group commit and queue of the ledger.
 #[derive(Clone, Debug)]

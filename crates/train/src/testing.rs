@@ -11,8 +11,8 @@ use rand_chacha::ChaCha8Rng;
 use hone_core::metrics::Metrics;
 use hone_core::testing as records;
 use hone_core::types::{
-    Group, Interaction, InteractionId, PolicyVersion, Reward, RewardSource, Sample, SampleId,
-    TokenId, now_ms,
+    Group, Interaction, InteractionId, PolicyVersion, PromptSource, Reward, RewardSource, Sample,
+    SampleId, SampleOrigin, TokenId, now_ms,
 };
 use hone_model::ModelSpec;
 use hone_model::adapter::LoraConfig;
@@ -143,12 +143,14 @@ pub(crate) fn open_store(dir: &Path) -> Store {
 
 /// A client's prompt.
 pub(crate) fn interaction(id: InteractionId, route: &str, prompt_ids: Vec<TokenId>) -> Interaction {
-    Interaction { route: route.to_owned(), ..records::interaction(id, prompt_ids) }
+    let asked = Interaction::new(PromptSource::Live, route, Vec::new());
+    Interaction { id, created: 1, prompt_ids, ..asked }
 }
 
 /// A served completion of one token.
 pub(crate) fn sample(interaction: InteractionId, version: u64) -> Sample {
-    Sample { version: PolicyVersion(version), ..records::sample(interaction) }
+    let sample = Sample::new(interaction, SampleOrigin::Served, PolicyVersion(version));
+    Sample { created: 2, ids: vec![1], logprobs: vec![-1.0], ..sample }
 }
 
 /// A ready group of samples with one reward part.
@@ -163,7 +165,7 @@ pub(crate) fn reward(
     value: Option<f64>,
     source: RewardSource,
 ) -> Reward {
-    Reward { source, ..records::reward(sample, part, value) }
+    Reward { source, created: 7, ..Reward::graded(sample, part, value) }
 }
 
 /// A rating of the part `stars`.
@@ -173,7 +175,7 @@ pub(crate) fn rating(
     key_id: Option<&str>,
     created: u64,
 ) -> Op {
-    Op::Feedback(Box::new(FeedbackEntry {
+    Op::Feedback(vec![FeedbackEntry {
         interaction,
         choice: 0,
         name: "stars".to_owned(),
@@ -183,7 +185,7 @@ pub(crate) fn rating(
         key_id: key_id.map(str::to_owned),
         created,
         join: aggregator(Aggregate::Mean),
-    }))
+    }])
 }
 
 /// A correction of a completion.

@@ -20,9 +20,9 @@ use CopiedType::{Count, Flag, Number, Text};
 
 /// Options that keep their values: the name, Hone's key, and the type.
 const COPIED: &[(&str, &str, CopiedType)] = &[
-    ("adam_beta1", "train.adam_beta1", Number),
-    ("adam_beta2", "train.adam_beta2", Number),
-    ("adam_epsilon", "train.adam_eps", Number),
+    ("adam_beta1", "train.optimizer.beta1", Number),
+    ("adam_beta2", "train.optimizer.beta2", Number),
+    ("adam_epsilon", "train.optimizer.eps", Number),
     ("weight_decay", "train.weight_decay", Number),
     ("max_grad_norm", "train.max_grad_norm", Number),
     ("temperature", "rollout.temperature", Number),
@@ -67,7 +67,7 @@ const CHOICES: &[[&str; 4]] = &[
     ],
     [
         "optim",
-        "train.optimizer",
+        "train.optimizer.kind",
         "adamw adamw_hf=adamw adamw_torch=adamw adamw_torch_fused=adamw adamw_torch_xla=adamw \
          adamw_apex_fused=adamw paged_adamw=adamw paged_adamw_32bit=adamw adamw_8bit \
          adamw_bnb_8bit=adamw_8bit paged_adamw_8bit=adamw_8bit",

@@ -24,6 +24,11 @@ pub(super) fn convert(options: TrlOptions) -> Result<TrlSettings, String> {
     let mut conversion = TrlConversion { options, settings: TrlSettings::default() };
     conversion.copy()?;
     conversion.choose();
+    if conversion.settings.has_any("train.optimizer.")
+        && !conversion.settings.has("train.optimizer.kind")
+    {
+        conversion.settings.set("train.optimizer.kind", "adamw", "optim: TRL's default");
+    }
     conversion.batch()?;
     conversion.duration()?;
     conversion.schedule()?;
@@ -234,7 +239,7 @@ impl TrlConversion {
                 "constant"
             }
         };
-        self.settings.set("train.schedule", kind, origin);
+        self.settings.set("train.schedule.kind", kind, origin);
         self.warmup(name == "constant")?;
         let comment = "lr_scheduler_kwargs";
         let lowest = match kind {
@@ -246,12 +251,12 @@ impl TrlConversion {
             _ => None,
         };
         if let Some(lowest) = lowest {
-            self.settings.set("train.min_learning_rate", lowest.min(rate), comment);
+            self.settings.set("train.schedule.min_learning_rate", lowest.min(rate), comment);
         }
         if kind == "polynomial"
             && let Some(power) = take_number(&mut more, "power")
         {
-            self.settings.set("train.schedule_power", power, comment);
+            self.settings.set("train.schedule.power", power, comment);
         }
         for (name, value) in more {
             self.note_value(
@@ -487,24 +492,27 @@ impl TrlConversion {
         };
         match chosen {
             Some(chosen) if chosen == "none" || MODES.contains(&chosen) => {
-                self.settings.set("train.sampler_correction.mode", chosen, name);
+                self.settings.set("train.sampler_correction.kind", chosen, name);
             }
             Some(other) => {
-                self.note_value(name, &Value::from(other), "compare train.sampler_correction.mode");
+                self.note_value(name, &Value::from(other), "compare train.sampler_correction.kind");
             }
             None => {}
         }
         if mode.is_some() && is_on.is_some() {
-            let text = "vllm_importance_sampling_mode sets train.sampler_correction.mode";
+            let text = "vllm_importance_sampling_mode sets train.sampler_correction.kind";
             self.settings.note("vllm_importance_sampling_correction", text);
         }
+        let is_corrected = matches!(chosen, Some(kind) if MODES.contains(&kind));
         for (name, value, key) in [
             ("vllm_importance_sampling_clip_min", low, "train.sampler_correction.clip_min"),
             ("vllm_importance_sampling_clip_max", high, "train.sampler_correction.clip_max"),
             ("vllm_importance_sampling_cap", cap, "train.sampler_correction.clip_max"),
         ] {
-            if let Some(value) = value {
-                self.settings.set(key, value, name);
+            match value {
+                Some(value) if is_corrected => self.settings.set(key, value, name),
+                Some(_) => self.settings.note(name, "without effect without a correction"),
+                None => {}
             }
         }
         Ok(())

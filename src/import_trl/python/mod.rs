@@ -15,11 +15,9 @@ struct PyCall<'t, 'a> {
     name: &'a str,
     object: &'a str,
     line: usize,
-    arguments: Vec<&'t [Lexeme<'a>]>,
+    /// Their names, where they have one, and expressions.
+    arguments: Vec<(Option<&'a str>, &'t [Lexeme<'a>])>,
 }
-
-/// An argument: its name, if it has one, and its expression.
-type PyArgument<'t, 'a> = (Option<&'a str>, &'t [Lexeme<'a>]);
 
 /// The arguments of `GRPOConfig`, `LoraConfig`, `get_peft_model` and of a model's `from_pretrained`, the
 /// model and the reward functions of `GRPOTrainer`, and the dataset of `load_dataset`.
@@ -44,7 +42,7 @@ pub(super) fn options(source: &str) -> Result<TrlOptions, String> {
             }
             "get_peft_model" => reader.keywords(call, false, &mut options)?,
             "from_pretrained" if call.object.contains("Model") => {
-                if let Some((None, model)) = call.arguments.first().map(|a| split(a)) {
+                if let Some((None, model)) = call.arguments.first() {
                     reader.insert("model_name_or_path", model, &mut options);
                 }
                 reader.keywords(call, false, &mut options)?;
@@ -82,7 +80,7 @@ fn calls<'t, 'a>(tokens: &'t [Lexeme<'a>]) -> Result<Vec<PyCall<'t, 'a>>, String
         let close = closing(inner)
             .ok_or_else(|| format!("line {line}: the bracket of {name} is not closed"))?;
         let object = name_at(at.checked_sub(2));
-        let arguments = items(&inner[..close]);
+        let arguments = items(&inner[..close]).into_iter().map(split).collect();
         found.push(PyCall { name, object, line: *line, arguments });
     }
     Ok(found)
@@ -112,12 +110,14 @@ fn only(name: &str, calls: &[PyCall<'_, '_>]) -> Result<usize, String> {
     Ok(lines.len())
 }
 
-fn split<'t, 'a>(argument: &'t [Lexeme<'a>]) -> PyArgument<'t, 'a> {
+/// The name of an argument, if it has one, and its expression.
+fn split<'t, 'a>(argument: &'t [Lexeme<'a>]) -> (Option<&'a str>, &'t [Lexeme<'a>]) {
     match argument {
-        [name, equals, value @ ..] if equals.token == PyToken::Operator("=") => match name.token {
-            PyToken::Name(name) => (Some(name), value),
-            _ => (None, argument),
-        },
+        [Lexeme { token: PyToken::Name(name), .. }, equals, value @ ..]
+            if equals.token == PyToken::Operator("=") =>
+        {
+            (Some(name), value)
+        }
         _ => (None, argument),
     }
 }
@@ -151,19 +151,21 @@ impl Reader<'_> {
         strict: bool,
         options: &mut TrlOptions,
     ) -> Result<(), String> {
-        for argument in &call.arguments {
-            match split(argument) {
-                (Some(name), value) => self.insert(name, value, options),
-                (None, value) if is_unpacked(value) => {
-                    self.insert(&self.text(value), value, options)
-                }
-                (None, value) if strict => {
+        for (name, value) in &call.arguments {
+            let is_unpacked = matches!(
+                value.first().map(|lexeme| &lexeme.token),
+                Some(PyToken::Operator("*" | "**"))
+            );
+            match name {
+                Some(name) => self.insert(name, value, options),
+                None if is_unpacked => self.insert(&self.text(value), value, options),
+                None if strict => {
                     let (line, name, text) = (call.line, call.name, self.text(value));
                     return Err(format!(
                         "line {line}: {name} has an argument without a name, {text:?}"
                     ));
                 }
-                (None, _) => {}
+                None => {}
             }
         }
         Ok(())
@@ -171,25 +173,21 @@ impl Reader<'_> {
 
     /// The model and the reward functions of a trainer. Its other arguments are objects.
     fn trainer(&self, call: &PyCall<'_, '_>, options: &mut TrlOptions) {
-        for argument in &call.arguments {
-            let (name, value) = split(argument);
+        for (name, value) in &call.arguments {
             let line = value.first().map(|lexeme| lexeme.line);
-            match name {
-                Some("model") => {
-                    if let Some(model @ Value::String(_)) = literal(value, &self.constants) {
-                        options.insert("model", Given::Literal(model), line);
-                    }
-                }
+            let given = match name {
+                Some("model") => literal(value, &self.constants).filter(Value::is_string),
                 Some("reward_funcs") => {
-                    let inner = match value {
+                    let inner = match *value {
                         [open, inner @ .., _] if open.token == PyToken::Operator("[") => inner,
                         single => single,
                     };
-                    let names = items(inner).into_iter().map(|item| self.text(item));
-                    let names = Value::from_iter(names);
-                    options.insert("reward_funcs", Given::Literal(names), line);
+                    Some(items(inner).into_iter().map(|item| self.text(item)).collect())
                 }
-                _ => {}
+                _ => None,
+            };
+            if let (Some(name), Some(given)) = (name, given) {
+                options.insert(name, Given::Literal(given), line);
             }
         }
     }
@@ -198,8 +196,7 @@ impl Reader<'_> {
     fn dataset(&self, call: &PyCall<'_, '_>, options: &mut TrlOptions) {
         let (mut position, mut is_named) = (0, false);
         let mut found = TrlOptions::default();
-        for argument in &call.arguments {
-            let (keyword, value) = split(argument);
+        for (keyword, value) in &call.arguments {
             let line = value.first().map(|lexeme| lexeme.line);
             let parameter = keyword.unwrap_or_else(|| {
                 position += 1;
@@ -224,11 +221,6 @@ impl Reader<'_> {
             options.extend(found);
         }
     }
-}
-
-/// Whether an argument is `*values` or `**values`.
-fn is_unpacked(argument: &[Lexeme<'_>]) -> bool {
-    argument.first().is_some_and(|t| matches!(t.token, PyToken::Operator("*" | "**")))
 }
 
 // Literals of Python, read from tokens and never evaluated.
@@ -257,10 +249,17 @@ fn nested(tokens: &[Lexeme<'_>], constants: &Constants<'_>, depth: usize) -> Opt
         (PyToken::Number(number), []) => number.clone(),
         // Adjacent texts are one.
         (PyToken::Text(_), _) => {
+            let text = |lexeme: &Lexeme<'_>| match &lexeme.token {
+                PyToken::Text(text) => text.clone(),
+                _ => None,
+            };
             tokens.iter().map(text).collect::<Option<String>>().map(Value::from)
         }
         (PyToken::Operator("-"), [Lexeme { token: PyToken::Number(Some(number)), .. }]) => {
-            negative(number)
+            match number.as_i64() {
+                Some(whole) => whole.checked_neg().map(Value::from),
+                None => number.as_f64().map(|x| Value::from(-x)),
+            }
         }
         (PyToken::Operator("+"), [Lexeme { token: PyToken::Number(number), .. }]) => number.clone(),
         (PyToken::Operator(open), [inner @ .., last]) => match (*open, &last.token) {
@@ -283,20 +282,6 @@ fn nested(tokens: &[Lexeme<'_>], constants: &Constants<'_>, depth: usize) -> Opt
             _ => None,
         },
         _ => None,
-    }
-}
-
-fn text<'a>(lexeme: &'a Lexeme<'_>) -> Option<&'a str> {
-    match &lexeme.token {
-        PyToken::Text(text) => text.as_deref(),
-        _ => None,
-    }
-}
-
-fn negative(number: &Value) -> Option<Value> {
-    match number.as_i64() {
-        Some(whole) => whole.checked_neg().map(Value::from),
-        None => number.as_f64().map(|x| Value::from(-x)),
     }
 }
 

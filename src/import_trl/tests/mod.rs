@@ -7,8 +7,7 @@ use proptest::sample::select;
 use serde_json::{Map, Value, json};
 
 use hone_train::config::{
-    AdvantageScale, KlEstimator, LossKind, OptimizerKind, PeakRate, Recompute, ScheduleKind,
-    VespoConfig,
+    AdvantageScale, KlEstimator, Loss, LossKind, OptimizerKind, PeakRate, Recompute, ScheduleKind,
 };
 use hone_train::policy::Promotion;
 
@@ -61,8 +60,14 @@ fn memory_optimized_configuration_of_the_guides() {
         (train.learning_rate, train.warmup_steps, train.epochs),
         (PeakRate::Fixed(5e-6), Some(0.1), 1.0)
     );
-    assert_eq!((train.adam_beta1, train.adam_beta2, train.weight_decay), (0.9, 0.99, 0.1));
-    assert_eq!((train.schedule, train.optimizer), (ScheduleKind::Cosine, OptimizerKind::AdamW8bit));
+    assert_eq!(
+        (train.optimizer.beta1, train.optimizer.beta2, train.weight_decay),
+        (0.9, 0.99, 0.1)
+    );
+    assert_eq!(
+        (train.schedule.kind, train.optimizer.kind),
+        (ScheduleKind::Cosine, OptimizerKind::AdamW8bit)
+    );
     // 1 x 4 is no multiple of 8, so the guide counts prompts.
     assert_eq!((rollout.group_size, train.micro_batch, train.samples_per_step), (8, 1, 32));
     assert_eq!((rollout.max_tokens, config.dataset.max_prompt_tokens), (512, 256));
@@ -95,7 +100,7 @@ fn high_performance_configuration_of_the_guides() {
     assert_eq!((rollout.group_size, rollout.max_tokens), (16, 1024));
     assert_eq!((train.micro_batch, train.samples_per_step), (4, 128));
     assert_eq!(
-        (train.schedule, train.learning_rate),
+        (train.schedule.kind, train.learning_rate),
         (ScheduleKind::Linear, PeakRate::Fixed(1e-5))
     );
     let vllm = imported.notes.iter().find(|note| note.starts_with("use_vllm")).unwrap();
@@ -169,7 +174,10 @@ fn a_file_of_trls_command_line() {
             (train.lora.r, train.lora.alpha, train.learning_rate),
             (32, 64.0, PeakRate::Fixed(5e-6))
         );
-        assert_eq!((train.loss, train.advantage_scale), (LossKind::DrGrpo, AdvantageScale::None));
+        assert_eq!(
+            (train.loss.kind, train.advantage_scale),
+            (LossKind::DrGrpo, AdvantageScale::None)
+        );
         assert_eq!(train.warmup_steps, Some(0.1));
         assert_eq!(train.recompute, Recompute::Always);
         assert!(imported.toml.contains("# function = \"accuracy_reward\"\n"), "{}", imported.toml);
@@ -186,8 +194,11 @@ fn all_defaults_of_trl() {
     assert_eq!((train.learning_rate, train.beta, train.seed), (PeakRate::Fixed(1e-6), 0.0, 42));
     assert_eq!((train.warmup(), train.dual_clip), (0, 0.0));
     assert_eq!((config.policy.promotion, config.policy.publish_every), (Promotion::Direct, 1));
-    assert_eq!((train.schedule, train.optimizer), (ScheduleKind::Linear, OptimizerKind::AdamW));
-    assert_eq!((train.loss, train.clip_low, train.clip_high), (LossKind::Dapo, 0.2, 0.2));
+    assert_eq!(
+        (train.schedule.kind, train.optimizer.kind),
+        (ScheduleKind::Linear, OptimizerKind::AdamW)
+    );
+    assert_eq!((train.loss.kind, train.clip_low, train.clip_high), (LossKind::Dapo, 0.2, 0.2));
     assert!(
         imported.notes.iter().all(|note| !note.contains("neither TRL")),
         "{:?}",
@@ -203,10 +214,9 @@ fn losses_with_bounds_of_their_own() {
     assert_eq!(train("epsilon=0.1").dual_clip, 0.0);
     // TRL's bound of cispo is the ratio's.
     let bound = train("loss_type='cispo', epsilon_high=5.0, delta=1.5");
-    assert_eq!((bound.loss, bound.clip_high, bound.delta), (LossKind::Cispo, 4.0, 0.0));
+    assert_eq!((bound.loss.kind, bound.clip_high, bound.delta), (LossKind::Cispo, 4.0, 0.0));
     let own = train("loss_type='vespo', vespo_k_neg=1, sapo_temperature_pos=2.0");
-    let expected = VespoConfig { k_neg: 1.0, ..VespoConfig::default() };
-    assert_eq!(own.loss, LossKind::Vespo(expected));
+    assert_eq!(own.loss, Loss { k_neg: 1.0, ..LossKind::Vespo.into() });
     let entropy = train("entropy_coef=0.01, use_adaptive_entropy=True").entropy;
     assert_eq!((entropy.coef, entropy.target), (0.01, 0.2));
     assert_eq!(train("entropy_target=0.3").entropy.target, 0.0);

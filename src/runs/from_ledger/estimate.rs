@@ -23,7 +23,6 @@ pub struct ScoredRecord {
     pub log_ratio: f64,
     /// Sum over tokens of the k3 estimate of KL(behavior policy || policy), in nats.
     pub k3: f64,
-    /// Number of tokens.
     pub tokens: usize,
 }
 
@@ -66,7 +65,6 @@ pub struct PolicyEstimate {
 }
 
 impl PolicyEstimate {
-    /// The estimate from records.
     pub fn of(records: &[ScoredRecord]) -> Self {
         // Each weight is at most the square root of the number of records.
         let most = (records.len() as f64).sqrt();
@@ -95,21 +93,24 @@ impl PolicyEstimate {
         }
     }
 
+    /// The metric, the label in the report and the value of each measurement.
+    pub fn values(&self) -> [(&'static str, &'static str, Option<f64>); 5] {
+        [
+            ("estimated_reward", "estimated reward", self.reward),
+            ("effective_records", "effective records", Some(self.effective_records)),
+            ("log_ratio_above", "log-ratio, reward above the mean", self.log_ratio_above),
+            ("log_ratio_below", "log-ratio, reward below the mean", self.log_ratio_below),
+            ("behavior_kl", "KL to the behavior policy", self.behavior_kl),
+        ]
+    }
+
     /// The values by the name of their metric; those that could not be computed are absent.
     pub fn metrics(&self) -> BTreeMap<String, f64> {
-        let values = [
-            ("estimated_reward", self.reward),
-            ("effective_records", Some(self.effective_records)),
-            ("log_ratio_above", self.log_ratio_above),
-            ("log_ratio_below", self.log_ratio_below),
-            ("behavior_kl", self.behavior_kl),
-        ];
-        let known = values.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-        known.collect()
+        let known = |(name, _, value): (&str, &str, Option<f64>)| Some((name.to_owned(), value?));
+        self.values().into_iter().filter_map(known).collect()
     }
 }
 
-/// The mean reward of each route.
 fn route_means(records: &[ScoredRecord]) -> BTreeMap<&str, f64> {
     let mut rewards: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for record in records {

@@ -1,6 +1,6 @@
 //! The options that select records: time, route and policy version.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -13,9 +13,7 @@ use hone_core::types::UnixMillis;
 /// Policy versions from `first` to `last`, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionRange {
-    /// The first version.
     pub first: u64,
-    /// The last version.
     pub last: u64,
 }
 
@@ -71,7 +69,6 @@ pub struct LedgerFilter {
 }
 
 impl LedgerFilter {
-    /// Whether a record passes.
     pub(super) fn holds(&self, route: &str, version: u64, created: UnixMillis) -> bool {
         self.holds_time(created)
             && (self.routes.is_empty() || self.routes.iter().any(|name| name == route))
@@ -95,8 +92,8 @@ impl VersionRange {
 pub(super) struct Present {
     routes: BTreeSet<String>,
     versions: BTreeSet<u64>,
-    /// Number of records by the time at which the completion ended.
-    times: BTreeMap<UnixMillis, u64>,
+    /// When the completions ended.
+    times: BTreeSet<UnixMillis>,
 }
 
 impl Present {
@@ -105,7 +102,7 @@ impl Present {
             self.routes.insert(route.to_owned());
         }
         self.versions.insert(version);
-        *self.times.entry(created).or_default() += 1;
+        self.times.insert(created);
     }
 
     /// Checks that every option of a filter selects a record.
@@ -113,8 +110,7 @@ impl Present {
     /// # Errors
     /// The first option that selects none, with what the ledger has instead.
     pub(super) fn check(&self, filter: &LedgerFilter) -> anyhow::Result<()> {
-        let (Some(first), Some(last)) = (self.times.keys().next(), self.times.keys().next_back())
-        else {
+        let (Some(first), Some(last)) = (self.times.first(), self.times.last()) else {
             anyhow::bail!("the ledger has no completion that was scored or rated")
         };
         for route in &filter.routes {
@@ -132,7 +128,7 @@ impl Present {
                 ranges(&self.versions)
             );
         }
-        if !self.times.keys().any(|created| filter.holds_time(*created)) {
+        if !self.times.iter().any(|created| filter.holds_time(*created)) {
             let shown = |name: &str, time: Option<UnixMillis>| {
                 time.map(|time| format!("{name} is {}", show_time(time)))
             };

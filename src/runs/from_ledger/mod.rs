@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use hone_core::digest::Digest;
 use hone_core::types::{GroupState, Sample, SampleOrigin};
 use hone_reward::Routes;
-use hone_store::{LedgerReader, MERGED, RecordSource};
+use hone_store::{Ledger, MERGED};
 use hone_train::RecordedGroup;
 
 use estimate::{PolicyEstimate, RELIABLE_SHARE};
@@ -79,17 +79,12 @@ fn split(records: Vec<UsableGroup>, share: f64) -> anyhow::Result<Split> {
 pub enum RecordSkip {
     /// A client wrote the text, so no policy has a probability of it.
     Correction,
-    /// Its sampling parameters do not permit training, for example greedy decoding.
     Untrainable,
-    /// Not every token has a recorded log-probability.
     NoLogProbabilities,
-    /// Longer than `train.max_tokens`, or than the memory permits.
     TooLong,
     /// The configuration has no route of this name, so its rewards have no weights.
     UnknownRoute,
-    /// Only quarantined API keys rated it.
     Quarantined,
-    /// No reward has a value and a weight.
     NoReward,
 }
 
@@ -129,11 +124,8 @@ impl RecordSkip {
 /// Number of records that pass the filter: completions of groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordCounts {
-    /// All of them.
     pub found: u64,
-    /// Those that can be used.
     pub used: u64,
-    /// The others, by reason.
     pub skipped: BTreeMap<RecordSkip, u64>,
 }
 
@@ -152,10 +144,8 @@ impl RecordCounts {
     }
 }
 
-/// A group that can be trained on.
 struct UsableGroup {
     group: RecordedGroup,
-    /// The digest of its prompt.
     prompt: [u8; 16],
     /// Whether only the exams of the daemon used the prompt.
     reserved: bool,
@@ -171,7 +161,7 @@ struct UsableGroup {
 /// # Errors
 /// If a record cannot be read, an option of the filter selects no record, or no record can be used.
 fn read_records(
-    ledger: &LedgerReader,
+    ledger: &Ledger,
     routes: &Routes,
     filter: &LedgerFilter,
     longest: usize,
@@ -243,24 +233,18 @@ pub struct RecordReport {
     pub ledger: String,
     /// The records that pass the filter.
     pub records: RecordCounts,
-    /// Prompts to train on.
     pub train_prompts: usize,
     /// Records to train on: completions of groups.
     pub train_records: usize,
-    /// Held-out prompts.
     pub held_out_prompts: usize,
-    /// Held-out completions.
     pub held_out_records: usize,
     /// Samples that steps left out, because the policy has moved too far away from them. A sample of
     /// several steps counts for each of them.
     pub left_out: u64,
-    /// Batches without a step.
     pub skipped_batches: u64,
     /// Mean recorded reward of the held-out completions.
     pub mean_reward: f64,
-    /// The policy before the first step, on the held-out completions.
     pub before: PolicyEstimate,
-    /// The policy after the last step.
     pub after: PolicyEstimate,
 }
 
@@ -302,19 +286,9 @@ impl fmt::Display for RecordReport {
         writeln!(f, "- mean recorded reward of held-out records: {:.4}\n", self.mean_reward)?;
         let value =
             |value: Option<f64>| value.map_or_else(|| MISSING.to_owned(), |v| format!("{v:.4}"));
-        let of = |e: &PolicyEstimate| {
-            let effective = Some(e.effective_records);
-            [e.reward, effective, e.log_ratio_above, e.log_ratio_below, e.behavior_kl].map(value)
-        };
-        let names = [
-            "estimated reward",
-            "effective records",
-            "log-ratio, reward above the mean",
-            "log-ratio, reward below the mean",
-            "KL to the behavior policy",
-        ];
-        let rows = names.into_iter().zip(of(&self.before)).zip(of(&self.after));
-        let rows = rows.map(|((name, before), after)| [name.to_owned(), before, after]);
+        let rows = self.before.values().into_iter().zip(self.after.values());
+        let rows = rows
+            .map(|((_, name, before), (.., after))| [name.to_owned(), value(before), value(after)]);
         write!(f, "{}", markdown(table(["held-out records", "before", "after"], rows, 1)))?;
         match self.warning() {
             Some(warning) => writeln!(f, "\n**Warning**: {warning}."),

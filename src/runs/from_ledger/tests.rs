@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use hone_core::testing;
 use hone_core::types::{
-    Group, GroupState, Interaction, InteractionId, PolicyVersion, Sample, SampleOrigin,
+    Group, GroupState, Interaction, PolicyVersion, PromptSource, Reward, Sample, SampleOrigin,
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregator};
 use hone_reward::routes::RouteList;
-use hone_store::{FeedbackEntry, LedgerReader, MERGED, Op, QuarantinedKey, Store, StoreConfig};
+use hone_store::{FeedbackEntry, Ledger, MERGED, Op, QuarantinedKey, Store, StoreConfig};
 
 use super::filter::{LedgerFilter, VersionRange};
 use super::split;
@@ -32,9 +32,10 @@ struct Book(Vec<Op>);
 impl Book {
     fn prompt(&mut self, token: u32, held_out: bool) -> Interaction {
         let interaction = Interaction {
-            route: "graded".to_owned(),
+            created: 1,
+            prompt_ids: vec![token, 7],
             held_out,
-            ..testing::interaction(InteractionId::new(), vec![token, 7])
+            ..Interaction::new(PromptSource::Live, "graded", Vec::new())
         };
         self.0.push(Op::Interaction(Box::new(interaction.clone())));
         interaction
@@ -51,7 +52,7 @@ impl Book {
             created,
             ids: vec![1, 2, 3],
             logprobs: vec![-1.0, -0.5, -0.25],
-            ..testing::sample(prompt.id)
+            ..Sample::new(prompt.id, SampleOrigin::Served, PolicyVersion(0))
         };
         change(&mut sample);
         self.0.push(Op::Sample(Box::new(sample.clone())));
@@ -59,11 +60,12 @@ impl Book {
     }
 
     fn grade(&mut self, sample: &Sample, value: Option<f64>) {
-        self.0.push(Op::Reward(Box::new(testing::reward(sample.id, "exact", value))));
+        let graded = Reward::graded(sample.id, "exact", value);
+        self.0.push(Op::Reward(Box::new(Reward { created: 5, ..graded })));
     }
 
     fn rate(&mut self, sample: &Sample, key: &str) {
-        self.0.push(Op::Feedback(Box::new(FeedbackEntry {
+        self.0.push(Op::Feedback(vec![FeedbackEntry {
             interaction: sample.interaction,
             choice: 0,
             name: "stars".to_owned(),
@@ -73,7 +75,7 @@ impl Book {
             key_id: Some(key.to_owned()),
             created: 5,
             join: aggregator(Aggregate::Mean),
-        })));
+        }]));
     }
 
     fn group(&mut self, route: &str, members: &[Sample], state: GroupState) {
@@ -102,7 +104,7 @@ impl Book {
         let store = Store::open(&path, &StoreConfig::default(), metrics).unwrap();
         store.commit_blocking(self.0).unwrap();
         drop(store);
-        read_records(&LedgerReader::open(&path).unwrap(), &routes(), filter, 8)
+        read_records(&Ledger::open_read_only(&path).unwrap(), &routes(), filter, 8)
     }
 }
 

@@ -11,7 +11,7 @@ use rand_chacha::ChaCha8Rng;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{SampleId, now_ms};
-use hone_store::{LedgerReader, Store, StoreConfig, StoreError};
+use hone_store::{Ledger, Store, StoreConfig, StoreError};
 use hone_train::{OfflineSetup, OfflineTrainer, RecordedGroup, RecordedSample};
 
 use super::RecordReport;
@@ -30,13 +30,11 @@ use crate::{app, config, usage};
 pub struct FromLedgerOptions {
     /// The data directory of a stopped daemon, or its ledger's file. It is never changed.
     pub source: PathBuf,
-    /// The records to use.
     pub filter: LedgerFilter,
     /// Share of the prompts to hold out, between 0 and 1.
     pub holdout: f64,
     /// Directory of the report; `run/report` in the run's data directory if absent.
     pub report: Option<PathBuf>,
-    /// Whether progress is a bar on a terminal.
     pub terminal: bool,
 }
 
@@ -82,8 +80,8 @@ pub async fn run(
 
     let sizes: Vec<usize> = train.iter().map(RecordedGroup::len).collect();
     let (max_steps, epochs) = (config.train.max_steps, config.train.epochs);
-    let length = if epochs > 0.0 { RunLength::Epochs(epochs) } else { RunLength::Steps(max_steps) };
-    let plan = steps(&sizes, length, config.train.samples_per_step, config.train.seed);
+    let samples_per_step = config.train.samples_per_step;
+    let plan = steps(&sizes, (epochs, max_steps), samples_per_step, config.train.seed);
     (config.train.max_steps, config.train.epochs) = (plan.len() as u64, 0.0);
     config::validate(&config).map_err(usage)?;
     let trainer = OfflineTrainer::new(OfflineSetup {
@@ -142,12 +140,10 @@ pub async fn run(
     folder.write_report(report, options.report)
 }
 
-/// The ledger of a data directory, or the file itself.
 fn ledger_file(source: &Path) -> PathBuf {
     if source.is_file() { source.to_owned() } else { source.join(LEDGER) }
 }
 
-/// Checks what needs no record.
 fn check(config: &Config, options: &FromLedgerOptions, file: &Path) -> anyhow::Result<()> {
     let (train, source) = (&config.train, options.source.display());
     ensure!(train.max_steps > 0 || train.epochs > 0.0, NO_LENGTH);
@@ -173,8 +169,8 @@ fn check(config: &Config, options: &FromLedgerOptions, file: &Path) -> anyhow::R
     Ok(())
 }
 
-fn open(file: &Path) -> anyhow::Result<LedgerReader> {
-    LedgerReader::open(file).map_err(|error| {
+fn open(file: &Path) -> anyhow::Result<Ledger> {
+    Ledger::open_read_only(file).map_err(|error| {
         let advice = match &error {
             StoreError::InUse(_) => "; stop its daemon, or use a snapshot of its directory",
             _ => "",
@@ -278,21 +274,13 @@ impl LedgerRun {
 
 // The order in which a run trains on groups.
 
-/// When a run ends.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum RunLength {
-    /// After this many steps.
-    Steps(u64),
-    /// After this many passes over the groups.
-    Epochs(f64),
-}
-
 /// The groups of every step, as indices into `sizes`, which has the number of samples of each group. A
 /// step takes groups until it has `samples_per_step` samples; the last one of a run of epochs may have
-/// fewer. Every pass has an order of its own, which depends on `seed`.
-pub(super) fn steps(
+/// fewer. Every pass has an order of its own, which depends on `seed`. The run ends after `epochs` passes, or
+/// after `max_steps` steps if that is 0.
+fn steps(
     sizes: &[usize],
-    length: RunLength,
+    (epochs, max_steps): (f64, u64),
     samples_per_step: usize,
     seed: u64,
 ) -> Vec<Vec<usize>> {
@@ -303,11 +291,9 @@ pub(super) fn steps(
         order.shuffle(&mut random);
         order
     });
-    let (groups, most) = match length {
-        RunLength::Steps(steps) => (usize::MAX, usize::try_from(steps).unwrap_or(usize::MAX)),
-        RunLength::Epochs(epochs) => {
-            ((epochs * sizes.len() as f64).round().max(1.0) as usize, usize::MAX)
-        }
+    let (groups, most) = match epochs > 0.0 {
+        true => ((epochs * sizes.len() as f64).round().max(1.0) as usize, usize::MAX),
+        false => (usize::MAX, usize::try_from(max_steps).unwrap_or(usize::MAX)),
     };
     let mut all = Vec::new();
     let (mut step, mut samples) = (Vec::new(), 0);
@@ -340,29 +326,29 @@ mod tests {
     #[test]
     fn an_epoch_takes_every_group_once() {
         let sizes = [4, 1, 4, 4, 2, 1];
-        let all = steps(&sizes, RunLength::Epochs(1.0), 6, 3);
+        let all = steps(&sizes, (1.0, 0), 6, 3);
         let mut groups: Vec<usize> = all.iter().flatten().copied().collect();
         for step in &all[..all.len() - 1] {
             assert!(step.iter().map(|group| sizes[*group]).sum::<usize>() >= 6, "{all:?}");
         }
         groups.sort_unstable();
         assert_eq!(groups, [0, 1, 2, 3, 4, 5]);
-        assert_eq!(all, steps(&sizes, RunLength::Epochs(1.0), 6, 3), "the order is repeatable");
-        let half = steps(&sizes, RunLength::Epochs(0.5), 1, 3);
+        assert_eq!(all, steps(&sizes, (1.0, 0), 6, 3), "the order is repeatable");
+        let half = steps(&sizes, (0.5, 0), 1, 3);
         assert_eq!(half.concat().len(), 3);
-        assert_eq!(steps(&sizes, RunLength::Epochs(1e-9), 1, 3).len(), 1);
+        assert_eq!(steps(&sizes, (1e-9, 0), 1, 3).len(), 1);
     }
 
     #[test]
     fn steps_repeat_the_groups_in_another_order() {
         let sizes = [1; 16];
-        let all = steps(&sizes, RunLength::Steps(8), 4, 0);
+        let all = steps(&sizes, (0.0, 8), 4, 0);
         assert_eq!(all.len(), 8);
         let pass = |steps: &[Vec<usize>]| steps.concat();
         let (first, second) = (pass(&all[..4]), pass(&all[4..]));
         let set = |groups: &[usize]| groups.iter().copied().collect::<BTreeSet<_>>();
         assert_eq!((set(&first).len(), set(&second).len()), (16, 16));
         assert_ne!(first, second);
-        assert!(steps(&[], RunLength::Steps(8), 4, 0).is_empty());
+        assert!(steps(&[], (0.0, 8), 4, 0).is_empty());
     }
 }

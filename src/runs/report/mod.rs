@@ -16,9 +16,8 @@ use hone_train::monitoring::metric_names;
 use crate::runs::table::number;
 use hone_report::terminal::{clock, markdown, one_line, shown, sparkline, table};
 
-pub use data::{Comparison, Ending, RunReport, SamplePair, comparison_table, comparisons, samples};
+pub use data::{Comparison, Ending, RunReport, comparison_table, comparisons, samples};
 
-/// The report's file name.
 pub const REPORT_FILE: &str = "report.md";
 
 impl RunReport {
@@ -39,7 +38,6 @@ impl RunReport {
         }
     }
 
-    /// The text.
     pub fn markdown(&self) -> String {
         let mut text = format!("# {}\n\n", inline(&self.name));
         summary(&mut text, self);

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use hone_core::types::StepRecord;
 use hone_train::monitoring::warnings::{Warning, WarningKind};
 
+use super::data::SamplePair;
 use super::*;
 use crate::runs::Best;
 use hone_report::stats::{estimate, paired_difference};

@@ -25,7 +25,6 @@ const TEXT: u16 = 20;
 pub struct ScoredSample {
     /// The last message of the prompt.
     pub prompt: String,
-    /// The completion.
     pub completion: String,
     /// The parts by name; `None` if a part could not be scored.
     pub parts: BTreeMap<String, Option<f64>>,

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
+use hone_core::files::replace_dir;
 use hone_core::types::{Reward, StepRecord, now_ms};
 use hone_dataset::Dataset;
 use hone_reward::{Route, Routes};
@@ -28,6 +29,7 @@ use super::report::{self, Ending, RunReport};
 use super::warning_text;
 use super::{NO_DATASET, NO_LENGTH, StopDecision, data_check, table};
 use crate::app::Core;
+use crate::app::adapters::copy_files;
 use crate::config::Config;
 use crate::runs::table::ScoredSample;
 use crate::{app, config, usage};
@@ -45,7 +47,6 @@ const REPORT_SAMPLES: usize = 6;
 pub struct TrainOptions {
     /// Directory of the report; `run/report` in the data directory if absent.
     pub report: Option<PathBuf>,
-    /// Whether progress is a bar on a terminal.
     pub terminal: bool,
 }
 
@@ -254,7 +255,7 @@ impl Run {
             && let Some(adapter) = self.core.policies.active_adapter()?
         {
             let best = self.folder.path.join("best");
-            state::copy_dir(&adapter, &best)?;
+            replace_dir(&best, |new| copy_files(&adapter, new))?;
             self.state.best_adapter = Some(best.display().to_string());
         }
         Ok(decision == StopDecision::Stop)
@@ -264,7 +265,6 @@ impl Run {
         self.state.save(&self.folder.path.join("state.json"))
     }
 
-    /// Shuts down and writes the report.
     async fn finish(mut self, ending: Ending) -> anyhow::Result<(RunReport, PathBuf)> {
         self.folder.progress.finish();
         self.save()?;
@@ -302,24 +302,18 @@ impl Run {
 /// The relation between optimizer steps and passes over the prompts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Epochs {
-    /// Prompts to train on.
     prompts: usize,
-    /// Completions per prompt.
     group_size: usize,
-    /// Completions per optimizer step.
     samples_per_step: usize,
 }
 
 impl Epochs {
-    /// A run that trains on `prompts` prompts.
     fn new(config: &Config, prompts: usize) -> Self {
         let (group_size, samples_per_step) =
             (config.rollout.group_size, config.train.samples_per_step);
         Self { prompts, group_size, samples_per_step }
     }
 
-    /// Optimizer steps of one pass.
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     fn steps_per_pass(self) -> f64 {
         (self.prompts * self.group_size) as f64 / self.samples_per_step as f64
     }
@@ -327,18 +321,12 @@ impl Epochs {
     /// The passes at the end of step `step`, if every completion is trained on once. As in TRL, it
     /// counts steps: groups that are dropped or prompts that are left out for their length do not
     /// change it.
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     fn at(self, step: u64) -> f64 {
         step as f64 / self.steps_per_pass()
     }
 
     /// The steps of `epochs` passes, at least 1. A last incomplete batch counts as a step, so that
     /// each prompt is drawn; TRL leaves it out.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "from 1 to 1e6 passes over a file"
-    )]
     fn steps(self, epochs: f64) -> u64 {
         let exact = epochs * self.steps_per_pass();
         // 0.07 passes of 100 steps are 7 steps, although their product is above 7 in f64.

@@ -7,7 +7,7 @@ use std::{fs, io};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use hone_core::files::{FileError, at, replace_dir, replace_file};
+use hone_core::files::{FileError, replace_file};
 use hone_core::types::{UnixMillis, now_ms};
 use hone_train::monitoring::warnings::{MonitorState, Warning};
 
@@ -20,7 +20,6 @@ use crate::runs::{BestTracker, RunProgress, RunView};
 /// The state that a resumed run continues from.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct RunState {
-    /// Start of the run's first process.
     pub(super) started: UnixMillis,
     /// The evaluation before the first step.
     pub(super) before: Option<Evaluation>,
@@ -28,13 +27,9 @@ pub(super) struct RunState {
     pub(super) after: Option<Evaluation>,
     /// Step and mean held-out reward of every evaluation.
     pub(super) held_out: Vec<(u64, f64)>,
-    /// The best evaluation and the patience.
     pub(super) best: BestTracker,
-    /// The copy of the best step's adapter.
     pub(super) best_adapter: Option<String>,
-    /// The warnings of all processes.
     pub(super) warnings: Vec<Warning>,
-    /// The state of the health monitor.
     pub(super) watch: MonitorState,
 }
 
@@ -149,23 +144,12 @@ impl SavedConfig {
     }
 }
 
-/// Replaces the directory `to` with a copy of the files in `from`; after a crash `to` is complete.
-pub(super) fn copy_dir(from: &Path, to: &Path) -> Result<(), FileError> {
-    replace_dir(to, |new| {
-        for entry in fs::read_dir(from).map_err(at(from))? {
-            let entry = entry.map_err(at(from))?;
-            let path = entry.path();
-            if entry.file_type().map_err(at(&path))?.is_file() {
-                fs::copy(&path, new.join(entry.file_name())).map_err(at(&path))?;
-            }
-        }
-        Ok(())
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use hone_core::files::replace_dir;
+
     use super::*;
+    use crate::app::adapters::copy_files;
 
     #[test]
     fn the_state_survives_and_a_failed_write_keeps_it() {
@@ -187,11 +171,11 @@ mod tests {
         let (from, best) = (dir.path().join("v1"), dir.path().join("best"));
         fs::create_dir_all(&best).unwrap();
         fs::write(best.join("old"), "x").unwrap();
-        copy_dir(&from, &best).unwrap_err();
+        replace_dir(&best, |new| copy_files(&from, new)).unwrap_err();
         assert!(best.join("old").is_file(), "a failed copy keeps the old adapter");
         fs::create_dir_all(from.join("inner")).unwrap();
         fs::write(from.join("adapter"), "y").unwrap();
-        copy_dir(&from, &best).unwrap();
+        replace_dir(&best, |new| copy_files(&from, new)).unwrap();
         let names: Vec<_> = fs::read_dir(&best).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names, ["adapter"]);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "no temporary directory is left");

@@ -51,8 +51,11 @@ DEFAULTS = {
 
 
 def hone_keys(s: dict) -> dict:
-    """The settings as keys of Hone, which have the parameters of a loss in its table."""
+    """The settings as keys of Hone, which have the parameters of a loss or a correction in its table."""
     s = dict(s)
+    correction = dict(s["sampler_correction"])
+    mode = correction.pop("mode")
+    s["sampler_correction"] = mode if mode == "none" else {"kind": mode, **correction}
     taus = {"tau_pos": s.pop("sapo_tau_pos"), "tau_neg": s.pop("sapo_tau_neg")}
     own = {"sapo": taus, "vespo": s.pop("vespo")}.get(s["loss"])
     return s | {"loss": {"kind": s["loss"], **own}} if own else s

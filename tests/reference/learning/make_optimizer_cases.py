@@ -22,13 +22,13 @@ PEAK = 0.5
 
 
 def schedule(name: str, theirs: str, warmup: int, total: int, **settings) -> dict:
-    """transformers' rates before step 0, 1, ...; `settings` are Hone's keys."""
+    """transformers' rates before step 0, 1, ...; `settings` are parameters of Hone's schedule."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
     specific = {}
     if theirs == "cosine_with_min_lr":
         specific = {"min_lr": settings["min_learning_rate"]}
     if theirs == "polynomial":
-        specific = {"lr_end": settings["min_learning_rate"], "power": settings["schedule_power"]}
+        specific = {"lr_end": settings["min_learning_rate"], "power": settings["power"]}
     scheduler = get_scheduler(
         theirs,
         optimizer,
@@ -42,16 +42,10 @@ def schedule(name: str, theirs: str, warmup: int, total: int, **settings) -> dic
         rates.append(scheduler.get_last_lr()[0])
         optimizer.step()
         scheduler.step()
-    return {
-        "settings": {
-            "schedule": name,
-            "learning_rate": PEAK,
-            "warmup_steps": warmup,
-            "total_steps": total,
-            **settings,
-        },
-        "rates": rates,
-    }
+    ends = name not in ("constant", "inverse_sqrt")
+    schedule = {"kind": name, "steps": total, **settings} if ends else name
+    keys = {"schedule": schedule, "learning_rate": PEAK, "warmup_steps": warmup}
+    return {"settings": keys if ends else keys | {"max_steps": total}, "rates": rates}
 
 
 def average(steps: int, first: int, **averaged) -> list:
@@ -110,9 +104,7 @@ def main() -> None:
             schedule("linear", "linear", 2, 9),
             schedule("cosine", "cosine", 0, 7),
             schedule("cosine", "cosine_with_min_lr", 3, 12, min_learning_rate=0.05),
-            schedule(
-                "polynomial", "polynomial", 2, 10, min_learning_rate=0.02, schedule_power=2.5
-            ),
+            schedule("polynomial", "polynomial", 2, 10, min_learning_rate=0.02, power=2.5),
             schedule("inverse_sqrt", "inverse_sqrt", 4, 9),
             schedule("inverse_sqrt", "inverse_sqrt", 0, 5),
         ],

@@ -50,7 +50,7 @@ pub(crate) struct ObservedAnswer {
 
 impl ObservedAnswer {
     pub fn value(&self) -> f64 {
-        self.satisfaction.under(self.taste)
+        self.satisfaction[self.taste as usize]
     }
 }
 
@@ -62,7 +62,7 @@ pub(crate) const IDEAL: &str = "<reasoning>2</reasoning><answer>2</answer>";
 impl ObservedAnswer {
     /// A version's answer to 1 + 1, for users who want its form.
     pub fn to_one_and_one(version: u64, text: &str) -> Self {
-        Self { version, taste: UserTaste::Form, satisfaction: Satisfaction::of(text, 2) }
+        Self { version, taste: UserTaste::Form, satisfaction: satisfaction(text, 2) }
     }
 }
 
@@ -135,7 +135,7 @@ impl Crowd {
         let number = self.answers.len();
         let is_changed = self.change_at.is_some_and(|at| number >= at);
         let taste = if is_changed { UserTaste::Brevity } else { UserTaste::Form };
-        let satisfaction = Satisfaction::of(text, visit.question.answer());
+        let satisfaction = satisfaction(text, visit.question.answer());
         let answer = ObservedAnswer { version, taste, satisfaction };
         self.answers.push(answer);
         if self.random.random::<f64>() < self.habits.share {
@@ -181,43 +181,27 @@ pub(crate) enum UserTaste {
 
 /// The satisfaction with one answer under each taste, from 0 to 1. Both are known for every answer, so
 /// that versions can be compared under a taste that users had at another time.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Satisfaction([f64; 2]);
+pub(crate) type Satisfaction = [f64; 2];
 
-impl Satisfaction {
-    /// The satisfaction with `text` as the answer to a question whose right answer is `sum`.
-    pub fn of(text: &str, sum: u32) -> Self {
-        let form = score(text, sum).reward() / REWARD_MAX;
-        let brevity = match last_number(text) == Some(sum) {
-            true if text.trim().chars().count() <= BRIEF => 1.0,
-            true => 2.0 / 3.0,
-            false => 0.0,
-        };
-        Self([form, brevity])
-    }
+/// The satisfaction with `text` as the answer to a question whose right answer is `sum`.
+fn satisfaction(text: &str, sum: u32) -> Satisfaction {
+    let form = score(text, sum).reward() / REWARD_MAX;
+    let brevity = match last_number(text) == Some(sum) {
+        true if text.trim().chars().count() <= BRIEF => 1.0,
+        true => 2.0 / 3.0,
+        false => 0.0,
+    };
+    [form, brevity]
+}
 
-    pub fn under(self, taste: UserTaste) -> f64 {
-        self.0[taste as usize]
+/// The mean satisfaction with answers; 0 without any.
+pub(crate) fn mean_of<'a>(answers: impl IntoIterator<Item = &'a ObservedAnswer>) -> Satisfaction {
+    let (mut sum, mut count) = (Satisfaction::default(), 0_u32);
+    for answer in answers {
+        sum = [0, 1].map(|taste| sum[taste] + answer.satisfaction[taste]);
+        count += 1;
     }
-
-    /// Applies `f` to the values of both operands under each taste.
-    pub fn zip(self, other: Self, f: impl Fn(f64, f64) -> f64) -> Self {
-        Self([f(self.0[0], other.0[0]), f(self.0[1], other.0[1])])
-    }
-
-    pub fn scaled(self, factor: f64) -> Self {
-        Self(self.0.map(|value| value * factor))
-    }
-
-    /// The mean; 0 of no values.
-    pub fn mean(values: impl IntoIterator<Item = Self>) -> Self {
-        let (mut sum, mut count) = (Self::default(), 0_u32);
-        for value in values {
-            sum = sum.zip(value, |a, b| a + b);
-            count += 1;
-        }
-        sum.scaled(1.0 / f64::from(count.max(1)))
-    }
+    sum.map(|value| value / f64::from(count.max(1)))
 }
 
 fn last_number(text: &str) -> Option<u32> {
@@ -309,9 +293,9 @@ mod tests {
             ("99999999999999999999", 0.0, 0.0),
             ("", 0.0, 0.0),
         ] {
-            let found = Satisfaction::of(text, 19);
-            assert!((found.under(UserTaste::Form) - form).abs() < 1e-12, "{text}: {found:?}");
-            assert_eq!(found.under(UserTaste::Brevity), brevity, "{text}");
+            let found = satisfaction(text, 19);
+            assert!((found[0] - form).abs() < 1e-12, "{text}: {found:?}");
+            assert_eq!(found[1], brevity, "{text}");
         }
     }
 }

@@ -1,24 +1,19 @@
-//! `hone-bench safety`: whether users notice when learning goes wrong.
-//!
-//! Simulated users ask a daemon on loopback the questions of the demo and rate the answers. The
-//! simulator computes their *true satisfaction* from the answers alone, so it does not depend on what the
-//! daemon is rewarded with. Each scenario breaks something, and runs with each way of publication.
+//! `hone-bench safety`: whether users notice when learning goes wrong. The simulator computes the users' *true
+//! satisfaction* from the answers alone, so it does not depend on what the daemon is rewarded with.
 
 mod crowd;
 mod scenario;
 mod verdict;
 mod windows;
 
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
 use std::io::IsTerminal as _;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum as _};
-use parking_lot::Mutex;
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use futures::future::join_all;
+use serde_json::json;
 use tokio::time::sleep;
 
 use hone_core::types::{PolicyState, PolicyVersion};
@@ -26,7 +21,7 @@ use hone_engine::EngineBackend;
 use hone_train::policy::Promotion;
 
 use crate::measure::{BenchOutcome, with_daemon};
-use crowd::{Crowd, CrowdCounts, ObservedAnswer, RatingHabits, Satisfaction, UserTaste, UserVisit};
+use crowd::{Crowd, CrowdCounts, ObservedAnswer, RatingHabits, UserTaste, mean_of};
 use hone_config::Config;
 use hone_config::flags::{engine_backend, promotion};
 use hone_demo::client::{Client, ClientError, UserRequest};
@@ -34,7 +29,7 @@ use hone_demo::config::{TASK_ASKED, TASK_HELD_OUT, serve_with};
 use hone_demo::task::MAX_TOKENS;
 use hone_report::terminal::Progress;
 use scenario::SafetyScenario;
-use verdict::{MODES, SafetyRun, VersionCounts, mode_name, was_active};
+use verdict::{MODES, SafetyRun, VersionCounts, was_active};
 use windows::{expected, final_mean, worst_window};
 
 /// Longest wait for the daemon to be ready.
@@ -88,17 +83,11 @@ pub(crate) async fn run(options: &SafetyOptions) -> anyhow::Result<BenchOutcome>
         let base = measure_base(options, seed).await?;
         for scenario in scenarios {
             for &mode in modes {
-                let name = format!("{scenario}, {}, seed {seed}", mode_name(mode));
+                let name = json!({"scenario": scenario, "mode": mode, "seed": seed}).to_string();
                 let run = measure(options, *scenario, mode, seed, &base).await;
                 let run = run.with_context(|| name.clone())?;
-                progress.note(&format!(
-                    "{name}: final {:.3}, {} promoted, {} rejected, {} rolled back, {:.1} minutes",
-                    run.final_satisfaction,
-                    run.versions.promoted,
-                    run.versions.rejected,
-                    run.versions.rolled_back,
-                    run.minutes
-                ));
+                let (last, minutes) = (run.final_satisfaction, run.minutes);
+                progress.note(&format!("{name}: final {last:.3}, {minutes:.1} minutes"));
                 runs.push(run);
             }
         }
@@ -176,9 +165,8 @@ async fn measure(
     Ok(run)
 }
 
-/// Answers of every good version to held-out questions, without training. In a short run a version answers a few
-/// hundred requests, so the best of several versions would seem better than it is by as much as the bound on
-/// a window permits.
+/// Answers of every good version to held-out questions, without training: with the few of a run alone, the best of
+/// several versions would seem better than it is.
 async fn examine(
     client: &Client,
     good: &[u64],
@@ -223,12 +211,12 @@ fn add_satisfaction(
     answers: &[ObservedAnswer],
 ) {
     let valued = expected(base.iter().chain(exam).chain(answers), answers);
-    let of_base = Satisfaction::mean(base.iter().map(|answer| answer.satisfaction));
+    let of_base = mean_of(base);
     let taste = answers.last().map_or(UserTaste::Form, |answer| answer.taste);
     let observed: Vec<f64> = answers.iter().map(ObservedAnswer::value).collect();
     let good = &run.versions.good;
     run.worst_window = worst_window(&valued, &|version| good.contains(&version), of_base);
-    run.base = of_base.under(taste);
+    run.base = of_base[taste as usize];
     run.final_satisfaction = final_mean(&observed);
 }
 
@@ -254,35 +242,23 @@ async fn send(
     most_waiting: Option<u64>,
     crowd: Crowd,
 ) -> (Vec<ObservedAnswer>, CrowdCounts) {
-    let crowd = Arc::new(Mutex::new(crowd));
-    let (sender, pause) = watch::channel(false);
-    let mut users = JoinSet::new();
-    for _ in 0..PARALLEL {
-        let (client, crowd) = (client.clone(), Arc::clone(&crowd));
-        let (task, pause) = (task.to_owned(), pause.clone());
-        users.spawn(async move { ask_all(&client, &task, &crowd, &pause).await });
-    }
-    let everyone = async { while users.join_next().await.is_some() {} };
-    let pacing = async {
-        match most_waiting {
-            Some(most) => watch_load(client, &sender, most).await,
-            None => std::future::pending().await,
-        }
-    };
+    let (crowd, is_paused) = (RefCell::new(crowd), Cell::new(false));
+    let users = (0..PARALLEL).map(|_| ask_all(client, task, &crowd, &is_paused));
     tokio::select! {
-        () = everyone => {}
-        () = pacing => {}
+        _ = join_all(users) => {}
+        () = pace(client, most_waiting, &is_paused) => {}
     }
-    let mut crowd = crowd.lock();
-    (std::mem::take(&mut crowd.answers), std::mem::take(&mut crowd.counts))
+    let crowd = crowd.into_inner();
+    (crowd.answers, crowd.counts)
 }
 
-/// Sets `pause` while `most_waiting` prompts and groups wait for the trainer. Never returns.
-async fn watch_load(client: &Client, pause: &watch::Sender<bool>, most_waiting: u64) {
+/// Sets `is_paused` while `most_waiting` prompts and groups wait for the trainer. Never returns.
+async fn pace(client: &Client, most_waiting: Option<u64>, is_paused: &Cell<bool>) {
     loop {
-        // A failed poll must not stop the users, who count failures.
-        let wait = should_pause(client, most_waiting).await.unwrap_or(false);
-        pause.send_replace(wait);
+        if let Some(most) = most_waiting {
+            // A failed poll must not stop the users, who count failures.
+            is_paused.set(should_pause(client, most).await.unwrap_or(false));
+        }
         sleep(POLL_INTERVAL).await;
     }
 }
@@ -297,49 +273,43 @@ async fn should_pause(client: &Client, most_waiting: u64) -> Result<bool, Client
     Ok(share.unwrap_or(0.0) == 0.0)
 }
 
-async fn ask_all(client: &Client, task: &str, crowd: &Mutex<Crowd>, pause: &watch::Receiver<bool>) {
+async fn ask_all(client: &Client, task: &str, crowd: &RefCell<Crowd>, is_paused: &Cell<bool>) {
     loop {
-        let Some(visit) = crowd.lock().next() else { return };
-        match client.ask(&request(task, &visit)).await {
+        let Some(visit) = crowd.borrow_mut().next() else { return };
+        let metadata = [
+            ("task", task.to_owned()),
+            ("session_id", format!("user-{}", visit.user)),
+            ("answer", visit.question.answer().to_string()),
+        ];
+        let request = UserRequest {
+            text: visit.question.text(),
+            metadata: metadata.map(|(key, value)| (key.to_owned(), value)).into(),
+            temperature: 1.0,
+            seed: visit.seed,
+            max_tokens: MAX_TOKENS,
+            store: true,
+        };
+        match client.ask(&request).await {
             Ok(answer) => {
-                let version = answer.version.0;
-                let due =
-                    crowd.lock().answered(&visit, answer.completion_id, version, &answer.text);
+                let (id, version) = (answer.completion_id, answer.version.0);
+                let due = crowd.borrow_mut().answered(&visit, id, version, &answer.text);
                 for thumb in due {
-                    match client.thumb(&thumb.completion_id, thumb.up).await {
-                        Ok(reply) => crowd.lock().rated(reply.trained.unwrap_or(true)),
-                        Err(error) => crowd.lock().failed(error.to_string()),
+                    let reply = client.thumb(&thumb.completion_id, thumb.up).await;
+                    match reply {
+                        Ok(reply) => crowd.borrow_mut().rated(reply.trained.unwrap_or(true)),
+                        Err(error) => crowd.borrow_mut().failed(error.to_string()),
                     }
                 }
             }
             Err(error) => {
-                crowd.lock().failed(error.to_string());
+                crowd.borrow_mut().failed(error.to_string());
                 sleep(AFTER_FAILURE).await;
             }
         }
         let began = Instant::now();
-        while *pause.borrow() && began.elapsed() < LONGEST_PAUSE {
+        while is_paused.get() && began.elapsed() < LONGEST_PAUSE {
             sleep(CHECK_INTERVAL).await;
         }
-    }
-}
-
-fn request(task: &str, visit: &UserVisit) -> UserRequest {
-    let metadata = [
-        ("task", task.to_owned()),
-        ("session_id", format!("user-{}", visit.user)),
-        ("answer", visit.question.answer().to_string()),
-    ];
-    UserRequest {
-        text: visit.question.text(),
-        metadata: metadata
-            .map(|(key, value)| (key.to_owned(), value))
-            .into_iter()
-            .collect::<BTreeMap<_, _>>(),
-        temperature: 1.0,
-        seed: visit.seed,
-        max_tokens: MAX_TOKENS,
-        store: true,
     }
 }
 

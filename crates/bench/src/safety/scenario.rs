@@ -1,6 +1,5 @@
 //! What goes wrong in each run, and the daemon's configuration for it.
 
-use std::fmt;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -50,13 +49,6 @@ pub enum SafetyScenario {
     SparseThumbs,
 }
 
-impl fmt::Display for SafetyScenario {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = self.to_possible_value();
-        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
-    }
-}
-
 /// How a scenario differs from others.
 #[derive(Clone)]
 pub(super) struct ScenarioPlan {
@@ -73,11 +65,9 @@ pub(super) struct ScenarioPlan {
     rate: f64,
     /// Samples of a step; with thumbs alone, a step needs as many ratings.
     samples: usize,
-    /// Requests with direct publication, as a multiple of the usual ones: enough for the policy to stop
-    /// improving, so that the ends of runs can be compared.
+    /// Requests with direct publication, as a multiple of the usual ones: until the policy stops improving.
     pub requests: u64,
-    /// Steps of a candidate, except in direct mode. No step is taken during a canary. So where a decision
-    /// takes many requests, or the policy needs many steps, candidates have more of them.
+    /// Steps of a candidate, except in direct mode. No step is taken during a canary.
     publish_every: u64,
     canary: CanaryConfig,
 }
@@ -166,8 +156,7 @@ impl SafetyScenario {
                 samples: 32,
                 requests: 4,
                 publish_every: 16,
-                // Where 30 % of the raters post the contrary, ratings show 0.4 of a true difference, and an
-                // estimate from a thousand of them can be wrong by as much as the margin.
+                // Ratings show 0.4 of a true difference.
                 canary: CanaryConfig {
                     shares: vec![0.25, 0.5],
                     margin: 0.04,
@@ -193,8 +182,7 @@ impl SafetyScenario {
                 habits: RatingHabits { share: 0.02, ..alone.habits },
                 // With fewer, each step follows the noise of a few thumbs.
                 samples: 16,
-                // A canary that large steps made much worse serves thousands of requests before enough of
-                // them are rated.
+                // A canary serves thousands of requests before enough of them are rated.
                 rate: 0.5,
                 requests: 36,
                 canary: CanaryConfig {
@@ -311,11 +299,10 @@ mod tests {
                 let mut file = hone_config::parse(&text).unwrap();
                 // A constant of the daemon.
                 file.data.min_free_bytes = 0;
-                assert_eq!(file, config, "{scenario}");
+                assert_eq!(file, config, "{scenario:?}");
             }
-            assert_eq!(serde_json::to_value(scenario).unwrap(), scenario.to_string());
             let plan = scenario.plan(0);
-            assert!(!plan.graders.is_empty() || plan.thumbs == 1.0, "{scenario}");
+            assert!(!plan.graders.is_empty() || plan.thumbs == 1.0, "{scenario:?}");
         }
         hone_config::validate(&without_training(1, dir.path())).unwrap();
     }

@@ -1,8 +1,6 @@
-//! `hone-bench train`: the duration of an optimizer step and its parts, and the speed of its products
-//! relative to the machine's. Sampling and scoring are not included.
+//! `hone-bench train`: the duration of an optimizer step and its parts. Sampling and scoring are not included.
 
 mod subject;
-mod work;
 
 use std::path::PathBuf;
 
@@ -10,15 +8,15 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use hone_core::memory;
-use hone_model::adapter::LoraConfig;
+use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::kernels::compute::Compute;
 use hone_train::config::{PeakRate, Recompute, TrainConfig};
+use hone_train::memory::BaseMemory;
 use hone_train::{Learner, MemoryPlan, StepTiming};
 
-use super::measure::{Peak, Seconds, threads_or_cores};
+use super::measure::{Seconds, machine_load, threads_or_cores, timed};
 use hone_config::flags::compute;
 use subject::{Data, Workload};
-use work::Work;
 
 pub use subject::Subject;
 
@@ -105,7 +103,7 @@ pub(crate) fn run(options: &TrainBenchOptions) -> anyhow::Result<Value> {
 }
 
 fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value> {
-    let load = super::measure::machine_load();
+    let load = machine_load();
     let start_bytes = memory::resident();
     let config = TrainConfig {
         beta: options.beta,
@@ -127,58 +125,43 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         None => Data::random(&options.shape(), spec.vocab_size),
     };
     let samples = data.samples(&learner)?;
-    let work = Work::new(&spec, &samples, options.rank);
     let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
     // Excludes the memory of loading.
     memory::reset_peak();
     // The duration, its parts, the tokens with a loss, and those per computed token.
     let mut step = || -> anyhow::Result<(Seconds, StepTiming, [f64; 2])> {
-        let (stats, seconds) = super::measure::timed(|| learner.step(&samples, 1, longest));
+        let (stats, seconds) = timed(|| learner.step(&samples, 1, longest));
         let stats = stats?;
         if let Some(reason) = stats.skipped {
             anyhow::bail!("a step was skipped: {reason}");
         }
         let metric = |name| stats.metrics.get(name).copied().unwrap_or_default();
-        let tokens = ["tokens", "loss_token_fraction"].map(metric);
-        Ok((seconds, learner.timing(), tokens))
+        Ok((seconds, learner.timing(), ["tokens", "loss_token_fraction"].map(metric)))
     };
     for _ in 0..WARM_UP {
         step()?;
     }
-    // Read before `Peak` allocates its own buffers.
     let peak_bytes = memory::peak_resident();
-    let mut peak = Peak::default();
-    peak.measure(threads);
-    let (mut steps, mut splits, mut tokens) = (Vec::new(), Vec::new(), [0.0; 2]);
-    for _ in 0..options.steps.max(1) {
-        let (seconds, split, counted) = step()?;
-        steps.push(seconds);
-        splits.push(split);
-        tokens = counted;
-        peak.measure(threads);
-    }
-    let publish_seconds = publish(&learner)?;
-    let fastest = (0..steps.len()).min_by(|a, b| steps[*a].wall.total_cmp(&steps[*b].wall));
-    let split = fastest.map(|i| splits[i]).unwrap_or_default();
-    let least = |of: fn(&Seconds) -> f64| steps.iter().map(of).fold(f64::INFINITY, f64::min);
-    let (wall, processor) = (least(|s| s.wall), least(|s| s.processor));
-    let passes = split.forward + split.backward;
-    let reference = if options.beta == 0.0 { 0.0 } else { work.reference };
-    let gflop = work.forward + reference + work.backward;
-    let share = |gflop: f64, seconds: f64, peak: f64| {
-        if seconds > 0.0 && peak > 0.0 { gflop / seconds / peak } else { 0.0 }
+    let steps = (0..options.steps.max(1)).map(|_| step()).collect::<anyhow::Result<Vec<_>>>()?;
+    let dir = tempfile::tempdir()?;
+    let snapshot = learner.snapshot()?;
+    let (written, publish) = timed(|| snapshot.write(&dir.path().join("adapter"), "bench"));
+    written?;
+    let fastest = steps.iter().min_by(|a, b| a.0.wall.total_cmp(&b.0.wall));
+    let Some(&(Seconds { wall, .. }, split, [loss, fraction])) = fastest else {
+        anyhow::bail!("no step was timed")
     };
-    let [loss, fraction] = tokens;
+    let processor = steps.iter().map(|(took, ..)| took.processor).fold(f64::INFINITY, f64::min);
+    let durations: Vec<Seconds> = steps.iter().map(|(took, ..)| *took).collect();
     let computed_tokens = if fraction > 0.0 { (loss / fraction).round() as usize } else { 0 };
     let tokens: usize = samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum();
-    let tokens_of_a_shard = 0;
-    let plan =
-        MemoryPlan::new(&spec, options.model.base(&spec)?, &config, threads, tokens_of_a_shard);
-    let shapes = spec.weight_shapes();
-    let parameters: usize = shapes.iter().map(|(_, s)| s.iter().product::<usize>()).sum();
     let rates = [tokens, computed_tokens].map(|count| count as f64 / wall);
+    let (files, _folder) = options.model.open()?;
+    let base = BaseMemory::read(&spec, &files.weights, BaseDtype::Auto)?;
+    let tokens_of_a_shard = 0;
+    let plan = MemoryPlan::new(&spec, base, &config, threads, tokens_of_a_shard);
     Ok(json!({
-        "parameters": parameters,
+        "parameters": spec.parameters(),
         "completions": samples.len(),
         "tokens": tokens,
         "computed_tokens": computed_tokens,
@@ -187,31 +170,17 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         "threads": threads,
         // f32 where bf16 has no effect.
         "compute": learner.model().compute(),
-        "steps": steps,
+        "steps": durations,
         "step_seconds": wall,
         "step_processor_seconds": processor,
         "split": split,
-        "publish_seconds": publish_seconds,
-        "gflop": gflop,
-        "peak": peak,
-        "peak_share": share(work.forward + work.backward, passes, peak.wall),
-        "peak_share_processor": share(gflop * threads as f64, processor, peak.processor),
+        "publish_seconds": publish.wall,
         "peak_bytes": peak_bytes,
         "start_bytes": start_bytes,
         "planned_bytes": plan.total(),
         "kept_layers": plan.kept_layers,
-        "load": [load, super::measure::machine_load()],
+        "load": [load, machine_load()],
     }))
-}
-
-/// Writes the adapter; returns the seconds it took.
-fn publish(learner: &Learner) -> anyhow::Result<f64> {
-    let dir = tempfile::tempdir()?;
-    let snapshot = learner.snapshot()?;
-    let (written, took) =
-        super::measure::timed(|| snapshot.write(&dir.path().join("adapter"), "bench"));
-    written?;
-    Ok(took.wall)
 }
 
 #[cfg(test)]
@@ -238,11 +207,6 @@ mod tests {
             .map(|part| number(&format!("/split/{part}")));
         assert!(parts.iter().all(|part| *part > 0.0), "{report}");
         assert!(parts.iter().sum::<f64>() <= number("/step_seconds"), "{report}");
-        // On a busy machine the peak may be measured when the processor is slower than during a step.
-        assert!(number("/gflop") > 0.0 && number("/peak_share") > 0.0, "{report}");
-        // Forward and backward are more than half of all: the reference has no backward pass.
-        let products = number("/peak_share") * number("/peak/wall") * (parts[0] + parts[2]);
-        assert!((0.5..1.0).contains(&(products / number("/gflop"))), "{report}");
         assert!(number("/computed_tokens") < number("/tokens"));
     }
 

@@ -1,6 +1,6 @@
 //! `[train]`: errors of the objective's keys.
 
-use hone_train::config::{LossKind, VespoConfig};
+use hone_train::config::{Loss, LossKind};
 use insta::assert_snapshot;
 
 use crate::{Config, parse};
@@ -14,8 +14,7 @@ fn the_default_file_contains_every_key_of_the_loss() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/default.toml");
     let text = std::fs::read_to_string(path).unwrap();
     assert_eq!(parse(&text).unwrap(), Config::default());
-    for key in ["importance_sampling_level", "reward_aggregation", "estimator", "coef", "clip_max"]
-    {
+    for key in ["importance_sampling_level", "reward_aggregation", "estimator", "coef", "loss"] {
         assert!(text.contains(&format!("\n{key} = ")), "{key}");
     }
 }
@@ -29,15 +28,15 @@ fn values_out_of_range_are_refused() {
     assert_snapshot!(error("loss = { kind = 'sapo', k_pos = 1.0 }"), @"train.loss.k_pos is not a key: did you mean train.loss.tau_pos?");
     assert_snapshot!(error("loss = { kind = 'dapo', tau_pos = 1.0 }"), @"train.loss.tau_pos is not a key: the keys there are kind");
     assert_snapshot!(error("loss = { tau_pos = 1.0 }"), @"train.loss.kind is missing");
-    assert_snapshot!(error("loss = 3"), @"train.loss is 3: it must be the name of a loss, or a table of its kind and parameters");
+    assert_snapshot!(error("loss = 3"), @"train.loss is 3: it must be a name, or a table of a kind and its parameters");
     assert_snapshot!(error("delta = 1.1"), @"train.delta is 1.1: it must be 0 or greater than 1 + train.clip_high (1.2)");
     assert_snapshot!(error("correction_weight = -0.5"), @"train.correction_weight is -0.5: it must be from 0 to 100");
     assert_snapshot!(error("correction_weight = nan"), @"train.correction_weight is NaN: it must be from 0 to 100");
     assert_snapshot!(error("replay.share = 0.6"), @"train.replay.share is 0.6: it must be from 0 to 0.5");
     assert_snapshot!(error("dual_clip = 0.5"), @"train.dual_clip is 0.5: it must be 0 or greater than 1");
     assert_snapshot!(error("kl.estimator = 'k4'"), @r#"train.kl.estimator is "k4": it must be "k1", "k2", "k3" or "corrected""#);
-    assert_snapshot!(error("sampler_correction.mode = 'sequence'"), @r#"train.sampler_correction.mode is "sequence": it must be "none", "token_truncate", "token_mask", "sequence_truncate" or "sequence_mask""#);
-    assert_snapshot!(error("sampler_correction.clip_min = 5.0"), @"train.sampler_correction.clip_max is 3: it must be 0 or greater than train.sampler_correction.clip_min (5)");
+    assert_snapshot!(error("sampler_correction = 'sequence'"), @r#"train.sampler_correction is "sequence": it must be "none", "token_truncate", "token_mask", "sequence_truncate" or "sequence_mask""#);
+    assert_snapshot!(error("sampler_correction = { kind = 'token_mask', clip_min = 5.0 }"), @"train.sampler_correction.clip_max is 3: it must be 0 or greater than train.sampler_correction.clip_min (5)");
     assert_snapshot!(error("zero_variance_groups = 'refill'"), @r#"train.zero_variance_groups is "refill": it must be "keep" or "drop""#);
 }
 
@@ -45,7 +44,7 @@ fn values_out_of_range_are_refused() {
 fn a_loss_or_delta_without_a_dual_clip_needs_no_other_key() {
     assert_eq!(
         parse("[train]\nloss = { kind = 'vespo', k_neg = 1 }").unwrap().train.loss,
-        LossKind::Vespo(VespoConfig { k_neg: 1.0, ..VespoConfig::default() })
+        Loss { k_neg: 1.0, ..LossKind::Vespo.into() }
     );
     for loss in ["cispo", "sapo", "reinforce", "vespo"] {
         let config = parse(&format!("[train]\nloss = '{loss}'")).unwrap();
@@ -59,13 +58,13 @@ fn contradicting_values_are_refused() {
     assert_snapshot!(error("loss = 'cispo'\ndelta = 2.0"), @r#"train.delta is 2: it must be 0 with train.loss "cispo", which has no clipped ratio"#);
     assert_snapshot!(error("loss = { kind = 'vespo', k_neg = -1.0 }"), @"train.loss.k_neg is -1: it must be a finite number, 0 or more");
     assert_snapshot!(error("loss = 'vespo'\nimportance_sampling_level = 'sequence'"), @r#"train.importance_sampling_level is "sequence": it must be "token" with train.loss "vespo", which weighs sequences by itself"#);
-    assert_snapshot!(error("loss = 'vespo'\nsampler_correction.mode = 'sequence_mask'"), @r#"train.sampler_correction.mode is "sequence_mask": it must be "none", "token_truncate" or "token_mask" with train.loss "vespo""#);
+    assert_snapshot!(error("loss = 'vespo'\nsampler_correction = 'sequence_mask'"), @r#"train.sampler_correction is "sequence_mask": it must be "none", "token_truncate" or "token_mask" with train.loss "vespo""#);
     assert_snapshot!(error("loss = 'reinforce'\nnum_iterations = 2"), @r#"train.num_iterations is 2: it must be 1 with train.loss "reinforce", which has no importance ratio"#);
     assert_snapshot!(error("loss = 'reinforce'\nimportance_sampling_level = 'sequence'"), @r#"train.importance_sampling_level is "sequence": it must be "token" with train.loss "reinforce", which has no importance ratio"#);
     assert_snapshot!(error("beta = 0.0\nkl.target = 0.1"), @"train.kl.target is 0.1: it must be 0 with train.beta 0, which disables the KL term");
     assert_snapshot!(error("beta = 0.0\nkl.sync_steps = 10"), @"train.kl.sync_steps is 10: it must be 0 with train.beta 0, which uses no reference");
     assert_snapshot!(error("kl.sync_mixup = 0.0"), @"train.kl.sync_mixup is 0: it must be greater than 0 and at most 1");
     assert_snapshot!(error("entropy = { coef = 2.0, target = 0.3 }"), @"train.entropy.coef is 2: it must be at most 1 with train.entropy.target");
-    assert_snapshot!(error("sampler_correction = { mode = 'token_truncate', clip_max = 0.0 }"), @r#"train.sampler_correction.clip_max is 0: it must be greater than 0, or clip_min, with mode "token_truncate""#);
+    assert_snapshot!(error("sampler_correction = { kind = 'token_truncate', clip_max = 0.0 }"), @r#"train.sampler_correction.clip_max is 0: it must be greater than 0, or clip_min, with "token_truncate""#);
     assert_snapshot!(error("reward_aggregation = 'gdpo'\nadvantage_scale = 'none'"), @r#"train.advantage_scale is "none": it must be "group" with train.reward_aggregation "gdpo", which divides by the group's deviation"#);
 }

@@ -32,9 +32,15 @@ fn memory_optimized_configuration() {
     common(&config);
     let (train, rollout) = (&config.train, &config.rollout);
     assert_eq!(train.learning_rate, PeakRate::Fixed(5e-6));
-    assert_eq!((train.adam_beta1, train.adam_beta2, train.weight_decay), (0.9, 0.99, 0.1));
-    assert_eq!((train.schedule, train.max_grad_norm), (ScheduleKind::Cosine, 0.1));
-    assert_eq!((train.optimizer, train.recompute), (OptimizerKind::AdamW8bit, Recompute::Always));
+    assert_eq!(
+        (train.optimizer.beta1, train.optimizer.beta2, train.weight_decay),
+        (0.9, 0.99, 0.1)
+    );
+    assert_eq!((train.schedule.kind, train.max_grad_norm), (ScheduleKind::Cosine, 0.1));
+    assert_eq!(
+        (train.optimizer.kind, train.recompute),
+        (OptimizerKind::AdamW8bit, Recompute::Always)
+    );
     assert_eq!((rollout.group_size, rollout.max_tokens), (8, 512));
     assert_eq!(config.dataset.max_prompt_tokens, 256);
     assert_eq!((train.micro_batch, train.samples_per_step / rollout.group_size), (1, 4));

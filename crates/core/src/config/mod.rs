@@ -3,6 +3,7 @@
 //! Each crate defines the section that configures it and checks its values with the functions here. The root
 //! package joins the sections, and is the only place that reads the environment.
 
+pub mod choice;
 pub mod describe;
 pub mod section;
 
@@ -111,70 +112,57 @@ pub fn from_environment(
 /// The result of a check.
 pub type Checked = Result<(), Problem>;
 
+/// Fails unless `holds`: the value of `key` must be `allowed`.
+pub fn require(holds: bool, key: &str, value: impl Display, allowed: &str) -> Checked {
+    if holds { Ok(()) } else { Err(Problem::value(key, value, allowed)) }
+}
+
 /// Checks `low <= value <= high`. NaN fails.
 pub fn between<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
-    if value >= low && value <= high {
-        return Ok(());
-    }
-    Err(Problem::value(key, &value, &format!("from {low} to {high}")))
+    let allowed = format!("from {low} to {high}");
+    require(value >= low && value <= high, key, value, &allowed)
 }
 
 /// Checks that `value` is finite and `>= low`.
 pub fn at_least(key: &str, value: impl Borrow<f64>, low: f64) -> Checked {
     let value = *value.borrow();
-    if value.is_finite() && value >= low {
-        return Ok(());
-    }
-    Err(Problem::value(key, value, &format!("a finite number, {low} or more")))
+    let allowed = format!("a finite number, {low} or more");
+    require(value.is_finite() && value >= low, key, value, &allowed)
 }
 
 /// Checks that `value` is finite and `> low`.
 pub fn above(key: &str, value: impl Borrow<f64>, low: f64) -> Checked {
     let value = *value.borrow();
-    if value.is_finite() && value > low {
-        return Ok(());
-    }
-    Err(Problem::value(key, value, &format!("greater than {low}")))
+    require(value.is_finite() && value > low, key, value, &format!("greater than {low}"))
 }
 
 /// Checks `low <= value < high`. NaN fails.
 pub fn below<T: PartialOrd + Display>(key: &str, value: T, low: T, high: T) -> Checked {
-    if value >= low && value < high {
-        return Ok(());
-    }
-    Err(Problem::value(key, &value, &format!("at least {low} and less than {high}")))
+    let allowed = format!("at least {low} and less than {high}");
+    require(value >= low && value < high, key, value, &allowed)
 }
 
 /// Checks that `value` is neither NaN nor infinite.
 pub fn finite(key: &str, value: impl Borrow<f64>) -> Checked {
     let value = *value.borrow();
-    if value.is_finite() { Ok(()) } else { Err(Problem::value(key, value, "a finite number")) }
+    require(value.is_finite(), key, value, "a finite number")
 }
 
 /// Checks that the values of two keys are finite and `low <= high`.
 pub fn ordered(keys: [&str; 2], low: f64, high: f64) -> Checked {
     finite(keys[0], low)?;
     finite(keys[1], high)?;
-    if low <= high {
-        return Ok(());
-    }
-    Err(Problem::value(keys[0], low, &format!("at most {} ({high})", keys[1])))
+    require(low <= high, keys[0], low, &format!("at most {} ({high})", keys[1]))
 }
 
 /// Checks that `list` has 1 to `most` texts and no blank one.
 pub fn texts(key: &str, list: &[String], most: usize) -> Checked {
-    if let Some(i) = list.iter().position(|text| text.trim().is_empty()) {
-        return Err(Problem::value(
-            &format!("{key}[{i}]"),
-            format!("{:?}", list[i]),
-            "a text that is not blank",
-        ));
+    for (i, text) in list.iter().enumerate() {
+        let is_text = !text.trim().is_empty();
+        require(is_text, &format!("{key}[{i}]"), quoted(text), "a text that is not blank")?;
     }
-    if (1..=most).contains(&list.len()) {
-        return Ok(());
-    }
-    let shown = format!("a list of {}", list.len());
-    Err(Problem::value(key, shown, &format!("a list of 1 to {most} texts")))
+    let (fits, shown) = ((1..=most).contains(&list.len()), format!("a list of {}", list.len()));
+    require(fits, key, shown, &format!("a list of 1 to {most} texts"))
 }
 
 /// `text` in quotation marks, as errors show text values.
@@ -186,10 +174,8 @@ pub fn quoted(text: &str) -> String {
 /// routes and reward parts become metric labels.
 pub fn label(key: &str, name: &str) -> Checked {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
-    if (1..=64).contains(&name.len()) && name.bytes().all(plain) {
-        return Ok(());
-    }
-    Err(Problem::value(key, quoted(name), "1 to 64 letters, digits, '_', '-' or '.'"))
+    let fits = (1..=64).contains(&name.len()) && name.bytes().all(plain);
+    require(fits, key, quoted(name), "1 to 64 letters, digits, '_', '-' or '.'")
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub trait Parameters {
 pub mod ranges {
     use std::fmt::Display;
 
-    use crate::config::{self, Checked, Problem, quoted};
+    use crate::config::{self, Checked, quoted, require};
     pub use crate::config::{above, at_least, finite, texts};
 
     /// As [`config::between`].
@@ -48,27 +48,32 @@ pub mod ranges {
         config::between(key, *value, low, high)
     }
 
+    /// As [`config::below`].
+    pub fn below<T: PartialOrd + Display + Copy>(key: &str, value: &T, low: T, high: T) -> Checked {
+        config::below(key, *value, low, high)
+    }
+
     /// Finite and at most 0.
     pub fn at_most_zero(key: &str, value: &f64) -> Checked {
-        if value.is_finite() && *value <= 0.0 {
-            return Ok(());
-        }
-        Err(Problem::value(key, value, "a finite number, 0 or less"))
+        let fits = value.is_finite() && *value <= 0.0;
+        require(fits, key, value, "a finite number, 0 or less")
     }
 
     /// 1 to 16 different names of tags, of letters, digits, `_` and `-`.
     pub fn tags(key: &str, tags: &[String]) -> Checked {
-        if !(1..=16).contains(&tags.len()) {
-            let shown = format!("a list of {}", tags.len());
-            return Err(Problem::value(key, shown, "a list of 1 to 16 names of tags"));
-        }
+        let shown = format!("a list of {}", tags.len());
+        let fits = (1..=16).contains(&tags.len());
+        require(fits, key, shown, "a list of 1 to 16 names of tags")?;
         for (i, tag) in tags.iter().enumerate() {
             let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
             let fits = (1..=64).contains(&tag.len()) && tag.bytes().all(plain);
-            if !fits || tags[..i].contains(tag) {
-                let allowed = "1 to 64 letters, digits, '_' or '-', each tag once";
-                return Err(Problem::value(&format!("{key}[{i}]"), quoted(tag), allowed));
-            }
+            let allowed = "1 to 64 letters, digits, '_' or '-', each tag once";
+            require(
+                fits && !tags[..i].contains(tag),
+                &format!("{key}[{i}]"),
+                quoted(tag),
+                allowed,
+            )?;
         }
         Ok(())
     }
@@ -78,27 +83,16 @@ pub mod ranges {
         if list.is_empty() { Ok(()) } else { texts(key, list, most) }
     }
 
-    /// As [`config::below`].
-    pub fn below<T: PartialOrd + Display + Copy>(key: &str, value: &T, low: T, high: T) -> Checked {
-        config::below(key, *value, low, high)
-    }
-
     /// Greater than 0 and at most 1.
     pub fn share(key: &str, value: &f64) -> Checked {
-        if *value > 0.0 && *value <= 1.0 {
-            return Ok(());
-        }
-        Err(Problem::value(key, value, "greater than 0 and at most 1"))
+        require(*value > 0.0 && *value <= 1.0, key, value, "greater than 0 and at most 1")
     }
 
     /// A whole number of steps, or a share of them below 1, if there is a value.
     pub fn steps_or_share(key: &str, value: &Option<f64>) -> Checked {
-        match value {
-            Some(steps) if !(*steps >= 0.0 && (*steps < 1.0 || steps.fract() == 0.0)) => {
-                Err(Problem::value(key, steps, "a number of steps, or a share of them below 1"))
-            }
-            _ => Ok(()),
-        }
+        let steps = value.unwrap_or_default();
+        let fits = steps >= 0.0 && (steps < 1.0 || steps.fract() == 0.0);
+        require(fits, key, steps, "a number of steps, or a share of them below 1")
     }
 
     /// As [`finite`], if there is a value.

@@ -1,10 +1,9 @@
 //! The metrics of the service.
 
-use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec, Result};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Result};
 
 use super::registry::{
     BATCH, FAST, FIRST_TOKEN, MetricDescription, MetricRegistry, REQUEST, REWARD, SLOW, metric_set,
-    new_metric,
 };
 
 metric_set! {
@@ -341,33 +340,22 @@ fn judge_calls(registry: &mut MetricRegistry) -> Result<CallMetrics> {
 
 /// The metrics of a service, by its short name in theirs and its name in help texts.
 fn calls(registry: &mut MetricRegistry, short: &str, service: &str) -> Result<CallMetrics> {
-    let name = |what: &str| format!("hone_reward_{short}_{what}");
+    let opts = |what: &str, help: &str| {
+        let help = help.replace("SERVICE", service);
+        Opts::new(format!("hone_reward_{short}_{what}"), help)
+    };
+    let requests = "Requests to SERVICEs, retries included, by outcome.";
+    let duration = opts("duration_seconds", "Time of one request to a SERVICE.");
+    let duration = HistogramOpts { common_opts: duration, buckets: REQUEST.to_vec() };
+    let open = "1 while a SERVICE is not called because it kept failing, else 0.";
+    let missing = "Samples that a SERVICE did not score, by reason.";
+    let [outcome, reason] = ["outcome", "reason"].map(|label| ["route", "part", label]);
+    let part = &["route", "part"];
     Ok(CallMetrics {
-        requests: registry.add(new_metric!(
-            IntCounterVec,
-            name("requests_total"),
-            format!("Requests to {service}s, retries included, by outcome."),
-            &["route", "part", "outcome"]
-        ))?,
-        duration: registry.add(new_metric!(
-            HistogramVec,
-            name("duration_seconds"),
-            format!("Time of one request to a {service}."),
-            REQUEST,
-            &["route", "part"]
-        ))?,
-        circuit_open: registry.add(new_metric!(
-            IntGaugeVec,
-            name("circuit_open"),
-            format!("1 while a {service} is not called because it kept failing, else 0."),
-            &["route", "part"]
-        ))?,
-        missing: registry.add(new_metric!(
-            IntCounterVec,
-            name("missing_total"),
-            format!("Samples that a {service} did not score, by reason."),
-            &["route", "part", "reason"]
-        ))?,
+        requests: registry.add(IntCounterVec::new(opts("requests_total", requests), &outcome))?,
+        duration: registry.add(HistogramVec::new(duration, part))?,
+        circuit_open: registry.add(IntGaugeVec::new(opts("circuit_open", open), part))?,
+        missing: registry.add(IntCounterVec::new(opts("missing_total", missing), &reason))?,
     })
 }
 

@@ -12,15 +12,12 @@ pub(super) const FAST: &[f64] =
 /// Histogram buckets in seconds for the time to the first token.
 pub(super) const FIRST_TOKEN: &[f64] =
     &[0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
-/// Histogram buckets in seconds for requests.
 pub(super) const REQUEST: &[f64] =
     &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
 /// Histogram buckets in seconds for training and loading.
 pub(super) const SLOW: &[f64] =
     &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0];
-/// Histogram buckets for operations in one commit.
 pub(super) const BATCH: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
-/// Histogram buckets for rewards.
 pub(super) const REWARD: &[f64] =
     &[-2.0, -1.0, -0.5, 0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.5, 2.0, 5.0];
 

@@ -9,11 +9,7 @@ use std::io::{self, Write};
 use std::process::{Command, Stdio};
 use std::thread;
 
-use crate::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord,
-    PolicyState, PolicyVersion, PromptSource, Reward, RewardId, RewardSource, Sample, SampleId,
-    SampleOrigin, SamplingParams, TokenId,
-};
+use crate::types::{Group, GroupId, GroupState, PolicyRecord, PolicyState, PolicyVersion, Sample};
 
 mod instructions;
 
@@ -77,64 +73,6 @@ pub fn policy(version: u64, parent: u64) -> PolicyRecord {
         created: 0,
         pinned: false,
         checks: Vec::new(),
-    }
-}
-
-/// A client's prompt of the route and the model `default`, without messages.
-pub fn interaction(id: InteractionId, prompt_ids: Vec<TokenId>) -> Interaction {
-    Interaction {
-        id,
-        created: 1,
-        source: PromptSource::Live,
-        route: "default".to_owned(),
-        model: "default".to_owned(),
-        endpoint: Default::default(),
-        key_id: None,
-        messages: Vec::new(),
-        metadata: BTreeMap::new(),
-        params: SamplingParams::default(),
-        prompt_ids,
-        template_hash: String::new(),
-        stop: Vec::new(),
-        held_out: false,
-        chat: Default::default(),
-        grammar: None,
-        continues: None,
-    }
-}
-
-/// A served completion of version 0 with one token.
-pub fn sample(interaction: InteractionId) -> Sample {
-    Sample {
-        id: SampleId::new(),
-        interaction,
-        choice: 0,
-        origin: SampleOrigin::Served,
-        created: 2,
-        ids: vec![1],
-        logprobs: vec![-1.0],
-        kept: Vec::new(),
-        forced: Vec::new(),
-        text: String::new(),
-        finish: FinishReason::Stop,
-        version: PolicyVersion::BASE,
-        params: SamplingParams::default(),
-        untrainable: None,
-    }
-}
-
-/// A grader's value.
-pub fn reward(sample: SampleId, name: &str, value: Option<f64>) -> Reward {
-    Reward {
-        id: RewardId::new(),
-        sample,
-        name: name.to_owned(),
-        value,
-        source: RewardSource::Grader,
-        created: 7,
-        idempotency_key: None,
-        comment: None,
-        key_id: None,
     }
 }
 

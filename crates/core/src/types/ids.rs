@@ -13,7 +13,7 @@ macro_rules! uuid_id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        pub struct $name(pub Uuid);
+        pub struct $name(#[serde(with = "text_or_bytes")] pub Uuid);
 
         impl $name {
             /// A new UUIDv7, so that ids sort by creation time.
@@ -53,6 +53,23 @@ uuid_id!(
     /// Id of one grade or piece of feedback.
     RewardId
 );
+
+/// A UUID as text in JSON, and as its 16 bytes in the ledger.
+mod text_or_bytes {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use uuid::Uuid;
+    use uuid::serde::compact;
+
+    pub fn serialize<S: Serializer>(id: &Uuid, serializer: S) -> Result<S::Ok, S::Error> {
+        let is_text = serializer.is_human_readable();
+        if is_text { id.serialize(serializer) } else { compact::serialize(id, serializer) }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Uuid, D::Error> {
+        let is_text = deserializer.is_human_readable();
+        if is_text { Uuid::deserialize(deserializer) } else { compact::deserialize(deserializer) }
+    }
+}
 
 /// The version of a UUID whose layout its author defines (RFC 9562).
 const CUSTOM: u8 = 8;

@@ -1,7 +1,8 @@
 //! Plain data of the learning loop: conversations, samples, rewards, groups and policy versions.
 //!
 //! These types do no I/O and round-trip through `serde`. Log-probabilities are natural logarithms
-//! everywhere; times are Unix milliseconds.
+//! everywhere; times are Unix milliseconds. The ledger stores records without names: the order of their fields
+//! and variants is its format, in which only an enum may get further variants, at its end.
 
 mod ids;
 mod lineage;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 use super::sampling::{EndRules, FinishReason, SamplingParams};
 use super::{ChatOptions, ToolCall};
-use super::{ClientEndpoint, GrammarSpec, UnixMillis, key_of_rater};
+use super::{ClientEndpoint, GrammarSpec, UnixMillis, key_of_rater, now_ms};
 use crate::digest::Digest;
 
 /// Where a prompt came from.
@@ -84,6 +84,29 @@ pub struct Interaction {
 }
 
 impl Interaction {
+    /// A new prompt of now, of completions, without what a request may leave out and without tokens.
+    pub fn new(source: PromptSource, route: impl Into<String>, messages: Vec<Message>) -> Self {
+        Self {
+            id: InteractionId::new(),
+            created: now_ms(),
+            source,
+            route: route.into(),
+            model: "default".to_owned(),
+            endpoint: ClientEndpoint::Completions,
+            key_id: None,
+            messages,
+            metadata: BTreeMap::new(),
+            params: SamplingParams::default(),
+            prompt_ids: Vec::new(),
+            template_hash: String::new(),
+            stop: Vec::new(),
+            held_out: false,
+            chat: ChatOptions::default(),
+            grammar: None,
+            continues: None,
+        }
+    }
+
     /// Identifies the client's API key alone.
     pub fn api_key(&self) -> Option<&str> {
         self.key_id.as_deref().and_then(key_of_rater)
@@ -192,6 +215,28 @@ pub struct Sample {
     pub untrainable: Option<String>,
 }
 
+impl Sample {
+    /// A new, empty completion of now.
+    pub fn new(interaction: InteractionId, origin: SampleOrigin, version: PolicyVersion) -> Self {
+        Self {
+            id: SampleId::new(),
+            interaction,
+            choice: 0,
+            origin,
+            created: now_ms(),
+            ids: Vec::new(),
+            logprobs: Vec::new(),
+            kept: Vec::new(),
+            forced: Vec::new(),
+            text: String::new(),
+            finish: FinishReason::Stop,
+            version,
+            params: SamplingParams::default(),
+            untrainable: None,
+        }
+    }
+}
+
 /// Who set the value of a reward part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -223,6 +268,23 @@ pub struct Reward {
     pub comment: Option<String>,
     /// Identifies the rater: the API key that posted it, and its end user ([`rater_id`](super::rater_id)).
     pub key_id: Option<String>,
+}
+
+impl Reward {
+    /// A new value of a grader, of now.
+    pub fn graded(sample: SampleId, name: impl Into<String>, value: Option<f64>) -> Self {
+        Self {
+            id: RewardId::new(),
+            sample,
+            name: name.into(),
+            value,
+            source: RewardSource::Grader,
+            created: now_ms(),
+            idempotency_key: None,
+            comment: None,
+            key_id: None,
+        }
+    }
 }
 
 /// The newest value of one rater for one sample and reward part.
@@ -410,7 +472,7 @@ impl TokenSpan {
 // Conversations.
 
 /// The author of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Instructions of the operator.
@@ -439,7 +501,7 @@ impl Role {
 }
 
 /// One message of a conversation. In JSON it has OpenAI's shape; fields without a value are absent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Message {
     /// The author.
     pub role: Role,

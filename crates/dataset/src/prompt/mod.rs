@@ -47,14 +47,14 @@ pub struct Prompt {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Turns rows into prompts.
 pub(crate) struct PromptBuilder<'a> {
     config: &'a DatasetConfig,
     templates: Environment<'a>,
     examples: Vec<Message>,
     /// Rows that are still to become examples.
     missing_examples: usize,
-    extractor: AnswerExtractor,
+    /// `None` takes the whole answer column.
+    extractor: Option<AnswerExtractor>,
     /// Counts of the current file.
     pub(crate) extraction: Extraction,
 }
@@ -62,16 +62,12 @@ pub(crate) struct PromptBuilder<'a> {
 /// What `dataset.extract_answer` found in a file.
 #[derive(Default)]
 pub(crate) struct Extraction {
-    /// The first answers.
     pub(crate) answers: Vec<String>,
-    /// Number of rows without one.
     pub(crate) missed: u64,
-    /// The first of them.
     pub(crate) first_missed: Option<BadRow>,
 }
 
 impl<'a> PromptBuilder<'a> {
-    /// Compiles the templates.
     pub(crate) fn new(config: &'a DatasetConfig) -> Result<Self, DatasetError> {
         let mut templates = Environment::new();
         templates.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -114,7 +110,6 @@ impl<'a> PromptBuilder<'a> {
         Ok(())
     }
 
-    /// Makes the row a prompt.
     pub(crate) fn prompt(&mut self, row: &DatasetRow) -> Result<Prompt, BadRow> {
         let own = self.conversation(row)?;
         let metadata = self.metadata(row)?;
@@ -183,10 +178,8 @@ impl<'a> PromptBuilder<'a> {
 
     /// The answer within the text of the answer column.
     fn extract(&mut self, place: RowPlace, text: String) -> Result<String, BadRow> {
-        if !self.extractor.is_partial() {
-            return Ok(text);
-        }
-        if let Some(answer) = self.extractor.find(&text) {
+        let Some(extractor) = &self.extractor else { return Ok(text) };
+        if let Some(answer) = extractor.find(&text) {
             if self.extraction.answers.len() < SHOWN_ANSWERS {
                 self.extraction.answers.push(answer.to_owned());
             }
@@ -214,9 +207,10 @@ impl<'a> PromptBuilder<'a> {
             .filter(|(_, value)| !value.is_null())
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
-        let answer = known.get(&self.config.answer_column).filter(|_| self.extractor.is_partial());
-        let answer = answer.cloned().map(text_of);
-        if let Some(answer) = answer.as_deref().and_then(|text| self.extractor.find(text)) {
+        if let Some(extractor) = &self.extractor
+            && let Some(text) = known.get(&self.config.answer_column).cloned().map(text_of)
+            && let Some(answer) = extractor.find(&text)
+        {
             known.insert(EXTRACTED.to_owned(), Value::from(answer));
         }
         let rendered = self.templates.get_template(key).and_then(|t| t.render(&known));
@@ -279,8 +273,6 @@ const BOXED: &str = r"\boxed{}";
 
 /// Where the answer is within the answer column.
 enum AnswerExtractor {
-    /// The whole column.
-    Whole,
     /// After this text, up to its next occurrence or the end, as Python's `split(marker)[1]`.
     Marker(String),
     /// In the last `\boxed{…}`.
@@ -292,15 +284,15 @@ enum AnswerExtractor {
 impl AnswerExtractor {
     /// Reads the key's value. A text with a parenthesis is a pattern, because only that needs a
     /// group; any other text is a marker.
-    fn new(rule: &str) -> Result<Self, DatasetError> {
+    fn new(rule: &str) -> Result<Option<Self>, DatasetError> {
         if rule.is_empty() {
-            return Ok(Self::Whole);
+            return Ok(None);
         }
         if rule == BOXED {
-            return Ok(Self::Boxed);
+            return Ok(Some(Self::Boxed));
         }
         if !rule.contains('(') {
-            return Ok(Self::Marker(rule.to_owned()));
+            return Ok(Some(Self::Marker(rule.to_owned())));
         }
         let error = |reason: String| DatasetError::config(EXTRACT, rule, reason);
         let pattern = Regex::new(rule).map_err(|cause| {
@@ -311,18 +303,12 @@ impl AnswerExtractor {
         if pattern.captures_len() < 2 {
             return Err(error("it needs a group, in parentheses, around the answer".to_owned()));
         }
-        Ok(Self::Pattern(pattern))
+        Ok(Some(Self::Pattern(pattern)))
     }
 
-    /// Whether the answer is a part of the column.
-    fn is_partial(&self) -> bool {
-        !matches!(self, Self::Whole)
-    }
-
-    /// The answer, trimmed unless it is the whole text; `None` if there is none or it is blank.
+    /// The answer, trimmed; `None` if there is none or it is blank.
     fn find<'t>(&self, text: &'t str) -> Option<&'t str> {
         let found = match self {
-            Self::Whole => return Some(text),
             Self::Marker(marker) => text.split(marker.as_str()).nth(1)?,
             Self::Boxed => boxed(text)?,
             Self::Pattern(pattern) => pattern.captures(text)?.get(1)?.as_str(),

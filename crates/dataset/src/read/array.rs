@@ -9,10 +9,7 @@ pub(super) fn rows(bytes: &[u8], limit: usize, visit: &mut Visit) -> Result<(), 
     let bytes = without_mark(bytes);
     let text = std::str::from_utf8(bytes).map_err(|e| format!("it {}", not_text(bytes, &e)))?;
     let mut array = ArrayText { text, at: 0 };
-    if !array.take('[') {
-        return Err("it is not a JSON array of objects: [{…}, …]".to_owned());
-    }
-    if array.take(']') {
+    if array.take('[') && array.take(']') {
         return array.end();
     }
     let mut number = 0;
@@ -43,16 +40,20 @@ struct ArrayText<'a> {
 impl ArrayText<'_> {
     /// Reads white space, and then `wanted` if it is next.
     fn take(&mut self, wanted: char) -> bool {
-        let rest = &self.text[self.at..];
-        self.at += rest.len() - rest.trim_ascii_start().len();
+        self.skip_space();
         let found = self.text[self.at..].starts_with(wanted);
         self.at += if found { wanted.len_utf8() } else { 0 };
         found
     }
 
+    fn skip_space(&mut self) {
+        let rest = &self.text[self.at..];
+        self.at += rest.len() - rest.trim_ascii_start().len();
+    }
+
     /// Reads a value; returns it with its length in bytes.
     fn element(&mut self) -> Result<(Value, usize), String> {
-        self.at += self.text[self.at..].len() - self.text[self.at..].trim_ascii_start().len();
+        self.skip_space();
         let mut values = Deserializer::from_str(&self.text[self.at..]).into_iter();
         match values.next() {
             Some(Ok(value)) => {
@@ -73,7 +74,6 @@ impl ArrayText<'_> {
         }
     }
 
-    /// Accepts white space only.
     fn end(&self) -> Result<(), String> {
         match self.text[self.at..].trim_ascii_start() {
             "" => Ok(()),
@@ -81,7 +81,6 @@ impl ArrayText<'_> {
         }
     }
 
-    /// An error at the current position.
     fn error(&self, message: &str) -> String {
         let before = self.text.as_bytes().get(..self.at).unwrap_or(self.text.as_bytes());
         let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;

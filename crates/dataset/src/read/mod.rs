@@ -10,90 +10,73 @@ mod row;
 mod table;
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::config::DatasetFormat;
 use crate::error::{BadRow, RowPlace};
 use row::{Visit, not_text, too_long, without_mark};
 
 pub(crate) use row::{DatasetRow, text_of};
 
+/// The format that a file's name implies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileFormat {
+    /// One JSON object per line, or one JSON array of objects if the file begins with `[`.
+    Jsonl,
+    /// Comma-separated values (RFC 4180) with a header line.
+    Csv,
+    /// Tab-separated values with a header line.
+    Tsv,
+    Parquet,
+}
+
+impl FileFormat {
+    pub(crate) fn of(path: &Path) -> Self {
+        let extension = path.extension().map(|e| e.to_string_lossy().to_ascii_lowercase());
+        match extension.as_deref() {
+            Some("csv") => Self::Csv,
+            Some("tsv") => Self::Tsv,
+            Some("parquet" | "pq") => Self::Parquet,
+            _ => Self::Jsonl,
+        }
+    }
+}
+
 /// Calls `visit` with every row of the file.
 pub(crate) fn read_rows(
     path: &Path,
-    format: DatasetFormat,
+    format: FileFormat,
     max_row_bytes: usize,
     visit: &mut Visit,
 ) -> Result<(), String> {
-    let mut file = File::open(path).map_err(|error| error.to_string())?;
+    let shown = |error: io::Error| error.to_string();
+    let file = File::open(path).map_err(shown)?;
     if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
         return Err("it is a directory".to_owned());
     }
-    let by_name = format_of(path, format);
-    if by_name == DatasetFormat::Parquet {
+    if format == FileFormat::Parquet {
         return parquet::rows(file, max_row_bytes, visit);
     }
-    let start = first_bytes(&mut file).map_err(|error| error.to_string())?;
-    if let Some(what) = other_format(&start) {
-        return Err(format!("it is not {} but {what}", format_name(by_name)));
-    }
     let mut input = BufReader::new(file);
-    let mut is_array = by_name == DatasetFormat::Json;
-    if format == DatasetFormat::Auto && by_name == DatasetFormat::Jsonl {
-        // No line of JSONL begins like this, because a row is an object.
-        let start = input.fill_buf().map_err(|error| error.to_string())?;
-        is_array = row::without_mark(start).trim_ascii_start().starts_with(b"[");
+    let start = input.fill_buf().map_err(shown)?;
+    if let Some(what) = other_format(start) {
+        let name = format!("{format:?}").to_uppercase();
+        return Err(format!("it is not {name} but {what}"));
     }
-    if is_array {
-        return array::rows(&read_all(input)?, max_row_bytes, visit);
+    // No line of JSONL begins with a bracket, because a row is an object.
+    let is_array = without_mark(start).trim_ascii_start().starts_with(b"[");
+    if format == FileFormat::Jsonl && !is_array {
+        return rows(input, max_row_bytes, visit);
     }
-    match by_name {
-        DatasetFormat::Csv | DatasetFormat::Tsv => {
-            let delimiter = if by_name == DatasetFormat::Tsv { b'\t' } else { b',' };
-            table::rows(&read_all(input)?, delimiter, max_row_bytes, visit)
-        }
-        _ => rows(input, max_row_bytes, visit),
-    }
-}
-
-fn read_all(mut input: impl Read) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
-    input.read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    Ok(bytes)
-}
-
-/// The configured format, or the one that the file name implies.
-fn format_of(path: &Path, format: DatasetFormat) -> DatasetFormat {
-    if format != DatasetFormat::Auto {
-        return format;
-    }
-    let extension = path.extension().map(|e| e.to_string_lossy().to_ascii_lowercase());
-    match extension.as_deref() {
-        Some("csv") => DatasetFormat::Csv,
-        Some("tsv") => DatasetFormat::Tsv,
-        Some("parquet" | "pq") => DatasetFormat::Parquet,
-        _ => DatasetFormat::Jsonl,
-    }
-}
-
-fn format_name(format: DatasetFormat) -> &'static str {
+    input.read_to_end(&mut bytes).map_err(shown)?;
     match format {
-        DatasetFormat::Csv => "CSV",
-        DatasetFormat::Tsv => "TSV",
-        DatasetFormat::Parquet => "Parquet",
-        DatasetFormat::Json => "JSON",
-        DatasetFormat::Jsonl | DatasetFormat::Auto => "JSONL",
+        FileFormat::Csv => table::rows(&bytes, b',', max_row_bytes, visit),
+        FileFormat::Tsv => table::rows(&bytes, b'\t', max_row_bytes, visit),
+        _ => array::rows(&bytes, max_row_bytes, visit),
     }
-}
-
-fn first_bytes(file: &mut File) -> std::io::Result<Vec<u8>> {
-    let mut start = Vec::new();
-    file.by_ref().take(4).read_to_end(&mut start)?;
-    file.seek(SeekFrom::Start(0))?;
-    Ok(start)
 }
 
 /// Recognizes formats that are not text by their first bytes.
@@ -101,9 +84,9 @@ fn other_format(start: &[u8]) -> Option<&'static str> {
     match start {
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("UTF-16 text; save it as UTF-8"),
         [0x1f, 0x8b, ..] => Some("compressed with gzip; unpack it first"),
-        [0x28, 0xb5, 0x2f, 0xfd] => Some("compressed with zstd; unpack it first"),
-        b"PK\x03\x04" => Some("a zip archive or a spreadsheet; export it first"),
-        b"PAR1" => Some("Parquet; name the file *.parquet"),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("compressed with zstd; unpack it first"),
+        [b'P', b'K', 3, 4, ..] => Some("a zip archive or a spreadsheet; export it first"),
+        [b'P', b'A', b'R', b'1', ..] => Some("Parquet; name the file *.parquet"),
         _ => None,
     }
 }

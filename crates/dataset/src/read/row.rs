@@ -6,10 +6,8 @@ use serde_json::{Map, Value};
 
 use crate::error::{BadRow, RowPlace};
 
-/// One row of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DatasetRow {
-    /// Position in the file.
     pub(crate) place: RowPlace,
     /// The columns that the file has for this row, including nulls.
     pub(crate) columns: Map<String, Value>,
@@ -24,7 +22,6 @@ impl DatasetRow {
     }
 }
 
-/// Receives each row.
 pub(super) type Visit<'a> = dyn FnMut(Result<DatasetRow, BadRow>) + 'a;
 
 /// A value as text: texts unchanged, other values as JSON.
@@ -35,7 +32,6 @@ pub(crate) fn text_of(value: Value) -> String {
     }
 }
 
-/// Removes a byte order mark.
 pub(super) fn without_mark(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
 }
@@ -47,7 +43,6 @@ pub(super) fn not_text(bytes: &[u8], error: &Utf8Error) -> String {
     format!("is not UTF-8: byte {} is {byte:#04x}", at + 1)
 }
 
-/// Describes a row above the limit.
 pub(super) fn too_long(limit: usize) -> String {
     format!("longer than {limit} bytes")
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DatasetConfig, DifficultyConfig, SamplingStrategy};
+use crate::config::{DatasetConfig, SamplingStrategy};
 use crate::curriculum::Curriculum;
 use crate::error::{DatasetError, RowPlace};
 use crate::prompt::{Prompt, PromptId, key};
@@ -19,6 +19,15 @@ use crate::prompt::{Prompt, PromptId, key};
 /// prompts), because the groups of one optimizer step should have different prompts.
 const COOLDOWN: usize = 16;
 
+/// Fraction of the weighted draws that go through all prompts in turn instead, so that every prompt is tried.
+const FLOOR: f64 = 0.1;
+
+/// Length of the exponential window, in groups, over which a prompt's success rate is averaged.
+const WINDOW: f64 = 4.0;
+
+/// Added to the weight `p (1 - p)` of a prompt with success rate `p`, so that no weight is 0.
+const EPSILON: f64 = 0.02;
+
 /// A prompt drawn for one group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draw {
@@ -26,8 +35,6 @@ pub struct Draw {
     pub prompt: Arc<Prompt>,
     /// Index of the curriculum's stage.
     pub stage: usize,
-    /// [`PromptSampler::epoch`] before this draw.
-    pub epoch: u64,
     /// Number of earlier draws.
     pub number: u64,
 }
@@ -68,7 +75,7 @@ pub struct PromptSampler {
     slots: HashMap<PromptId, usize>,
     outcomes: Vec<PromptOutcome>,
     curriculum: Curriculum,
-    difficulty: DifficultyConfig,
+    success_reward: f64,
     /// Key, place and index of the prompts of this pass, in order.
     order: Vec<(u64, u64, usize)>,
     mix: LiveMix,
@@ -114,7 +121,7 @@ impl PromptSampler {
             outcomes: vec![PromptOutcome::default(); slots.len()],
             slots,
             curriculum,
-            difficulty: config.difficulty.clone(),
+            success_reward: config.difficulty.success_reward,
             order: Vec::new(),
             mix: LiveMix::new(config.mix.live_share),
             state: PromptSamplerState { seed, strategy, ..PromptSamplerState::default() },
@@ -181,10 +188,9 @@ impl PromptSampler {
             self.state.pass += 1;
             self.sort_pass();
         }
-        let (number, epoch) = (self.state.drawn, self.epoch());
-        // `floor` of the draws go through all prompts: those at which `floor * number` reaches an
-        // integer.
-        let floor = |number: u64| (self.difficulty.floor * number as f64).floor();
+        let number = self.state.drawn;
+        // Those at which `FLOOR * number` reaches an integer.
+        let floor = |number: u64| (FLOOR * number as f64).floor();
         let in_turn = self.state.strategy != SamplingStrategy::Difficulty
             || floor(number + 1) > floor(number);
         let index = if in_turn {
@@ -195,7 +201,7 @@ impl PromptSampler {
         }?;
         self.outcomes[self.slot_of[index]].last_drawn = Some(number);
         self.state.drawn += 1;
-        Some(Draw { prompt: Arc::clone(&self.prompts[index]), stage, epoch, number })
+        Some(Draw { prompt: Arc::clone(&self.prompts[index]), stage, number })
     }
 
     /// Decides whether the next group uses a live prompt. Call it once for each group; if it
@@ -210,7 +216,7 @@ impl PromptSampler {
     pub fn report(&mut self, prompt: PromptId, rewards: &[Option<f64>]) -> bool {
         let slot = self.slots.get(&prompt);
         if let Some(slot) = slot {
-            self.outcomes[*slot].add(rewards, &self.difficulty);
+            self.outcomes[*slot].add(rewards, self.success_reward);
         }
         slot.is_some()
     }
@@ -220,41 +226,11 @@ impl PromptSampler {
         self.state.left_out.insert(prompt);
     }
 
-    /// The number of completed passes; for the strategy `difficulty`, the number of draws divided
-    /// by the number of prompts.
-    pub fn epoch(&self) -> u64 {
-        match self.state.strategy {
-            SamplingStrategy::Difficulty => self.state.drawn / self.prompts.len().max(1) as u64,
-            SamplingStrategy::Sequential | SamplingStrategy::Shuffle => self.state.finished,
-        }
-    }
-
-    /// Number of draws so far.
-    pub fn drawn(&self) -> u64 {
-        self.state.drawn
-    }
-
-    /// Number of prompts that may be drawn, in all stages.
-    pub fn len(&self) -> usize {
-        self.prompts.iter().filter(|prompt| !self.state.left_out.contains(&prompt.id)).count()
-    }
-
-    /// Whether no prompt may be drawn.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The curriculum.
     pub fn curriculum(&self) -> &Curriculum {
         &self.curriculum
     }
 
-    /// The statistics of a prompt; `None` if this dataset does not contain it.
-    pub fn outcome(&self, prompt: PromptId) -> Option<&PromptOutcome> {
-        self.slots.get(&prompt).map(|slot| &self.outcomes[*slot])
-    }
-
-    /// Computes the order of this pass.
     fn sort_pass(&mut self) {
         let Self { prompts, earlier, state, curriculum, .. } = self;
         let stage = curriculum.stages().nth(state.stage);
@@ -325,7 +301,7 @@ impl PromptSampler {
         indices.sort_unstable();
         for index in indices {
             if rested(index) && self.may_draw(index, limit) {
-                sum += self.outcomes[self.slot_of[index]].weight(self.difficulty.epsilon);
+                sum += self.outcomes[self.slot_of[index]].weight();
                 sums.push((sum, index));
             }
         }
@@ -379,16 +355,14 @@ impl LiveMix {
 
 // The success rate of a prompt's groups.
 
-/// The running success rate of one prompt. A group counts with weight `(1 - 1/window)^age`, because the
+/// The running success rate of one prompt. A group counts with weight `(1 - 1 / WINDOW)^age`, because the
 /// policy that sampled it changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PromptOutcome {
     /// Number of the last draw of this prompt, from 0.
     pub last_drawn: Option<u64>,
-    /// Weighted number of scored members.
     #[serde(with = "bits")]
     scored: f64,
-    /// Weighted number of successes.
     #[serde(with = "bits")]
     successes: f64,
 }
@@ -411,13 +385,13 @@ mod bits {
 
 impl PromptOutcome {
     /// Adds a group. `None` and values that are not finite count as missing, not as 0.
-    pub(crate) fn add(&mut self, rewards: &[Option<f64>], config: &DifficultyConfig) {
+    pub(crate) fn add(&mut self, rewards: &[Option<f64>], success_reward: f64) {
         let known: Vec<f64> = rewards.iter().flatten().copied().filter(|r| r.is_finite()).collect();
         if known.is_empty() {
             return;
         }
-        let keep = 1.0 - 1.0 / config.window.max(1.0);
-        let successes = known.iter().filter(|r| **r >= config.success_reward).count();
+        let keep = 1.0 - 1.0 / WINDOW;
+        let successes = known.iter().filter(|r| **r >= success_reward).count();
         self.scored = keep * self.scored + known.len() as f64;
         self.successes = keep * self.successes + successes as f64;
     }
@@ -432,12 +406,12 @@ impl PromptOutcome {
         self.success().map(|p| 1.0 - p)
     }
 
-    /// The sampling weight `p (1 - p) + epsilon`. `p (1 - p)` is the variance of a success; without
+    /// The sampling weight `p (1 - p) + EPSILON`. `p (1 - p)` is the variance of a success; without
     /// variance within a group all advantages are 0. A prompt without a score has the weight of
     /// `p = 1/2`, so that it is tried.
-    pub fn weight(&self, epsilon: f64) -> f64 {
+    pub fn weight(&self) -> f64 {
         let p = self.success().unwrap_or(0.5);
-        p * (1.0 - p) + epsilon
+        p * (1.0 - p) + EPSILON
     }
 }
 

@@ -49,13 +49,7 @@ fn every_pass_draws_every_prompt_once() {
     let passes: Vec<Vec<u64>> = (0..3).map(|_| draw(&mut shuffle, 20)).collect();
     assert!(passes.iter().all(|pass| sorted(pass.clone()) == all));
     assert!(passes[0] != passes[1] && passes[1] != passes[2] && passes[0] != all);
-    assert_eq!(
-        (shuffle.epoch(), shuffle.drawn()),
-        (2, 60),
-        "the third pass is not complete before the next draw"
-    );
-    let draw = shuffle.next(1).unwrap();
-    assert_eq!((draw.number, shuffle.epoch()), (60, 3));
+    assert_eq!(shuffle.next(1).unwrap().number, 60);
     let other = DatasetConfig { seed: 4, ..config(SamplingStrategy::Shuffle) };
     let mut other = PromptSampler::new(&prompts(20), &other).unwrap();
     assert_ne!(super::tests::draw(&mut other, 20), passes[0]);
@@ -86,10 +80,9 @@ fn excluded_prompts_are_never_drawn_again() {
     for strategy in [SamplingStrategy::Shuffle, SamplingStrategy::Difficulty] {
         let all = prompts(5);
         let mut sampler = PromptSampler::new(&all, &config(strategy)).unwrap();
-        for left in (0..5).rev() {
+        for _ in 0..5 {
             let draw = sampler.next(1).unwrap();
             sampler.leave_out(draw.prompt.id);
-            assert_eq!((sampler.len(), sampler.is_empty()), (left, left == 0));
         }
         assert_eq!(sampler.next(1), None);
         assert!(sampler.takes_live(true), "only live prompts are left");
@@ -131,10 +124,8 @@ fn intermediate_success_is_drawn_more_often_but_every_prompt_is_drawn() {
     // The tenth of 4000 draws that takes prompts in turn visits all 200 prompts twice.
     let counts = |line| lines.iter().filter(|l| **l == line).count();
     assert!((1..=200).all(|line| counts(line) >= 2));
-    let outcome = sampler.outcome(prompts(200)[0].id).unwrap();
-    assert_eq!(outcome.success(), Some(0.0));
+    assert_eq!(sampler.state().outcomes[&prompts(200)[0].id].success(), Some(0.0));
     assert!(!sampler.report(PromptId(0), &[Some(1.0)]), "the dataset does not contain it");
-    assert_eq!(sampler.epoch(), 6000 / 200);
 }
 
 #[test]
@@ -260,8 +251,6 @@ proptest! {
         let json = serde_json::to_string(&cut.state()).unwrap();
         let state: PromptSamplerState = serde_json::from_str(&json).unwrap();
         prop_assert_eq!(&state, &cut.state());
-        let bytes = postcard::to_stdvec(&state).unwrap();
-        prop_assert_eq!(&postcard::from_bytes::<PromptSamplerState>(&bytes).unwrap(), &state);
         let mut resumed = PromptSampler::resume(&all, &config, state).unwrap();
         for step in stop..stop + 60 {
             prop_assert_eq!(advance(&mut whole, step), advance(&mut resumed, step));
@@ -303,26 +292,22 @@ mod mix {
 mod outcome {
     use super::super::*;
 
-    fn outcome(window: f64, groups: &[&[Option<f64>]]) -> PromptOutcome {
-        let config = DifficultyConfig { window, ..DifficultyConfig::default() };
+    fn outcome(groups: &[&[Option<f64>]]) -> PromptOutcome {
         let mut outcome = PromptOutcome::default();
-        groups.iter().for_each(|group| outcome.add(group, &config));
+        groups.iter().for_each(|group| outcome.add(group, 1.0));
         outcome
     }
 
     #[test]
     fn old_groups_decay_and_missing_rewards_are_not_zero() {
-        let none = outcome(4.0, &[&[None, None], &[Some(f64::NAN)], &[]]);
+        let none = outcome(&[&[None, None], &[Some(f64::NAN)], &[]]);
         assert_eq!((none.success(), none.difficulty()), (None, None));
-        assert_eq!(none.weight(0.02), 0.27);
-        let half = outcome(4.0, &[&[Some(1.5), None, Some(0.5), None]]);
+        assert_eq!(none.weight(), 0.27);
+        let half = outcome(&[&[Some(1.5), None, Some(0.5), None]]);
         assert_eq!(half.success(), Some(0.5));
-        let (bad, good): (&[_], &[_]) = (&[Some(0.0); 2], &[Some(1.0); 2]);
-        // With a window of 2, the last group has twice the weight. With a window of 1, only it
-        // counts.
-        let two = outcome(2.0, &[bad, good]);
-        assert!((two.success().unwrap() - 2.0 / 3.0).abs() < 1e-12);
-        assert_eq!(outcome(1.0, &[bad, good]).success(), Some(1.0));
-        assert!((two.weight(0.1) - (2.0 / 9.0 + 0.1)).abs() < 1e-12);
+        // With a window of 4, the first group has three quarters of the weight of the last.
+        let two = outcome(&[&[Some(0.0); 2], &[Some(1.0); 2]]);
+        assert!((two.success().unwrap() - 4.0 / 7.0).abs() < 1e-12);
+        assert!((two.weight() - (12.0 / 49.0 + 0.02)).abs() < 1e-12);
     }
 }

@@ -52,28 +52,23 @@ pub struct UserRequest {
 
 /// The fields of `GET /admin/train` that the demo needs.
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub struct TrainerStatus {
     /// `waiting`, `training`, `publishing`, `paused`, `finished`, `failed` or `disabled`.
     pub state: String,
     /// Optimizer steps taken.
     pub step: u64,
     /// The last published version that the trainer's weights descend from.
-    #[serde(default)]
     pub policy_version: u64,
     /// Prompts waiting for a group.
-    #[serde(default)]
     pub queued_prompts: u64,
     /// Groups being sampled or scored.
-    #[serde(default)]
     pub in_flight_groups: u64,
     /// Groups waiting for a step, including those of the step being computed.
-    #[serde(default)]
     pub ready_groups: u64,
     /// The last failure.
-    #[serde(default)]
     pub last_error: Option<String>,
     /// Why training pauses, if it began the pause itself.
-    #[serde(default)]
     pub hold: Option<String>,
 }
 
@@ -81,7 +76,6 @@ pub struct TrainerStatus {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct ThumbReply {
     /// Whether the rating is trained on; `None` if that is not known yet.
-    #[serde(default)]
     pub trained: Option<bool>,
 }
 

@@ -23,31 +23,25 @@ pub struct StreamedAnswer {
 
 /// The part of a stream that has arrived.
 pub(super) struct StreamReader {
-    version: PolicyVersion,
     sent: Instant,
-    first_token: Option<Duration>,
+    /// Without an id until the first chunk.
+    answer: StreamedAnswer,
     /// When the last text arrived, since `sent`.
-    last: Duration,
-    gaps: Vec<Duration>,
-    id: Option<String>,
-    text: String,
+    last: Option<Duration>,
     finished: bool,
     done: bool,
 }
 
 impl StreamReader {
     pub(super) fn new(version: PolicyVersion, sent: Instant) -> Self {
-        Self {
-            version,
-            sent,
-            first_token: None,
-            last: Duration::ZERO,
-            gaps: Vec::new(),
-            id: None,
+        let answer = StreamedAnswer {
+            completion_id: String::new(),
             text: String::new(),
-            finished: false,
-            done: false,
-        }
+            version,
+            first_token: Duration::ZERO,
+            gaps: Vec::new(),
+        };
+        Self { sent, answer, last: None, finished: false, done: false }
     }
 
     /// Adds the `data` of one event.
@@ -63,25 +57,26 @@ impl StreamReader {
         if let Some(error) = value.get("error") {
             return Err(format!("the stream failed: {}", error_message(error)));
         }
-        let expected = self.version.fingerprint();
+        let expected = self.answer.version.fingerprint();
         let found = value["system_fingerprint"].as_str();
         if let Some(other) = found.filter(|found| *found != expected) {
             return Err(format!("a chunk of {other} in a stream of {expected}"));
         }
         let id = value["id"].as_str().ok_or("not a chunk: it has no id")?;
-        if self.id.get_or_insert_with(|| id.to_owned()) != id {
+        if self.answer.completion_id.is_empty() {
+            id.clone_into(&mut self.answer.completion_id);
+        } else if self.answer.completion_id != id {
             return Err("the completion's id changed within the stream".to_owned());
         }
         for choice in value["choices"].as_array().into_iter().flatten() {
             let content = choice["delta"]["content"].as_str().unwrap_or_default();
             if !content.is_empty() {
                 let now = self.sent.elapsed();
-                match self.first_token {
-                    None => self.first_token = Some(now),
-                    Some(_) => self.gaps.push(now.saturating_sub(self.last)),
+                match self.last.replace(now) {
+                    None => self.answer.first_token = now,
+                    Some(last) => self.answer.gaps.push(now.saturating_sub(last)),
                 }
-                self.last = now;
-                self.text.push_str(content);
+                self.answer.text.push_str(content);
             }
             self.finished |= !choice["finish_reason"].is_null();
         }
@@ -89,18 +84,20 @@ impl StreamReader {
     }
 
     /// The answer, if the stream is complete.
-    pub(super) fn finish(self) -> Result<StreamedAnswer, String> {
-        if !self.done {
-            return Err("the stream ended without [DONE]".to_owned());
-        }
-        if !self.finished {
-            return Err("the stream ended without a finish_reason".to_owned());
-        }
-        let completion_id = self.id.ok_or("the stream contained no chunk")?;
-        // Without any text, the end of the stream counts as the first token.
-        let first_token = self.first_token.unwrap_or_else(|| self.sent.elapsed());
-        let Self { text, version, gaps, .. } = self;
-        Ok(StreamedAnswer { completion_id, text, version, first_token, gaps })
+    pub(super) fn finish(mut self) -> Result<StreamedAnswer, String> {
+        let missing = match (self.done, self.finished) {
+            (false, _) => "the stream ended without [DONE]",
+            (_, false) => "the stream ended without a finish_reason",
+            _ if self.answer.completion_id.is_empty() => "the stream contained no chunk",
+            _ => {
+                if self.last.is_none() {
+                    // Without any text, the end of the stream counts as the first token.
+                    self.answer.first_token = self.sent.elapsed();
+                }
+                return Ok(self.answer);
+            }
+        };
+        Err(missing.to_owned())
     }
 }
 

@@ -30,13 +30,6 @@ pub struct Thought {
     pub close: CallPiece,
 }
 
-/// Text before calls or in place of them.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct FreeText {
-    /// Texts that would begin a call too if a bracket followed, which therefore does not.
-    pub beginnings: Vec<String>,
-}
-
 /// An answer of calls in a textual format.
 ///
 /// ```text
@@ -48,8 +41,9 @@ pub struct FreeText {
 pub struct CallGrammar {
     /// Reasoning, in models that have it.
     pub thought: Option<Thought>,
-    /// Permits text before calls or without any; `None` if the answer must have calls and nothing else.
-    pub text: Option<FreeText>,
+    /// Permits text before calls or without any; `None` if the answer must have calls and nothing else. No bracket
+    /// follows these texts, which would begin a call too.
+    pub text: Option<Vec<String>>,
     /// What begins the calls. Without any piece, the calls begin with `{`, and text must not.
     pub open: Vec<CallPiece>,
     /// The pieces of each kind of call.
@@ -81,7 +75,7 @@ impl CallGrammar {
         let mut rules = vec![HEADER.to_owned()];
         rules.extend(match &self.text {
             None => vec![format!("start: {} calls", self.before("GAP?"))],
-            Some(text) => self.answer_rules(text)?,
+            Some(beginnings) => self.answer_rules(beginnings)?,
         });
         let several = match &self.separator {
             Some(separator) => format!("({} call)*", sequence(separator)?),
@@ -121,10 +115,10 @@ impl CallGrammar {
     }
 
     /// `start` and `answer`, with text before the calls or without any call.
-    fn answer_rules(&self, text: &FreeText) -> Result<Vec<String>, GrammarError> {
+    fn answer_rules(&self, beginnings: &[String]) -> Result<Vec<String>, GrammarError> {
         let mut rules = vec![format!("start: {} answer", self.before(""))];
         let call = |begin: &String| containing(&format!(r"{}\s*[\[{{]", regex::escape(begin)));
-        let mut excluded: Vec<String> = text.beginnings.iter().map(call).collect();
+        let mut excluded: Vec<String> = beginnings.iter().map(call).collect();
         if let Some(Thought { open: Some(CallPiece::Text(open)), .. }) = &self.thought {
             excluded.push(format!(r"\s*{}(?s:.*)", regex::escape(open)));
         }

@@ -28,7 +28,7 @@ use toktrie::{SimpleVob, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 
 use hone_core::types::{GrammarSpec, TokenId};
 
-pub use calls::{CallGrammar, CallPiece, FreeText, Thought};
+pub use calls::{CallGrammar, CallPiece, Thought};
 pub(crate) use queue::GrammarQueue;
 
 // Why a grammar is refused, and why a sequence cannot follow one.

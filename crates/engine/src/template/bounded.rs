@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::{self, Write as _};
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -117,17 +116,6 @@ impl<W: fmt::Write> fmt::Write for Bounded<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.budget.take_bytes(text.len() as u64).map_err(|_| fmt::Error)?;
         self.to.write_str(text)
-    }
-}
-
-impl<W: io::Write> io::Write for Bounded<'_, W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.budget.take_bytes(bytes.len() as u64).map_err(io::Error::other)?;
-        self.to.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.to.flush()
     }
 }
 

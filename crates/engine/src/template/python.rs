@@ -1,14 +1,13 @@
 //! Values as Python prints them, and JSON with Python's separators.
 
-use std::fmt::{self, Display as _, Write as _};
-use std::io;
+use std::borrow::Cow;
+use std::fmt::{self, Display as _};
 use std::sync::Arc;
 
 use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::Value as Json;
-use serde_json::ser::{Formatter, Serializer};
 
 /// Most spaces of an indentation.
 const MAX_INDENT: usize = 64;
@@ -53,33 +52,135 @@ pub(super) struct PyRepr<'a>(pub(super) &'a Value);
 
 impl fmt::Display for PyRepr<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = self.0;
-        let items = || value.try_iter().into_iter().flatten().enumerate();
-        let separate = |f: &mut fmt::Formatter<'_>, i| f.write_str(if i > 0 { ", " } else { "" });
-        match (value.kind(), value.as_str()) {
-            (_, Some(text)) => write_text(f, text),
-            (ValueKind::Map, _) => {
-                f.write_char('{')?;
-                for (i, key) in items() {
-                    separate(f, i)?;
-                    let inner = value.get_item(&key).unwrap_or_default();
-                    write!(f, "{}: {}", PyRepr(&key), PyRepr(&inner))?;
-                }
-                f.write_char('}')
+        Notation::new(false).write(f, self.0, 0)
+    }
+}
+
+/// `json.dumps(json, ensure_ascii=False)`.
+pub(super) fn dumps(json: &Json) -> String {
+    let mut text = String::new();
+    // Writing to a text does not fail.
+    let _ = Notation::new(true).write(&mut text, &Value::from_serialize(json), 0);
+    text
+}
+
+/// The filter `tojson` of transformers: `json.dumps` with its options, of which `ensure_ascii` is false unless it
+/// is given. Jinja's filter would escape HTML.
+pub(super) fn write_json(
+    value: &Value,
+    kwargs: &Kwargs,
+    to: &mut impl fmt::Write,
+) -> Result<(), Error> {
+    let fail = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
+    let mut json = Notation::new(true);
+    if let Some(indent) = kwargs.get::<Option<Value>>("indent")? {
+        json.indent = Some(match (indent.as_usize(), indent.as_str()) {
+            (Some(width), _) if width <= MAX_INDENT => " ".repeat(width),
+            (None, Some(text)) => text.to_owned(),
+            _ => {
+                return Err(fail(format!("indent is {indent}: at most {MAX_INDENT} are possible")));
             }
-            (ValueKind::Seq, _) => {
-                f.write_char('[')?;
-                for (i, item) in items() {
-                    separate(f, i)?;
-                    write!(f, "{}", PyRepr(&item))?;
+        });
+        json.separators[0] = ",".into();
+    }
+    if let Some(separators) = kwargs.get::<Option<Value>>("separators")? {
+        let given: Vec<Cow<'_, str>> =
+            separators.try_iter()?.map(|text| text.to_string().into()).collect();
+        json.separators =
+            given.try_into().map_err(|_| fail("separators must be two texts".to_owned()))?;
+    }
+    json.ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    json.sort_keys = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let written = json.write(to, value, 0);
+    written.map_err(|_| fail("it writes more than a chat template may".to_owned()))
+}
+
+/// How values are written: as Python's `repr`, or as its `json.dumps` with these options.
+struct Notation {
+    is_json: bool,
+    /// What follows an item, and a key.
+    separators: [Cow<'static, str>; 2],
+    /// The indentation of one level; `None` for one line.
+    indent: Option<String>,
+    /// Whether characters beyond ASCII become escapes.
+    ensure_ascii: bool,
+    sort_keys: bool,
+}
+
+impl Notation {
+    fn new(is_json: bool) -> Self {
+        let separators = [", ".into(), ": ".into()];
+        Self { is_json, separators, indent: None, ensure_ascii: false, sort_keys: false }
+    }
+
+    fn write<W: fmt::Write>(&self, to: &mut W, value: &Value, depth: usize) -> fmt::Result {
+        let kind = value.kind();
+        match (kind, value.as_str()) {
+            (_, Some(text)) => self.write_text(to, text),
+            (ValueKind::Map | ValueKind::Seq, _) => self.write_items(to, value, depth),
+            (ValueKind::Number, _) if !value.is_integer() => match f64::try_from(value.clone()) {
+                Ok(number) if number.is_finite() || !self.is_json => {
+                    to.write_str(&python_float(number))
                 }
-                f.write_char(']')
-            }
-            (ValueKind::None, _) => f.write_str("None"),
-            (ValueKind::Number, _) if !value.is_integer() => f64::try_from(value.clone())
-                .map_or(Ok(()), |number| f.write_str(&python_float(number))),
-            _ => write!(f, "{value}"),
+                _ => to.write_str("null"),
+            },
+            (ValueKind::Number, _) => write!(to, "{value}"),
+            _ if !self.is_json => write!(to, "{value}"),
+            (ValueKind::Iterable, _) => self.write_items(to, value, depth),
+            (ValueKind::Bool, _) => write!(to, "{}", value.is_true()),
+            (ValueKind::Plain, _) => self.write_text(to, &value.to_string()),
+            _ => to.write_str("null"),
         }
+    }
+
+    fn write_items<W: fmt::Write>(&self, to: &mut W, value: &Value, depth: usize) -> fmt::Result {
+        let is_map = value.kind() == ValueKind::Map;
+        let mut items: Vec<Value> = value.try_iter().into_iter().flatten().collect();
+        if is_map && self.sort_keys {
+            items.sort();
+        }
+        let [separator, key_separator] = &self.separators;
+        let new_line = |to: &mut W, depth| match &self.indent {
+            Some(indent) => write!(to, "\n{}", indent.repeat(depth)),
+            None => Ok(()),
+        };
+        to.write_char(if is_map { '{' } else { '[' })?;
+        for (i, item) in items.iter().enumerate() {
+            if i > 0 {
+                to.write_str(separator)?;
+            }
+            new_line(to, depth + 1)?;
+            if !is_map {
+                self.write(to, item, depth + 1)?;
+                continue;
+            }
+            // Keys of JSON are texts.
+            let quote = if self.is_json && item.as_str().is_none() { "\"" } else { "" };
+            to.write_str(quote)?;
+            self.write(to, item, depth + 1)?;
+            write!(to, "{quote}{key_separator}")?;
+            self.write(to, &value.get_item(item).unwrap_or_default(), depth + 1)?;
+        }
+        if !items.is_empty() {
+            new_line(to, depth)?;
+        }
+        to.write_char(if is_map { '}' } else { ']' })
+    }
+
+    fn write_text(&self, to: &mut impl fmt::Write, text: &str) -> fmt::Result {
+        if !self.is_json {
+            return write_text(to, text);
+        }
+        // A text always serializes.
+        let json = serde_json::to_string(text).unwrap_or_default();
+        if !self.ensure_ascii {
+            return to.write_str(&json);
+        }
+        json.chars().try_for_each(|c| match c {
+            ' '..='~' => to.write_char(c),
+            _ => c.encode_utf16(&mut [0; 2]).iter().try_for_each(|u| write!(to, "\\u{u:04x}")),
+        })
     }
 }
 
@@ -101,7 +202,7 @@ fn python_float(number: f64) -> String {
 }
 
 /// `repr(text)`: in single quotes, unless only double ones need no escapes.
-fn write_text(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+fn write_text(f: &mut impl fmt::Write, text: &str) -> fmt::Result {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     f.write_char(quote)?;
     for c in text.chars() {
@@ -118,163 +219,6 @@ fn write_text(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
         }
     }
     f.write_char(quote)
-}
-
-/// `json.dumps(json, ensure_ascii=False)`.
-pub(super) fn dumps(json: &Json) -> String {
-    // Serializing JSON to memory does not fail.
-    let mut bytes = Vec::new();
-    let written = PythonFormatter::default().write(json, &mut bytes);
-    written.ok().and_then(|()| String::from_utf8(bytes).ok()).unwrap_or_default()
-}
-
-/// The filter `tojson` of transformers: `json.dumps` with its options, of which `ensure_ascii` is false unless it
-/// is given. Jinja's filter would escape HTML.
-pub(super) fn write_json(
-    value: &Value,
-    kwargs: &Kwargs,
-    to: &mut impl io::Write,
-) -> Result<(), Error> {
-    let fail = |reason: String| Error::new(ErrorKind::BadSerialization, reason);
-    let mut formatter = PythonFormatter::default();
-    if let Some(indent) = kwargs.get::<Option<Value>>("indent")? {
-        formatter.indent = Some(match (indent.as_usize(), indent.as_str()) {
-            (Some(width), _) if width <= MAX_INDENT => " ".repeat(width),
-            (None, Some(text)) => text.to_owned(),
-            _ => {
-                return Err(fail(format!("indent is {indent}: at most {MAX_INDENT} are possible")));
-            }
-        });
-        formatter.separators.0 = ",".to_owned();
-    }
-    if let Some(separators) = kwargs.get::<Option<Value>>("separators")? {
-        let given: Vec<String> = separators.try_iter()?.map(|text| text.to_string()).collect();
-        let Ok([item, key]) = <[String; 2]>::try_from(given) else {
-            return Err(fail("separators must be two texts".to_owned()));
-        };
-        formatter.separators = (item, key);
-    }
-    formatter.ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
-    let sorts = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    kwargs.assert_all_used()?;
-    let written = if sorts {
-        serde_json::to_value(value).and_then(|mut json| {
-            json.sort_all_objects();
-            formatter.write(&json, to)
-        })
-    } else {
-        formatter.write(value, to)
-    };
-    written.map_err(|error| fail(error.to_string()))
-}
-
-/// Writes JSON as Python's `json.dumps`.
-struct PythonFormatter {
-    /// After an item, and after a key.
-    separators: (String, String),
-    /// The indentation of one level; `None` for one line.
-    indent: Option<String>,
-    /// Whether characters beyond ASCII become escapes.
-    ensure_ascii: bool,
-    depth: usize,
-    is_empty: bool,
-}
-
-impl Default for PythonFormatter {
-    fn default() -> Self {
-        let separators = (", ".to_owned(), ": ".to_owned());
-        Self { separators, indent: None, ensure_ascii: false, depth: 0, is_empty: true }
-    }
-}
-
-impl PythonFormatter {
-    fn write(self, value: &impl Serialize, to: &mut impl io::Write) -> serde_json::Result<()> {
-        value.serialize(&mut Serializer::with_formatter(to, self))
-    }
-
-    fn begin<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth += 1;
-        self.is_empty = true;
-        writer.write_all(bracket)
-    }
-
-    fn end<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
-        self.depth -= 1;
-        if !self.is_empty {
-            self.new_line(writer)?;
-        }
-        self.is_empty = false;
-        writer.write_all(bracket)
-    }
-
-    fn new_line<W: ?Sized + io::Write>(&self, writer: &mut W) -> io::Result<()> {
-        match &self.indent {
-            Some(indent) => write!(writer, "\n{}", indent.repeat(self.depth)),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Formatter for PythonFormatter {
-    fn begin_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.begin(writer, b"[")
-    }
-
-    fn end_array<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.end(writer, b"]")
-    }
-
-    fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.begin(writer, b"{")
-    }
-
-    fn end_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.end(writer, b"}")
-    }
-
-    fn begin_array_value<W: ?Sized + io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        if !first {
-            writer.write_all(self.separators.0.as_bytes())?;
-        }
-        self.is_empty = false;
-        self.new_line(writer)
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        self.begin_array_value(writer, first)
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(self.separators.1.as_bytes())
-    }
-
-    fn write_string_fragment<W: ?Sized + io::Write>(
-        &mut self,
-        writer: &mut W,
-        fragment: &str,
-    ) -> io::Result<()> {
-        if !self.ensure_ascii {
-            return writer.write_all(fragment.as_bytes());
-        }
-        fragment.chars().try_for_each(|c| {
-            if (' '..='~').contains(&c) {
-                return write!(writer, "{c}");
-            }
-            c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))
-        })
-    }
-
-    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
-        writer.write_all(python_float(value).as_bytes())
-    }
 }
 
 #[cfg(test)]

@@ -367,3 +367,13 @@ fn operators_and_filters_have_their_values_within_the_bounds() {
         assert!(render(refused, &user("x")).is_err(), "{refused}");
     }
 }
+
+#[test]
+fn arguments_keep_every_digit() {
+    let long = "{\"id\": 18446744073709551617}";
+    assert_eq!(arguments_json(long), Json::String(long.to_owned()));
+    assert_eq!(
+        arguments_json("{\"id\": 1844674407370955161}")["id"],
+        1_844_674_407_370_955_161_u64
+    );
+}

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::fields::{FieldTable, fields_of, object_schema};
+use super::{FieldTable, fields_of, object_schema};
 use crate::error::ApiError;
 
 /// Values of every type, some of which most fields accept.

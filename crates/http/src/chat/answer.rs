@@ -15,17 +15,21 @@ use crate::generate::{ChoiceUpdate, CompletionTokens, Usage};
 /// A new part of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MessagePart {
-    /// More of the reasoning.
     Reasoning(String),
-    /// More of the text.
     Text(String),
     /// A call begins. Its arguments follow.
-    Call { index: usize, id: String, name: String },
+    Call {
+        index: usize,
+        id: String,
+        name: String,
+    },
     /// More of the arguments of the call `index`.
-    Arguments { index: usize, json: String },
+    Arguments {
+        index: usize,
+        json: String,
+    },
 }
 
-/// Why a message ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MessageEnd {
     /// A stop token or a stop string.
@@ -110,7 +114,6 @@ impl MessagePart {
     }
 }
 
-/// A part of a message, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MessageItem {
     Reasoning(String),
@@ -118,7 +121,6 @@ pub enum MessageItem {
     Call(ToolCall),
 }
 
-/// A whole message.
 #[derive(Default)]
 pub struct WholeMessage {
     /// The parts in their order. Reasoning, if there is any, is the first one.
@@ -147,7 +149,6 @@ impl WholeMessage {
     }
 }
 
-/// The messages of all choices.
 pub struct Answers {
     choices: Vec<Answer>,
     may_reason: bool,
@@ -174,18 +175,19 @@ impl Answers {
         Ok(merged)
     }
 
-    /// Divides what was sampled, and keeps it for a whole message.
-    pub fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
-        let answer = self.choices.get_mut(update.index as usize);
-        let answer = answer.ok_or_else(ApiError::internal)?;
-        let MessageUpdate { tokens, token_ids, end, .. } = answer.update(update);
-        answer.whole.tokens.extend(tokens);
-        answer.whole.token_ids.extend(token_ids);
-        answer.whole.end = end.unwrap_or_default();
+    /// Divides what was sampled, and keeps it for whole messages.
+    pub fn keep(&mut self, updates: Vec<ChoiceUpdate>) -> Result<(), ApiError> {
+        for update in updates {
+            let answer = self.choices.get_mut(update.index as usize);
+            let answer = answer.ok_or_else(ApiError::internal)?;
+            let MessageUpdate { tokens, token_ids, end, .. } = answer.update(update);
+            answer.whole.tokens.extend(tokens);
+            answer.whole.token_ids.extend(token_ids);
+            answer.whole.end = end.unwrap_or_default();
+        }
         Ok(())
     }
 
-    /// The messages of all choices.
     pub fn into_messages(self) -> Vec<WholeMessage> {
         self.choices.into_iter().map(Answer::into_message).collect()
     }
@@ -198,7 +200,6 @@ impl Answers {
     }
 }
 
-/// The message of one choice.
 struct Answer {
     parser: AnswerParser,
     /// What the ids of calls are made of.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use hone_core::types::{ChatOptions, GrammarSpec, Tool, ToolChoice};
-use hone_engine::grammar::{CallGrammar, CallPiece, FreeText, Thought};
+use hone_engine::grammar::{CallGrammar, CallPiece, Thought};
 use hone_engine::tools::CallFormat;
 use hone_engine::{Codec, CompiledGrammar, GrammarError, ToolFormat};
 
-use crate::body::{Fields, closed, list_of, maybe_flag, maybe_text, open, or_null, text_schema};
+use crate::body::{Field, Fields, closed, list_of, object_schema, open, or_null, text_schema};
 use crate::error::ApiError;
 
 /// vLLM's older fields, each with the grammar that it describes.
@@ -37,7 +37,14 @@ const OPTIONS: [&str; 5] = [
     "whitespace_pattern",
 ];
 /// OpenAI's limit of the name of a schema, in characters.
-pub const NAME_CHARS: usize = 64;
+const NAME_CHARS: usize = 64;
+/// A JSON schema with a name. Every schema is enforced strictly.
+pub const NAMED_SCHEMA: &[Field] = &[
+    Field::short_text("name", NAME_CHARS, "").required(),
+    Field::json("schema", json_schema, "").required(),
+    Field::text("description", ""),
+    Field::flag("strict", ""),
+];
 
 /// How a field describes a grammar.
 #[derive(Clone, Copy)]
@@ -115,21 +122,17 @@ fn response_format(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiE
             let Some(value) = format.get("json_schema") else {
                 return Err(format.missing("json_schema", allowed));
             };
-            let known = ["name", "description", "schema", "strict"];
-            let schema = Fields::known_at("response_format.json_schema", value, &known)?;
+            let path = "response_format.json_schema";
+            let schema = Fields::of_table_at(path, value, &[NAMED_SCHEMA])?;
             Ok(Some(named_schema(&schema)?.1))
         }
         _ => Err(format.invalid("type", TYPES)),
     }
 }
 
-/// Reads `name`, `description`, `schema` and `strict`; returns the name and the grammar.
+/// The name and the grammar of a [`NAMED_SCHEMA`].
 pub fn named_schema<'a>(fields: &Fields<'a>) -> Result<(&'a str, RequestedGrammar), ApiError> {
-    let name = fields.short_text("name", NAME_CHARS)?;
-    let name = name.ok_or_else(|| fields.missing("name", "a string"))?;
-    fields.text("description")?;
-    // Every schema is enforced strictly.
-    fields.boolean("strict")?;
+    let name = fields.required("name", "a string")?;
     let grammar = grammar(fields, "schema", Described::Schema)?;
     Ok((name, grammar.ok_or_else(|| fields.missing("schema", "a JSON schema"))?))
 }
@@ -184,23 +187,12 @@ fn choice(value: &Value) -> Option<GrammarSpec> {
     texts.collect::<Option<Vec<String>>>().map(GrammarSpec::Choice)
 }
 
-/// The JSON schema of `response_format`.
 pub fn format_schema() -> Value {
-    let described = closed(2, &schema_members());
+    let described = object_schema(&[NAMED_SCHEMA]);
     json!({"anyOf": [
         open(1, &[("type", json!({"enum": ["text", "json_object"]}))]),
         open(2, &[("type", json!({"const": "json_schema"})), ("json_schema", described)]),
     ]})
-}
-
-/// The JSON schemas of what [`named_schema`] reads. The first two are required.
-pub fn schema_members() -> [(&'static str, Value); 4] {
-    [
-        ("name", json!({"type": "string", "maxLength": NAME_CHARS})),
-        ("schema", json_schema()),
-        ("description", maybe_text()),
-        ("strict", maybe_flag()),
-    ]
 }
 
 /// The JSON schema of a JSON schema: an object, or its text.
@@ -208,12 +200,10 @@ pub fn json_schema() -> Value {
     json!({"type": ["object", "boolean", "string"]})
 }
 
-/// The JSON schema of `guided_choice`.
 pub fn choice_schema() -> Value {
     list_of(1, text_schema())
 }
 
-/// The JSON schema of `structured_outputs`.
 pub fn outputs_schema() -> Value {
     let grammars = STRUCTURED.iter().map(|(name, described)| {
         let schema = match described {
@@ -281,10 +271,9 @@ impl CallRules {
         for tool in self.tools() {
             calls.push(self.call(&pieces, tool, lenient)?);
         }
-        let text = FreeText { beginnings: pieces.other_beginnings() };
         Ok(CallGrammar {
             thought: pieces.thought(self.opens_reasoning),
-            text: (!self.options.forces_call()).then_some(text),
+            text: (!self.options.forces_call()).then(|| pieces.other_beginnings()),
             separator: self.permits_several().then(|| pieces.text(pieces.format.separator)),
             ..alone(&pieces, calls)
         }

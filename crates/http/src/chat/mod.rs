@@ -1,14 +1,11 @@
 //! `POST /v1/chat/completions`, and what every endpoint of conversations shares.
 //!
-//! `request` reads a body with `tools` and `constraint` (its grammar). `answer` divides what is sampled
-//! into the parts of a message, of which `ChatWire` makes a response. `stored` has the endpoints of recorded
-//! completions. Other dialects share all but the shapes.
+//! `request` reads a body with `constraint` (its grammar). `answer` divides what is sampled
+//! into the parts of a message, of which `ChatWire` makes a response. Other dialects share all but the shapes.
 
 pub mod answer;
 pub mod constraint;
 pub mod request;
-pub mod stored;
-pub mod tools;
 
 use std::time::Instant;
 
@@ -20,16 +17,13 @@ use serde::Serialize;
 use hone_core::types::{Interaction, PolicyVersion, TokenId, ToolCall};
 use hone_engine::{Codec, Token};
 
-use super::body::JsonObject;
+use super::body::{Call, JsonObject};
 use super::error::ApiError;
-use super::generate::request::{AnswerRun, begin};
-use super::generate::run::RequestRun;
+use super::generate::run::{AnswerRun, RequestRun, begin};
 use super::generate::sse::{self, ToWire};
 use super::generate::{ChoiceUpdate, Usage, shown_logprob};
-use super::state::Call;
 use answer::{MessagePart, MessageUpdate, WholeMessage};
 
-/// `POST /v1/chat/completions`
 pub async fn create(call: Call, JsonObject(body): JsonObject) -> Result<Response, ApiError> {
     let (arrived, state) = (Instant::now(), &call.0);
     let (most, vocab) = (state.config.default_max_tokens, state.engine.info().vocab);
@@ -100,11 +94,8 @@ impl ToWire for ChatWire {
         events
     }
 
-    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
-        self.begun.answers.keep(update)
-    }
-
-    fn whole(self) -> Result<Response, ApiError> {
+    fn whole(mut self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError> {
+        self.begun.answers.keep(updates)?;
         let usage = self.begun.usage();
         let AnswerRun { run, interaction, answers } = self.begun;
         let codec = run.state.engine.codec();
@@ -165,7 +156,6 @@ pub struct ChatCompletion {
 }
 
 impl ChatCompletion {
-    /// The response to a request.
     pub fn new(
         interaction: &Interaction,
         version: PolicyVersion,
@@ -283,7 +273,6 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// More of the text.
     pub fn text(content: String) -> Self {
         Self { content: Some(content), ..Self::default() }
     }

@@ -1,8 +1,8 @@
 //! `/v1/feedback`: a client's judgment of a completion, of a pair of completions or of a whole
 //! conversation, or the text that a completion should have been.
 //!
-//! `posted` reads one such object, of which a list may be posted. `recording` has what all kinds share. `list` shows
-//! what a key has posted on a completion.
+//! `posted` reads one such object, of which a list may be posted, and has what all `kinds` share. `list` shows what a
+//! key has posted on a completion.
 //!
 //! A conversation is the set of requests of one API key with the same `metadata.session_id`. Feedback
 //! on it is recorded for every assistant turn that was served in it, so that the sample of each turn,
@@ -11,11 +11,8 @@
 //!
 //! The response is sent after the commit, so that acknowledged feedback survives a crash.
 
-mod conversation;
-mod correction;
-pub mod pair;
+pub mod kinds;
 pub mod posted;
-pub mod recording;
 
 use std::sync::Arc;
 
@@ -27,70 +24,23 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use hone_core::types::{
-    Interaction, InteractionId, Reward, RewardSource, Sample, SampleId, SampleOrigin, UnixMillis,
-    key_of_rater,
+    Interaction, Reward, RewardSource, Sample, SampleOrigin, UnixMillis, key_of_rater,
 };
-use hone_reward::Route;
-use hone_store::{FeedbackEntry, FeedbackOutcome, Op, Store, StoreError};
+use hone_store::{Store, StoreError};
 
-use self::conversation::{SessionFeedback, Sessions};
-use self::correction::CorrectionFeedback;
-use self::pair::PairFeedback;
-use self::posted::{NAME_FORM, PostedFeedback, Target};
-use self::recording::{
-    after_commit, commit, completion_id, find_interaction, id_schema, judged, no_such_choice,
-    prospect, rate, unknown_completion,
+use self::kinds::{Sessions, is_pair};
+use self::posted::{
+    NAME_FORM, PostedFeedback, Target, completion_id, find_interaction, id_schema,
+    unknown_completion,
 };
 use super::auth::Caller;
 use super::body::{
-    Field, FieldTable, Fields, JsonValue, List, QueryObject, invalid, object_schema,
+    Call, Field, FieldTable, Fields, JsonValue, List, QueryObject, invalid, object_schema,
 };
 use super::error::{ApiError, JsonResult};
-use super::state::{AppState, Call};
+use super::state::AppState;
 
-/// The response.
-#[derive(Serialize, JsonSchema)]
-#[serde(untagged)]
-pub enum FeedbackResponse {
-    Completion(CompletionFeedback),
-    Session(SessionFeedback),
-    Pair(PairFeedback),
-    Correction(CorrectionFeedback),
-}
-
-/// The response to feedback on one completion.
-#[derive(Serialize, JsonSchema)]
-pub struct CompletionFeedback {
-    #[schemars(extend("const" = "feedback"))]
-    object: &'static str,
-    /// The judged sample and the part's name: another post with the same id replaces the value.
-    id: String,
-    /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
-    #[schemars(extend("enum" = ["recorded", "duplicate"]))]
-    status: &'static str,
-    completion_id: String,
-    choice: u32,
-    name: String,
-    /// The version that generated the completion.
-    policy_version: Option<u64>,
-    /// Weight of the part in the completion's route; null if the route has no such part.
-    weight: Option<f64>,
-    /// Whether the value will be trained on, unless something later prevents it.
-    trained: bool,
-    /// Why it will not be: a label of `hone_feedback_ratings_total`, or `disabled`.
-    reason: Option<String>,
-}
-
-impl FeedbackResponse {
-    fn status(&self) -> &'static str {
-        match self {
-            Self::Completion(answer) => answer.status,
-            Self::Session(answer) => answer.status,
-            Self::Pair(answer) => answer.status,
-            Self::Correction(answer) => answer.status,
-        }
-    }
-}
+pub use self::posted::FeedbackResponse;
 
 /// Records one piece of feedback, and counts it. `sessions` are those that the pieces of its request judge.
 async fn record(
@@ -100,7 +50,7 @@ async fn record(
     sessions: &Sessions,
 ) -> Result<FeedbackResponse, ApiError> {
     let result = recorded(state, body, caller, sessions).await;
-    let outcome = result.as_ref().map_or_else(ApiError::outcome, FeedbackResponse::status);
+    let outcome = result.as_ref().map_or_else(ApiError::outcome, |response| response.status);
     state.metrics.feedback.with_label_values(&[outcome]).inc();
     result
 }
@@ -111,83 +61,24 @@ async fn recorded(
     caller: Caller,
     sessions: &Sessions,
 ) -> Result<FeedbackResponse, ApiError> {
-    if pair::is_pair(body) {
-        return pair::record(state, body, &caller).await.map(FeedbackResponse::Pair);
+    if is_pair(body) {
+        return kinds::preference(state, body, &caller).await;
     }
     let posted = PostedFeedback::read(body, caller)?;
     match (posted.target, posted.correction, posted.name) {
         (Target::Completion(id, choice), Some(text), _) => {
-            let answer = correction::record(state, &posted, text, id, choice).await;
-            answer.map(FeedbackResponse::Correction)
+            kinds::correction(state, &posted, text, id, choice).await
         }
         (Target::Completion(id, choice), None, Some(name)) => {
-            let answer = completion(state, &posted, name, id, choice).await;
-            answer.map(FeedbackResponse::Completion)
+            kinds::completion(state, &posted, name, id, choice).await
         }
         (Target::Session(session), _, Some(name)) => {
-            let answer = conversation::record(state, &posted, name, session, sessions).await;
-            answer.map(FeedbackResponse::Session)
+            kinds::conversation(state, &posted, name, session, sessions).await
         }
         (_, _, None) => {
             let form = format_args!("{NAME_FORM}, or correction must be given");
             Err(posted.fields.missing("name", form))
         }
-    }
-}
-
-async fn completion(
-    state: &Arc<AppState>,
-    posted: &PostedFeedback<'_>,
-    name: &str,
-    id: InteractionId,
-    choice: u32,
-) -> Result<CompletionFeedback, ApiError> {
-    let named = ("completion_id", id);
-    let interaction = judged(state, &posted.caller, &posted.fields, named).await?;
-    let completion_id = interaction.completion_id();
-    let route = state.routes.get(&interaction.route).cloned();
-    let entry = posted.entry(state, route.as_deref(), name, &interaction, choice)?;
-    let op = Op::Feedback(Box::new(entry.clone()));
-    let (status, sample) = match commit(state, op, posted.idempotency_key).await? {
-        FeedbackOutcome::Recorded(sample) => ("recorded", sample),
-        FeedbackOutcome::Duplicate(sample) => ("duplicate", sample),
-        FeedbackOutcome::UnknownChoice => return Err(no_such_choice("choice", choice)),
-        _ => return Err(unknown_completion(&posted.fields, "completion_id")),
-    };
-    tracing::debug!(completion_id, name = entry.name, value = entry.value, status, "feedback");
-    let response = after_commit(state, move |state| {
-        if status == "recorded" {
-            rate(state, route.as_deref(), &entry, sample);
-        }
-        response(state, route.as_deref(), status, &interaction, &entry, sample)
-    });
-    response.await
-}
-
-/// Committed feedback is acknowledged even if its sample cannot be read back.
-fn response(
-    state: &AppState,
-    route: Option<&Route>,
-    status: &'static str,
-    interaction: &Interaction,
-    entry: &FeedbackEntry,
-    id: SampleId,
-) -> CompletionFeedback {
-    let sample = state.store.sample(id).ok().flatten();
-    let reason = sample.as_ref().and_then(|sample| {
-        prospect(state, &entry.name, entry.key_id.as_deref(), interaction, sample)
-    });
-    CompletionFeedback {
-        object: "feedback",
-        id: format!("{id}:{}", entry.name),
-        status,
-        completion_id: interaction.completion_id(),
-        choice: entry.choice,
-        name: entry.name.clone(),
-        policy_version: sample.map(|sample| sample.version.0),
-        weight: route.and_then(|route| route.weight(&entry.name)),
-        trained: reason.is_none(),
-        reason,
     }
 }
 
@@ -197,9 +88,7 @@ fn response(
 const MAX_LIST: usize = 1000;
 /// Pieces of a list that are recorded at once. They share commits, and hold what they read from the ledger.
 const AT_ONCE: usize = 128;
-/// The field of a list in an object.
 const LIST: &str = "feedback";
-/// The fields of an object with a list.
 const BATCH_FIELDS: FieldTable =
     &[&[Field::json(LIST, list_schema, "Pieces, each recorded by itself.").required()]];
 
@@ -219,7 +108,6 @@ enum ListedOutcome {
     Refused(ApiError),
 }
 
-/// `POST /v1/feedback`
 pub async fn create(
     Call(state, caller): Call,
     JsonValue(body): JsonValue,
@@ -283,7 +171,6 @@ pub fn batch_schema() -> Value {
 // `GET /v1/feedback`: what an API key has posted on a completion.
 
 const NAME: &str = "completion_id";
-/// The parameters.
 pub const LIST_FIELDS: FieldTable =
     &[&[Field::json(NAME, id_schema, "The id of a completion.").required()]];
 

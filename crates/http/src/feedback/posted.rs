@@ -1,33 +1,35 @@
-//! Validates posted feedback.
+//! Validates posted feedback, and has the steps that every kind of it shares: lookup, commit, whether it will be trained
+//! on, and the evidence of a canary.
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use hone_core::types::{Interaction, InteractionId, UnixMillis, now_ms, rater_id};
+use hone_core::types::{
+    Interaction, InteractionId, PolicyState, Sample, SampleId, SampleOrigin, UnixMillis,
+    concerns_rater, key_of_rater, now_ms, rater_id,
+};
 use hone_reward::Route;
-use hone_reward::feedback::{aggregator, read_value};
-use hone_store::FeedbackEntry;
+use hone_reward::feedback::{FeedbackType, aggregator, read_value};
+use hone_store::{FeedbackEntry, FeedbackOutcome, Op, StoreError};
+use hone_train::policy::VersionRating;
 
-use super::recording::{ID_FORM, completion_id, id_schema};
 use crate::auth::Caller;
 use crate::body::{Field, FieldTable, Fields};
-use crate::error::ApiError;
+use crate::config::KeyScope;
+use crate::error::{ApiError, ErrorCode};
+use crate::generate::prompt::RecordedTurn;
 use crate::state::AppState;
 
-/// Longest name of a reward part.
 pub const NAME_CHARS: usize = 64;
-/// Longest comment.
 pub const COMMENT_CHARS: usize = 4096;
-/// Longest idempotency key.
 pub const KEY_CHARS: usize = 255;
 /// Longest session id, equal to the limit of a `metadata` value.
 const SESSION_CHARS: usize = 512;
-/// Longest name of an end user.
 pub const USER_CHARS: usize = 256;
-/// Largest index of a choice.
 pub const MAX_CHOICE: i64 = u32::MAX as i64;
-/// The fields.
 pub const FIELDS: FieldTable = &[&[
     Field::json("completion_id", id_schema, "The id of a completion; excludes `session_id`."),
     Field::integer("choice", 0, MAX_CHOICE, "The index of the choice; default 0."),
@@ -39,7 +41,6 @@ pub const FIELDS: FieldTable = &[&[
     Field::short_text("comment", COMMENT_CHARS, "Text about the rating."),
     Field::short_text("idempotency_key", KEY_CHARS, "The same post with it changes nothing."),
 ]];
-/// The form of a rating's name.
 pub const NAME_FORM: &str = "the name of a reward part";
 /// The form of a corrected text.
 const CORRECTION_FORM: &str = "the text that the answer should have been, not blank";
@@ -119,8 +120,8 @@ impl<'a> PostedFeedback<'a> {
         let rule = params.map(|params| params.aggregate).unwrap_or_default();
         let value = match params {
             Some(params) => read_value(name, params, self.fields.get("value"), self.comment)
-                .map_err(|error| {
-                    let refused = ApiError::field(error.field, error.to_string());
+                .map_err(|(field, message)| {
+                    let refused = ApiError::field(field, message);
                     let is_outside = self.fields.get("value").is_some_and(Value::is_number);
                     if is_outside { refused.unprocessable() } else { refused }
                 })?,
@@ -207,4 +208,292 @@ fn value(fields: &Fields<'_>) -> Result<f64, ApiError> {
     };
     let value = fields.read("value", ALLOWED, convert)?;
     value.ok_or_else(|| fields.missing("value", ALLOWED))
+}
+
+// The steps of recording.
+
+/// The response to a piece of feedback.
+#[derive(Serialize, JsonSchema)]
+pub struct FeedbackResponse {
+    #[schemars(extend("const" = "feedback"))]
+    object: &'static str,
+    /// `recorded`, or `duplicate` for an idempotency key that was recorded before.
+    #[schemars(extend("enum" = ["recorded", "duplicate"]))]
+    pub status: &'static str,
+    /// Whether the value, the text, both completions of a preference or any turn of a conversation will be trained on,
+    /// unless something later prevents it.
+    trained: bool,
+    /// Why it will not be, for a conversation its last turn: a label of `hone_feedback_ratings_total`, for a text of
+    /// `hone_train_corrections_total`, or `disabled`.
+    reason: Option<String>,
+    #[serde(flatten)]
+    judged: Judged,
+}
+
+impl FeedbackResponse {
+    /// The response with the reason why the feedback will not be trained on.
+    pub fn new(status: &'static str, reason: Option<String>, judged: Judged) -> Self {
+        Self { object: "feedback", status, trained: reason.is_none(), reason, judged }
+    }
+}
+
+/// What a piece of feedback is about.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Judged {
+    Completion {
+        /// The judged sample and the part's name: another post with the same id replaces the value.
+        id: String,
+        completion_id: String,
+        choice: u32,
+        name: String,
+        /// The version that generated the completion.
+        policy_version: Option<u64>,
+        /// Weight of the part in the completion's route; null if the route has no such part.
+        weight: Option<f64>,
+    },
+    Session {
+        session_id: String,
+        name: String,
+        /// Number of credited turns.
+        turns: usize,
+    },
+    Pair {
+        chosen: String,
+        rejected: String,
+        chosen_choice: u32,
+        rejected_choice: u32,
+        name: String,
+    },
+    Correction {
+        completion_id: String,
+        choice: u32,
+        /// The version that generated the completion.
+        policy_version: u64,
+        /// `train.correction_weight`.
+        weight: f64,
+        /// What becomes of the rating that was posted with it; null without one.
+        rating: Option<RatingProspect>,
+    },
+}
+
+/// What becomes of a rating that was posted with a correction.
+#[derive(Serialize, JsonSchema)]
+pub struct RatingProspect {
+    pub name: String,
+    /// Weight of the part in the completion's route; null if the route has no such part.
+    pub weight: Option<f64>,
+    pub trained: bool,
+    pub reason: Option<String>,
+}
+
+pub const ID_FORM: &str =
+    "a completion's id, such as \"chatcmpl-0190a2b3c4d57e6f8091a2b3c4d5e6f7\"";
+
+/// The completion that a required field names.
+pub fn completion_id(fields: &Fields<'_>, name: &str) -> Result<InteractionId, ApiError> {
+    let text = fields.text(name)?.ok_or_else(|| fields.missing(name, ID_FORM))?;
+    InteractionId::from_completion_id(text).ok_or_else(|| fields.invalid(name, ID_FORM))
+}
+
+pub fn id_schema() -> Value {
+    json!({"type": "string", "pattern": "^(chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{32}$"})
+}
+
+/// The interaction of a completion. One that was just served may be queued for the ledger, which is then flushed.
+pub async fn find_interaction(
+    state: &AppState,
+    id: InteractionId,
+) -> Result<Option<Interaction>, ApiError> {
+    if id.is_unstored() {
+        return Ok(None);
+    }
+    if let Some(found) = state.read_ledger(move |store| store.interaction(id)).await? {
+        return Ok(Some(found));
+    }
+    state.store.flush().await?;
+    state.read_ledger(move |store| store.interaction(id)).await
+}
+
+/// The completion that the field `name` has: one of the caller, or any if it has the scope `feedback`.
+pub async fn judged(
+    state: &AppState,
+    caller: &Caller,
+    fields: &Fields<'_>,
+    (name, id): (&str, InteractionId),
+) -> Result<Interaction, ApiError> {
+    let interaction = find_interaction(state, id).await?;
+    let interaction = interaction.ok_or_else(|| unknown_completion(fields, name))?;
+    let Some(key) = &caller.key else { return Ok(interaction) };
+    let is_own = interaction.api_key() == Some(key.id.as_str());
+    if is_own || key.has_one_of(&[KeyScope::Feedback]) {
+        return Ok(interaction);
+    }
+    let message = format!(
+        "the key {:?} lacks the scope feedback, which rating another key's completion requires",
+        key.entry.name
+    );
+    Err(ApiError::new(ErrorCode::MissingScope, message))
+}
+
+/// The error for a completion that is not in the ledger; the field `name` has its id.
+pub fn unknown_completion(fields: &Fields<'_>, name: &str) -> ApiError {
+    let text = fields.get(name).and_then(Value::as_str).unwrap_or_default();
+    match InteractionId::from_completion_id(text).is_some_and(|id| id.is_unstored()) {
+        true => ApiError::unstored_completion(name, text),
+        false => ApiError::no_such_completion(name, text),
+    }
+}
+
+/// The sample of a served choice, which the field `name` has.
+pub async fn find_choice(
+    state: &AppState,
+    id: InteractionId,
+    choice: u32,
+    name: &str,
+) -> Result<Sample, ApiError> {
+    let is_named =
+        |sample: &Sample| sample.origin == SampleOrigin::Served && sample.choice == choice;
+    let look_up = || state.read_ledger(move |store| store.samples_of(id));
+    let mut sample = look_up().await?.into_iter().find(is_named);
+    if sample.is_none() {
+        // Another choice of the completion may still be queued for the ledger.
+        state.store.flush().await?;
+        sample = look_up().await?.into_iter().find(is_named);
+    }
+    sample.ok_or_else(|| no_such_choice(name, choice))
+}
+
+/// The error for a choice that a known completion does not have.
+pub fn no_such_choice(name: &str, choice: u32) -> ApiError {
+    let message = format!("{name} is {choice}: the completion has no such choice");
+    ApiError::field(name, message).unknown()
+}
+
+/// Records feedback, unless its idempotency key was used for something else.
+pub async fn commit(
+    state: &AppState,
+    op: Op,
+    key: Option<&str>,
+) -> Result<FeedbackOutcome, ApiError> {
+    let outcome = state.store.commit(vec![op]).await?.feedback.into_iter().next();
+    if outcome == Some(FeedbackOutcome::Reused) {
+        let key = key.unwrap_or_default();
+        let message = format!(
+            "idempotency_key is {key:?}: it was used for another target or another content"
+        );
+        let reused = ApiError::new(ErrorCode::IdempotencyKeyReused, message);
+        return Err(reused.param("idempotency_key"));
+    }
+    // The ledger has an outcome for each operation of feedback.
+    outcome.ok_or_else(ApiError::internal)
+}
+
+/// Does what follows a commit on a thread that may wait for the disk.
+pub async fn after_commit<T: Send + 'static>(
+    state: &Arc<AppState>,
+    work: impl FnOnce(&AppState) -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let own = Arc::clone(state);
+    state.read_ledger(move |_| Ok(work(&own))).await
+}
+
+/// Why recorded feedback is not trained on. A ledger that cannot be read is no reason to refuse the feedback.
+pub fn prospect(
+    state: &AppState,
+    name: &str,
+    rater: Option<&str>,
+    turn: &RecordedTurn,
+) -> Option<String> {
+    let rewards = state.store.rewards_of(turn.sample.id).unwrap_or_default();
+    let value = rewards.into_iter().find(|reward| reward.name == name).and_then(|r| r.value);
+    untrained_reason(state, turn, name, value, rater).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot determine whether feedback will be trained on");
+        None
+    })
+}
+
+/// Why feedback on a completion is not trained on, as the ledger and `hone_feedback_ratings_total` name it; `None`
+/// if it is, unless the completion becomes too old or another version is activated. `value` combines all raters.
+fn untrained_reason(
+    state: &AppState,
+    RecordedTurn { interaction, sample }: &RecordedTurn,
+    name: &str,
+    value: Option<f64>,
+    rater: Option<&str>,
+) -> Result<Option<String>, StoreError> {
+    let route = state.routes.get(&interaction.route);
+    let params = route.and_then(|route| route.feedback(name));
+    let label = if interaction.route.is_empty() {
+        "no_route"
+    } else if route.is_none() {
+        "unknown_route"
+    } else if interaction.held_out {
+        "held_out"
+    } else if let Some(reason) = &sample.untrainable {
+        reason.as_str()
+    } else if !route.is_some_and(|route| route.takes_feedback(name)) {
+        "unknown_part"
+    } else if params.is_some_and(|params| params.r#type == FeedbackType::Comment) {
+        "comment"
+    } else if value.is_none() {
+        "tied"
+    } else if !state.learning.enabled {
+        "disabled"
+    } else if let Some(reason) = age_problem(state, sample)? {
+        reason
+    } else if is_quarantined(state, rater)? {
+        "quarantined"
+    } else {
+        return Ok(None);
+    };
+    Ok(Some(label.to_owned()))
+}
+
+/// Why the version of a completion is too far from the active one.
+fn age_problem(state: &AppState, sample: &Sample) -> Result<Option<&'static str>, StoreError> {
+    match state.store.lineage().age(state.policies.active(), sample.version) {
+        Some(age) if age > state.learning.max_staleness => Ok(Some("stale")),
+        Some(_) => Ok(None),
+        None => {
+            // A canary becomes the active version, or is undone later.
+            let record = state.store.policy(sample.version)?;
+            let is_canary = record.is_some_and(|record| record.state == PolicyState::Canary);
+            Ok((!is_canary).then_some("abandoned"))
+        }
+    }
+}
+
+/// Whether feedback of a rater is quarantined.
+pub fn is_quarantined(state: &AppState, rater: Option<&str>) -> Result<bool, StoreError> {
+    let Some(rater) = rater else { return Ok(false) };
+    Ok(state.store.quarantined()?.iter().any(|row| concerns_rater(&row.key_id, rater)))
+}
+
+/// Adds a rating to the evidence of a canary. A part without bounds cannot be compared, one with the weight 0 is not
+/// what the policy is trained for, and a quarantined rater decides nothing.
+pub fn rate(state: &AppState, route: Option<&Route>, entry: &FeedbackEntry, sample: SampleId) {
+    let Some(route) = route else { return };
+    let (Some(params), Some(weight)) = (route.feedback(&entry.name), route.weight(&entry.name))
+    else {
+        return;
+    };
+    let scaled = entry.value.and_then(|value| params.scaled(value));
+    let (Some(value), Ok(Some(found))) = (scaled, state.store.sample(sample)) else { return };
+    let rater = entry.key_id.as_deref();
+    // If the ledger cannot tell, the rating is left out.
+    if weight == 0.0 || is_quarantined(state, rater).unwrap_or(true) {
+        return;
+    }
+    state.policies.rate(&VersionRating {
+        version: found.version,
+        sample,
+        sampled: found.created,
+        route: route.name.clone(),
+        part: entry.name.clone(),
+        value: if weight > 0.0 { value } else { 1.0 - value },
+        key: rater.and_then(key_of_rater).map(str::to_owned),
+        max_key_share: params.max_key_share,
+        keys: state.keys.raters(),
+    });
 }

@@ -12,12 +12,13 @@ use serde_json::Value;
 use hone_core::types::TokenId;
 use hone_engine::Codec;
 
-use super::fields::{model_schema, token_schema};
 use super::prompt::{self, encode, encode_apart, token_ids};
-use super::request::{check_model, model_names};
+use super::run::{check_model, model_names};
+use super::{model_schema, token_schema};
 use crate::body::{Field, FieldTable, Fields, JsonObject, List, PathText, list_of};
-use crate::chat::request::{messages_schema, read_messages};
-use crate::chat::tools;
+use crate::chat::request::{
+    messages_schema, read_messages, read_options, tools_schema, variables_schema,
+};
 use crate::error::{ApiError, JsonResult};
 use crate::state::AppState;
 
@@ -59,7 +60,6 @@ pub async fn retrieve(
     Ok(Json(model(&state, &name)))
 }
 
-/// The fields of `/tokenize`.
 pub const FIELDS: FieldTable = &[&[
     Field::json("model", model_schema, "The name of the model."),
     Field::text("prompt", "A text; excludes `messages`."),
@@ -67,11 +67,10 @@ pub const FIELDS: FieldTable = &[&[
     Field::flag("add_generation_prompt", "Whether the template begins the answer; default true."),
     Field::flag("add_special_tokens", "Whether the tokenizer frames a text; default true."),
     Field::flag("return_token_strs", "Whether the response has the tokens as texts."),
-    Field::json("tools", tools::schema, "Functions that the model may call."),
-    Field::json("chat_template_kwargs", tools::variables_schema, "Variables of the template."),
+    Field::json("tools", tools_schema, "Functions that the model may call."),
+    Field::json("chat_template_kwargs", variables_schema, "Variables of the template."),
 ]];
 
-/// The fields of `/detokenize`.
 pub const DETOKENIZE_FIELDS: FieldTable = &[&[
     Field::json("model", model_schema, "The name of the model."),
     Field::json("tokens", ids_schema, "Token ids.").required(),
@@ -98,7 +97,6 @@ pub struct DetokenizedText {
     prompt: String,
 }
 
-/// `POST /tokenize`
 pub async fn tokenize(
     State(state): State<Arc<AppState>>,
     JsonObject(body): JsonObject,
@@ -127,12 +125,19 @@ pub async fn tokenize(
             return Err(fields.invalid("add_special_tokens", allowed));
         }
         (None, Some(_)) => {
-            let (messages, options) = (read_messages(&fields)?, tools::read(&fields)?);
+            let (messages, options) = (read_messages(&fields)?, read_options(&fields)?);
             let generate = generate.unwrap_or(true);
             prompt::tokenize(&state, "messages", &messages, &options, generate).await?
         }
     };
-    let token_strs = if spells { Some(spelled(&state, tokens.clone()).await?) } else { None };
+    let mut token_strs = None;
+    if spells {
+        let ids = tokens.clone();
+        let spell = move |codec: &Codec| {
+            Ok(ids.iter().map(|id| codec.token(*id).unwrap_or_default()).collect())
+        };
+        token_strs = Some(encode_apart(&state, spell).await?);
+    }
     Ok(Json(TokenizedText {
         count: tokens.len(),
         max_model_len: state.engine.info().context,
@@ -141,15 +146,6 @@ pub async fn tokenize(
     }))
 }
 
-/// The tokens as the vocabulary spells them.
-async fn spelled(state: &AppState, ids: Vec<TokenId>) -> Result<Vec<String>, ApiError> {
-    let spell = move |codec: &Codec| {
-        Ok(ids.iter().map(|id| codec.token(*id).unwrap_or_default()).collect())
-    };
-    encode_apart(state, spell).await
-}
-
-/// `POST /detokenize`
 pub async fn detokenize(
     State(state): State<Arc<AppState>>,
     JsonObject(body): JsonObject,

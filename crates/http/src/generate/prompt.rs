@@ -22,12 +22,12 @@ use hone_core::types::{
 use hone_engine::{Codec, EngineError, ToolFormat};
 use hone_store::{Op, Store, StoreError};
 
-use super::{RecentTurns, TurnDigest};
+use super::tokenize_apart;
 use crate::auth::Caller;
 use crate::body::invalid;
 use crate::chat::answer::{WholeMessage, recorded, recorded_form};
 use crate::error::ApiError;
-use crate::state::AppState;
+use crate::state::{AppState, RecentTurns, TurnDigest};
 
 /// Bytes of texts, or ids, for each token of the context. A token has about four bytes: four times the context.
 const SIZE_PER_TOKEN: usize = 16;
@@ -103,7 +103,7 @@ pub async fn encode_apart<T: Send + 'static>(
     work: impl FnOnce(&Codec) -> Result<T, EngineError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let codec = state.engine.codec().clone();
-    let done = state.tokenizing.run(move || work(&codec)).await;
+    let done = tokenize_apart(move || work(&codec)).await;
     Ok(done.map_err(|error| ApiError::logged("the tokenizer panicked", &error))??)
 }
 
@@ -134,14 +134,8 @@ const MAX_LOOKUPS: usize = 64;
 /// Recorded completions with the same digest that are compared.
 const MAX_TWINS: usize = 8;
 
-/// The prompt of a conversation.
-pub struct ChatPrompt {
-    pub ids: Vec<TokenId>,
-    /// The completion that it goes on from.
-    pub continues: Option<Continuation>,
-}
-
-/// The prompt of a conversation, from the recorded tokens of its last recorded completion on, if there is one.
+/// The prompt of a conversation, from the recorded tokens of its last recorded completion on, if there is one, and how
+/// it continues that.
 pub async fn chat_prompt(
     state: &AppState,
     caller: &Caller,
@@ -149,18 +143,18 @@ pub async fn chat_prompt(
     messages: &[Message],
     options: &ChatOptions,
     session: Option<&str>,
-) -> Result<ChatPrompt, ApiError> {
+) -> Result<(Vec<TokenId>, Option<Continuation>), ApiError> {
     if !messages.iter().any(|message| message.role == Role::Assistant) {
         let ids = tokenize(state, field, messages, options, true).await?;
-        return Ok(ChatPrompt { ids, continues: None });
+        return Ok((ids, None));
     }
-    let history = Arc::new(History::of(caller.key_id.as_deref(), messages));
+    let history = Arc::new(history_of(caller.key_id.as_deref(), messages));
     let look_up = || {
         let (history, session) = (Arc::clone(&history), session.map(str::to_owned));
         state.read_ledger(move |store| find(store, &history, session.as_deref()))
     };
     let mut found = look_up().await?;
-    if history.is_recent_after(&found, &state.recent_turns) {
+    if has_recent_after(&history, &found, &state.recent_turns) {
         state.store.flush().await?;
         found = look_up().await?;
     }
@@ -210,38 +204,31 @@ pub async fn chat_prompt(
             edited: is_edited,
         }
     });
-    Ok(ChatPrompt { ids, continues })
+    Ok((ids, continues))
 }
 
-/// The digests of a conversation at its messages of the assistant.
-struct History {
-    /// In order, those of the messages before each message of the assistant, and with it.
-    turns: Vec<[TurnDigest; 2]>,
-}
+/// The digests of the messages before each message of the assistant, and with it, in their order.
+type History = Vec<[TurnDigest; 2]>;
 
-impl History {
-    fn of(key: Option<&str>, messages: &[Message]) -> Self {
-        let mut digest = ConversationDigest::new(key);
-        let mut turns = Vec::new();
-        for message in messages {
-            let before = digest.value();
-            digest.add(message);
-            if message.role == Role::Assistant {
-                turns.push([before, digest.value()]);
-            }
+fn history_of(key: Option<&str>, messages: &[Message]) -> History {
+    let mut digest = ConversationDigest::new(key);
+    let mut turns = Vec::new();
+    for message in messages {
+        let before = digest.value();
+        digest.add(message);
+        if message.role == Role::Assistant {
+            turns.push([before, digest.value()]);
         }
-        let old = turns.len().saturating_sub(MAX_LOOKUPS);
-        turns.drain(..old);
-        Self { turns }
     }
+    turns.split_off(turns.len().saturating_sub(MAX_LOOKUPS))
+}
 
-    /// Whether the ledger may soon have more than what was found.
-    fn is_recent_after(&self, found: &Found, recent: &RecentTurns) -> bool {
-        let mut later = self.turns.iter().skip(found.turns);
-        let edited = later.clone().next().filter(|_| found.edited.is_none());
-        edited.is_some_and(|[before, _]| recent.contains(before))
-            || later.any(|[_, with]| recent.contains(with))
-    }
+/// Whether the ledger may soon have more of a conversation than what was found.
+fn has_recent_after(history: &History, found: &Found, recent: &RecentTurns) -> bool {
+    let mut later = history.iter().skip(found.turns);
+    let edited = later.clone().next().filter(|_| found.edited.is_none());
+    edited.is_some_and(|[before, _]| recent.contains(before))
+        || later.any(|[_, with]| recent.contains(with))
 }
 
 /// The digest of a conversation, message by message. Clients need not return what it leaves out: reasoning, white
@@ -288,9 +275,10 @@ impl ConversationDigest {
 }
 
 /// A recorded completion with its prompt.
-struct RecordedTurn {
-    interaction: Interaction,
-    sample: Sample,
+#[derive(Clone)]
+pub struct RecordedTurn {
+    pub interaction: Interaction,
+    pub sample: Sample,
 }
 
 /// What the ledger has of a conversation.
@@ -305,7 +293,7 @@ struct Found {
 
 fn find(store: &Store, history: &History, session: Option<&str>) -> Result<Found, StoreError> {
     let (mut turn, mut turns) = (None, 0);
-    for (number, [_, with]) in history.turns.iter().enumerate().rev() {
+    for (number, [_, with]) in history.iter().enumerate().rev() {
         turn = recorded_turn(store, *with, session)?;
         if turn.is_some() {
             turns = number + 1;
@@ -313,7 +301,7 @@ fn find(store: &Store, history: &History, session: Option<&str>) -> Result<Found
         }
     }
     let mut edited = None;
-    if let Some([before, _]) = history.turns.get(turns) {
+    if let Some([before, _]) = history.get(turns) {
         // Without a session, a known beginning shows that it is the same conversation.
         let prompts = store.turns(*before, MAX_TWINS)?;
         for (id, _) in prompts.into_iter().filter(|(_, choice)| choice.is_none()) {

@@ -1,4 +1,4 @@
-//! Samples the choices of one request, reports their progress and records them.
+//! Admits the requests of all dialects, samples their choices, reports the progress and records them.
 //!
 //! Invariants: a choice is queued for the ledger before its end is reported, so that feedback sent
 //! right after finds it; a run that is dropped early cancels its generations and records the sampled
@@ -17,9 +17,11 @@ use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use hone_core::types::{
-    FinishReason, Interaction, InteractionId, PolicyVersion, Sample, SampleId, SampleOrigin,
-    SamplingParams, TokenId, now_ms,
+    ChatOptions, FinishReason, GrammarSpec, Interaction, InteractionId, Message, PolicyVersion,
+    PromptSource, Sample, SampleId, SampleOrigin, SamplingParams, TokenId, now_ms, rater_id,
+    session_of,
 };
+use hone_engine::answer::AnswerForm;
 use hone_engine::{
     CompiledGrammar, Engine, EngineError, Event, GenerateRequest, Generation, Priority, Token,
     TokenRecords,
@@ -27,24 +29,205 @@ use hone_engine::{
 use hone_store::Op;
 use hone_train::TrainState;
 
-use super::prompt::PromptTurns;
+use super::prompt::{PromptTurns, chat_prompt, size, tool_format};
 use super::{ChoiceUpdate, ClientRequest, PromptTokens, Usage};
-use crate::auth::KeyPermit;
-use crate::error::ApiError;
+use crate::auth::{Caller, KeyPermit};
+use crate::body::Call;
+use crate::chat::answer::Answers;
+use crate::chat::constraint::CallRules;
+use crate::error::{ApiError, ErrorCode};
 use crate::state::AppState;
 
-/// What a run samples.
+const DEFAULT_MODEL: &str = "default";
+/// Usual bytes of a token.
+pub const BYTES_PER_TOKEN: usize = 4;
+
+pub struct AnswerRun {
+    pub run: RequestRun,
+    pub interaction: Arc<Interaction>,
+    pub answers: Answers,
+}
+
+impl AnswerRun {
+    pub fn usage(&self) -> Usage {
+        self.answers.usage(self.run.usage())
+    }
+}
+
+/// The names of the served model.
+pub fn model_names(state: &AppState) -> Vec<&str> {
+    let mut names = vec![DEFAULT_MODEL];
+    let own = std::iter::once(&state.engine.info().name);
+    for name in own.chain(&state.config.model_aliases) {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+/// 404 for a name that is not served.
+pub fn check_model(state: &AppState, name: &str) -> Result<(), ApiError> {
+    let names = model_names(state);
+    if names.contains(&name) {
+        return Ok(());
+    }
+    let quoted: Vec<String> = names.iter().map(|n| format!("{n:?}")).collect();
+    let message = format!("model is {name:?}: it must be {}", quoted.join(" or "));
+    Err(ApiError::new(ErrorCode::ModelNotFound, message).param("model"))
+}
+
+/// Checks what a conversation may use, before the work on its prompt, and starts to sample its answers.
+///
+/// # Errors
+/// 404 for an unknown model, 429 by a limit, 400 for a grammar or a prompt that the model cannot have.
+pub async fn begin(
+    Call(state, caller): Call,
+    mut request: ClientRequest,
+    arrived: std::time::Instant,
+) -> Result<AnswerRun, ApiError> {
+    let messages = std::mem::take(&mut request.messages);
+    let (chat, names) = (&request.chat, request.names);
+    let permit = request.admit(&state, &caller, 1, size(&messages, chat) / BYTES_PER_TOKEN)?;
+    let format = tool_format(&state);
+    let grammar = match &request.grammar {
+        Some(requested) => Some(requested.compile(state.engine.codec()).await?),
+        None => None,
+    };
+    let session = session_of(&request.metadata);
+    let (ids, continues) =
+        chat_prompt(&state, &caller, names.prompt, &messages, chat, session).await?;
+    check_length(&state, names.prompt, &ids)?;
+    let codec = state.engine.codec();
+    let grammar = match grammar {
+        None if chat.constrains_calls() => {
+            let rules = CallRules {
+                codec: codec.clone(),
+                format,
+                options: chat.clone(),
+                opens_reasoning: codec.opens_reasoning(&ids),
+                parameters_field: names.parameters,
+            };
+            Some(rules.compile().await?)
+        }
+        grammar => grammar,
+    };
+    let spec = grammar.as_ref().map(|grammar| grammar.spec().clone());
+    let form = AnswerForm::new(codec, &ids, chat, format).constrained(spec.as_ref());
+    let template = codec.template_hash();
+    let interaction = request.interaction(&state, &caller, messages, ids, template, spec);
+    let interaction = Arc::new(Interaction { continues, ..interaction });
+    let answers = Answers::new(&form, interaction.id, request.choices);
+    let prompts = vec![interaction.clone()];
+    // The interaction has the functions now, whose schemas can be as long as the body.
+    request.chat = ChatOptions::default();
+    let sampling = SamplingRequest { request, prompts, grammar, permit, arrived };
+    Ok(AnswerRun { run: RequestRun::new(state, sampling), interaction, answers })
+}
+
+/// Refuses a prompt that does not fit into the model's context.
+pub fn check_length(state: &AppState, field: &str, ids: &[TokenId]) -> Result<(), ApiError> {
+    let longest = state.engine.info().context;
+    if ids.len() < longest { Ok(()) } else { Err(ApiError::too_long(field, ids.len(), longest)) }
+}
+
+impl ClientRequest {
+    /// Admits a request for this many prompts and estimated tokens, and returns what its key permits, or refuses it.
+    pub fn admit(
+        &self,
+        state: &AppState,
+        caller: &Caller,
+        prompts: usize,
+        prompt_tokens: usize,
+    ) -> Result<Option<KeyPermit>, ApiError> {
+        check_model(state, &self.model)?;
+        let (name, max_tokens) = (self.names.max_tokens, self.params.max_tokens);
+        // 0 permits all.
+        let most = state.config.max_tokens;
+        if most > 0 && max_tokens > most {
+            let message =
+                format!("{name} is {max_tokens}: it must be at most {most} (server.max_tokens)");
+            return Err(ApiError::field(name, message));
+        }
+        let choices = self.choices as usize * prompts;
+        let longest = u64::from(max_tokens).min(state.engine.info().context as u64);
+        let completions = (choices as u64).saturating_mul(longest);
+        let permit = caller.begin(completions.saturating_add(prompt_tokens as u64))?;
+        // If the engine never can admit it, repeating the request is of no use, so the answer names the field.
+        // Waiting requests take turns between keys.
+        let owner = caller.key_id.as_deref().map(Arc::from);
+        state.engine.admits(&owner, choices).map_err(|error| match error {
+            EngineError::TooManyChoices { choices, most } => {
+                let name = if self.choices > 1 { "n" } else { self.names.prompt };
+                let message = format!(
+                    "{name} asks for {choices} choices at once: there can be at most {most} (engine.slots, \
+                     and engine.queue or a key's share of it)"
+                );
+                ApiError::field(name, message)
+            }
+            error => error.into(),
+        })?;
+        Ok(permit)
+    }
+
+    /// The record of a prompt, whose id says whether it is recorded: by `store` or else `server.store`, unless its
+    /// route or key keeps nothing. `template_hash` is empty for a prompt that no template rendered.
+    pub fn interaction(
+        &self,
+        state: &AppState,
+        caller: &Caller,
+        messages: Vec<Message>,
+        prompt_ids: Vec<TokenId>,
+        template_hash: &str,
+        grammar: Option<GrammarSpec>,
+    ) -> Interaction {
+        let route = state.routes.find(&self.model, &self.metadata);
+        let kept = self.store.unwrap_or(state.config.store)
+            && route.is_none_or(|route| route.store)
+            && caller.key.as_ref().is_none_or(|key| key.entry.store.unwrap_or(true));
+        let mut interaction = Interaction {
+            id: if kept { InteractionId::new() } else { InteractionId::unstored() },
+            created: now_ms(),
+            source: PromptSource::Live,
+            // No route has an empty name, so an unmatched request is never scored.
+            route: route.map(|r| r.name.clone()).unwrap_or_default(),
+            model: self.model.clone(),
+            endpoint: self.endpoint.clone(),
+            key_id: rater_id(caller.key_id.as_deref(), self.user.as_deref()),
+            messages,
+            metadata: self.metadata.clone(),
+            params: self.params.clone(),
+            prompt_ids,
+            template_hash: template_hash.to_owned(),
+            stop: self.stop.clone(),
+            held_out: false,
+            chat: self.chat.clone(),
+            grammar,
+            continues: None,
+        };
+        interaction.held_out = kept
+            && route.is_some_and(|route| route.has_graders())
+            && is_held_out(&interaction, state.holdout_share);
+        interaction
+    }
+}
+
+/// Whether only exams use a prompt. Equal prompts give the same answer, so no copy of it is trained on.
+fn is_held_out(interaction: &Interaction, share: f64) -> bool {
+    let [a, b, c, d, ..] = interaction.prompt_digest();
+    let place = u32::from_le_bytes([a, b, c, d]);
+    (f64::from(place) / f64::from(u32::MAX)) < share
+}
+
+// The choices while they are sampled.
+
 pub struct SamplingRequest {
     pub request: ClientRequest,
     /// One or more prompts with the same sampling parameters and stop strings.
     pub prompts: Vec<Arc<Interaction>>,
     /// What constrains the text.
     pub grammar: Option<Arc<CompiledGrammar>>,
-    /// Whether the prompts and choices are recorded and learned from.
-    pub stored: bool,
-    /// What the run may use of the limits of its key.
     pub permit: Option<KeyPermit>,
-    /// When the request arrived.
     pub arrived: std::time::Instant,
 }
 
@@ -57,7 +240,6 @@ struct RunPrompt {
     served: Vec<Sample>,
 }
 
-/// A running request.
 pub struct RequestRun {
     pub state: Arc<AppState>,
     prompts: Vec<RunPrompt>,
@@ -65,8 +247,8 @@ pub struct RequestRun {
     sampling: SamplingRequest,
     choices: Vec<ChoiceState>,
     events: SelectAll<BoxStream<'static, (usize, ChoiceEvent)>>,
-    /// When `events` are read.
-    pace: Arc<ReadingPace>,
+    /// When `events` are read: by default once per interval of the stream.
+    pub pace: Arc<ReadingPace>,
     /// Events that [`Self::start`] took from `events` already.
     buffered: VecDeque<(usize, ChoiceEvent)>,
     first_token_recorded: bool,
@@ -105,7 +287,7 @@ impl RequestRun {
                 let engine = state.engine.clone();
                 let (begun, pace) = (begun.clone(), pace.clone());
                 events.push(choice_events(engine, generation, index, begun, pace));
-                choices.push(ChoiceState::new(params));
+                choices.push(ChoiceState { params, ..ChoiceState::default() });
             }
         }
         let prompt = |interaction: &Arc<Interaction>| RunPrompt {
@@ -126,11 +308,6 @@ impl RequestRun {
             begun_with: None,
             failed: false,
         }
-    }
-
-    /// Reads each choice as a whole. Without this, tokens are read once per interval of the stream.
-    pub fn read_whole(&self) {
-        self.pace.read_whole();
     }
 
     /// Waits until a choice has started, and returns its version. Fails if a choice is refused by then.
@@ -163,11 +340,6 @@ impl RequestRun {
         // Until the first choice has started, `start` keeps nothing that is lost if it is dropped.
         self.begun_with = timeout(patience, self.start()).await.ok().transpose()?;
         Ok(self.begun_with)
-    }
-
-    /// Whether a stream has an event for each token, even where several tokens are sent at once.
-    pub fn sends_each_token(&self) -> bool {
-        self.pace.is_each_token()
     }
 
     /// The next update; `None` when every choice has ended and is queued for the ledger.
@@ -308,7 +480,7 @@ impl RequestRun {
         let Some(sample) = self.sample(index) else { return };
         self.state.metrics.http_completion_tokens.inc_by(sample.ids.len() as u64);
         self.state.policies.answered(sample.version, false);
-        if !self.sampling.stored {
+        if sample.interaction.is_unstored() {
             return;
         }
         let at = index / self.choices_per_prompt;
@@ -403,14 +575,12 @@ impl Drop for RequestRun {
                 tracing::info!(interaction = %interaction.id, "the client disconnected");
             }
         }
-        if !self.sampling.stored {
-            return;
-        }
         for at in 0..self.prompts.len() {
             let first = at * self.choices_per_prompt;
             let own = first..first + self.choices_per_prompt;
             let open = own.filter(|i| self.choices.get(*i).is_some_and(|c| c.finish.is_none()));
-            let samples: Vec<Sample> = open.filter_map(|index| self.sample(index)).collect();
+            let samples = open.filter_map(|index| self.sample(index));
+            let samples: Vec<_> = samples.filter(|own| !own.interaction.is_unstored()).collect();
             if !samples.is_empty() {
                 self.enqueue(at, samples);
             }
@@ -443,10 +613,6 @@ struct ChoiceState {
 }
 
 impl ChoiceState {
-    fn new(params: SamplingParams) -> Self {
-        Self { params, ..Self::default() }
-    }
-
     fn push(&mut self, token: &Token) {
         self.tokens.push(token);
         self.text.push_str(&token.text);
@@ -543,7 +709,7 @@ static EPOCH: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// When the choices of a request read tokens after their first one: once per interval, by default.
 #[derive(Debug)]
-struct ReadingPace {
+pub struct ReadingPace {
     interval: Duration,
     whole: AtomicBool,
     rest: AtomicBool,
@@ -551,7 +717,7 @@ struct ReadingPace {
 
 impl ReadingPace {
     /// An interval of 0 is none, see [`Self::is_each_token`].
-    pub fn new(interval: Duration) -> Self {
+    fn new(interval: Duration) -> Self {
         Self { interval, whole: AtomicBool::new(false), rest: AtomicBool::new(false) }
     }
 
@@ -561,11 +727,11 @@ impl ReadingPace {
     }
 
     /// At once, and nothing that is not sampled yet.
-    pub fn read_rest(&self) {
+    fn read_rest(&self) {
         self.rest.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a stream reads each token as soon as it is sampled.
+    /// Whether a stream reads each token as soon as it is sampled, and has an event for each.
     pub fn is_each_token(&self) -> bool {
         self.interval.is_zero()
     }
@@ -578,7 +744,6 @@ impl ReadingPace {
     }
 }
 
-/// Reads one generation.
 struct GenerationReader {
     generation: Generation,
     pace: Arc<ReadingPace>,

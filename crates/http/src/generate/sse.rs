@@ -48,11 +48,8 @@ pub trait ToWire: Send + 'static {
     /// The last events of a whole run, if there are any.
     fn last(&mut self) -> String;
 
-    /// Keeps an update for the whole response.
-    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError>;
-
-    /// The whole response.
-    fn whole(self) -> Result<Response, ApiError>;
+    /// The whole response, of all updates.
+    fn whole(self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError>;
 }
 
 /// Answers with a run's response, streamed or whole. A stream sends its headers after a choice has started, so that a
@@ -63,12 +60,13 @@ pub async fn respond(mut wire: impl ToWire, stream: bool) -> Result<Response, Ap
         let keep_alive = Duration::from_secs(wire.run().state.config.stream_keep_alive_seconds);
         return Ok(with_version(streamed(events_of(wire), keep_alive), version));
     }
-    wire.run().read_whole();
+    wire.run().pace.read_whole();
+    let mut updates = Vec::new();
     while let Some(update) = wire.run().next().await {
-        wire.keep(update?)?;
+        updates.push(update?);
     }
     let version = wire.run().version();
-    Ok(with_version(wire.whole()?, version))
+    Ok(with_version(wire.whole(updates)?, version))
 }
 
 /// Adds the policy version to a response, if it is known.
@@ -99,20 +97,21 @@ fn streamed(events: impl Stream<Item = String> + Send + 'static, keep_alive: Dur
 /// The events of a run as they come. Unless each token has its own, what is ready for a choice becomes as few events
 /// as possible: each costs as much time as a small model needs to sample a token.
 fn events_of(mut events: impl ToWire) -> impl Stream<Item = String> + Send + 'static {
-    let first = some_events(events.first());
+    let first = events.first();
     let following = stream::unfold(Some(events), |events| async move {
         let mut events = events?;
         let (text, is_last) = next_events(&mut events).await;
-        some_events(text).map(|text| (text, Some(events).filter(|_| !is_last)))
+        Some((text, Some(events).filter(|_| !is_last)))
     });
-    stream::iter(first).chain(following)
+    let all = stream::iter([first]).chain(following);
+    all.filter(|text| std::future::ready(!text.is_empty()))
 }
 
 /// The next events, and whether they are the last ones, which may be none.
 async fn next_events(events: &mut impl ToWire) -> (String, bool) {
     let mut text = String::new();
     loop {
-        let merges = !events.run().sends_each_token();
+        let merges = !events.run().pace.is_each_token();
         // Updates that are sent together: those of a choice become its events together, if `merges`.
         let mut choices: Vec<Vec<ChoiceUpdate>> = Vec::new();
         let mut parts = 0;
@@ -168,21 +167,17 @@ fn parts_of(update: &ChoiceUpdate) -> usize {
     1 + logprobs.sum::<usize>()
 }
 
-fn some_events(text: String) -> Option<String> {
-    Some(text).filter(|text| !text.is_empty())
-}
-
-/// One event with this data.
 pub fn event(data: &str) -> String {
     format!("data: {data}\n\n")
 }
 
-/// One event with a name and an object as JSON.
-pub fn named_event(name: &str, object: &impl Serialize) -> String {
-    format!("event: {name}\n{}", json_event(object))
+/// One event with an object as JSON, whose first member, its type, is the event's name.
+pub fn named_event(object: &impl Serialize) -> String {
+    let data = json_event(object);
+    let name = data.split('"').nth(3).unwrap_or_default();
+    format!("event: {name}\n{data}")
 }
 
-/// One event with an object as JSON.
 pub fn json_event(object: &impl Serialize) -> String {
     // An object of strings and numbers always serializes.
     event(&serde_json::to_string(object).unwrap_or_default())

@@ -1,13 +1,10 @@
-//! OpenAI's Responses: `POST /v1/responses` and the endpoints of recorded responses.
+//! OpenAI's Responses: `POST /v1/responses`.
 //!
-//! `request` reads the body (with `input`), which is completed by earlier responses in the ledger.
-//! [`chat`](super::chat) divides the answer like that of a chat completion. `output` makes its items, `wire` defines
-//! the shapes, `ResponseWire` makes a response. `stored` has the endpoints of recorded responses.
+//! `request` reads the body, which is completed by earlier responses in the ledger.
+//! [`chat`](super::chat) divides the answer like that of a chat completion. `wire` defines the shapes and makes the items
+//! of the answer, `ResponseWire` makes a response.
 
-mod input;
-mod output;
 pub mod request;
-pub mod stored;
 pub mod wire;
 
 use std::collections::BTreeMap;
@@ -19,22 +16,17 @@ use axum::response::{IntoResponse, Response};
 
 use hone_core::types::{ClientEndpoint, InteractionId, Message, ResponseOptions, Role, now_ms};
 
-use super::body::JsonObject;
+use super::body::{Call, JsonObject};
 use super::chat::TokenLogprob;
 use super::chat::answer::{MessageEnd, MessageItem, MessagePart, MessageUpdate, WholeMessage};
 use super::error::{ApiError, ErrorCode};
-use super::generate::request::{AnswerRun, begin};
-use super::generate::run::RequestRun;
+use super::generate::run::{AnswerRun, RequestRun, begin};
 use super::generate::sse::{self, ToWire};
 use super::generate::{ChoiceUpdate, ClientRequest};
-use super::state::Call;
-use input::InputItem;
-use output::ResponseOutput;
-use request::{ResponseRequest, from_wire};
-use stored::{RecordedResponse, find};
-use wire::{ResponseEvent, ResponseObject, item_of};
+use super::stored::{RecordedResponse, find_response};
+use request::{InputItem, ResponseRequest, from_wire};
+use wire::{ResponseEvent, ResponseObject, ResponseOutput, item_of};
 
-/// `POST /v1/responses`
 pub async fn create(call: Call, JsonObject(body): JsonObject) -> Result<Response, ApiError> {
     let (arrived, state) = (Instant::now(), &call.0);
     let (most, vocab) = (state.config.default_max_tokens, state.engine.info().vocab);
@@ -89,11 +81,8 @@ impl ToWire for ResponseWire {
         self.end(response)
     }
 
-    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
-        self.update(vec![update]).map(drop)
-    }
-
-    fn whole(self) -> Result<Response, ApiError> {
+    fn whole(mut self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError> {
+        self.update(updates)?;
         Ok(Json(self.ended()).into_response())
     }
 }
@@ -147,7 +136,7 @@ impl ResponseWire {
         for mut event in events {
             event.sequence_number = self.sequence;
             self.sequence += 1;
-            text.push_str(&sse::named_event(event.r#type, &event));
+            text.push_str(&sse::named_event(&event));
         }
         text
     }
@@ -194,7 +183,7 @@ async fn continued(call: &Call, text: &str, turns: &mut Turns) -> Result<Interac
              for its request, its route or its key), so send its items in input"
         )));
     }
-    let previous = find(call, "previous_response_id", text).await;
+    let previous = find_response(call, "previous_response_id", text).await;
     let previous = previous.map_err(|error| match error.status() {
         404 => no_previous_response(error.message),
         _ => error,
@@ -241,7 +230,7 @@ async fn referred(
     let items = match found.entry(response) {
         Entry::Occupied(entry) => entry.into_mut(),
         Entry::Vacant(entry) => {
-            let recorded = find(call, path, &response.response_id()).await;
+            let recorded = find_response(call, path, &response.response_id()).await;
             let recorded = recorded.map_err(|error| match error.status() {
                 404 => unknown(),
                 _ => error,

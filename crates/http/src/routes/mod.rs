@@ -1,15 +1,15 @@
-//! The routes and the middleware around all of them. `table` lists every route; `document` is
-//! their OpenAPI document.
+//! The routes and the middleware around all of them. `table` lists every route, and makes their OpenAPI document.
 
-mod document;
 mod table;
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Instant;
 
-use axum::extract::DefaultBodyLimit;
-use axum::http::{Method, Uri};
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{HeaderName, Method, Uri, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -20,18 +20,23 @@ use hone_core::metrics::Metrics;
 use self::table::{ApiDocument, ApiRoute};
 use super::body::check_length;
 use super::error::{ApiError, ErrorCode};
+use super::messages::MessageError;
+use super::observe::REQUEST_ID;
 use super::state::AppState;
-use super::{auth, messages, observe, operator};
+use super::{auth, observe, operator};
+
+/// Anthropic's name of `x-request-id`.
+const MESSAGES_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
 pub fn router(state: AppState) -> Router {
     let state = Arc::new(state);
     let authenticator = auth::Authenticator::new(&state.config, Arc::clone(&state.keys));
     let authenticator = Arc::new(authenticator);
-    let cors = auth::CorsRule::new(&state.config.cors_origins);
+    let cors = Arc::new(state.config.cors_origins.clone());
     let most = state.config.max_body_bytes;
     let routes = table::routes(&state.config);
-    let document = ApiDocument(document::document(&routes).to_string().into());
+    let document = ApiDocument(table::describe(&routes).to_string().into());
     let add = |router: Router<_>, route: ApiRoute| router.route(route.path, route.handler);
     routes
         .into_iter()
@@ -44,7 +49,7 @@ pub fn router(state: AppState) -> Router {
         .layer(from_fn_with_state(cors, auth::share))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(state.metrics.clone(), observe::observe))
-        .layer(from_fn(messages::shape_errors))
+        .layer(from_fn(shape_messages))
         .with_state(state)
 }
 
@@ -55,7 +60,7 @@ pub fn starting(metrics: Arc<Metrics>) -> Router {
         .route("/metrics", get(operator::early_metrics))
         .fallback(operator::loading)
         .layer(from_fn_with_state(metrics.clone(), observe::observe))
-        .layer(from_fn(messages::shape_errors))
+        .layer(from_fn(shape_messages))
         .with_state(metrics)
 }
 
@@ -64,7 +69,33 @@ pub fn crowded(metrics: Arc<Metrics>) -> Router {
     Router::new()
         .fallback(operator::crowded)
         .layer(from_fn_with_state(metrics, observe::observe))
-        .layer(from_fn(messages::shape_errors))
+        .layer(from_fn(shape_messages))
+}
+
+/// Gives errors of `/v1/messages` and the paths below it Anthropic's shape, and adds Anthropic's headers: the request's
+/// id and its key's limits.
+async fn shape_messages(request: Request, next: Next) -> Response {
+    let below = request.uri().path().strip_prefix("/v1/messages");
+    let is_own = below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let mut response = next.run(request).await;
+    if !is_own {
+        return response;
+    }
+    let id = response.headers().get(REQUEST_ID).cloned();
+    if let Some(error) = response.extensions().get::<ApiError>() {
+        let id = id.as_ref().and_then(|id| id.to_str().ok());
+        // An object of strings always serializes.
+        let body = serde_json::to_string(&MessageError::new(error, id)).unwrap_or_default();
+        *response.body_mut() = Body::from(body);
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
+    if let Some(id) = id {
+        response.headers_mut().insert(MESSAGES_REQUEST_ID, id);
+    }
+    if let Some(key) = response.extensions().get::<Arc<auth::ApiKey>>().cloned() {
+        key.limiter.add_anthropic_headers(response.headers_mut(), Instant::now());
+    }
+    response
 }
 
 async fn no_such_route(method: Method, uri: Uri) -> ApiError {

@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 use regex::Regex;
 use serde_json::{Value, json};
 
-use super::document::{document, template};
-use super::table::{self, ApiRoute, RequestShape};
+use super::table::{self, ApiRoute, RequestShape, describe, template};
 use crate::body::{Field, fields_of};
 use crate::config::ServerConfig;
 
@@ -39,7 +38,7 @@ fn walk(value: &Value, visit: &mut impl FnMut(&serde_json::Map<String, Value>)) 
 
 #[test]
 fn every_reference_leads_somewhere() {
-    let document = document(&routes());
+    let document = describe(&routes());
     let mut found = 0;
     walk(&document, &mut |map| {
         if let Some(Value::String(reference)) = map.get("$ref") {
@@ -53,7 +52,7 @@ fn every_reference_leads_somewhere() {
 
 #[test]
 fn schemas_are_json_schemas_and_examples_follow_them() {
-    let document = document(&routes());
+    let document = describe(&routes());
     let schemas = document["components"]["schemas"].as_object().unwrap();
     assert!(schemas.len() > 40, "{} schemas", schemas.len());
     for (name, schema) in schemas {
@@ -77,7 +76,7 @@ fn schemas_are_json_schemas_and_examples_follow_them() {
 #[test]
 fn operations_are_named_and_have_their_parameters() {
     let mut ids = BTreeSet::new();
-    let document = document(&routes());
+    let document = describe(&routes());
     for (path, operations) in document["paths"].as_object().unwrap() {
         for (method, operation) in operations.as_object().unwrap() {
             let id = operation["operationId"].as_str().unwrap();
@@ -169,7 +168,7 @@ fn every_field_in_the_text_is_one() {
 
 #[test]
 fn the_text_lists_the_codes_of_errors() {
-    let document = document(&routes());
+    let document = describe(&routes());
     let known = document["components"]["schemas"]["ErrorCode"]["enum"].as_array().unwrap();
     let known: BTreeSet<_> = known.iter().map(|code| code.as_str().unwrap().to_owned()).collect();
     let row = Regex::new(r"(?m)^\| [45]\d\d \| (.*?) \|").unwrap();

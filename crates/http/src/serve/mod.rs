@@ -17,6 +17,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
@@ -39,9 +40,7 @@ use hone_core::metrics::Metrics;
 use crate::config::{ConnectionsConfig, ServerConfig};
 use crate::routes::{crowded, router, starting};
 use crate::state::AppState;
-use places::{
-    Activity, ArrivingBody, ConnectionPlace, GuardedBody, Overdue, Patience, Places, WatchedStream,
-};
+use places::{Activity, ConnectionPlace, GuardedBody, IDLE, Patience, Places, WatchedStream};
 
 pub use tls::Tls;
 
@@ -81,16 +80,6 @@ impl Startup {
     /// Answers every route from now on. A second call has no effect.
     pub fn finish(&self, state: AppState) {
         let _loaded = self.loaded.get_or_init(|| router(state));
-    }
-
-    /// The routes of a request that arrives now.
-    fn app(&self) -> TowerToHyperService<Router> {
-        TowerToHyperService::new(self.loaded.get().unwrap_or(&self.starting).clone())
-    }
-
-    /// The answer to a request without a place.
-    fn crowded(&self) -> TowerToHyperService<Router> {
-        TowerToHyperService::new(self.crowded.clone())
     }
 }
 
@@ -157,7 +146,7 @@ async fn accept(
         let next = async {
             let (stream, peer) = Listener::accept(&mut listener).await;
             // Without a place, further clients wait in the system's queue.
-            (stream, peer, connections.places.take().await)
+            (stream, peer, connections.places.wait(true).await)
         };
         let (stream, peer, place) = tokio::select! {
             () = shutdown.as_mut() => break,
@@ -229,12 +218,12 @@ impl Connections {
         place: ConnectionPlace,
         mut shutdown: watch::Receiver<bool>,
     ) {
-        let activity = Activity::new(place.is_reserved());
+        let activity = Activity::new(place.is_reserved);
         let _listed = self.places.list(&activity, &self.startup.metrics);
         let Some(acceptor) = self.startup.tls.acceptor() else {
             return self.serve_requests(stream, peer, place, activity, shutdown).await;
         };
-        let limit = self.longest_head(place.is_reserved());
+        let limit = self.longest_head(place.is_reserved);
         let secured = tokio::select! {
             secured = timeout(limit, acceptor.accept(stream)) => secured,
             _ = activity.asked() => return self.count_closed(peer, CROWDED),
@@ -269,10 +258,10 @@ impl Connections {
             let request = request.map(|body| activity.receive(body));
             async move {
                 let response = self.answer(request, &mut *place.lock().await, activity).await?;
-                Ok::<_, Infallible>(response.map(|body| GuardedBody::new(body, active)))
+                Ok::<_, Infallible>(response.map(|body| GuardedBody { body, guard: Some(active) }))
             }
         });
-        let stream = TokioIo::new(WatchedStream::new(stream, activity.clone()));
+        let stream = TokioIo::new(WatchedStream { inner: stream, activity: activity.clone() });
         // The checks below limit the time for a head too, and distinguish it from an idle connection.
         let mut http = http1::Builder::new();
         let mut connection =
@@ -292,13 +281,8 @@ impl Connections {
                     let Some(reason) = activity.overdue(&self.patience_at(&activity)) else {
                         continue;
                     };
-                    let label = match reason {
-                        Overdue::Head => "head",
-                        Overdue::Idle => "idle",
-                        Overdue::Write => "write",
-                    };
-                    self.count_closed(peer, label);
-                    if reason != Overdue::Idle || is_ending {
+                    self.count_closed(peer, reason);
+                    if reason != IDLE || is_ending {
                         return;
                     }
                 }
@@ -319,17 +303,18 @@ impl Connections {
     /// Answers a request. On a reserved place only a probe is answered, and the connection ends.
     async fn answer(
         &self,
-        request: Request<GuardedBody<Incoming, ArrivingBody>>,
+        request: Request<Body>,
         place: &mut ConnectionPlace,
         activity: &Activity,
     ) -> Result<Response, Infallible> {
         let is_open = PROBES.contains(&request.uri().path()) || self.places.open(place).await;
-        if !place.is_reserved() {
+        if !place.is_reserved {
             activity.leave_reserved();
         }
-        let app = if is_open { self.startup.app() } else { self.startup.crowded() };
-        let mut response = app.call(request).await?;
-        if place.is_reserved() {
+        let Startup { loaded, starting, crowded, .. } = &self.startup;
+        let app = if is_open { loaded.get().unwrap_or(starting) } else { crowded };
+        let mut response = TowerToHyperService::new(app.clone()).call(request).await?;
+        if place.is_reserved {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         Ok(response)

@@ -17,8 +17,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use axum::body::{Body, HttpBody};
+use hyper::body::{Frame, Incoming, SizeHint};
 use parking_lot::{Mutex, MutexGuard};
+use scopeguard::guard;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -49,32 +51,12 @@ struct OpenConnections {
     activities: BTreeMap<u64, Activity>,
 }
 
-/// A connection among those that may be asked to end, and in the gauge of open ones.
-pub(super) struct ListedConnection<'a> {
-    places: &'a Places,
-    number: u64,
-    metrics: &'a Metrics,
-}
-
-impl Drop for ListedConnection<'_> {
-    fn drop(&mut self) {
-        self.places.open.lock().activities.remove(&self.number);
-        self.metrics.http_connections.dec();
-    }
-}
-
 /// The place of one connection. Dropping it frees the place.
 pub(super) struct ConnectionPlace {
     /// `None` only if the semaphore is closed, which it never is.
     _permit: Option<OwnedSemaphorePermit>,
-    is_reserved: bool,
-}
-
-impl ConnectionPlace {
     /// Whether only probes are answered.
-    pub fn is_reserved(&self) -> bool {
-        self.is_reserved
-    }
+    pub is_reserved: bool,
 }
 
 impl Places {
@@ -88,24 +70,23 @@ impl Places {
         }
     }
 
-    /// Lists a connection among those that may be asked to end, until what is returned is dropped.
-    pub fn list<'a>(&'a self, activity: &Activity, metrics: &'a Metrics) -> ListedConnection<'a> {
+    /// Lists a connection among those that may be asked to end, and in the gauge of open ones, until what is returned
+    /// is dropped.
+    pub fn list<'a>(&'a self, activity: &Activity, metrics: &'a Metrics) -> impl Sized + use<'a> {
         metrics.http_connections.inc();
         let mut open = self.open.lock();
         open.last += 1;
         let number = open.last;
         open.activities.insert(number, activity.clone());
-        ListedConnection { places: self, number, metrics }
-    }
-
-    /// A place for a new connection.
-    pub async fn take(&self) -> ConnectionPlace {
-        self.wait(true).await
+        guard((), move |()| {
+            self.open.lock().activities.remove(&number);
+            metrics.http_connections.dec();
+        })
     }
 
     /// An ordinary place, or a reserved one if those are `also_reserved`. Connections are asked to end until there is
     /// one.
-    async fn wait(&self, also_reserved: bool) -> ConnectionPlace {
+    pub async fn wait(&self, also_reserved: bool) -> ConnectionPlace {
         let mut asks = tokio::time::interval(ASK_INTERVAL);
         loop {
             tokio::select! {
@@ -162,18 +143,12 @@ pub(super) struct Patience {
     pub write: Duration,
 }
 
-/// The reason why a connection is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Overdue {
-    /// The head of a request did not arrive.
-    Head,
-    /// No further request arrived.
-    Idle,
-    /// The client does not read.
-    Write,
-}
+/// The reasons why a connection is closed: the head of a request did not arrive, no further request arrived, or the
+/// client does not read.
+pub(super) const HEAD: &str = "head";
+pub(super) const IDLE: &str = "idle";
+pub(super) const WRITE: &str = "write";
 
-/// What one connection does.
 #[derive(Clone, Debug)]
 pub(super) struct Activity(Arc<ActivityCell>);
 
@@ -192,22 +167,13 @@ struct ActivityState {
     in_head: bool,
     /// Whether the body of a request is arriving.
     in_body: bool,
-    /// Whether the connection has a reserved place.
     is_reserved: bool,
-    /// Whether the connection was asked to end.
     is_asked: bool,
     /// Since when the connection waits for a request, or for the body of the last one.
     since: Instant,
     /// Since when the client reads nothing.
     blocked: Option<Instant>,
 }
-
-/// A request until the end of its response.
-#[derive(Debug)]
-pub(super) struct ActiveRequest(Activity);
-
-/// The body of a request until its end.
-pub(super) struct ArrivingBody(Activity);
 
 /// What a connection waits for, and how long: the greatest is closed first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -219,14 +185,14 @@ pub(super) enum Idleness {
 
 /// A body with a guard, which is dropped at the body's end.
 pub(super) struct GuardedBody<B, G> {
-    body: B,
-    guard: Option<G>,
+    pub body: B,
+    pub guard: Option<G>,
 }
 
 /// A stream that reports reads and writes.
 pub(super) struct WatchedStream<S> {
-    inner: S,
-    activity: Activity,
+    pub inner: S,
+    pub activity: Activity,
 }
 
 impl Activity {
@@ -248,20 +214,24 @@ impl Activity {
         self.0.state.lock()
     }
 
-    /// A request begins.
-    pub fn begin(&self) -> ActiveRequest {
+    /// A request begins, until what is returned is dropped.
+    pub fn begin(&self) -> impl Unpin + Send + use<> {
         let mut state = self.lock();
         state.requests += 1;
         state.in_head = false;
         state.since = Instant::now();
         drop(state);
-        ActiveRequest(self.clone())
+        guard(self.clone(), |own| {
+            let mut state = own.lock();
+            state.requests = state.requests.saturating_sub(1);
+            state.since = Instant::now();
+        })
     }
 
-    /// The body of a request that has begun.
-    pub fn receive(&self, body: Incoming) -> GuardedBody<Incoming, ArrivingBody> {
+    pub fn receive(&self, body: Incoming) -> Body {
         self.lock().in_body = !body.is_end_stream();
-        GuardedBody::new(body, ArrivingBody(self.clone()))
+        let arriving = guard(self.clone(), |own| own.lock().in_body = false);
+        Body::new(GuardedBody { body, guard: Some(arriving) })
     }
 
     /// The connection has an ordinary place now. Its client could not be served before.
@@ -273,7 +243,6 @@ impl Activity {
         }
     }
 
-    /// Whether the connection has a reserved place.
     pub fn is_reserved(&self) -> bool {
         self.lock().is_reserved
     }
@@ -291,7 +260,6 @@ impl Activity {
         (!state.is_asked).then_some(idleness)
     }
 
-    /// Asks the connection to end.
     pub fn ask(&self) {
         self.lock().is_asked = true;
         self.0.asked.notify_one();
@@ -311,14 +279,14 @@ impl Activity {
     }
 
     /// Why the connection should be closed now; `None` if it should not.
-    pub fn overdue(&self, patience: &Patience) -> Option<Overdue> {
+    pub fn overdue(&self, patience: &Patience) -> Option<&'static str> {
         let state = self.lock();
         if state.blocked.is_some_and(|since| since.elapsed() >= patience.write) {
-            return Some(Overdue::Write);
+            return Some(WRITE);
         }
         let (limit, reason) = match state.in_head {
-            true => (patience.head, Overdue::Head),
-            false => (patience.idle, Overdue::Idle),
+            true => (patience.head, HEAD),
+            false => (patience.idle, IDLE),
         };
         (state.requests == 0 && state.since.elapsed() >= limit).then_some(reason)
     }
@@ -342,27 +310,7 @@ impl Activity {
     }
 }
 
-impl Drop for ActiveRequest {
-    fn drop(&mut self) {
-        let mut state = self.0.lock();
-        state.requests = state.requests.saturating_sub(1);
-        state.since = Instant::now();
-    }
-}
-
-impl Drop for ArrivingBody {
-    fn drop(&mut self) {
-        self.0.lock().in_body = false;
-    }
-}
-
-impl<B, G> GuardedBody<B, G> {
-    pub fn new(body: B, guard: G) -> Self {
-        Self { body, guard: Some(guard) }
-    }
-}
-
-impl<B: Body + Unpin, G: Unpin> Body for GuardedBody<B, G> {
+impl<B: HttpBody + Unpin, G: Unpin> HttpBody for GuardedBody<B, G> {
     type Data = B::Data;
     type Error = B::Error;
 
@@ -383,12 +331,6 @@ impl<B: Body + Unpin, G: Unpin> Body for GuardedBody<B, G> {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-impl<S> WatchedStream<S> {
-    pub fn new(inner: S, activity: Activity) -> Self {
-        Self { inner, activity }
     }
 }
 
@@ -466,7 +408,7 @@ mod tests {
     fn each_state_of_a_connection_has_its_own_patience() {
         let (none, activity) = (Duration::ZERO, Activity::new(false));
         // A new connection has to send a request.
-        assert_eq!(activity.overdue(&patience(none, LONG, LONG)), Some(Overdue::Head));
+        assert_eq!(activity.overdue(&patience(none, LONG, LONG)), Some(HEAD));
         assert_eq!(activity.overdue(&patience(LONG, none, none)), None);
         assert!(!is_idle(&activity));
         // While a request is answered, only the client's reading counts.
@@ -474,17 +416,17 @@ mod tests {
         let second = activity.begin();
         assert_eq!(activity.overdue(&patience(none, none, none)), None);
         activity.wrote(&Poll::<()>::Pending);
-        assert_eq!(activity.overdue(&patience(none, none, none)), Some(Overdue::Write));
+        assert_eq!(activity.overdue(&patience(none, none, none)), Some(WRITE));
         activity.wrote(&Poll::Ready(()));
         assert_eq!(activity.overdue(&patience(none, none, none)), None);
         drop((request, second));
         // The next request may take longer, until it begins.
         assert!(is_idle(&activity));
-        assert_eq!(activity.overdue(&patience(LONG, none, LONG)), Some(Overdue::Idle));
+        assert_eq!(activity.overdue(&patience(LONG, none, LONG)), Some(IDLE));
         assert_eq!(activity.overdue(&patience(none, LONG, LONG)), None);
         activity.received();
         assert!(!is_idle(&activity));
-        assert_eq!(activity.overdue(&patience(none, LONG, LONG)), Some(Overdue::Head));
+        assert_eq!(activity.overdue(&patience(none, LONG, LONG)), Some(HEAD));
     }
 
     #[tokio::test]
@@ -493,7 +435,7 @@ mod tests {
 
         let (client, server) = tokio::io::duplex(8);
         let (activity, mut client) = (Activity::new(false), client);
-        let mut watched = WatchedStream::new(server, activity.clone());
+        let mut watched = WatchedStream { inner: server, activity: activity.clone() };
         let request = activity.begin();
         let writes = tokio::spawn(async move {
             watched.write_all(&[1; 16]).await.unwrap();
@@ -510,20 +452,20 @@ mod tests {
         drop(request);
         client.write_all(&[1]).await.unwrap();
         watched.read_exact(&mut read[..1]).await.unwrap();
-        assert_eq!(activity.overdue(&patience(Duration::ZERO, LONG, LONG)), Some(Overdue::Head));
+        assert_eq!(activity.overdue(&patience(Duration::ZERO, LONG, LONG)), Some(HEAD));
     }
 
     #[tokio::test]
     async fn requests_that_wait_leave_reserved_places_to_probes() {
         let places = Arc::new(Places::new(1));
-        let mut ordinary = places.take().await;
-        assert!(!ordinary.is_reserved() && places.open(&mut ordinary).await);
+        let mut ordinary = places.wait(true).await;
+        assert!(!ordinary.is_reserved && places.open(&mut ordinary).await);
         let mut reserved = Vec::new();
         for _ in 0..RESERVED {
-            reserved.push(places.take().await);
+            reserved.push(places.wait(true).await);
         }
-        assert!(reserved.iter().all(ConnectionPlace::is_reserved));
-        assert!(places.take().now_or_never().is_none(), "all are taken");
+        assert!(reserved.iter().all(|place| place.is_reserved));
+        assert!(places.wait(true).now_or_never().is_none(), "all are taken");
         let mut waiting = Vec::new();
         for mut place in reserved.drain(..WAITING) {
             let places = Arc::clone(&places);

@@ -38,25 +38,12 @@ pub struct TokenColumns<'a> {
 pub trait StoredWeight: Copy {
     /// The exact value.
     fn widen(self) -> f32;
-
-    /// The exact values of a line. The compiler vectorizes this loop.
-    #[inline(always)]
-    fn widen_line(line: &[Self; LINE]) -> [f32; LINE] {
-        let mut wide = [0.0; LINE];
-        wide.iter_mut().zip(line).for_each(|(wide, w)| *wide = w.widen());
-        wide
-    }
 }
 
 impl StoredWeight for f32 {
     #[inline(always)]
     fn widen(self) -> f32 {
         self
-    }
-
-    #[inline(always)]
-    fn widen_line(line: &[Self; LINE]) -> [f32; LINE] {
-        *line
     }
 }
 
@@ -150,9 +137,11 @@ impl<W: StoredWeight> AddMatmul<'_, W> {
         let mut lines = [[0.0_f32; LINE]; M];
         for (k, x) in (0..inner).step_by(LINE).zip(self.x.values.chunks(LINE * width)) {
             for (line, row) in lines.iter_mut().zip(rows.chunks_exact(inner)) {
-                match row[k..].first_chunk() {
-                    Some(row) => *line = W::widen_line(row),
-                    None => line.iter_mut().zip(&row[k..]).for_each(|(wide, w)| *wide = w.widen()),
+                let widen = |(wide, w): (&mut f32, &W)| *wide = w.widen();
+                match row[k..].first_chunk::<LINE>() {
+                    // The compiler vectorizes a loop of constant length.
+                    Some(row) => line.iter_mut().zip(row).for_each(widen),
+                    None => line.iter_mut().zip(&row[k..]).for_each(widen),
                 }
             }
             for (x, i) in x.chunks_exact(width).take(inner - k).zip(0..LINE) {

@@ -64,7 +64,6 @@ fn load_copies(
 
 // One mistral.rs engine and the thread that runs its requests.
 
-/// One engine of one color.
 pub(super) struct Replica {
     /// The engine's pipeline, shared with the engine, for hot swaps.
     pub pipeline: SharedPipeline,

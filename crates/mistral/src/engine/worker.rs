@@ -20,7 +20,6 @@ use hone_engine::EngineError;
 use hone_engine::run::GenerationRun;
 use hone_engine::sampling::TokenSampler;
 
-/// One request to run.
 pub(super) struct GenerateJob {
     pub prompt: Vec<TokenId>,
     /// The maximum number of completion tokens.
@@ -142,7 +141,6 @@ pub(super) fn no_thread(error: io::Error) -> EngineError {
     EngineError::Internal(format!("a thread cannot be started: {error}"))
 }
 
-/// The error of a thread that panicked.
 pub(super) fn panicked(panic: &(dyn Any + Send)) -> EngineError {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

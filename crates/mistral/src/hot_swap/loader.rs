@@ -22,7 +22,6 @@ const SMALL: u64 = 64 << 20;
 /// needs the pages again.
 const TRIM_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Loads pipelines of one model.
 pub(crate) struct PipelineLoader {
     id: String,
     dir: PathBuf,

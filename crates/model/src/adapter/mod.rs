@@ -12,7 +12,8 @@ use hone_core::config::{Checked, above, below, between};
 
 pub use crate::spec::LinearKind;
 pub use config::{BaseDtype, LoraConfig, LoraInit};
-pub use module_matching::{ModuleMatcher, ModuleScale};
+use module_matching::ModuleMatcher;
+pub use module_matching::ModuleScale;
 pub use modules::{Modules, Patterns};
 
 // Checks of the adapter's settings that need no model.
@@ -27,7 +28,7 @@ impl LoraConfig {
         above("train.lora.alpha", self.alpha, 0.0)?;
         below("train.lora.dropout", self.dropout, 0.0, 1.0)?;
         check_names("train.lora.target_modules", &self.target_modules)?;
-        if self.target_modules.is_empty() {
+        if self.target_modules == Modules::Names(Vec::new()) {
             let allowed = "\"all-linear\", a regular expression or at least one name";
             return Err(Problem::value("train.lora.target_modules", "[]", allowed));
         }
@@ -44,10 +45,10 @@ impl LoraConfig {
             let value = format!("{:?}", self.layers_to_transform);
             return Err(Problem::value("train.lora.layers_to_transform", value, allowed));
         }
-        for (pattern, r) in &self.rank_pattern.0 {
+        for (pattern, r) in &self.rank_pattern {
             between(&format!("train.lora.rank_pattern.{pattern:?}"), *r, 1, 4096)?;
         }
-        for (pattern, alpha) in &self.alpha_pattern.0 {
+        for (pattern, alpha) in &self.alpha_pattern {
             above(&format!("train.lora.alpha_pattern.{pattern:?}"), *alpha, 0.0)?;
         }
         let compiled = ModuleMatcher::new(self).map(drop);

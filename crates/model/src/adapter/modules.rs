@@ -1,11 +1,10 @@
 //! Settings that name modules, with PEFT's meaning and PEFT's forms in files.
 
 use std::fmt;
-use std::marker::PhantomData;
 
+use indexmap::IndexMap;
 use serde::de::value::SeqAccessDeserializer;
-use serde::de::{MapAccess, SeqAccess, Visitor};
-use serde::ser::SerializeMap;
+use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::spec::LinearKind;
@@ -26,10 +25,6 @@ pub enum Modules {
 }
 
 impl Modules {
-    pub(super) fn is_empty(&self) -> bool {
-        matches!(self, Self::Names(names) if names.is_empty())
-    }
-
     /// The list for a model with fused layers (Phi-3): the names of all parts of a fused layer become
     /// the name of the fused layer.
     #[must_use]
@@ -108,50 +103,7 @@ impl<'de> Deserialize<'de> for Modules {
 ///
 /// The order is the order in a JSON object, as in PEFT, and alphabetic for a TOML table, which has no
 /// order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Patterns<T>(pub Vec<(String, T)>);
-
-impl<T> Default for Patterns<T> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<T: Serialize> Serialize for Patterns<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (pattern, value) in &self.0 {
-            map.serialize_entry(pattern, value)?;
-        }
-        map.end()
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Patterns<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct PatternsVisitor<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for PatternsVisitor<T> {
-            type Value = Patterns<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a map")
-            }
-
-            fn visit_unit<E: de::Error>(self) -> Result<Patterns<T>, E> {
-                Ok(Patterns::default())
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Patterns<T>, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Patterns(entries))
-            }
-        }
-        deserializer.deserialize_any(PatternsVisitor(PhantomData))
-    }
-}
+pub type Patterns<T> = IndexMap<String, T>;
 
 #[cfg(test)]
 mod tests {
@@ -167,12 +119,5 @@ mod tests {
         for json in ["\"all-linear\"", "[\"q_proj\"]", "\".*q_proj\""] {
             assert_eq!(serde_json::to_string(&modules(json)).unwrap(), json);
         }
-    }
-
-    #[test]
-    fn patterns_keep_the_order_of_the_json_text() {
-        let text = "{\"z\":1,\"a\":2,\"m\":3}";
-        let patterns: Patterns<usize> = serde_json::from_str(text).unwrap();
-        assert_eq!(serde_json::to_string(&patterns).unwrap(), text);
     }
 }

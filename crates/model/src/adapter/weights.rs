@@ -231,9 +231,12 @@ pub(crate) type Plan = BTreeMap<(usize, LinearKind), ModuleScale>;
 /// If a rank is 0, a pattern does not compile, no module matches, or a listed name matches no module
 /// of the model.
 pub fn plan(spec: &ModelSpec, config: &LoraConfig) -> Result<Plan> {
-    let wrong = |key, value: String, expected| Err(ModelError::Setting { key, value, expected });
+    let wrong = |key, value: &str, expected| {
+        let reason = format!("`{key}` is {value}, but must be {expected}");
+        Err(ModelError::Unsupported(reason))
+    };
     if config.r == 0 {
-        return wrong("train.lora.r", "0".to_owned(), "at least 1");
+        return wrong("train.lora.r", "0", "at least 1");
     }
     let matcher =
         ModuleMatcher::new(&with_fused_modules(spec, config)).map_err(|(key, reason)| {
@@ -256,12 +259,12 @@ pub fn plan(spec: &ModelSpec, config: &LoraConfig) -> Result<Plan> {
     if plan.is_empty() {
         return wrong(
             "train.lora.target_modules",
-            serde_json::to_string(&config.target_modules).unwrap_or_default(),
+            &serde_json::to_string(&config.target_modules).unwrap_or_default(),
             "names or a pattern of at least one linear layer that is not excluded",
         );
     }
     if plan.values().any(|module| module.r == 0) {
-        return wrong("train.lora.rank_pattern", "0".to_owned(), "at least 1 for every module");
+        return wrong("train.lora.rank_pattern", "0", "at least 1 for every module");
     }
     Ok(plan)
 }
@@ -272,15 +275,6 @@ pub fn with_fused_modules(spec: &ModelSpec, config: &LoraConfig) -> LoraConfig {
     let modules = &config.target_modules;
     let target_modules = if spec.fused { modules.fused() } else { modules.clone() };
     LoraConfig { target_modules, ..config.clone() }
-}
-
-/// [`plan`] by module name.
-///
-/// # Errors
-/// As [`plan`].
-pub fn named_plan(spec: &ModelSpec, config: &LoraConfig) -> Result<BTreeMap<String, ModuleScale>> {
-    let plan = plan(spec, config)?.into_iter();
-    Ok(plan.map(|((layer, kind), module)| (kind.module(layer), module)).collect())
 }
 
 /// The linear layers that can have an adapter.

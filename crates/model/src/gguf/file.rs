@@ -99,7 +99,7 @@ impl GgufValue {
 
 /// The number that an f32 was written for: the shortest decimal that rounds to it, 1e-6 instead of
 /// 9.999999974752427e-7.
-pub(super) fn decimal(value: f32) -> f64 {
+pub(crate) fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| value.into())
 }
 

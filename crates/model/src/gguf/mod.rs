@@ -5,5 +5,5 @@ mod file;
 mod tokenizer;
 
 pub(crate) use config::config_json;
-pub(crate) use file::{GgufFile, GgufTensor, is_gguf};
+pub(crate) use file::{GgufFile, GgufTensor, decimal, is_gguf};
 pub(crate) use tokenizer::{GgufVocabulary, tokenizer_json};

@@ -36,7 +36,7 @@ pub(crate) fn tokenizer_json(file: &GgufFile) -> Result<Value> {
 fn byte_level(tokens: &GgufVocabulary<'_>) -> Result<Value> {
     let file = tokens.file;
     let name = file.text("tokenizer.ggml.pre")?.unwrap_or("default");
-    let way = PreTokenizer::named(name).ok_or_else(|| {
+    let (normalizer, pre_tokenizer, ignore_merges) = pre_tokenizer(name).ok_or_else(|| {
         file.refuse(&format!("tokenizer.ggml.pre is {name:?}, which is not supported"))
     })?;
     let mut merges = Vec::new();
@@ -47,10 +47,10 @@ fn byte_level(tokens: &GgufVocabulary<'_>) -> Result<Value> {
         merges.push([left, right]);
     }
     Ok(json!({
-        "normalizer": way.normalizer(),
-        "pre_tokenizer": way.json(),
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
         "decoder": bytes(),
-        "model": { "ignore_merges": way.ignore_merges, "merges": merges },
+        "model": { "ignore_merges": ignore_merges, "merges": merges },
     }))
 }
 
@@ -301,52 +301,32 @@ const GPT4O: &str = concat!(
 /// digits in threes.
 const DEFAULT: [&str; 4] = [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"];
 
-/// A way to split.
-struct PreTokenizer {
-    /// Expressions whose matches become pieces, one expression after another.
-    expressions: &'static [&'static str],
-    /// Whether texts are normalized to NFC first.
-    nfc: bool,
-    /// Whether a piece that is a token is not composed of merges.
-    ignore_merges: bool,
-}
-
-impl PreTokenizer {
-    /// The way that llama.cpp's name stands for, if it is known. A file without a name has
-    /// `default`.
-    fn named(name: &str) -> Option<Self> {
-        let way = |expressions| Self { expressions, nfc: false, ignore_merges: false };
-        Some(match name {
-            "default" => way(&DEFAULT),
-            "gpt-2" | "phi-2" => way(&[GPT2]),
-            "llama3" | "llama-v3" | "llama-bpe" | "falcon3" => {
-                Self { ignore_merges: true, ..way(&[LLAMA3]) }
-            }
-            "dbrx" | "smaug-bpe" => way(&[LLAMA3]),
-            "qwen2" | "deepseek-r1-qwen" => Self { nfc: true, ..way(&[QWEN2]) },
-            "smollm" | "starcoder" | "refact" => way(&[r"\p{N}", GPT2]),
-            "tekken" => Self { ignore_merges: true, ..way(&[TEKKEN]) },
-            "gpt-4o" => way(&[GPT4O]),
-            _ => return None,
+/// The normalizer and the pre-tokenizer that llama.cpp's name stands for, if it is known, and whether a piece that
+/// is a token is not composed of merges. A file without a name has `default`.
+fn pre_tokenizer(name: &str) -> Option<(Value, Value, bool)> {
+    // The matches of one expression after another become pieces.
+    let (expressions, nfc, ignore_merges): (&[&str], _, _) = match name {
+        "default" => (&DEFAULT, false, false),
+        "gpt-2" | "phi-2" => (&[GPT2], false, false),
+        "llama3" | "llama-v3" | "llama-bpe" | "falcon3" => (&[LLAMA3], false, true),
+        "dbrx" | "smaug-bpe" => (&[LLAMA3], false, false),
+        "qwen2" | "deepseek-r1-qwen" => (&[QWEN2], true, false),
+        "smollm" | "starcoder" | "refact" => (&[r"\p{N}", GPT2], false, false),
+        "tekken" => (&[TEKKEN], false, true),
+        "gpt-4o" => (&[GPT4O], false, false),
+        _ => return None,
+    };
+    let split = |expression: &&str| {
+        json!({
+            "type": "Split",
+            "pattern": { "Regex": expression },
+            "behavior": "Isolated",
+            "invert": false,
         })
-    }
-
-    fn normalizer(&self) -> Value {
-        if self.nfc { json!({ "type": "NFC" }) } else { Value::Null }
-    }
-
-    fn json(&self) -> Value {
-        let split = |expression: &&str| {
-            json!({
-                "type": "Split",
-                "pattern": { "Regex": expression },
-                "behavior": "Isolated",
-                "invert": false,
-            })
-        };
-        let parts: Vec<Value> = self.expressions.iter().map(split).chain([bytes()]).collect();
-        json!({ "type": "Sequence", "pretokenizers": parts })
-    }
+    };
+    let parts: Vec<Value> = expressions.iter().map(split).chain([bytes()]).collect();
+    let normalizer = if nfc { json!({ "type": "NFC" }) } else { Value::Null };
+    Some((normalizer, json!({ "type": "Sequence", "pretokenizers": parts }), ignore_merges))
 }
 
 #[cfg(test)]
@@ -362,10 +342,10 @@ mod tests {
     }
     /// The pieces of a text, by the tokenizer of a file with another pre-tokenizer.
     fn pieces(name: &str, text: &str) -> Vec<String> {
-        let way = PreTokenizer::named(name).unwrap();
+        let (normalizer, pre_tokenizer, _) = pre_tokenizer(name).unwrap();
         let json = json!({
             "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
-            "normalizer": way.normalizer(), "pre_tokenizer": way.json(), "post_processor": null,
+            "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": null,
             "decoder": null, "model": { "type": "WordLevel", "vocab": { "?": 0 }, "unk_token": "?" },
         });
         let tokenizer = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use candle_core::{Device, Tensor};
+use candle_core::{Device, Result, Tensor};
 
 use hone_kernels::float::Real;
 use hone_kernels::matmul::{Matrix, WriteMode, multiply, product};
@@ -22,8 +22,6 @@ use super::rowwise;
 use super::storage::with_values;
 use crate::adapter::weights::{Dropout, LoraPair};
 use crate::weights::BaseMatrix;
-
-type Result<T> = candle_core::Result<T>;
 
 const NAME: &str = "linear";
 

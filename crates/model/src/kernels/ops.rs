@@ -3,9 +3,7 @@
 //! Invariant: nothing here uses candle's `apply_op*_no_bwd` (its `softmax_last_dim`, `rms_norm` and
 //! `rope`), which would cut the gradient without an error.
 
-use candle_core::{D, Tensor};
-
-type Result<T> = candle_core::Result<T>;
+use candle_core::{D, Result, Tensor};
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension (Zhang & Sennrich 2019, eq. 4).
 pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {

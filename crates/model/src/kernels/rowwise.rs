@@ -1,7 +1,7 @@
 //! Row-wise operations of the decoder over plain slices and their gradients, each in one pass (CPU).
 //! Backward functions replace values by gradients in place.
 
-use candle_core::Tensor;
+use candle_core::{Result, Tensor};
 
 use hone_core::simd::{SimdTask, dispatch};
 use hone_kernels::float::{Real, dot};
@@ -9,8 +9,6 @@ use hone_kernels::parallel;
 
 use super::storage::with_values;
 use crate::spec::{Activation, ModelSpec};
-
-type Result<T> = candle_core::Result<T>;
 
 const NORM: &str = "rms-norm";
 

@@ -2,15 +2,13 @@
 
 use std::ops::Range;
 
-use candle_core::{CpuStorage, DType, Layout, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor};
 use half::{bf16, f16};
 
 use hone_kernels::float::Real;
 use hone_kernels::parallel;
 
 use crate::weights::{BaseMatrix, QuantizedMatrix};
-
-type Result<T> = candle_core::Result<T>;
 
 /// Values that are widened at a time, whole blocks of each format; a parallel task takes a few of these.
 const UPCAST_BLOCK: usize = 1 << 12;

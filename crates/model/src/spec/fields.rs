@@ -26,7 +26,8 @@ pub(crate) fn invalid(
     value: impl Display,
     expected: &'static str,
 ) -> ModelError {
-    ModelError::Spec { field, value: value.to_string(), expected }
+    let reason = format!("config.json: `{field}` is {value}, but must be {expected}");
+    ModelError::Unsupported(reason)
 }
 
 /// Largest size in a model's configuration: more would overflow products of sizes, or fill the memory.

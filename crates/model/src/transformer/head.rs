@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor, WithDType};
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType};
 
 use hone_core::simd::{SimdTask, dispatch};
 use hone_kernels::float::Real;
@@ -18,8 +18,6 @@ use crate::kernels::storage::{slice, with_values};
 use crate::kernels::with_float;
 use crate::spec::ModelSpec;
 use crate::weights::BaseMatrix;
-
-type Result<T> = candle_core::Result<T>;
 
 const NAME: &str = "head-stats";
 

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
 use hone_kernels::float::Real;
 
@@ -19,8 +19,6 @@ use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::kernels::rowwise::FusedRmsNorm;
 use crate::kernels::storage::with_values;
 use crate::kernels::with_float;
-
-type Result<T> = candle_core::Result<T>;
 
 const NAME: &str = "decoder";
 

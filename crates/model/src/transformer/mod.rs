@@ -17,13 +17,13 @@ mod layers;
 mod model;
 mod token_stats;
 
+use candle_core::Result;
+
 pub use block::Block;
 pub use head::{head_packed_values, head_upcast_values, logits_in_memory};
 pub use model::{Model, SavedActivations};
 
 // Sequences packed end to end without padding, with shared prompts.
-
-type Result<T> = candle_core::Result<T>;
 
 /// Consecutive tokens of one sequence, or of one branch of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Log-probability and entropy of target tokens, in one pass over the logits (CPU).
 
+use candle_core::Result;
+
 use hone_core::simd::SimdTask;
 use hone_kernels::float::{LANES, Real, max};
-
-type Result<T> = candle_core::Result<T>;
 
 /// The target token and the temperature of each row of logits.
 pub(super) struct TokenTargets {

@@ -58,9 +58,9 @@ impl WeightFiles {
         match &self.0 {
             Files::Gguf(file) => file.stored(name),
             Files::Safetensors(files) => {
-                let view = files.get(name).map_err(|e| unreadable(name, e))?;
+                let view = files.get(name).map_err(|e| unreadable(name, &e))?;
                 let dtype = DType::try_from(view.dtype());
-                Ok(WeightType::Float(dtype.map_err(|e| unreadable(name, e))?))
+                Ok(WeightType::Float(dtype.map_err(|e| unreadable(name, &e))?))
             }
         }
     }
@@ -136,7 +136,7 @@ impl WeightFiles {
             Files::Gguf(file) => file.read(name),
             Files::Safetensors(files) => {
                 let dtype = self.stored(name)?;
-                let view = files.get(name).map_err(|e| unreadable(name, e))?;
+                let view = files.get(name).map_err(|e| unreadable(name, &e))?;
                 let (shape, bytes) = (view.shape().to_vec(), view.data().into());
                 Ok(RawWeight { dtype, shape, bytes })
             }
@@ -155,8 +155,8 @@ pub fn safetensors_bytes(tensors: &BTreeMap<String, Tensor>) -> Result<Vec<u8>> 
         .map_err(|e| ModelError::Tensor(candle_core::Error::wrap(e)))
 }
 
-fn unreadable(name: &str, error: candle_core::Error) -> ModelError {
-    ModelError::weights(format!("`{name}`: {error}")).caused_by(error)
+fn unreadable(name: &str, error: &candle_core::Error) -> ModelError {
+    ModelError::weights(format!("`{name}`: {error}"))
 }
 
 // Quantizes matrices of floats, by candle's implementation of ggml's formats.

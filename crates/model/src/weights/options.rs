@@ -11,17 +11,15 @@ use crate::adapter::BaseDtype;
 
 /// Whether matrices of floats are quantized while they are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Quantize {
     /// They stay floats.
     #[default]
-    #[serde(rename = "none")]
     None,
     /// To 8 bits: 8.5 bits a value with its scale.
-    #[serde(rename = "q8_0")]
     Q8_0,
     /// To 4 bits: 4.5 bits a value with its scales. As in llama.cpp, the output layer gets 6 bits, also
     /// where it is the embedding.
-    #[serde(rename = "q4_k")]
     Q4K,
 }
 

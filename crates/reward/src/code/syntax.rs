@@ -1,6 +1,6 @@
 //! `code_syntax`: whether a completion's code compiles.
 //!
-//! Python is compiled in the sandbox, because nested code can crash the compiler. All samples of a
+//! It is compiled in the sandbox, because nested code can crash the compiler. All samples of a
 //! call share a process; the sample that ends it scores 0, and the next process continues after it.
 
 use std::sync::Arc;
@@ -9,33 +9,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use async_trait::async_trait;
 use serde_json::json;
 
-use super::params::CodeSyntax;
-use super::{extract_block, sandbox_of};
+use super::{CodeSyntax, extract_block};
+use crate::reward_fn::indicator;
 use crate::sandbox::{Limits, RunRequest, Sandbox, SandboxError};
-use crate::script::engine;
 use crate::{RewardFn, ScoreInput};
 
 /// The part `kind = "code_syntax"`.
 pub struct SyntaxReward {
     params: CodeSyntax,
-    sandbox: Option<Arc<Sandbox>>,
+    sandbox: Arc<Sandbox>,
     warned: AtomicBool,
 }
 
 impl SyntaxReward {
-    /// Prepares the part; Python needs `sandbox`.
-    /// Errors: if the language is Python and `sandbox` is `None`.
-    pub fn new(params: CodeSyntax, sandbox: Option<Arc<Sandbox>>) -> Result<Self, SandboxError> {
-        let sandbox = sandbox_of(params.language, sandbox)?;
-        Ok(Self { params, sandbox, warned: AtomicBool::new(false) })
+    /// The part with these parameters.
+    pub fn new(params: CodeSyntax, sandbox: Arc<Sandbox>) -> Self {
+        Self { params, sandbox, warned: AtomicBool::new(false) }
     }
 
     /// The code of a completion; `None` where there is none.
     fn code<'t>(&self, text: &'t str) -> Option<&'t str> {
         let whole = (!self.params.require_block).then_some(text);
-        extract_block(text, self.params.block, self.params.language)
-            .or(whole)
-            .filter(|code| !code.trim().is_empty())
+        extract_block(text, self.params.block).or(whole).filter(|code| !code.trim().is_empty())
     }
 }
 
@@ -44,16 +39,11 @@ impl RewardFn for SyntaxReward {
     async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
         let codes: Vec<Option<&str>> = samples.iter().map(|input| self.code(&input.text)).collect();
         let present: Vec<&str> = codes.iter().copied().flatten().collect();
-        let compiled = match &self.sandbox {
-            Some(sandbox) => python(&present, sandbox).await,
-            None => Ok(rhai(&present)),
-        };
-        match compiled {
+        match compile(&present, &self.sandbox).await {
             Ok(compiled) => {
                 let mut compiled = compiled.into_iter();
                 let value = |code: &Option<&str>| {
-                    let holds = code.is_some() && compiled.next() == Some(true);
-                    Some(f64::from(u8::from(holds)))
+                    Some(indicator(code.is_some() && compiled.next() == Some(true)))
                 };
                 codes.iter().map(value).collect()
             }
@@ -67,7 +57,7 @@ impl RewardFn for SyntaxReward {
     }
 }
 
-async fn python(codes: &[&str], sandbox: &Sandbox) -> Result<Vec<bool>, SandboxError> {
+async fn compile(codes: &[&str], sandbox: &Sandbox) -> Result<Vec<bool>, SandboxError> {
     let mut compiled = Vec::with_capacity(codes.len());
     while compiled.len() < codes.len() {
         let request = RunRequest {
@@ -84,9 +74,4 @@ async fn python(codes: &[&str], sandbox: &Sandbox) -> Result<Vec<bool>, SandboxE
         }
     }
     Ok(compiled)
-}
-
-fn rhai(codes: &[&str]) -> Vec<bool> {
-    let engine = engine::restricted(0);
-    codes.iter().map(|code| engine.compile(code).is_ok()).collect()
 }

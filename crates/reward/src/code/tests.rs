@@ -1,106 +1,11 @@
 use proptest::prelude::*;
+use serde_json::json;
 
-use super::suite::same_output;
 use super::*;
 use crate::kinds::Kind;
-use crate::kinds::tests::samples::sample;
-
-fn rhai(text: &str, metadata: &[(&str, &str)]) -> Option<f64> {
-    let params = CodeParams {
-        language: CodeLanguage::Rhai,
-        timeout_ms: 300,
-        max_output_bytes: 1_024,
-        ..CodeParams::default()
-    };
-    score(params, text, metadata)
-}
-
-fn score(params: CodeParams, text: &str, metadata: &[(&str, &str)]) -> Option<f64> {
-    let reward = CodeReward::new(params, None).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let values = runtime.block_on(reward.score(&[sample(text, metadata)]));
-    assert_eq!(values.len(), 1);
-    values[0]
-}
 
 #[test]
-fn rhai_counts_the_tests_that_pass() {
-    let code = "Sure:\n```rhai\nfn add(a, b) { a + b }\n```";
-    let tests =
-        "add(1, 2) == 3\n// a comment\nadd(2, 2) == 5\nadd(\"a\", \"b\") == \"ab\"\nsub(1, 2)";
-    assert_eq!(rhai(code, &[("tests", tests)]), Some(0.5));
-    assert_eq!(rhai("fn add(a, b) {", &[("tests", tests)]), Some(0.0));
-    assert_eq!(rhai(code, &[]), None);
-    assert_eq!(rhai(code, &[("tests", "  \n")]), None);
-    assert_eq!(rhai(code, &[("tests", "add(1,")]), None, "broken tests give no value");
-}
-
-#[test]
-fn rhai_statements_of_a_solution_cannot_end_a_test() {
-    let tests = "add(1, 2) == 3";
-    for code in ["return true;", "true", "return; fn sub() { 1 }", "throw ()", "exit(true)"] {
-        assert_eq!(rhai(code, &[("tests", tests)]), Some(0.0), "{code}");
-    }
-}
-
-#[test]
-fn rhai_pairs_compare_printed_text_or_the_last_value() {
-    let cases = r#"[{"input": "3", "output": "9"}, {"input": "4", "output": "16\n"}]"#;
-    let right = "let n = parse_int(input); print(n * n);";
-    assert_eq!(rhai(right, &[("cases", cases)]), Some(1.0));
-    assert_eq!(rhai("let n = parse_int(input); n * n", &[("cases", cases)]), Some(1.0));
-    assert_eq!(rhai("9", &[("cases", cases)]), Some(0.5));
-    assert_eq!(rhai("loop { print(9) }", &[("cases", cases)]), Some(0.0));
-    assert_eq!(rhai(right, &[("cases", "[1]")]), None);
-    let both = [("cases", cases), ("tests", "false\ntrue")];
-    assert_eq!(rhai(right, &both), Some(0.75));
-}
-
-#[test]
-fn rhai_attacks_score_zero() {
-    for attack in [
-        "fn f() { loop {} }",
-        "fn f() { f() }",
-        "fn f() { let x = [0]; loop { x += x; } }",
-        "fn f() { let x = \"ab\"; loop { x += x; } }",
-        "fn f() { let x = blob(1 << 40, 0); x.len() == 0 }",
-        "fn f() { eval(\"true\") }",
-        "fn f() { import \"/etc/passwd\" as p; true }",
-    ] {
-        assert_eq!(rhai(attack, &[("tests", "f()")]), Some(0.0), "{attack}");
-    }
-    // Cannot block the thread either: sleeping takes no time.
-    assert_eq!(rhai("fn f() { sleep(1000000); true }", &[("tests", "f()")]), Some(1.0));
-}
-
-#[test]
-fn without_partial_credit_all_tests_must_pass_and_the_first_block_may_count() {
-    let params = CodeParams { language: CodeLanguage::Rhai, partial: false, ..Default::default() };
-    assert_eq!(score(params.clone(), "fn f() { 1 }", &[("tests", "f() == 1\nfalse")]), Some(0.0));
-    assert_eq!(score(params, "fn f() { 1 }", &[("tests", "f() == 1\ntrue")]), Some(1.0));
-    let params = |block| CodeParams { language: CodeLanguage::Rhai, block, ..Default::default() };
-    let text = "```\nfn f() { 1 }\n```\n```\nfn f() { 2 }\n```";
-    let tests = [("tests", "f() == 1")];
-    assert_eq!(score(params(BlockChoice::First), text, &tests), Some(1.0));
-    assert_eq!(score(params(BlockChoice::Last), text, &tests), Some(0.0));
-    // Rhai ignores calls.
-    assert_eq!(score(params(BlockChoice::First), text, &[("test_cases", "[[1, 1]]")]), None);
-}
-
-#[tokio::test]
-async fn rhai_syntax_is_checked() {
-    let params = CodeSyntax { language: CodeLanguage::Rhai, ..CodeSyntax::default() };
-    let reward = SyntaxReward::new(params, None).unwrap();
-    let texts = ["```rhai\nlet x = 1;\n```", "```\nlet x = \n```", "let x = 1;", "```\n\n```"];
-    let nested = format!("```\n{}\n```", "(".repeat(10_000));
-    let inputs: Vec<ScoreInput> =
-        texts.iter().chain([&nested.as_str()]).map(|t| sample(t, &[])).collect();
-    assert_eq!(reward.score(&inputs).await, [1.0, 0.0, 0.0, 0.0, 0.0].map(Some));
-    assert!(SyntaxReward::new(CodeSyntax::default(), None).is_err());
-}
-
-#[test]
-fn errors_name_the_parameter_or_the_missing_sandbox() {
+fn errors_name_the_parameter_that_is_out_of_range() {
     let error = CodeParams { timeout_ms: 1, ..Default::default() }.check().unwrap_err();
     insta::assert_snapshot!(error.sentence(), @"timeout_ms is 1: it must be from 10 to 600000");
     let same = CodeParams { cases: "tests".into(), ..Default::default() }.check().unwrap_err();
@@ -110,8 +15,33 @@ fn errors_name_the_parameter_or_the_missing_sandbox() {
     let blank = CodeParams { function: " ".into(), ..Default::default() }.check().unwrap_err();
     assert_eq!(blank.key, "function");
     assert_eq!(CodeParams::default().check(), Ok(()));
-    let error = CodeReward::new(CodeParams::default(), None).err().unwrap();
-    insta::assert_snapshot!(error, @r#"code is not executed here: language = "python" needs the sandbox, which is not set up"#);
+}
+
+#[test]
+fn values_are_equal_as_in_python() {
+    for (a, b, equal) in [
+        (json!(1), json!(1.0), true),
+        (json!(1), json!(true), true),
+        (json!(0.0), json!(false), true),
+        (json!(-0.0), json!(0), true),
+        (json!(1), json!("1"), false),
+        (json!(0), json!(null), false),
+        (json!(""), json!(null), false),
+        (json!([]), json!({}), false),
+        (json!(0.1 + 0.2), json!(0.3), false),
+        (json!([1, [2, "a"]]), json!([1.0, [2, "a"]]), true),
+        (json!([1, 2]), json!([2, 1]), false),
+        (json!([1]), json!([1, 1]), false),
+        (json!({"a": 1, "b": [true]}), json!({"b": [1], "a": 1}), true),
+        (json!({"a": 1}), json!({"a": 1, "b": null}), false),
+        (json!({"a": null}), json!({"b": null}), false),
+        (json!(u64::MAX), json!(u64::MAX - 1), false),
+        (json!(u64::MAX), json!(-1), false),
+        (json!(i64::MIN), json!(i64::MIN), true),
+    ] {
+        assert_eq!(same_value(&a, &b), equal, "{a} {b}");
+        assert_eq!(same_value(&b, &a), equal, "{b} {a}");
+    }
 }
 
 #[test]
@@ -122,18 +52,8 @@ fn outputs_compare_equal_up_to_trailing_white_space() {
     assert!(!same_output("a\n\nb", "a\nb"));
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn random_solutions_do_not_panic(code in "\\PC{0,60}", test in "[a-z0-9 ()+=<>{}\\[\\]\"']{0,20}") {
-        let value = rhai(&code, &[("tests", &test)]);
-        prop_assert!(value.is_none_or(|v| (0.0..=1.0).contains(&v)));
-    }
-}
-
 fn last_block(text: &str) -> &str {
-    extract_block(text, BlockChoice::Last, CodeLanguage::Python).unwrap_or(text)
+    extract_block(text, BlockChoice::Last).unwrap_or(text)
 }
 
 #[test]
@@ -147,7 +67,7 @@ fn a_block_of_code_is_taken() {
     assert_eq!(last_block("```inline```"), "```inline```");
     assert_eq!(last_block("    ```\nnot a fence"), "    ```\nnot a fence");
     assert_eq!(last_block("```\r\nx\r\n```\r\n"), "x\r\n");
-    let first = |text| extract_block(text, BlockChoice::First, CodeLanguage::Python);
+    let first = |text| extract_block(text, BlockChoice::First);
     assert_eq!(first("a\n```python\nx = 1\n```\nb\n```\ny\n```\nend"), Some("x = 1\n"));
     assert_eq!(first("```\nx\n```\n```\nopen"), Some("x\n"));
     assert_eq!(first("```\nopen"), Some("open"));
@@ -161,11 +81,7 @@ fn a_block_of_code_is_taken() {
         }
     }
     assert_eq!(answer("", "```bash\npython a.py\n```"), "x = 1\n");
-    assert_eq!(extract_block("```bash\nls\n```", BlockChoice::Last, CodeLanguage::Python), None);
-    assert_eq!(
-        extract_block("```rhai\n1\n```", BlockChoice::Last, CodeLanguage::Rhai),
-        Some("1\n")
-    );
+    assert_eq!(extract_block("```bash\nls\n```", BlockChoice::Last), None);
 }
 
 proptest! {

@@ -14,6 +14,7 @@ use serde_json::Value;
 use hone_core::text::shortened;
 
 use crate::kinds::define::define_kind;
+use crate::reward_fn::indicator;
 
 pub use aggregate::{aggregate, aggregator, latest_per_rater};
 
@@ -29,35 +30,22 @@ pub enum QuarantineReason {
     },
 }
 
-/// Posted feedback that its part does not accept.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field} is {value}: {name:?} takes {allowed}")]
-pub struct FeedbackError {
-    /// `value` or `comment`.
-    pub field: &'static str,
-    /// The posted value, shortened; `absent` where there is none.
-    pub value: String,
-    /// The feedback's name.
-    pub name: String,
-    /// The values that the name accepts.
-    pub allowed: String,
-}
-
 /// Reads the value of feedback named `name`: a number within the bounds, 1 or 0 for a boolean, which may also
 /// be posted as such a number, and `None` for a name of type `comment`.
 ///
 /// # Errors
-/// If the value has another type, is out of range or is absent, or a required comment is absent.
+/// The field, and a sentence with it and its value: the value has another type, is out of range or is absent, or a
+/// required comment is absent.
 pub fn read_value(
     name: &str,
     params: &FeedbackParams,
     value: Option<&Value>,
     comment: Option<&str>,
-) -> Result<Option<f64>, FeedbackError> {
+) -> Result<Option<f64>, (&'static str, String)> {
     let value = value.filter(|v| !v.is_null());
     let wrong = |field, shown: Option<String>, allowed: &str| {
         let value = shown.unwrap_or_else(|| "absent".to_owned());
-        Err(FeedbackError { field, value, name: name.to_owned(), allowed: allowed.to_owned() })
+        Err((field, format!("{field} is {value}: {name:?} takes {allowed}")))
     };
     if params.r#type == FeedbackType::Comment {
         if let Some(value) = value {
@@ -70,7 +58,7 @@ pub fn read_value(
         };
     }
     let number = match (params.r#type, value) {
-        (_, Some(Value::Bool(yes))) => Some(f64::from(u8::from(*yes))),
+        (_, Some(Value::Bool(yes))) => Some(indicator(*yes)),
         (_, Some(Value::Number(n))) => n.as_f64(),
         _ => None,
     };
@@ -98,7 +86,7 @@ fn shown(value: &Value) -> String {
 /// The weights of a batch of feedback.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shares {
-    /// Weight of each item, from 0 (dropped) to 1, in the batch's order.
+    /// Weight of each item, above 0 and at most 1, in the batch's order.
     pub weights: Vec<f64>,
     /// The keys that were cut; `None` is the feedback without a key.
     pub capped: Vec<Option<String>>,
@@ -111,34 +99,18 @@ type Masses<'a> = BTreeMap<Option<&'a str>, f64>;
 const ROUNDING: f64 = 1e-9;
 
 /// Weights for a batch of feedback such that no key's weights sum to more than `max_share` of the
-/// total. `keys` has the key of each item, newest last; items without a key count as one key.
+/// total. `keys` has the key of each item; items without a key count as one key.
 ///
-/// The cap is at least 1 / (number of keys), as of three keys one must have a third. `Weight`
-/// assigns every capped key the same mass `x = s U / (1 - m s)`, for `m` capped keys and the mass
-/// `U` of the others; `Drop` keeps a whole number of each key's newest items, at least one.
-/// Deterministic.
-pub fn cap_shares(keys: &[Option<&str>], max_share: f64, rule: ShareRule) -> Shares {
+/// The cap is at least 1 / (number of keys), as of three keys one must have a third. Every capped key gets the
+/// same mass `x = s U / (1 - m s)`, for `m` capped keys and the mass `U` of the others. Deterministic.
+pub fn cap_shares(keys: &[Option<&str>], max_share: f64) -> Shares {
     let mut counts = Counts::new();
     for key in keys {
         *counts.entry(*key).or_default() += 1;
     }
     let share = max_share.max(1.0 / counts.len().max(1) as f64);
-    let masses = match rule {
-        ShareRule::Weight => capped_masses(&counts, share),
-        ShareRule::Drop => kept_counts(&counts, share),
-    };
-    let mut left = masses.clone();
-    let mut weights = vec![1.0; keys.len()];
-    for (weight, key) in weights.iter_mut().zip(keys).rev() {
-        let (mass, count) = (masses[key], counts[key] as f64);
-        *weight = match rule {
-            ShareRule::Weight => mass / count,
-            ShareRule::Drop => {
-                let left = left.get_mut(key).map_or(0.0, |l| std::mem::replace(l, *l - 1.0));
-                f64::from(u8::from(left > 0.0))
-            }
-        };
-    }
+    let masses = capped_masses(&counts, share);
+    let weights = keys.iter().map(|key| masses[key] / counts[key] as f64).collect();
     let cut = counts.iter().filter(|(key, count)| masses[*key] < **count as f64);
     Shares { weights, capped: cut.map(|(key, _)| key.map(str::to_owned)).collect() }
 }
@@ -159,19 +131,6 @@ fn capped_masses<'a>(counts: &Counts<'a>, share: f64) -> Masses<'a> {
         others -= next;
     }
     counts.iter().map(|(key, count)| (*key, (*count as f64).min(cap))).collect()
-}
-
-/// The greatest whole numbers, at least 1, that are each at most the share of their sum.
-fn kept_counts<'a>(counts: &Counts<'a>, share: f64) -> Masses<'a> {
-    let mut kept = counts.clone();
-    loop {
-        let total: usize = kept.values().sum();
-        let limit = ((total as f64 * share * (1.0 + ROUNDING)).floor() as usize).max(1);
-        if kept.values().all(|k| *k <= limit) {
-            return kept.into_iter().map(|(key, k)| (key, k as f64)).collect();
-        }
-        kept.values_mut().for_each(|k| *k = (*k).min(limit));
-    }
 }
 
 /// The type of a feedback part's values.
@@ -202,17 +161,6 @@ pub enum Aggregate {
     Majority,
 }
 
-/// How a key's feedback beyond its share is cut.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ShareRule {
-    /// All of the key's feedback is down-weighted.
-    #[default]
-    Weight,
-    /// The key's oldest feedback is dropped.
-    Drop,
-}
-
 define_kind! {
     /// The defaults accept -1 to 1; the last value counts.
     pub struct FeedbackParams {
@@ -223,10 +171,8 @@ define_kind! {
         pub range: Option<[f64; 2]> = None,
         /// How the values of several raters of one sample become one.
         pub aggregate: Aggregate = Aggregate::Last,
-        /// Largest share of a batch's feedback that one key may contribute; 1 is no cap.
-        pub max_key_share: f64 = 1.0,
-        /// How a key's feedback beyond its share is cut.
-        pub share_rule: ShareRule = ShareRule::Weight,
+        /// Largest share of a batch's feedback that one key may contribute, by scaling all of it down; 1 is no cap.
+        pub max_key_share: f64 = 1.0 => share(),
     }
     kind: "feedback",
     range: "any finite number; true is 1, false is 0",
@@ -269,7 +215,7 @@ mod tests {
     }
 
     fn read(toml: &str, value: Value) -> Result<Option<f64>, String> {
-        read_value("stars", &params(toml), Some(&value), None).map_err(|e| e.to_string())
+        read_value("stars", &params(toml), Some(&value), None).map_err(|(_, message)| message)
     }
 
     #[test]
@@ -288,7 +234,7 @@ mod tests {
             assert!(refused.ends_with("takes a number from -1 to 1"), "{refused}");
         }
         insta::assert_snapshot!(read("", json!("5")).unwrap_err(), @r#"value is "5": "stars" takes a number from -1 to 1"#);
-        insta::assert_snapshot!(read_value("stars", &params(""), None, Some("hm")).unwrap_err(), @r#"value is absent: "stars" takes a number from -1 to 1"#);
+        insta::assert_snapshot!(read_value("stars", &params(""), None, Some("hm")).unwrap_err().1, @r#"value is absent: "stars" takes a number from -1 to 1"#);
         assert!(read("", Value::Null).unwrap_err().contains("absent"));
     }
 
@@ -314,7 +260,7 @@ mod tests {
     fn a_comment_has_no_value() {
         let comments = params("type = \"comment\"");
         let read = |value: Option<&Value>, comment| {
-            read_value("why", &comments, value, comment).map_err(|e| e.to_string())
+            read_value("why", &comments, value, comment).map_err(|(_, message)| message)
         };
         let one = json!(1);
         assert_eq!(read(None, Some("too long")), Ok(None));
@@ -331,37 +277,32 @@ mod tests {
     #[test]
     fn a_heavy_key_is_cut_to_its_share() {
         // x = 0.5 (x + 2)
-        let shares = cap_shares(&batch("aaaabc"), 0.5, ShareRule::Weight);
+        let shares = cap_shares(&batch("aaaabc"), 0.5);
         assert_eq!(shares.weights, [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]);
         assert_eq!(shares.capped, [Some("a".to_owned())]);
-        let shares = cap_shares(&batch("aaaabc"), 0.5, ShareRule::Drop);
-        assert_eq!(shares.weights, [0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
-        // Items without a key are one key.
-        let shares = cap_shares(&batch("---ab"), 0.4, ShareRule::Drop);
-        assert_eq!((shares.weights, shares.capped), (vec![0.0, 0.0, 1.0, 1.0, 1.0], vec![None]));
-        let shares = cap_shares(&batch("aaaabb"), 0.1, ShareRule::Weight);
+        // Items without a key are one key: x = 0.5 (x + 2).
+        let shares = cap_shares(&batch("----ab"), 0.5);
+        let weights = vec![0.5, 0.5, 0.5, 0.5, 1.0, 1.0];
+        assert_eq!((shares.weights, shares.capped), (weights, vec![None]));
+        // An impossible cap makes all keys equal.
+        let shares = cap_shares(&batch("aaaabb"), 0.1);
         assert_eq!(shares.weights, [0.5, 0.5, 0.5, 0.5, 1.0, 1.0]);
-        let shares = cap_shares(&batch("aaaabbc"), 0.1, ShareRule::Drop);
-        assert_eq!(shares.weights, [0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
-        for rule in [ShareRule::Weight, ShareRule::Drop] {
-            let shares = cap_shares(&batch("aaab"), 1.0, rule);
-            assert_eq!(shares, Shares { weights: vec![1.0; 4], capped: vec![] });
-            // A single key has the whole batch.
-            assert_eq!(cap_shares(&batch("aa"), 0.1, rule).weights, [1.0, 1.0]);
-            assert!(cap_shares(&[], 0.1, rule).weights.is_empty());
-            assert_eq!(cap_shares(&batch("aabbcc"), 1.0 / 3.0, rule).capped, []);
-        }
+        let shares = cap_shares(&batch("aaab"), 1.0);
+        assert_eq!(shares, Shares { weights: vec![1.0; 4], capped: vec![] });
+        // A single key has the whole batch.
+        assert_eq!(cap_shares(&batch("aa"), 0.1).weights, [1.0, 1.0]);
+        assert!(cap_shares(&[], 0.1).weights.is_empty());
+        assert_eq!(cap_shares(&batch("aabbcc"), 1.0 / 3.0).capped, []);
     }
 
     proptest! {
         #[test]
         fn no_key_exceeds_the_cap(
-            batch in prop::collection::vec(0_u8..6, 1..60), max_share in 0.01_f64..1.0, drop: bool,
+            batch in prop::collection::vec(0_u8..6, 1..60), max_share in 0.01_f64..1.0,
         ) {
             let names: Vec<String> = batch.iter().map(u8::to_string).collect();
             let keys: Vec<Option<&str>> = names.iter().map(|n| Some(n.as_str())).collect();
-            let rule = if drop { ShareRule::Drop } else { ShareRule::Weight };
-            let shares = cap_shares(&keys, max_share, rule);
+            let shares = cap_shares(&keys, max_share);
             let mut masses: BTreeMap<Option<&str>, f64> = BTreeMap::new();
             for (key, weight) in keys.iter().zip(&shares.weights) {
                 prop_assert!((0.0..=1.0).contains(weight));
@@ -369,10 +310,9 @@ mod tests {
             }
             let total: f64 = masses.values().sum();
             let share = max_share.max(1.0 / masses.len() as f64);
-            prop_assert!(masses.values().all(|m| {
-                *m > 0.0 && (*m <= total * share + 1e-6 || drop && *m <= 1.0)
-            }), "{masses:?} of {total}");
-            prop_assert_eq!(&cap_shares(&keys, max_share, rule), &shares);
+            let fits = |mass: &f64| *mass > 0.0 && *mass <= total * share + 1e-6;
+            prop_assert!(masses.values().all(fits), "{masses:?} of {total}");
+            prop_assert_eq!(&cap_shares(&keys, max_share), &shares);
         }
     }
 

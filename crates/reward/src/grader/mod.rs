@@ -29,6 +29,7 @@ use serde_json::{Map, Value, json};
 use hone_core::config::Problem;
 use hone_core::types::Message;
 
+use crate::reward_fn::indicator;
 use crate::{RewardFn, ScoreInput};
 use outcome::GradeFault;
 use schema::{GraderKind, GraderPrompt, GraderSpec};
@@ -194,7 +195,7 @@ impl GradeInput<'_> {
         match kind {
             GraderKind::StringCheck { input, reference, operation } => {
                 let (input, reference) = (self.fill(input)?, self.fill(reference)?);
-                Ok(f64::from(u8::from(operation(&input, &reference))))
+                Ok(indicator(operation(&input, &reference)))
             }
             GraderKind::TextSimilarity { input, reference, metric } => {
                 Ok(metric.score(&self.fill(input)?, &self.fill(reference)?))
@@ -209,7 +210,7 @@ impl GradeInput<'_> {
                 let format = format("label", json!({"type": "string", "enum": labels}));
                 let text = self.ask(prompt, format, outcome).await?;
                 let label = label(&text, labels).ok_or(GradeFault::ModelParse(text))?;
-                Ok(f64::from(u8::from(passing.contains(label))))
+                Ok(indicator(passing.contains(label)))
             }
             GraderKind::Python { source } => {
                 let none = || CodeFailure::Server("no sandbox is configured".to_owned());

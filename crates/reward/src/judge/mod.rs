@@ -2,24 +2,24 @@
 //!
 //! `mode = "score"`: `(score - min) / (max - min)`. `"pairwise"`: the share of comparisons won, a tie
 //! counting half; each pair is asked in both orders, so that a position bias cancels (Zheng et al.
-//! 2023, *Judging LLM-as-a-Judge*, 4.1). `"rank"`: from 1 for the best to 0 for the worst. All values
-//! are from 0 to 1; typical weight 1.
+//! 2023, *Judging LLM-as-a-Judge*, 4.1). All values are from 0 to 1; typical weight 1.
 //!
 //! Questions run as futures on the caller's task, at most `max_concurrency` at a time. Equal questions
 //! are asked once, and answers are cached. After a refusal or an answer that cannot be parsed the
-//! judge is asked a second time; then the value is missing. It is also missing for pairs and ranks of
-//! a prompt with a single completion. Every missing value is counted with its reason.
+//! judge is asked a second time; then the value is missing. It is also missing for pairs of a prompt
+//! with a single completion. Every missing value is counted with its reason.
 
 mod params;
 mod parse;
 mod rubric;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use async_trait::async_trait;
 use futures::future::join_all;
+use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -34,7 +34,6 @@ use hone_core::types::{Message, Role};
 use crate::grader::{GraderSampling, ModelClient, ModelRequest, TokenUsage};
 use crate::remote::{CallError, CallEvents, ChatEndpoint, unresolved};
 use crate::{RewardFn, ScoreInput};
-use parse::Judgement;
 use rubric::{JudgePrompt, JudgePrompts};
 
 pub use params::{JudgeMode, JudgeParams, Rubric, SELF_JUDGE, TokenLimitField};
@@ -102,7 +101,7 @@ impl Judge {
     async fn ask_all<P>(
         &self,
         prompts: impl IntoIterator<Item = (P, Result<JudgePrompt, Lacking>)>,
-    ) -> Vec<(P, Judgement)> {
+    ) -> Vec<(P, f64)> {
         let mut places: Vec<(P, PromptKey)> = Vec::new();
         let mut distinct: BTreeMap<PromptKey, JudgePrompt> = BTreeMap::new();
         for (place, prompt) in prompts {
@@ -118,14 +117,13 @@ impl Judge {
             }
         }
         let asked = distinct.iter().map(async |(key, prompt)| (*key, self.ask(*key, prompt).await));
-        let judgements: BTreeMap<PromptKey, Option<Judgement>> =
+        let judgements: BTreeMap<PromptKey, Option<f64>> =
             join_all(asked).await.into_iter().collect();
-        let judgement = |key| judgements.get(&key).cloned().flatten();
-        places.into_iter().filter_map(|(place, key)| Some((place, judgement(key)?))).collect()
+        places.into_iter().filter_map(|(place, key)| Some((place, judgements[&key]?))).collect()
     }
 
-    async fn ask(&self, key: PromptKey, prompt: &JudgePrompt) -> Option<Judgement> {
-        let cached = self.cache().get(&key).cloned();
+    async fn ask(&self, key: PromptKey, prompt: &JudgePrompt) -> Option<f64> {
+        let cached = self.cache.lock().get(&key).cloned();
         self.cache_lookup(cached.is_some());
         if let Some(text) = cached {
             return prompt.format.parse(&text).ok();
@@ -134,7 +132,7 @@ impl Judge {
         let _slot = self.slots.acquire().await;
         let (reason, detail) = match self.ask_with_reminder(prompt).await {
             Ok((text, Ok(judgement))) => {
-                self.cache().insert(key, text);
+                self.cache.lock().insert(key, text);
                 return Some(judgement);
             }
             Ok((text, Err(reason))) => (reason, text),
@@ -148,7 +146,7 @@ impl Judge {
     async fn ask_with_reminder(
         &self,
         prompt: &JudgePrompt,
-    ) -> Result<(String, Result<Judgement, &'static str>), Lacking> {
+    ) -> Result<(String, Result<f64, &'static str>), Lacking> {
         let mut text = self.complete(&prompt.messages).await?;
         let mut parsed = prompt.format.parse(&text);
         if parsed.is_err() {
@@ -205,20 +203,16 @@ impl Judge {
         Ok(text)
     }
 
-    fn cache(&self) -> MutexGuard<'_, JudgementCache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn score_each(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
+    async fn score_each(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
         let prompts = samples.iter().map(|s| self.prompts.score(s)).enumerate();
         let mut values = vec![None; samples.len()];
         for (place, judgement) in self.ask_all(prompts).await {
-            values[place] = judgement.score();
+            values[place] = Some(judgement);
         }
         values
     }
 
-    async fn compare(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
+    async fn compare(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
         let texts: Vec<&str> = samples.iter().map(|s| s.text.as_str()).collect();
         let seed = seed(self.params.seed, &texts);
         let pairs = pairs(texts.len(), self.params.max_pairs, seed);
@@ -226,78 +220,24 @@ impl Judge {
         let (equal, differing): (Vec<_>, Vec<_>) =
             pairs.into_iter().partition(|(i, j)| texts[*i] == texts[*j]);
         let orders = differing.iter().flat_map(|&(i, j)| [(i, j), (j, i)]);
-        let prompts = orders.map(|(a, b)| ((a, b), self.prompts.pair(samples[a], samples[b])));
-        let judgements = self.ask_all(prompts).await.into_iter();
-        let points: BTreeMap<(usize, usize), f64> =
-            judgements.filter_map(|(pair, judgement)| Some((pair, judgement.score()?))).collect();
+        let prompts = orders.map(|(a, b)| ((a, b), self.prompts.pair(&samples[a], &samples[b])));
+        let points = self.ask_all(prompts).await.into_iter().collect();
         win_rates(texts.len(), &equal, &differing, &points)
-    }
-
-    async fn rank(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
-        let texts: Vec<&str> = samples.iter().map(|s| s.text.as_str()).collect();
-        let order = distinct(&texts, self.params.seed);
-        if order.len() == 1 {
-            // All completions are equal and tie.
-            return vec![Some(0.5); samples.len()];
-        }
-        if order.len() > self.params.max_candidates {
-            let detail = format!("{} candidates", order.len());
-            self.missing("too_many_candidates", samples.len(), &detail);
-            return vec![None; samples.len()];
-        }
-        let shown: Vec<&str> = order.iter().map(|i| texts[*i]).collect();
-        match self.ask_all([((), self.prompts.rank(samples[0], &shown))]).await.pop() {
-            Some(((), Judgement::Ranking(ranking))) => by_rank(&texts, &order, &ranking),
-            _ => vec![None; samples.len()],
-        }
-    }
-
-    async fn score_group(&self, samples: &[&ScoreInput]) -> Vec<Option<f64>> {
-        match self.params.mode {
-            JudgeMode::Score => self.score_each(samples).await,
-            _ if samples.len() < 2 => {
-                self.missing("alone", samples.len(), "nothing to compare it with");
-                vec![None; samples.len()]
-            }
-            JudgeMode::Pairwise => self.compare(samples).await,
-            JudgeMode::Rank => self.rank(samples).await,
-        }
     }
 }
 
 #[async_trait]
 impl RewardFn for Judge {
     async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
-        let groups = groups(samples);
-        let judged = join_all(groups.iter().map(async |members| {
-            let inputs: Vec<&ScoreInput> = members.iter().map(|i| &samples[*i]).collect();
-            self.score_group(&inputs).await
-        }))
-        .await;
-        let mut values = vec![None; samples.len()];
-        for (members, judged) in groups.iter().zip(judged) {
-            for (member, value) in members.iter().zip(judged) {
-                values[*member] = value;
+        match self.params.mode {
+            JudgeMode::Score => self.score_each(samples).await,
+            JudgeMode::Pairwise if samples.len() < 2 => {
+                self.missing("alone", samples.len(), "nothing to compare it with");
+                vec![None; samples.len()]
             }
-        }
-        values
-    }
-}
-
-/// The indices of the samples of each prompt, which share messages and metadata.
-fn groups(samples: &[ScoreInput]) -> Vec<Vec<usize>> {
-    let mut groups: Vec<Vec<usize>> = Vec::new();
-    for (i, sample) in samples.iter().enumerate() {
-        let same = |members: &&mut Vec<usize>| {
-            let other = &samples[members[0]];
-            other.messages == sample.messages && other.metadata == sample.metadata
-        };
-        match groups.iter_mut().find(same) {
-            Some(members) => members.push(i),
-            None => groups.push(vec![i]),
+            JudgeMode::Pairwise => self.compare(samples).await,
         }
     }
-    groups
 }
 
 impl Judge {
@@ -348,42 +288,33 @@ struct JudgementCache {
     clock: u64,
     /// Time of the last use, and the answer.
     entries: HashMap<PromptKey, (u64, String)>,
-    /// Questions by the time of their last use; one for each entry.
-    by_age: BTreeMap<u64, PromptKey>,
 }
 
 impl JudgementCache {
     fn new(capacity: usize) -> Self {
-        Self { capacity, clock: 0, entries: HashMap::new(), by_age: BTreeMap::new() }
+        Self { capacity, clock: 0, entries: HashMap::new() }
     }
 
     fn get(&mut self, key: &PromptKey) -> Option<&String> {
         let (used, answer) = self.entries.get_mut(key)?;
-        self.by_age.remove(used);
         self.clock += 1;
         *used = self.clock;
-        self.by_age.insert(self.clock, *key);
         Some(answer)
     }
 
+    /// Keeps an answer in place of the one that was used the longest ago. A judge takes far longer than the search.
     fn insert(&mut self, key: PromptKey, answer: String) {
-        if self.capacity == 0 {
-            return;
-        }
         self.clock += 1;
-        if let Some((used, _)) = self.entries.insert(key, (self.clock, answer)) {
-            self.by_age.remove(&used);
-        }
-        self.by_age.insert(self.clock, key);
-        while self.entries.len() > self.capacity {
-            let Some((_, oldest)) = self.by_age.pop_first() else { return };
-            self.entries.remove(&oldest);
+        self.entries.insert(key, (self.clock, answer));
+        if self.entries.len() > self.capacity {
+            let used = |(key, (used, _)): (&PromptKey, &(u64, String))| (*used, *key);
+            let oldest = self.entries.iter().map(used).min();
+            oldest.and_then(|(_, key)| self.entries.remove(&key));
         }
     }
 }
 
-// Selects the pairs to compare and the order in which candidates are shown, and converts comparisons
-// and ranks to values.
+// Selects the pairs to compare, and converts comparisons to values.
 
 /// The seed of one group's random choices: reproducible, and different for every group.
 fn seed(configured: u64, texts: &[&str]) -> u64 {
@@ -434,26 +365,6 @@ fn win_rates(
         }
     }
     won.iter().map(|(points, count)| (*count > 0).then(|| points / f64::from(*count))).collect()
-}
-
-/// The index of each distinct text, in the random order in which a judge sees them.
-fn distinct(texts: &[&str], configured: u64) -> Vec<usize> {
-    let mut seen = BTreeSet::new();
-    let mut order: Vec<usize> = (0..texts.len()).filter(|i| seen.insert(texts[*i])).collect();
-    order.shuffle(&mut ChaCha8Rng::seed_from_u64(seed(configured, texts)));
-    order
-}
-
-/// `1 - r / (k - 1)` for rank `r` from 0 among `k` distinct texts; equal texts have equal values.
-/// `ranking` is a permutation of the positions in `order`, best first.
-fn by_rank(texts: &[&str], order: &[usize], ranking: &[usize]) -> Vec<Option<f64>> {
-    let last = ranking.len().saturating_sub(1).max(1) as f64;
-    let values: BTreeMap<&str, f64> = ranking
-        .iter()
-        .enumerate()
-        .filter_map(|(rank, shown)| Some((texts[*order.get(*shown)?], 1.0 - rank as f64 / last)))
-        .collect();
-    texts.iter().map(|text| values.get(text).copied()).collect()
 }
 
 #[cfg(test)]

@@ -19,8 +19,6 @@ pub enum JudgeMode {
     Score,
     /// Two at a time, in both orders; the value is the share of comparisons won.
     Pairwise,
-    /// All at once, best first; the value falls from 1 to 0 by rank.
-    Rank,
 }
 
 /// The criterion of a judge.
@@ -76,12 +74,10 @@ define_kind! {
         pub max_tokens: u32 = 512 => between(1, 1 << 20),
         /// The request field that carries `max_tokens`.
         pub token_limit_field: TokenLimitField = TokenLimitField::default(),
-        /// Seed of the judge's sampling and of the order in which candidates are shown.
+        /// Seed of the judge's sampling and of the choice of pairs.
         pub seed: u64 = 0,
         /// Most pairs compared for one prompt, each in both orders; if there are fewer, all are.
         pub max_pairs: usize = 28 => between(1, 1 << 16),
-        /// Most candidates ranked in one question; a larger group is not ranked.
-        pub max_candidates: usize = 16 => between(2, 256),
         /// Most judgments in the cache; 0 caches none.
         pub cache_entries: usize = 4096 => between(0, 1 << 24),
         /// Price of a million prompt tokens, in any one currency.
@@ -115,8 +111,7 @@ define_kind! {
     example: "base_url = \"http://127.0.0.1:9/v1\"\nmodel = \"judge\"",
     calls_out: true,
     formula: "the verdict of a language model (base_url = \"self\" is this server's): its score on the scale min to \
-              max as 0 to 1, or within a group the share of pairs won, or the place in a ranking; rubric = \"custom\" \
-              needs template",
+              max as 0 to 1, or within a group the share of pairs won; rubric = \"custom\" needs template",
 }
 
 impl JudgeParams {

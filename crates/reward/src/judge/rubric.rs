@@ -12,29 +12,17 @@ use super::params::{JudgeMode, JudgeParams, Rubric};
 use super::parse::AnswerFormat;
 use crate::ScoreInput;
 
-/// A template of the conversation, the reference answer if there is one, and the judged text.
-macro_rules! material {
-    ($judged:literal) => {
-        concat!(
-            "The conversation:\n<<<{{ fence }}\n",
-            "{% for message in messages %}[{{ message.role }}]\n{{ message.content }}\n{% endfor %}",
-            "{{ fence }}>>>\n\n",
-            "{% if reference %}The reference answer:\n",
-            "<<<{{ fence }}\n{{ reference }}\n{{ fence }}>>>\n\n{% endif %}",
-            $judged
-        )
-    };
-}
-
-const SCORE: &str =
-    material!("The answer to judge:\n<<<{{ fence }}\n{{ completion }}\n{{ fence }}>>>");
-const PAIR: &str = material!(
-    "Answer A:\n<<<{{ fence }}\n{{ first }}\n{{ fence }}>>>\n\nAnswer B:\n<<<{{ fence }}\n{{ \
-     second }}\n{{ fence }}>>>"
-);
-const RANK: &str = material!(
-    "{% for candidate in candidates %}Answer [{{ loop.index }}]:\n<<<{{ fence }}\n{{ candidate \
-     }}\n{{ fence }}>>>\n\n{% endfor %}"
+/// The conversation, the reference answer if there is one, and the judged text.
+const MATERIAL: &str = concat!(
+    "The conversation:\n<<<{{ fence }}\n",
+    "{% for message in messages %}[{{ message.role }}]\n{{ message.content }}\n{% endfor %}",
+    "{{ fence }}>>>\n\n",
+    "{% if reference %}The reference answer:\n",
+    "<<<{{ fence }}\n{{ reference }}\n{{ fence }}>>>\n\n{% endif %}",
+    "{% if completion is defined %}The answer to judge:\n",
+    "<<<{{ fence }}\n{{ completion }}\n{{ fence }}>>>{% else %}",
+    "Answer A:\n<<<{{ fence }}\n{{ first }}\n{{ fence }}>>>\n\n",
+    "Answer B:\n<<<{{ fence }}\n{{ second }}\n{{ fence }}>>>{% endif %}"
 );
 
 const HELPFULNESS: &str = "Judge by helpfulness: whether the answer does what the user asked for, \
@@ -66,25 +54,24 @@ pub(super) struct JudgePrompts {
 const NAME: &str = "judge";
 
 impl JudgePrompts {
-    /// Compiles the template of the configured mode.
-    /// Errors: if a custom template has a syntax error, uses a variable that its mode does not have, or does
+    /// Compiles the template.
+    /// Errors: if a custom one has a syntax error, uses a variable that its mode does not have, or does
     /// not use the text to judge.
     pub(super) fn new(params: &JudgeParams) -> Result<Self, Problem> {
         let mut environment = Environment::new();
         // Rendering an undefined metadata key is an error, but `{% if metadata.key %}` is allowed.
         environment.set_undefined_behavior(UndefinedBehavior::SemiStrict);
-        let (builtin, judged): (&str, &[&str]) = match params.mode {
-            JudgeMode::Score => (SCORE, &["completion"]),
-            JudgeMode::Pairwise => (PAIR, &["first", "second"]),
-            JudgeMode::Rank => (RANK, &["candidates"]),
-        };
-        let source = match params.rubric {
-            Rubric::Custom => params.template.clone(),
-            _ => builtin.to_owned(),
-        };
         let wrong = |why: String| Problem::new("template", format!(" {why}"));
         let unread = |error: minijinja::Error| wrong(format!("cannot be read: {error}"));
-        environment.add_template_owned(NAME, source).map_err(unread)?;
+        if params.rubric != Rubric::Custom {
+            environment.add_template(NAME, MATERIAL).map_err(unread)?;
+            return Ok(Self { environment, params: params.clone() });
+        }
+        let judged: &[&str] = match params.mode {
+            JudgeMode::Score => &["completion"],
+            JudgeMode::Pairwise => &["first", "second"],
+        };
+        environment.add_template_owned(NAME, params.template.clone()).map_err(unread)?;
         let template = environment.get_template(NAME).map_err(unread)?;
         let used: BTreeSet<String> = template.undeclared_variables(false).into_iter().collect();
         let known: Vec<&str> = COMMON.iter().chain(judged).copied().collect();
@@ -121,18 +108,6 @@ impl JudgePrompts {
                       {\"winner\": \"B\"} or {\"winner\": \"tie\"}";
         let judged = context! { first => first.text, second => second.text };
         self.prompt(first, &[&first.text, &second.text], judged, instruction, AnswerFormat::Winner)
-    }
-
-    /// Asks for a ranking of completions of the prompt of `sample`.
-    pub(super) fn rank(&self, sample: &ScoreInput, candidates: &[&str]) -> PromptResult {
-        let n = candidates.len();
-        let instruction = format!(
-            "Rank the {n} answers from best to worst; the order in which they are shown means \
-             nothing. Give your reason in at most three sentences, then end with one line of JSON \
-             that lists every number from 1 to {n} once, the best first: {{\"ranking\": [...]}}"
-        );
-        let judged = context! { candidates };
-        self.prompt(sample, candidates, judged, &instruction, AnswerFormat::Ranking(n))
     }
 
     fn prompt(

@@ -8,19 +8,17 @@ use serde_json::Value;
 
 use hone_core::config::{between, from_environment};
 
-use crate::code::{CodeLanguage, CodeReward, PythonFunction, SyntaxReward};
+use crate::code::{CodeReward, PythonFunction, SyntaxReward};
 use crate::feedback::FeedbackType;
 use crate::grader::{Backends, Grader};
 use crate::judge::{Judge, Rubric, SELF_JUDGE};
 use crate::kinds::prelude::*;
 use crate::remote::check_url;
-use crate::script::ScriptReward;
 use crate::webhook::Webhook;
 
 pub use crate::code::{CodeParams, CodeSyntax, PythonParams};
 pub use crate::feedback::FeedbackParams;
 pub use crate::judge::JudgeParams;
-pub use crate::script::ScriptParams;
 pub use crate::webhook::WebhookParams;
 
 impl Kind for FeedbackParams {
@@ -34,11 +32,7 @@ impl Kind for FeedbackParams {
                 return wrong("two finite numbers, the lesser first");
             }
         }
-        if !(self.max_key_share > 0.0 && self.max_key_share <= 1.0) {
-            let allowed = "greater than 0 and at most 1";
-            return Err(Problem::value("max_key_share", self.max_key_share, allowed));
-        }
-        Ok(())
+        self.check_ranges()
     }
 
     fn build(&self, _: &BuildContext<'_>) -> Built {
@@ -48,21 +42,11 @@ impl Kind for FeedbackParams {
 
 impl Kind for CodeSyntax {
     fn build(&self, context: &BuildContext<'_>) -> Built {
-        let reward = SyntaxReward::new(self.clone(), context.tools.sandbox.clone());
-        let reward = reward.map_err(|error| Problem::new("language", format!(": {error}")))?;
-        Ok(Some(Arc::new(reward)))
+        Ok(Some(Arc::new(SyntaxReward::new(self.clone(), context.sandbox("code_syntax")?))))
     }
 
     fn needs_sandbox(&self) -> bool {
-        self.language == CodeLanguage::Python
-    }
-}
-
-impl Kind for ScriptParams {
-    fn build(&self, _: &BuildContext<'_>) -> Built {
-        let script = ScriptReward::new(self)
-            .map_err(|error| Problem::new("source", format!(" does not compile: {error}")))?;
-        Ok(Some(Arc::new(script)))
+        true
     }
 }
 
@@ -99,10 +83,7 @@ impl Kind for PythonParams {
     }
 
     fn build(&self, context: &BuildContext<'_>) -> Built {
-        let Some(sandbox) = context.tools.sandbox.clone() else {
-            let why = " is \"python\", which needs the sandbox, and it is not set up";
-            return Err(Problem::new("kind", why));
-        };
+        let sandbox = context.sandbox("python")?;
         let function = PythonFunction::new(self.clone(), sandbox, context.route, context.part)?;
         Ok(Some(Arc::new(function)))
     }
@@ -130,13 +111,11 @@ impl Kind for CodeParams {
     }
 
     fn build(&self, context: &BuildContext<'_>) -> Built {
-        let reward = CodeReward::new(self.clone(), context.tools.sandbox.clone());
-        let reward = reward.map_err(|error| Problem::new("language", format!(": {error}")))?;
-        Ok(Some(Arc::new(reward)))
+        Ok(Some(Arc::new(CodeReward::new(self.clone(), context.sandbox("code")?))))
     }
 
     fn needs_sandbox(&self) -> bool {
-        self.language == CodeLanguage::Python
+        true
     }
 
     fn reads(&self) -> Vec<String> {
@@ -225,7 +204,7 @@ impl Kind for GraderParams {
             return Err(not_a_grader("it runs Python, and there is no sandbox".to_owned()));
         }
         for model in grader.models() {
-            context.tools.check_model(model).map_err(not_a_grader)?;
+            context.tools.client(model).map(drop).map_err(not_a_grader)?;
         }
         Ok(Some(Arc::new(grader)))
     }

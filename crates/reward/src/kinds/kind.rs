@@ -10,12 +10,13 @@ use hone_core::metrics::Metrics;
 
 use super::answer::{AnswerFinder, texts_of};
 use super::define::Documented;
+use crate::sandbox::Sandbox;
 use crate::tools::Tools;
 use crate::{RewardFn, ScoreInput};
 
 /// A kind of reward part: the implementing type holds the kind's parameters.
 pub trait Kind: Documented {
-    /// Checks the parameters. Patterns, schemas and scripts are compiled, and so checked, by
+    /// Checks the parameters. Patterns and schemas are compiled, and so checked, by
     /// [`Kind::build`].
     /// Errors: the first value that is out of range, its key relative to the part.
     fn check(&self) -> Checked {
@@ -91,6 +92,12 @@ pub struct BuildContext<'a> {
 }
 
 impl BuildContext<'_> {
+    /// The sandbox, which this kind needs.
+    pub(super) fn sandbox(&self, kind: &str) -> Result<Arc<Sandbox>, Problem> {
+        let why = || format!(" is {kind:?}, which needs the sandbox, and it is not set up");
+        self.tools.sandbox.clone().ok_or_else(|| Problem::new("kind", why()))
+    }
+
     /// The metrics that calls are counted in. Without the tool, as when a configuration is only
     /// checked, they are counted in metrics that are dropped.
     pub(super) fn metrics(&self) -> Result<Arc<Metrics>, Problem> {
@@ -147,11 +154,6 @@ pub fn listed_or_referenced<'t>(
         listed => Cow::Borrowed(listed),
     };
     (!texts.is_empty()).then_some(texts)
-}
-
-/// 1 for true, 0 for false.
-pub fn indicator(holds: bool) -> f64 {
-    f64::from(u8::from(holds))
 }
 
 /// `min(1, found / target)`.

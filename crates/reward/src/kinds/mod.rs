@@ -52,9 +52,9 @@ mod prelude {
     pub(super) use super::answer::{AnswerFinder, answer_key, answer_pattern};
     pub(super) use super::define::{KindParameters, define_kind};
     pub(super) use super::kind::{
-        BuildContext, Built, Kind, compared, indicator, listed_or_referenced, per_sample,
-        share_of_target,
+        BuildContext, Built, Kind, compared, listed_or_referenced, per_sample, share_of_target,
     };
+    pub(super) use crate::reward_fn::indicator;
 }
 
 /// Generates [`RewardKind`] and its dispatch from `Variant(Parameters)`.
@@ -149,7 +149,6 @@ kinds! {
     Code(CodeParams),
     CodeSyntax(CodeSyntax),
     Python(PythonParams),
-    Script(ScriptParams),
     Grader(GraderParams),
     Webhook(WebhookParams),
     Judge(JudgeParams),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use hone_core::config::{Checked, Problem, finite};
+use hone_core::config::section::Parameters;
+use hone_core::config::{Checked, Problem};
 
 use crate::{RewardFn, ScoreInput};
 
@@ -16,9 +17,9 @@ hone_core::parameters! {
         #[serde(skip_serializing_if = "Option::is_none")]
         pub clip: Option<[f64; 2]> = None,
         /// Factor, applied first.
-        pub scale: f64 = 1.0,
+        pub scale: f64 = 1.0 => finite(),
         /// Summand, applied after the factor.
-        pub offset: f64 = 0.0,
+        pub offset: f64 = 0.0 => finite(),
     }
 }
 
@@ -39,8 +40,7 @@ impl Shaping {
     }
 
     pub(crate) fn check(&self) -> Checked {
-        finite("scale", self.scale)?;
-        finite("offset", self.offset)?;
+        self.check_ranges()?;
         match self.clip {
             Some([low, high]) if !(low.is_finite() && high.is_finite() && low <= high) => {
                 let allowed = "two finite numbers, the lower first";

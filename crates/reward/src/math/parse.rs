@@ -61,18 +61,11 @@ impl ExpressionParser<'_> {
     /// Takes a command such as `\frac`, or a name such as `pi`, that no letter follows.
     fn word(&mut self, word: &str) -> bool {
         self.space();
-        let mut end = self.at;
-        for wanted in word.chars() {
-            if self.chars.get(end) != Some(&wanted) {
-                return false;
-            }
-            end += 1;
-        }
-        if self.chars.get(end).is_some_and(|c| c.is_alphabetic()) {
-            return false;
-        }
-        self.at = end;
-        true
+        let (rest, length) = (&self.chars[self.at..], word.chars().count());
+        let is_next = word.chars().eq(rest.iter().take(length).copied())
+            && !rest.get(length).is_some_and(|c| c.is_alphabetic());
+        self.at += if is_next { length } else { 0 };
+        is_next
     }
 
     fn nested(&mut self, read: impl FnOnce(&mut Self) -> Option<Number>) -> Option<Number> {
@@ -216,11 +209,8 @@ impl ExpressionParser<'_> {
         let mut n: u32 = 2;
         if self.take('[') {
             self.space();
-            let from = self.at;
-            while self.chars.get(self.at).is_some_and(char::is_ascii_digit) {
-                self.at += 1;
-            }
-            let digits: String = self.chars[from..self.at].iter().collect();
+            let mut digits = String::new();
+            self.digits(&mut digits);
             n = digits.parse().ok().filter(|n| (1..=1000).contains(n))?;
             if !self.take(']') {
                 return None;

@@ -8,10 +8,8 @@ use serde_json::Value;
 
 use hone_core::config::Secret;
 
-use super::CallError;
-use super::CallEvents;
 use super::endpoint::Endpoint;
-use super::limits::CallLimits;
+use super::{CallError, CallEvents, CallLimits};
 use crate::grader::TokenUsage;
 
 /// `POST base_url/chat/completions`.

@@ -1,15 +1,13 @@
 //! One URL that JSON is posted to.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use chrono::DateTime;
+use parking_lot::Mutex;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
-use reqwest::{Response, Url, redirect};
+use reqwest::{Url, redirect};
 
-use super::CallError;
-use super::CallEvents;
-use super::limits::CallLimits;
+use super::{CallError, CallEvents, CallLimits};
 
 /// One URL that JSON is posted to.
 pub(crate) struct Endpoint {
@@ -48,7 +46,15 @@ impl Endpoint {
         let mut retries = 0;
         loop {
             let permit = self.breaker.admit(Instant::now()).ok_or(CallError::CircuitOpen)?;
-            let error = match self.tracked_attempt(body, headers(), permit, events).await {
+            let start = Instant::now();
+            let result = self.attempt(body, headers()).await;
+            let outcome = result.as_ref().map_or_else(CallError::reason, |_| "ok");
+            events.attempt(outcome, start.elapsed());
+            let failed = result.as_ref().is_err_and(CallError::is_service_failure);
+            if let Some(opened) = permit.settle(failed.then(Instant::now)) {
+                events.circuit(opened);
+            }
+            let error = match result {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
@@ -69,27 +75,6 @@ impl Endpoint {
         }
     }
 
-    /// One attempt, reported to the circuit breaker and to `events`.
-    async fn tracked_attempt(
-        &self,
-        body: &[u8],
-        headers: HeaderMap,
-        permit: Permit<'_>,
-        events: &CallEvents,
-    ) -> Result<Vec<u8>, CallError> {
-        let start = Instant::now();
-        let result = self.attempt(body, headers).await;
-        let outcome = result.as_ref().map_or_else(CallError::reason, |_| "ok");
-        events.attempt(outcome, start.elapsed());
-        let failed = result.as_ref().is_err_and(CallError::is_service_failure);
-        match if failed { permit.failed(Instant::now()) } else { permit.succeeded() } {
-            CircuitChange::None => {}
-            CircuitChange::Opened => events.circuit(true),
-            CircuitChange::Closed => events.circuit(false),
-        }
-        result
-    }
-
     async fn attempt(&self, body: &[u8], headers: HeaderMap) -> Result<Vec<u8>, CallError> {
         let request = self
             .client
@@ -97,17 +82,12 @@ impl Endpoint {
             .header(CONTENT_TYPE, "application/json")
             .headers(headers)
             .body(body.to_vec());
-        let response = request.send().await.map_err(|e| self.transport_error(e))?;
+        let mut response = request.send().await.map_err(|e| self.transport_error(e))?;
         if !response.status().is_success() {
             let wait = response.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok());
             let wait = wait.and_then(|v| retry_after(v, SystemTime::now()));
             return Err(CallError::Status(response.status().as_u16(), wait));
         }
-        self.read(response).await
-    }
-
-    /// Reads the answer up to the size limit.
-    async fn read(&self, mut response: Response) -> Result<Vec<u8>, CallError> {
         let limit = self.limits.max_response_bytes;
         let mut answer = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(|e| self.transport_error(e))? {
@@ -161,16 +141,6 @@ enum CircuitState {
     Probing { since: Instant },
 }
 
-/// The effect of an attempt's result on the circuit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CircuitChange {
-    None,
-    /// The circuit opened, for the first time or after a failed probe.
-    Opened,
-    /// The service has recovered.
-    Closed,
-}
-
 /// Decides whether a request may be sent.
 pub(super) struct Breaker {
     threshold: u32,
@@ -184,13 +154,9 @@ impl Breaker {
         Self { threshold, cooldown, state: Mutex::new(CircuitState::Closed { failures: 0 }) }
     }
 
-    fn state(&self) -> MutexGuard<'_, CircuitState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A permit for one attempt; `None` while the circuit is open or probing.
     pub(super) fn admit(&self, now: Instant) -> Option<Permit<'_>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let probe = match *state {
             CircuitState::Closed { .. } => false,
             CircuitState::Open { until } if now >= until => {
@@ -212,34 +178,29 @@ pub(super) struct Permit<'a> {
 }
 
 impl Permit<'_> {
-    pub(super) fn succeeded(mut self) -> CircuitChange {
-        self.settled = true;
-        let mut state = self.breaker.state();
-        let change = match *state {
-            CircuitState::Closed { .. } => CircuitChange::None,
-            CircuitState::Probing { .. } if self.probe => CircuitChange::Closed,
-            // The attempt started before the circuit opened, so it does not show the current state.
-            CircuitState::Open { .. } | CircuitState::Probing { .. } => return CircuitChange::None,
-        };
-        *state = CircuitState::Closed { failures: 0 };
-        change
-    }
-
-    pub(super) fn failed(mut self, now: Instant) -> CircuitChange {
+    /// Reports the attempt, with the time of a failure. Returns whether the circuit opened, for the first time or
+    /// after a failed probe (true), or closed (false); `None` if it did not change.
+    pub(super) fn settle(mut self, failed: Option<Instant>) -> Option<bool> {
         self.settled = true;
         let Breaker { threshold, cooldown, .. } = *self.breaker;
-        let mut state = self.breaker.state();
+        let mut state = self.breaker.state.lock();
         match *state {
-            CircuitState::Closed { failures } if failures + 1 < threshold => {
-                *state = CircuitState::Closed { failures: failures + 1 };
-                return CircuitChange::None;
+            CircuitState::Closed { failures } => {
+                let failures = if failed.is_some() { failures + 1 } else { 0 };
+                if failures < threshold {
+                    *state = CircuitState::Closed { failures };
+                    return None;
+                }
             }
-            CircuitState::Closed { .. } => {}
             CircuitState::Probing { .. } if self.probe => {}
-            CircuitState::Open { .. } | CircuitState::Probing { .. } => return CircuitChange::None,
+            // The attempt started before the circuit opened, so it does not show the current state.
+            CircuitState::Open { .. } | CircuitState::Probing { .. } => return None,
         }
-        *state = CircuitState::Open { until: now + cooldown };
-        CircuitChange::Opened
+        *state = match failed {
+            Some(now) => CircuitState::Open { until: now + cooldown },
+            None => CircuitState::Closed { failures: 0 },
+        };
+        Some(failed.is_some())
     }
 }
 
@@ -248,7 +209,7 @@ impl Drop for Permit<'_> {
         if self.settled || !self.probe {
             return;
         }
-        let mut state = self.breaker.state();
+        let mut state = self.breaker.state.lock();
         if let CircuitState::Probing { since } = *state {
             *state = CircuitState::Open { until: since };
         }
@@ -296,36 +257,30 @@ mod tests {
     fn opens_after_consecutive_failures_and_closes_after_a_probe() {
         let breaker = Breaker::new(3, COOLDOWN);
         let start = Instant::now();
-        let fail = |now| breaker.admit(now).unwrap().failed(now);
-        assert_eq!([fail(start), fail(start)], [CircuitChange::None; 2]);
+        let fail = |now| breaker.admit(now).unwrap().settle(Some(now));
+        assert_eq!([fail(start), fail(start)], [None; 2]);
         // A success resets the count.
-        assert_eq!(breaker.admit(start).unwrap().succeeded(), CircuitChange::None);
-        assert_eq!(
-            [fail(start), fail(start), fail(start)],
-            [CircuitChange::None, CircuitChange::None, CircuitChange::Opened]
-        );
+        assert_eq!(breaker.admit(start).unwrap().settle(None), None);
+        assert_eq!([fail(start), fail(start), fail(start)], [None, None, Some(true)]);
         assert!(breaker.admit(start + COOLDOWN / 2).is_none());
         // One probe at a time; a failed one opens the circuit for another cooldown.
         let later = start + COOLDOWN;
         let probe = breaker.admit(later).unwrap();
         assert!(breaker.admit(later).is_none());
-        assert_eq!(probe.failed(later), CircuitChange::Opened);
+        assert_eq!(probe.settle(Some(later)), Some(true));
         assert!(breaker.admit(later + COOLDOWN / 2).is_none());
         let back = later + COOLDOWN;
-        assert_eq!(breaker.admit(back).unwrap().succeeded(), CircuitChange::Closed);
-        assert_eq!(
-            [fail(back), fail(back), fail(back)],
-            [CircuitChange::None, CircuitChange::None, CircuitChange::Opened]
-        );
+        assert_eq!(breaker.admit(back).unwrap().settle(None), Some(false));
+        assert_eq!([fail(back), fail(back), fail(back)], [None, None, Some(true)]);
     }
 
     #[test]
     fn after_a_cancelled_probe_the_next_request_probes() {
         let breaker = Breaker::new(1, COOLDOWN);
         let start = Instant::now();
-        assert_eq!(breaker.admit(start).unwrap().failed(start), CircuitChange::Opened);
+        assert_eq!(breaker.admit(start).unwrap().settle(Some(start)), Some(true));
         drop(breaker.admit(start + COOLDOWN).unwrap());
-        assert_eq!(breaker.admit(start + COOLDOWN).unwrap().succeeded(), CircuitChange::Closed);
+        assert_eq!(breaker.admit(start + COOLDOWN).unwrap().settle(None), Some(false));
     }
 
     #[test]
@@ -337,11 +292,11 @@ mod tests {
             breaker.admit(start).unwrap(),
             breaker.admit(start).unwrap(),
         );
-        assert_eq!(first.failed(start), CircuitChange::Opened);
-        assert_eq!(second.succeeded(), CircuitChange::None);
+        assert_eq!(first.settle(Some(start)), Some(true));
+        assert_eq!(second.settle(None), None);
         assert!(breaker.admit(start).is_none());
         let probe = breaker.admit(start + COOLDOWN).unwrap();
-        assert_eq!(third.failed(start + COOLDOWN), CircuitChange::None);
-        assert_eq!(probe.succeeded(), CircuitChange::Closed);
+        assert_eq!(third.settle(Some(start + COOLDOWN)), None);
+        assert_eq!(probe.settle(None), Some(false));
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::{Checked, above, between, finite};
+use hone_core::config::{Checked, above, between};
 
 use crate::kinds::KindParameters;
 
@@ -12,7 +12,7 @@ hone_core::parameters! {
     #[derive(Copy)]
     pub struct AdaptiveConfig {
         /// A value of at least this is a success.
-        pub success_at: f64 = 1.0,
+        pub success_at: f64 = 1.0 => finite(),
         /// Below this success rate the weight is multiplied by `up`.
         pub low: f64 = 0.3,
         /// Above this success rate the weight is multiplied by `down`.
@@ -40,7 +40,6 @@ impl AdaptiveConfig {
 
     pub(super) fn check(&self, weight: f64) -> Checked {
         above("weight", weight, 0.0)?;
-        finite("adaptive.success_at", self.success_at)?;
         self.check_ranges().map_err(|problem| problem.prefixed("adaptive."))?;
         between("adaptive.low", self.low, 0.0, self.high)?;
         above("adaptive.down", self.down, 0.0)?;

@@ -82,27 +82,30 @@ impl Route {
     /// others only the presence of the metadata is checked.
     pub async fn coverage(&self, prompts: &[&BTreeMap<String, String>]) -> Vec<PartCoverage> {
         let mut all = Vec::new();
-        for part in &self.parts {
-            let Some(grader) = part.grader.as_ref().filter(|_| !part.reads.is_empty()) else {
-                continue;
+        for part in self.parts.iter().filter(|part| !part.reads.is_empty()) {
+            let Some(grader) = &part.grader else { continue };
+            let reference = |i: usize| {
+                part.reads.iter().find_map(|key| prompts[i].get(key)).map_or("", String::as_str)
+            };
+            let score = async |scores_reference: bool| {
+                let input = |i: usize| ScoreInput {
+                    messages: Arc::default(),
+                    metadata: Arc::new(prompts[i].clone()),
+                    text: if scores_reference { reference(i).to_owned() } else { String::new() },
+                    ids: Vec::new(),
+                };
+                let inputs: Vec<ScoreInput> = (0..prompts.len()).map(input).collect();
+                score_guarded(grader.as_ref(), &inputs, &self.name, &part.name).await
             };
             let mut unearned = Vec::new();
             let usable: Vec<bool> = if part.calls_out {
-                let present = |metadata: &&BTreeMap<String, String>| {
-                    part.reads.iter().any(|key| metadata.contains_key(key))
-                };
-                prompts.iter().map(present).collect()
+                let has_any = |i: usize| part.reads.iter().any(|key| prompts[i].contains_key(key));
+                (0..prompts.len()).map(has_any).collect()
             } else {
-                let inputs: Vec<ScoreInput> =
-                    prompts.iter().map(|metadata| empty_completion(metadata)).collect();
-                let references: Vec<ScoreInput> =
-                    inputs.iter().map(|input| with_reference(input, &part.reads)).collect();
-                let grader = grader.as_ref();
-                let values = score_guarded(grader, &inputs, &self.name, &part.name).await;
-                let earned = score_guarded(grader, &references, &self.name, &part.name).await;
+                let values = score(false).await;
+                let earned = score(true).await;
                 let is_unearned = |i: &usize| {
-                    let reference = &references[*i].text;
-                    values[*i].is_some() && !reference.is_empty() && earned[*i] == Some(0.0)
+                    values[*i].is_some() && !reference(*i).is_empty() && earned[*i] == Some(0.0)
                 };
                 unearned = (0..prompts.len()).filter(is_unearned).collect();
                 values.iter().map(Option::is_some).collect()
@@ -115,32 +118,12 @@ impl Route {
                 first_unusable: first
                     .map(|index| (index, part.lacks(prompts[index]).unwrap_or_default())),
                 unearned: unearned.len(),
-                first_unearned: unearned.first().map(|index| {
-                    let text = reference(prompts[*index], &part.reads);
-                    (*index, shortened(text, SHOWN).into_owned())
-                }),
+                first_unearned: unearned
+                    .first()
+                    .map(|index| (*index, shortened(reference(*index), SHOWN).into_owned())),
             });
         }
         all
-    }
-}
-
-/// The first of the metadata that a part reads.
-fn reference<'m>(metadata: &'m BTreeMap<String, String>, reads: &[String]) -> &'m str {
-    reads.iter().find_map(|key| metadata.get(key)).map_or("", String::as_str)
-}
-
-/// The prompt's reference as its completion.
-fn with_reference(input: &ScoreInput, reads: &[String]) -> ScoreInput {
-    ScoreInput { text: reference(&input.metadata, reads).to_owned(), ..input.clone() }
-}
-
-fn empty_completion(metadata: &BTreeMap<String, String>) -> ScoreInput {
-    ScoreInput {
-        messages: Arc::default(),
-        metadata: Arc::new(metadata.clone()),
-        text: String::new(),
-        ids: Vec::new(),
     }
 }
 
@@ -165,7 +148,6 @@ mod tests {
         let route = route(
             "{ name = 'number', kind = 'numeric_match' }, { name = 'text', kind = 'exact_match' }, \
              { name = 'city', kind = 'exact_match', reference = 'city' }, \
-             { name = 'tests', kind = 'code', language = 'rhai' }, \
              { name = 'said', kind = 'contains', phrases = ['a'] }",
         );
         let prompts = [metadata(&[("answer", "5")]), metadata(&[("answer", "7 apples or 8")])];
@@ -178,7 +160,6 @@ mod tests {
             r#"number numeric_match 1 Some((1, "it cannot use the metadata `answer`, \"7 apples or 8\""))"#,
             "text exact_match 2 None",
             r#"city exact_match 0 Some((0, "there is no metadata `city`"))"#,
-            r#"tests code 0 Some((0, "there is no metadata `tests` or `cases`"))"#,
         ];
         assert_eq!(shown, expected);
     }
@@ -204,9 +185,9 @@ mod tests {
 
     #[test]
     fn a_part_without_metadata_lacks_none() {
-        let route = route("{ name = 's', kind = 'script', source = '()' }");
+        let route = route("{ name = 'd', kind = 'diversity' }");
         let missing = route.missing(&metadata(&[]));
         let [part] = &missing[..] else { panic!("{missing:?}") };
-        assert_eq!((part.kind, &part.lacks, part.calls_out), ("script", &None, false));
+        assert_eq!((part.kind, &part.lacks, part.calls_out), ("diversity", &None, false));
     }
 }

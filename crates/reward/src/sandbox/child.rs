@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open};
 
-use super::confine::{ChildSetup, LANDLOCK_ENOUGH};
+use super::confine::LANDLOCK_ENOUGH;
 use super::{Isolation, IsolationLayer, LaunchSpec, RunOutcome, SandboxError, Status, failed};
 use super::{confine, namespaces, sys};
 
@@ -113,12 +113,7 @@ fn supervise(spec: &LaunchSpec) -> Result<RunOutcome, SandboxError> {
     let Some(pid) = sys::fork().map_err(failed("fork"))? else {
         drop(launcher_end);
         let mut status_end = File::from(status_end);
-        let setup = ChildSetup { spec, isolation, launcher };
-        let reason = confine::run(setup, &files, |isolation| {
-            let line = serde_json::to_string(isolation).unwrap_or_default();
-            // Fails only if the launcher has died, and then this process is killed too.
-            let _ = writeln!(&status_end, "{line}");
-        });
+        let reason = confine::run(spec, isolation, &launcher, &files, &mut status_end);
         let _ = status_end.write_all(reason.as_bytes());
         sys::exit(127)
     };

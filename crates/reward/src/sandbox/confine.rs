@@ -1,6 +1,7 @@
 //! The child's steps between fork and exec: the restrictions that a process can only put on itself.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
@@ -34,37 +35,34 @@ const ENVIRONMENT: [(&str, &str); 4] =
 /// Threads that may exist at the same time.
 const THREADS: u64 = 16;
 
-pub(super) struct ChildSetup<'a> {
-    /// The run.
-    pub spec: &'a LaunchSpec,
-    /// The layers that the launcher has set up.
-    pub isolation: Isolation,
-    /// A pipe that closes when the launcher ends.
-    pub launcher: OwnedFd,
-}
-
 /// Confines this process and executes the interpreter with `files` as its descriptors 0 to 4;
 /// returns only if a step failed, with the reason.
 ///
-/// `report` gets the complete isolation just before system calls are filtered.
+/// `isolation` has the layers that the launcher has set up; `report` gets it complete, just before system calls are
+/// filtered. `launcher` is a pipe that closes when the launcher ends.
 pub(super) fn run(
-    setup: ChildSetup<'_>,
+    spec: &LaunchSpec,
+    isolation: Isolation,
+    launcher: &OwnedFd,
     files: &[OwnedFd; 5],
-    report: impl FnOnce(&Isolation),
+    report: &mut File,
 ) -> String {
-    let bytes = setup.spec.limits.memory_mb << 20;
-    match prepare(setup, files, report) {
-        Ok(program) => format!("starting the interpreter: {}", sys::exec(program, bytes)),
+    match prepare(spec, isolation, launcher, files, report) {
+        Ok(program) => {
+            let error = sys::exec(program, spec.limits.memory_mb << 20);
+            format!("starting the interpreter: {error}")
+        }
         Err(reason) => reason,
     }
 }
 
 fn prepare(
-    setup: ChildSetup<'_>,
+    spec: &LaunchSpec,
+    mut isolation: Isolation,
+    launcher: &OwnedFd,
     files: &[OwnedFd; 5],
-    report: impl FnOnce(&Isolation),
+    report: &mut File,
 ) -> Result<Command, String> {
-    let ChildSetup { spec, mut isolation, launcher } = setup;
     let (interpreter, arguments) = spec.argv.split_first().ok_or("the command: it is empty")?;
     let mut program = Command::new(interpreter);
     program.args(arguments).env_clear().envs(ENVIRONMENT);
@@ -80,7 +78,7 @@ fn prepare(
     isolation.user_namespace = alone;
     // After the change of user, which would reset it.
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(at("the parent's death signal"))?;
-    if has_ended(&launcher) {
+    if has_ended(launcher) {
         sys::exit(1);
     }
     set_limits(&spec.limits, alone).map_err(at("limits"))?;
@@ -93,7 +91,9 @@ fn prepare(
     }
     let directory = if isolation.namespaces { DIRECTORY } else { "/" };
     std::env::set_current_dir(directory).map_err(at("the working directory"))?;
-    report(&isolation);
+    let line = serde_json::to_string(&isolation).unwrap_or_default();
+    // Fails only if the launcher has died, and then this process is killed too.
+    let _ = writeln!(report, "{line}");
     if !spec.without.contains(&IsolationLayer::Seccomp) {
         let permitted = Permitted { threads: alone, signals: isolation.namespaces };
         syscalls::restrict(permitted).map_err(at("seccomp"))?;

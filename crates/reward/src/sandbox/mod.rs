@@ -7,21 +7,11 @@
 //! in tokio tasks; at most [`Setup::concurrency`] runs exist at a time.
 //!
 //! Callers may rely on this: no process of a run outlives [`Sandbox::run`]; dropping its future
-//! ends the run; what a program does is a [`RunOutcome`], never an error. The layers against each
-//! attack:
-//!
-//! | attack | with namespaces | without namespaces | in both cases |
-//! | --- | --- | --- | --- |
-//! | fork bomb | `RLIMIT_NPROC`, counted in the run's own user namespace; the pid namespace ends with its first process | - | seccomp: no new process, and no new thread where the run's threads cannot be counted separately |
-//! | endless loop | the launcher kills the first process, the kernel kills the rest | no other process can exist | wall clock in launcher and daemon; `RLIMIT_CPU`; parent-death signal |
-//! | memory | - | - | `RLIMIT_AS`; nothing is writable; no memfd, no shared memory; limited output |
-//! | files | a read-only root with only the interpreter's files | Landlock 3 or later is required | Landlock if available; `RLIMIT_FSIZE`; nothing is writable |
-//! | network | a network namespace without interfaces | - | seccomp: no socket but local pairs, no destination addresses; Landlock 4: no TCP |
-//! | other processes, secrets | own pid namespace, no `/proc` | Landlock hides `/proc`, seccomp blocks signals | empty environment, no inherited descriptors, no ptrace, no privileges gained by exec |
+//! ends the run; what a program does is a [`RunOutcome`], never an error. `docs/rewards.md` has a table of the
+//! layers against each attack, with and without namespaces.
 //!
 //! A launcher that is root enters the namespaces directly, and the child then switches to
-//! user 65534. If root may not enter namespaces, the column "without namespaces" applies; if it
-//! cannot switch the user, the run is refused. Other users enter them through a user namespace.
+//! user 65534; if it cannot switch the user, the run is refused. Other users enter them through a user namespace.
 //! Seccomp is always required. If a layer and its substitute are both missing, nothing is run:
 //! [`SandboxError::Unavailable`].
 //!

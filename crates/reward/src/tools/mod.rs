@@ -45,35 +45,28 @@ impl Tools {
         Backends { model: Some(Arc::new(self.clone())), code }
     }
 
-    /// Checks that a model that a grader names can be reached.
+    /// What answers for the model that a grader names: this server's own model, or the endpoint.
     /// Errors: the rest of a sentence whose subject is the grader.
-    pub(super) fn check_model(&self, model: &str) -> Result<(), String> {
-        match model {
-            SELF_JUDGE if self.self_judge.is_some() => Ok(()),
-            SELF_JUDGE => Err("it asks this server's own model, and none is served".to_owned()),
-            _ if self.endpoint.is_some() => Ok(()),
-            other => Err(not_answered(other)),
+    pub(super) fn client(&self, model: &str) -> Result<&dyn ModelClient, String> {
+        match (model, &self.self_judge, &self.endpoint) {
+            (SELF_JUDGE, Some(own), _) => Ok(own.as_ref()),
+            (SELF_JUDGE, None, _) => {
+                Err("it asks this server's own model, and none is served".to_owned())
+            }
+            (_, _, Some(endpoint)) => Ok(endpoint.as_ref()),
+            (other, _, None) => Err(format!(
+                "it asks the model {other:?}, and graders.base_url names no endpoint that serves it (this \
+                 server's own base model is {SELF_JUDGE:?})"
+            )),
         }
     }
 }
 
-fn not_answered(model: &str) -> String {
-    format!(
-        "it asks the model {model:?}, and graders.base_url names no endpoint that serves it (this \
-         server's own base model is {SELF_JUDGE:?})"
-    )
-}
-
-/// Chooses between this server's own model and the endpoint by the model's name.
 #[async_trait]
 impl ModelClient for Tools {
     async fn complete(&self, request: &ModelRequest) -> Result<ModelReply, ModelFailure> {
-        match (request.model.as_str(), &self.self_judge, &self.endpoint) {
-            (SELF_JUDGE, Some(own), _) => own.complete(request).await,
-            (SELF_JUDGE, None, _) => Err(ModelFailure::Server("no model is served".to_owned())),
-            (_, _, Some(endpoint)) => endpoint.complete(request).await,
-            (other, _, None) => Err(ModelFailure::Server(not_answered(other))),
-        }
+        let client = self.client(&request.model).map_err(ModelFailure::Server)?;
+        client.complete(request).await
     }
 }
 

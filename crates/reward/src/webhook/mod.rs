@@ -9,10 +9,11 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use async_trait::async_trait;
 use hmac::{Hmac, Mac};
+use regex::{Captures, Regex};
 use reqwest::header::{HeaderMap, HeaderName};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -213,38 +214,18 @@ fn number(value: &Value) -> Result<f64, &'static str> {
 
 const NON_FINITE: &str = "non-finite";
 
+/// A text in quotes, or a word that may be a number.
+static WORD: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r#"(?s)"(?:[^"\\]|\\.)*"|[-+.0-9A-Za-z]+"#).ok());
+
 /// Replaces `NaN` and `Infinity`, which Python's `json` writes although they are not JSON, and numbers
 /// beyond 64-bit floats by a string, so that one such value does not invalidate the others.
 fn quote_non_finite(text: &str) -> Cow<'_, str> {
-    let mut out = String::new();
-    let mut copied = 0;
-    let (mut quoted, mut escaped) = (false, false);
-    let mut start = None;
-    for (i, c) in text.char_indices() {
-        let in_word = !quoted && (c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'));
-        if in_word {
-            start.get_or_insert(i);
-            continue;
-        }
-        if let Some(start) = start.take()
-            && text[start..i].parse::<f64>().is_ok_and(|v| !v.is_finite())
-        {
-            out.push_str(&text[copied..start]);
-            out.push_str(&format!("\"{NON_FINITE}\""));
-            copied = i;
-        }
-        match c {
-            _ if escaped => escaped = false,
-            '\\' if quoted => escaped = true,
-            '"' => quoted = !quoted,
-            _ => {}
-        }
-    }
-    if copied == 0 {
-        return Cow::Borrowed(text);
-    }
-    out.push_str(&text[copied..]);
-    Cow::Owned(out)
+    let Some(word) = &*WORD else { return Cow::Borrowed(text) };
+    word.replace_all(text, |word: &Captures<'_>| match word[0].parse::<f64>() {
+        Ok(number) if !number.is_finite() => format!("\"{NON_FINITE}\""),
+        _ => word[0].to_owned(),
+    })
 }
 
 define_kind! {

@@ -11,7 +11,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::http::{HeaderMap as Headers, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{MethodRouter, post};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -103,6 +103,14 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// The address of a server that runs until the test ends.
+async fn serve(handler: MethodRouter) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/score", listener.local_addr().unwrap());
+    tokio::spawn(axum::serve(listener, Router::new().route("/score", handler)).into_future());
+    url
 }
 
 fn answer(value: Value) -> Response {
@@ -222,50 +230,10 @@ async fn client_errors_redirects_and_long_waits_are_not_retried() {
 
 #[tokio::test]
 async fn a_slow_service_gives_missing_values_without_a_retry() {
-    let app = Router::new().route(
-        "/score",
-        post(|| async {
-            tokio::time::sleep(Duration::from_secs(60)).await;
-        }),
-    );
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/score", listener.local_addr().unwrap());
-    let task = tokio::spawn(axum::serve(listener, app).into_future());
+    let url = serve(post(|| tokio::time::sleep(Duration::from_secs(60)))).await;
     let webhook = TestWebhook::new(&WebhookParams { timeout_ms: 50, ..quick(&url) });
     assert_eq!(webhook.score(&["a"]).await, [None]);
     assert_eq!((webhook.requests("timeout"), webhook.missing("timeout")), (1, 1));
-    task.abort();
-}
-
-#[tokio::test]
-async fn failures_open_the_circuit_and_a_probe_closes_it() {
-    let healthy = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let switch = Arc::clone(&healthy);
-    let server = Server::start("/score", move |_, body| {
-        match switch.load(std::sync::atomic::Ordering::SeqCst) {
-            true => lengths(body),
-            false => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-        }
-    })
-    .await;
-    let params = WebhookParams {
-        retries: 0,
-        breaker_failures: 2,
-        breaker_cooldown_ms: 300,
-        ..quick(&server.url())
-    };
-    let webhook = TestWebhook::new(&params);
-    assert!(!webhook.is_open());
-    for _ in 0..2 {
-        assert_eq!(webhook.score(&["a"]).await, [None]);
-    }
-    assert!(webhook.is_open());
-    healthy.store(true, std::sync::atomic::Ordering::SeqCst);
-    assert_eq!(webhook.score(&["a"]).await, [None], "not asked while open");
-    assert_eq!((server.seen().len(), webhook.missing("circuit_open")), (2, 1));
-    tokio::time::sleep(Duration::from_millis(350)).await;
-    assert_eq!(webhook.score(&["a"]).await, [Some(1.0)]);
-    assert!(!webhook.is_open());
 }
 
 /// Forwards connections to a server, or closes them while there is none. So the port of a server
@@ -335,27 +303,21 @@ async fn bad_answers_are_counted_by_reason() {
 async fn concurrent_requests_are_limited() {
     let counts: Arc<Mutex<(usize, usize)>> = Arc::default();
     let watch = Arc::clone(&counts);
-    let app = Router::new().route(
-        "/score",
-        post(move |body: Bytes| async move {
-            {
-                let mut counts = watch.lock().unwrap();
-                counts.0 += 1;
-                counts.1 = counts.1.max(counts.0);
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            watch.lock().unwrap().0 -= 1;
-            lengths(&serde_json::from_slice(&body).unwrap())
-        }),
-    );
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/score", listener.local_addr().unwrap());
-    let task = tokio::spawn(axum::serve(listener, app).into_future());
+    let handler = post(move |body: Bytes| async move {
+        {
+            let mut counts = watch.lock().unwrap();
+            counts.0 += 1;
+            counts.1 = counts.1.max(counts.0);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        watch.lock().unwrap().0 -= 1;
+        lengths(&serde_json::from_slice(&body).unwrap())
+    });
+    let url = serve(handler).await;
     let webhook =
         TestWebhook::new(&WebhookParams { max_batch: 1, max_concurrency: 2, ..quick(&url) });
     assert_eq!(webhook.score(&["a"; 12]).await, [Some(1.0); 12]);
     assert_eq!(counts.lock().unwrap().1, 2);
-    task.abort();
 }
 
 #[tokio::test]

@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use hone_core::types::{
-    Group, GroupId, GroupState, Interaction, PolicyVersion, PromptSource, Reward, RewardId,
-    RewardSource, Sample, SampleId, now_ms,
+    Group, GroupId, GroupState, Interaction, PolicyVersion, PromptSource, Reward, RewardSource,
+    Sample, SampleId, now_ms,
 };
 use hone_reward::{Route, ScoreInput, record};
 use hone_store::{Op, StoreError};
 
-use crate::context::RolloutContext;
-use crate::queue::PromptJob;
+use crate::context::{PromptJob, RolloutContext};
 
 /// Reason of a group that a newer one displaced while a canary runs.
 const DISPLACED: &str = "displaced";
@@ -202,19 +201,9 @@ fn grader_rewards<'a>(
     members: &'a [Sample],
     grades: &'a Grades,
 ) -> impl Iterator<Item = Reward> + 'a {
-    let created = now_ms();
     grades.iter().flat_map(move |(part, values)| {
-        members.iter().zip(values).map(move |(sample, value)| Reward {
-            id: RewardId::new(),
-            sample: sample.id,
-            name: part.clone(),
-            value: *value,
-            source: RewardSource::Grader,
-            created,
-            idempotency_key: None,
-            comment: None,
-            key_id: None,
-        })
+        let rewards = members.iter().zip(values);
+        rewards.map(move |(sample, value)| Reward::graded(sample.id, part, *value))
     })
 }
 

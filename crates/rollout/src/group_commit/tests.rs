@@ -25,11 +25,8 @@ fn sample(interaction: &Interaction, version: u64) -> Sample {
 }
 
 fn feedback(sample: &Sample, name: &str) -> (SampleId, Vec<Reward>) {
-    let reward = Reward {
-        source: RewardSource::Feedback,
-        ..hone_core::testing::reward(sample.id, name, Some(1.0))
-    };
-    (sample.id, vec![reward])
+    let reward = Reward::graded(sample.id, name, Some(1.0));
+    (sample.id, vec![Reward { source: RewardSource::Feedback, ..reward }])
 }
 
 fn grades(correct: &[Option<f64>], shape: &[Option<f64>]) -> Grades {

@@ -126,9 +126,8 @@ async fn feedback_left_by_a_crash_is_grouped_or_dropped_with_a_reason() {
 
 #[tokio::test]
 async fn a_long_wait_in_the_queue_does_not_delay_feedback() {
-    let mut world = World::with(|fake| fake.delay = Duration::from_secs(60));
+    let mut world = World::with(|fake| (fake.slots, fake.delay) = (1, Duration::from_secs(60)));
     world.config.feedback_wait_ms = 20;
-    world.config.max_concurrent = 1;
     let rollout = world.start();
     world.submit(&rollout, "graded", 1).await;
     world.until(|| world.engine.requests().len() == 1).await;
@@ -191,9 +190,8 @@ fn has_graded_group(world: &World, id: InteractionId) -> bool {
 
 #[tokio::test]
 async fn a_part_used_for_one_choice_is_not_used_again_for_it() {
-    let mut world = World::with(|fake| fake.delay = Duration::from_millis(40));
+    let mut world = World::with(|fake| (fake.slots, fake.delay) = (1, Duration::from_millis(40)));
     world.config.feedback_wait_ms = 1;
-    world.config.max_concurrent = 1;
     let rollout = world.start();
     world.submit(&rollout, "graded", 3).await;
     world.until(|| world.engine.requests().len() == 1).await;

@@ -17,9 +17,10 @@ use super::world::World;
 
 #[tokio::test]
 async fn prompts_without_a_group_are_counted_with_the_reason() {
-    let mut world = World::with(|fake| fake.delay = Duration::from_millis(200));
+    let mut world = World::with(|fake| {
+        (fake.slots, fake.delay) = (1, Duration::from_millis(200));
+    });
     world.config.queue = 2;
-    world.config.max_concurrent = 1;
     let rollout = world.start();
     world.submit(&rollout, "users", 1).await;
     assert_eq!(world.skipped("route_unscored"), 1);
@@ -290,13 +291,12 @@ async fn stages_are_scored_by_their_routes() {
 
 #[tokio::test]
 async fn a_restart_resumes_in_the_datasets_order() {
-    let mut world = World::new();
+    let mut world = World::with(|fake| fake.slots = 1);
     let rows: Vec<String> = (0..8)
         .map(|i| format!(r#"{{"messages":[{{"role":"user","content":"{i}+0="}}],"answer":"{i}"}}"#))
         .collect();
     let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
     world.dataset.path = dataset(&world, &rows);
-    world.config.max_concurrent = 1;
     for (start, groups) in [3, 8].into_iter().enumerate() {
         world.config.max_ready_groups = groups;
         let rollout = world.start();
@@ -341,9 +341,8 @@ async fn a_dataset_is_checked_at_start() {
 #[tokio::test]
 async fn the_seed_and_the_ledger_determine_the_samples_and_a_restart_draws_others() {
     let mut seeds = Vec::new();
-    let mut worlds = vec![World::new(), World::new()];
-    for world in &mut worlds {
-        world.config.max_concurrent = 1;
+    let worlds = [(); 2].map(|()| World::with(|fake| fake.slots = 1));
+    for world in &worlds {
         for _ in 0..2 {
             let rollout = world.start();
             let (asked, _) = world.submit(&rollout, "graded", 1).await;

@@ -10,10 +10,9 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use hone_core::metrics::Metrics;
-use hone_core::testing;
 use hone_core::types::{
-    Group, GroupState, Interaction, InteractionId, Message, Role, Sample, SampleId, SamplingParams,
-    now_ms,
+    Group, GroupState, Interaction, InteractionId, Message, PolicyVersion, PromptSource, Role,
+    Sample, SampleId, SampleOrigin, SamplingParams, now_ms,
 };
 use hone_dataset::DatasetConfig;
 use hone_engine::testing::{FakeConfig, FakeEngine};
@@ -161,7 +160,7 @@ impl World {
 
     pub async fn feedback(&self, interaction: InteractionId, choice: u32, name: &str, value: f64) {
         let entry = feedback_entry(interaction, choice, name, value);
-        self.store.commit(vec![Op::Feedback(Box::new(entry))]).await.unwrap();
+        self.store.commit(vec![Op::Feedback(vec![entry])]).await.unwrap();
     }
 
     /// Records feedback on a conversation of these prompts.
@@ -242,26 +241,22 @@ impl World {
 pub(crate) fn interaction(route: &str) -> Interaction {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let prompt_ids = vec![1, number / 200 % 200, number % 200];
     Interaction {
-        created: now_ms(),
-        route: route.to_owned(),
-        messages: vec![Message::new(Role::User, "2+3=")],
         metadata: BTreeMap::from([("answer".to_owned(), "5".to_owned())]),
         params: SamplingParams { max_tokens: 64, ..SamplingParams::default() },
-        ..testing::interaction(InteractionId::new(), prompt_ids)
+        prompt_ids: vec![1, number / 200 % 200, number % 200],
+        ..Interaction::new(PromptSource::Live, route, vec![Message::new(Role::User, "2+3=")])
     }
 }
 
 pub(crate) fn served(interaction: &Interaction, choice: u32) -> Sample {
     Sample {
         choice,
-        created: now_ms(),
         ids: vec![5, 256],
         logprobs: vec![-0.5, -0.1],
         text: "The answer is 5.".to_owned(),
         params: interaction.params.clone(),
-        ..testing::sample(interaction.id)
+        ..Sample::new(interaction.id, SampleOrigin::Served, PolicyVersion::BASE)
     }
 }
 

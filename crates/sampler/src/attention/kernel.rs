@@ -45,13 +45,11 @@ impl SequenceAttention<'_> {
         }
     }
 
-    /// The positions that token `t` sees.
     fn visible(&self, t: usize) -> Range<usize> {
         let end = self.kv.len - (self.tokens() - 1 - t);
         self.options.window.map_or(0, |window| end.saturating_sub(window))..end
     }
 
-    /// The slots of page `page` that token `t` sees.
     fn slots(&self, page: usize, t: usize) -> Range<usize> {
         let visible = self.visible(t);
         let slot = |position: usize| position.saturating_sub(page * PAGE).min(PAGE);

@@ -41,7 +41,6 @@ enum Kernel {
 }
 
 impl Kernel {
-    /// The kernel for heads of `dim` dimensions.
     fn new(dim: usize) -> Self {
         #[cfg(target_arch = "x86_64")]
         if let Some(proof) = avx512()
@@ -54,7 +53,6 @@ impl Kernel {
         Self::Token
     }
 
-    /// Tokens that it computes together.
     fn tokens(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -146,7 +144,6 @@ impl<const FUSED: bool> AttentionKernel for PortableAttention<FUSED> {
     }
 }
 
-/// `sums += factor * values`
 #[inline(always)]
 fn add<const FUSED: bool, const W: usize>(sums: &mut [f32; W], factor: f32, values: &[f32]) {
     // With a constant length, the sums stay in a register.

@@ -37,7 +37,6 @@ pub(crate) struct SequenceAttention<'a> {
 }
 
 impl SequenceAttention<'_> {
-    /// The number of tokens.
     #[inline(always)]
     pub(super) fn tokens(&self) -> usize {
         self.out.len() / self.width
@@ -72,7 +71,6 @@ pub(super) const PARTIAL_SUMS: usize = 4;
 /// Pages whose values stay in the first-level cache while several queries use them.
 pub(super) const PAGE_BLOCK: usize = 4;
 
-/// Applies the scale and the soft cap.
 #[inline(always)]
 pub(super) fn scale_and_cap(row: &mut [f32; PAGE], options: AttentionOptions) {
     let scale = options.scale as f32;

@@ -20,10 +20,8 @@ use crate::kv_cache::PAGE;
 /// Tokens of a tile. With more of them, their scores do not fit into the cache.
 pub(super) const TILE: usize = 8;
 
-/// Dimensions of a vector.
 const LANES: usize = 16;
 
-/// Whether the kernel computes heads of `dim` dimensions.
 pub(super) fn is_supported(dim: usize) -> bool {
     dim.is_multiple_of(LANES)
 }
@@ -68,7 +66,6 @@ impl AttentionKernel for V4 {
     }
 }
 
-/// The sum of the partial sums.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn total([a, b, c, d]: [__m512; PARTIAL_SUMS]) -> __m512 {

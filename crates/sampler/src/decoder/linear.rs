@@ -152,9 +152,7 @@ pub(super) struct MinWork {
     pub weights: usize,
     /// Multiplications with an adapter, which the processors' own caches hold.
     pub adapter: usize,
-    /// Multiplications of attention.
     pub attention: usize,
-    /// Elements of an element-wise loop.
     pub elements: usize,
     /// Values of queries, keys and values that are written to the cache, each key to another cache line.
     pub row_values: usize,
@@ -174,7 +172,6 @@ impl MinWork {
     pub const POLLING: Self =
         Self { adapter: 1 << 16, elements: 1 << 13, row_values: 1 << 12, ..Self::SLEEPING };
 
-    /// All loops are parallel.
     #[cfg(test)]
     pub const NONE: Self =
         Self { weights: 1, adapter: 1, attention: 1, elements: 1, row_values: 1 };

@@ -1,7 +1,6 @@
 //! The forward pass of a batch of tokens.
 
 mod attend;
-mod keys_values;
 mod linear;
 mod scratch;
 
@@ -31,19 +30,16 @@ const SMALL_WEIGHTS: usize = 8 << 20;
 /// blocks of columns.
 const HEAD_VALUES: usize = 1 << 14;
 
-/// How a pass is computed.
 #[derive(Clone, Copy)]
 pub(crate) struct PassSettings<'a> {
     /// The adapters, for different rows. Rows without one are of the base model. If there are several, all must
     /// be finite ([`AdapterWeights::is_finite`]).
     pub adapters: &'a [RowAdapter<'a>],
-    /// Threads of the current pool.
     pub threads: usize,
     /// Ends the pass before its next layer, without a result, once this is set.
     pub interrupt: Option<&'a AtomicBool>,
 }
 
-/// Whether a pass was computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PassOutcome {
     Computed,
@@ -245,7 +241,6 @@ impl Decoder {
         Ok(PassOutcome::Computed)
     }
 
-    /// Writes the embeddings to `scratch.residual`.
     fn embed<M: BorrowMut<SequencePages> + Send + Sync>(
         &self,
         tokens: &PassRows<'_, '_, M>,
@@ -446,7 +441,6 @@ impl RotaryTable {
         }
     }
 
-    /// Looks up a position that the table contains.
     pub fn get(&self, position: usize) -> CosSin<'_> {
         let half = self.frequencies.len();
         self.table[2 * half * position..][..2 * half].split_at(half)

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hone_core::file_stamp::FileStamp;
+use hone_core::files::FileStamp;
 use hone_core::types::PolicyVersion;
 use hone_model::adapter::peft::{CONFIG_FILE, WEIGHTS_FILE};
 

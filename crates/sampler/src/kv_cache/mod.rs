@@ -51,7 +51,6 @@ struct PageValues {
     _slab: Arc<Slab>,
 }
 
-/// A block of memory for several pages.
 struct Slab(NonNull<[f32]>);
 
 // SAFETY: a page is the only one with access to its values, which it shares and lends by the rules of
@@ -93,7 +92,6 @@ impl Deref for Page {
 }
 
 impl Slab {
-    /// A block of zeros.
     fn new(len: usize) -> Self {
         let memory = vec![0.0_f32; len].into_boxed_slice();
         prefer_huge_pages(&memory);
@@ -123,7 +121,6 @@ impl PageAllocator {
         Self { page, pages: fit.min(limit).max(1), last: None }
     }
 
-    /// A page of zeros.
     pub fn allocate(&mut self) -> Page {
         let (slab, at) = match self.last.take() {
             Some((slab, at)) if at < self.pages => (slab, at),

@@ -93,7 +93,6 @@ impl PagePool {
         page.unwrap_or_else(|| self.allocator.allocate())
     }
 
-    /// Takes a promised page with the values of a cached one.
     pub(super) fn take_copy(&mut self, found: CacheMatch) -> Page {
         let source = self.cache.page(found.node).clone();
         self.cache.touch(found.node);
@@ -151,7 +150,6 @@ impl PagePool {
         self.share_cached(found)
     }
 
-    /// Adds a user to a cached page.
     pub(super) fn share_cached(&mut self, found: CacheMatch) -> Page {
         if self.cache.acquire(found.node) {
             self.in_use += 1;

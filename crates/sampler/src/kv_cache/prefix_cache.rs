@@ -33,7 +33,6 @@ pub struct CacheSpace {
 }
 
 impl CacheSpace {
-    /// The pages of an API key.
     pub fn of(weights: WeightsId, owner: Option<&str>) -> Self {
         let mut hasher = DefaultHasher::new();
         let owner = owner.map_or(0, |owner| {
@@ -76,7 +75,6 @@ struct CacheNode {
     space: CacheSpace,
     tokens: PageTokens,
     page: Page,
-    /// Sequences that use the page.
     users: usize,
     /// When it became unused; the key in `unused`.
     since: u64,
@@ -86,7 +84,6 @@ struct CacheNode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CacheMatch {
     pub node: NodeId,
-    /// The number of its first tokens that agree.
     pub same: usize,
 }
 

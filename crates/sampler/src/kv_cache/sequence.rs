@@ -35,7 +35,6 @@ pub struct SequencePages {
     cached: usize,
     /// The last of the cached pages.
     last_cached: CachePlace,
-    /// Pages that it may still take.
     promised: usize,
 }
 

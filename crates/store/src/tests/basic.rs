@@ -61,7 +61,7 @@ async fn committed_records_are_read_back_and_survive_reopening() {
 
 #[tokio::test]
 async fn feedback_outcomes_depend_on_earlier_operations_of_the_same_batch() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     let mut bumps = store.watch_feedback();
     bumps.mark_unchanged();
     store.enqueue(prompt_ops(1, 1)).unwrap();
@@ -112,7 +112,7 @@ async fn feedback_outcomes_depend_on_earlier_operations_of_the_same_batch() {
 
 #[tokio::test]
 async fn feedback_waits_until_a_group_trains_on_it() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     store.enqueue(prompt_ops(1, 0)).unwrap();
     store.enqueue(prompt_ops(2, 0)).unwrap();
     let first = (sample_id(10), "thumbs".to_owned());
@@ -148,7 +148,7 @@ async fn feedback_waits_until_a_group_trains_on_it() {
 
 #[tokio::test]
 async fn a_step_marks_its_groups_trained() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     let mut ready = store.watch_ready();
     let mut ops = prompt_ops(1, 1);
     ops.extend((1..=3).map(|n| Op::Group(Box::new(group(n, 1, &[10, 11], &["exact"])))));
@@ -168,7 +168,7 @@ async fn a_step_marks_its_groups_trained() {
 
 #[tokio::test]
 async fn rewards_and_groups_of_unknown_samples_are_dropped_and_counted() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     let metrics = store.metrics.clone();
     let mut ops = prompt_ops(1, 0);
     ops.push(Op::Reward(Box::new(graded(1, 99, "exact", Some(1.0)))));
@@ -206,7 +206,7 @@ async fn files_in_use_and_files_that_are_no_ledger_are_refused() {
     let refused = Store::open(&other, &config, metrics());
     assert!(matches!(refused, Err(StoreError::Corrupt { table: "meta", .. })));
     std::fs::write(&other, b"not a database").unwrap();
-    assert!(matches!(Store::open(&other, &config, metrics()), Err(StoreError::Open { .. })));
+    assert!(matches!(Store::open(&other, &config, metrics()), Err(StoreError::Failed(_))));
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn creating_a_file_leaves_no_temporary_file() {
 
 #[tokio::test]
 async fn the_newest_ratings_of_all_raters_are_combined_for_training() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     store.enqueue(prompt_ops(1, 0)).unwrap();
     let by = |key: Option<&str>, value, created, rule: fn(&[Rating]) -> Option<f64>| {
         feedback(FeedbackEntry {
@@ -265,7 +265,7 @@ async fn the_newest_ratings_of_all_raters_are_combined_for_training() {
 
 #[tokio::test]
 async fn feedback_on_a_conversation_is_recorded_once_for_each_turn() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     for n in 1..=3 {
         let mut ops = prompt_ops(n, 1);
         if let Op::Interaction(row) = &mut ops[0] {

@@ -151,7 +151,7 @@ async fn a_panic_in_the_writer_fails_only_its_batch() {
     .unwrap();
     store.enqueue(prompt_ops(1, 1)).unwrap();
     let bad = store.commit(vec![Op::Policy(Box::new(policy(0, PolicyState::Active)))]).await;
-    assert!(matches!(bad, Err(StoreError::Writer(_))));
+    assert!(matches!(bad, Err(StoreError::Failed(_))));
     let good = store.commit(vec![feedback(thumbs(1, 1.0, 1))]).await.unwrap().feedback;
     assert_eq!(good, vec![FeedbackOutcome::Recorded(sample_id(10))]);
     armed.store(false, Ordering::SeqCst);
@@ -164,7 +164,7 @@ async fn a_panic_in_the_writer_fails_only_its_batch() {
 
 #[test]
 fn commit_blocking_works_without_a_runtime() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     store.commit_blocking(prompt_ops(1, 0)).unwrap();
     assert_eq!(store.stats().unwrap().interactions, 1);
 }

@@ -22,16 +22,6 @@ fn op(entry: CorrectionEntry) -> Op {
     Op::Correction(Box::new(entry))
 }
 
-/// Checks all counts and the ledger.
-fn check(ledger: Ledger, received: u64, outcomes: &[(&str, u64)]) {
-    let counted = &ledger.metrics;
-    assert_eq!(counted.corrections_received.get(), received);
-    let ended = |outcome: &str| counted.train.corrections.with_label_values(&[outcome]).get();
-    let waiting = counted.corrections_waiting.get().try_into().unwrap();
-    assert_ended(ended, [received, waiting], outcomes);
-    ledger.check();
-}
-
 /// The groups of corrections of a prompt.
 fn groups(store: &Store, of: u64) -> Vec<Group> {
     let mut found = store.groups_of(interaction_id(of)).unwrap();
@@ -41,7 +31,7 @@ fn groups(store: &Store, of: u64) -> Vec<Group> {
 
 #[test]
 fn a_correction_is_a_sample_with_a_group_of_its_own() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let entry = CorrectionEntry {
         rating: Some(thumbs(1, 0.0, 5)),
         comment: Some("wrong sum".to_owned()),
@@ -66,12 +56,12 @@ fn a_correction_is_a_sample_with_a_group_of_its_own() {
         (1, 1)
     );
     assert_eq!(store.ready_groups(9).unwrap().len(), 1);
-    check(store, 1, &[]);
+    store.check_corrections(1, &[]);
 }
 
 #[test]
 fn every_correction_is_received_and_ends_once() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let commit = |ops: Vec<Op>| drop(store.commit_blocking(ops).unwrap());
     let step = |n, groups: &[&Group]| {
         let groups = groups.iter().map(|group| group.id).collect();
@@ -102,12 +92,12 @@ fn every_correction_is_received_and_ends_once() {
     assert_eq!(groups(&store, 3)[0].state, GroupState::Ready);
     assert_eq!(store.metrics.feedback_received.get(), 0, "no rating was posted");
     let outcomes = [("replaced", 1), ("trained", 3), ("unchanged", 1), (QUARANTINED, 1)];
-    check(store, 8, &outcomes);
+    store.check_corrections(8, &outcomes);
 }
 
 #[test]
 fn a_correction_is_recorded_once_and_only_for_a_served_choice() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let outcome = |entry| store.commit_blocking(vec![op(entry)]).unwrap().feedback;
     assert_eq!(outcome(correction(9, "a", "alice")), [FeedbackOutcome::UnknownCompletion]);
     let choice = CorrectionEntry { choice: 4, ..correction(1, "a", "alice") };
@@ -125,5 +115,5 @@ fn a_correction_is_recorded_once_and_only_for_a_served_choice() {
     let unrated = CorrectionEntry { rating: None, ..once(1, "a") };
     assert_eq!(outcome(unrated), [FeedbackOutcome::Reused]);
     assert_eq!((groups(&store, 2).len(), store.metrics.feedback_received.get()), (0, 1));
-    check(store, 1, &[]);
+    store.check_corrections(1, &[]);
 }

@@ -57,7 +57,7 @@ fn secret_prompt(n: u64, shadows: u64) -> Vec<Op> {
 
 #[test]
 fn nothing_of_an_erased_prompt_remains() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     let commit = |ops: Vec<Op>| store.commit_blocking(ops).unwrap().feedback;
     commit(secret_prompt(1, 1));
     commit(prompt_ops(2, 0));
@@ -120,7 +120,8 @@ fn nothing_of_an_erased_prompt_remains() {
     commit(vec![Op::GroupState(group_id(2), GroupState::Ready)]);
     let state = store.group(group_id(2)).unwrap().unwrap().state;
     assert_eq!(state, GroupState::Dropped("erased".to_owned()));
-    let (_dir, path) = store.check();
+    let dir = store.check();
+    let path = dir.path().join("ledger.redb");
     maintain::compact(&path).unwrap();
     let bytes = std::fs::read(&path).unwrap();
     assert!(!bytes.windows(6).any(|window| window == b"quagga"));
@@ -128,7 +129,7 @@ fn nothing_of_an_erased_prompt_remains() {
 
 #[test]
 fn a_group_stays_ready_whose_successor_has_an_erased_member() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     let commit = |ops: Vec<Op>| drop(store.commit_blocking(ops).unwrap());
     let prompts = (1..=3).flat_map(|n| prompt_ops(n, 0));
     let stars = FeedbackEntry { name: "stars".to_owned(), ..thumbs(1, 4.0, 2) };
@@ -153,7 +154,7 @@ fn a_group_stays_ready_whose_successor_has_an_erased_member() {
 
 #[test]
 fn a_key_lists_its_own_completions_in_either_order() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     for n in 1..=6 {
         let mut row = interaction(n);
         match n {
@@ -179,7 +180,7 @@ fn a_key_lists_its_own_completions_in_either_order() {
 
 #[test]
 fn other_metadata_moves_a_prompt_to_another_session() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     store.commit_blocking(secret_prompt(1, 0)).unwrap();
     let metadata: BTreeMap<_, _> = [("session_id".to_owned(), "b".to_owned())].into();
     let ops = vec![
@@ -226,9 +227,8 @@ proptest! {
 
     #[test]
     fn the_ledger_is_consistent_after_any_erasure(ops in prop::collection::vec(op(), 1..30)) {
-        let store = Ledger::new(0);
+        let TestLedger { dir, store, .. } = TestLedger::new();
         store.commit_blocking(ops.concat()).unwrap();
-        let Ledger { dir, store, .. } = store;
         drop(store);
         let report = maintain::check(&dir.path().join("ledger.redb")).unwrap();
         prop_assert!(report.is_healthy(), "{:?}", report);

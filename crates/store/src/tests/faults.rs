@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Mutex;
 
-use redb::{Builder, StorageBackend};
+use redb::{Builder, ReadableDatabase, StorageBackend};
 
 use super::*;
 use crate::file::Opener;
@@ -264,6 +264,9 @@ fn a_migration_that_the_disk_interrupted_can_be_repeated() {
         store.commit_blocking(prompt_ops(1, 0)).unwrap();
         drop(store);
         let database = disk.opener()().unwrap();
-        assert_eq!(migrate::version(&database).unwrap(), super::super::format::VERSION);
+        assert_eq!(
+            migrate::version(&database.begin_read().unwrap()).unwrap(),
+            super::super::format::VERSION
+        );
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use redb::ReadableTable;
 use serde_json::{Value, json};
 
 use hone_core::types::{
@@ -10,7 +11,9 @@ use hone_core::types::{
 };
 
 use super::*;
-use crate::write::LedgerTables;
+use crate::format::codec::{LedgerRecord, decode, encode};
+use crate::format::{Bytes, Id, LedgerTables};
+use crate::write::Applier;
 use crate::{FeedbackOutcome, file, maintain, migrate};
 
 fn fixture(schema: u32) -> PathBuf {
@@ -120,7 +123,7 @@ fn write_the_fixture() {
     let database = file::create(&path).unwrap();
     migrate::to_current(&database).unwrap();
     file::write(&database, |tx| {
-        let mut tables = LedgerTables::new(tx)?;
+        let mut tables = Applier::new(tx)?;
         for (n, op) in contents().iter().chain(&further_contents()).enumerate() {
             tables.apply(op, reward_id(100 + n as u64))?;
         }
@@ -227,6 +230,31 @@ fn every_record_of_schema_1_is_read() {
     assert!(report.is_healthy(), "{report:?}");
 }
 
+/// The format does not change where `hone_core::types` do.
+#[test]
+fn every_record_of_schema_1_is_encoded_to_the_same_bytes() {
+    fn check<R: LedgerRecord>(bytes: &[u8]) {
+        assert!(encode(&decode::<R>(bytes).unwrap()).unwrap() == bytes, "{}", R::TABLE);
+    }
+    let (_dir, path) = copy_fixture(1);
+    let database = file::create(&path).unwrap();
+    let tx = database.begin_write().unwrap();
+    let tables = LedgerTables::new(&tx).unwrap();
+    let values = |table: &redb::Table<'_, &'static Id, Bytes>, check: fn(&[u8])| {
+        table.iter().unwrap().for_each(|row| check(row.unwrap().1.value()));
+    };
+    values(&tables.interactions, check::<Interaction>);
+    values(&tables.samples, check::<Sample>);
+    values(&tables.feedback, check::<Reward>);
+    values(&tables.groups, check::<Group>);
+    for table in [
+        (&tables.policies, check::<PolicyRecord> as fn(&[u8])),
+        (&tables.steps, check::<StepRecord>),
+    ] {
+        table.0.iter().unwrap().for_each(|row| table.1(row.unwrap().1.value()));
+    }
+}
+
 #[test]
 fn a_file_of_schema_1_accepts_new_writes() {
     let (_dir, path) = copy_fixture(1);
@@ -305,7 +333,7 @@ fn parameters() -> Value {
 
 #[test]
 fn a_ledger_holds_tools_and_calls() {
-    let store = Ledger::new(0);
+    let store = TestLedger::new();
     let row = with_tools(3);
     store.commit_blocking(vec![Op::Interaction(Box::new(row.clone()))]).unwrap();
     let found = store.interaction(row.id).unwrap().unwrap();

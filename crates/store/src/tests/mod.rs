@@ -14,7 +14,7 @@ mod ratings;
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use redb::WriteTransaction;
@@ -40,39 +40,17 @@ fn open(path: &Path) -> Store {
     Store::open(path, &StoreConfig { group_commit_ms: 0, queue: 1000 }, metrics()).unwrap()
 }
 
-/// A ledger in a directory of its own.
-struct Ledger {
+/// Outcome, number.
+type Outcomes<'a> = &'a [(&'a str, u64)];
+
+/// An open ledger in a directory of its own.
+struct TestLedger {
+    dir: TempDir,
     store: Store,
     metrics: Arc<Metrics>,
-    dir: TempDir,
 }
 
-impl Ledger {
-    /// A ledger with prompts 1 to `prompts`, each with a served sample.
-    fn new(prompts: u64) -> Self {
-        let (dir, metrics) = (tempfile::tempdir().unwrap(), metrics());
-        let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
-        let store = Store::open(&dir.path().join("ledger.redb"), &config, metrics.clone()).unwrap();
-        (1..=prompts).for_each(|n| store.enqueue(prompt_ops(n, 0)).unwrap());
-        Self { store, metrics, dir }
-    }
-
-    /// Closes and checks it, and that the gauges of what waits are what a restart counts. Returns its
-    /// folder and its file.
-    fn check(self) -> (TempDir, PathBuf) {
-        let path = self.dir.path().join("ledger.redb");
-        drop(self.store);
-        let counted = metrics();
-        drop(Store::open(&path, &StoreConfig::default(), counted.clone()).unwrap());
-        assert_eq!(counted.feedback_waiting.get(), self.metrics.feedback_waiting.get());
-        assert_eq!(counted.corrections_waiting.get(), self.metrics.corrections_waiting.get());
-        let report = crate::maintain::check(&path).unwrap();
-        assert!(report.is_healthy(), "{report:?}");
-        (self.dir, path)
-    }
-}
-
-impl Deref for Ledger {
+impl Deref for TestLedger {
     type Target = Store;
 
     fn deref(&self) -> &Store {
@@ -80,15 +58,62 @@ impl Deref for Ledger {
     }
 }
 
-/// Checks the outcomes of all ratings or corrections that were received.
-fn assert_ended(
-    ended: impl Fn(&str) -> u64,
-    [received, waiting]: [u64; 2],
-    outcomes: &[(&str, u64)],
-) {
-    let found: Vec<_> = outcomes.iter().map(|(outcome, _)| (*outcome, ended(outcome))).collect();
-    assert_eq!(found, outcomes);
-    assert_eq!(waiting, received - outcomes.iter().map(|(_, count)| count).sum::<u64>());
+impl TestLedger {
+    fn new() -> Self {
+        let (dir, metrics) = (tempfile::tempdir().unwrap(), metrics());
+        let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+        let path = dir.path().join("ledger.redb");
+        let store = Store::open(&path, &config, metrics.clone()).unwrap();
+        Self { dir, store, metrics }
+    }
+
+    /// With prompts 1 to 5, each with a served sample.
+    fn with_prompts() -> Self {
+        let ledger = Self::new();
+        (1..=5).for_each(|n| ledger.enqueue(prompt_ops(n, 0)).unwrap());
+        ledger
+    }
+
+    /// Closes the ledger, and checks it and that the gauges are what a restart counts.
+    fn check(self) -> TempDir {
+        let Self { dir, store, metrics } = self;
+        drop(store);
+        let path = dir.path().join("ledger.redb");
+        let counted = self::metrics();
+        drop(Store::open(&path, &StoreConfig::default(), counted.clone()).unwrap());
+        assert_eq!(counted.feedback_waiting.get(), metrics.feedback_waiting.get());
+        assert_eq!(counted.corrections_waiting.get(), metrics.corrections_waiting.get());
+        let report = crate::maintain::check(&path).unwrap();
+        assert!(report.is_healthy(), "{report:?}");
+        dir
+    }
+
+    /// Checks the counts of ratings, and [`Self::check`].
+    fn check_ratings(self, received: u64, outcomes: Outcomes<'_>) {
+        for (outcome, count) in outcomes {
+            let ended = self.metrics.feedback_ratings.with_label_values(&[outcome]).get();
+            assert_eq!(ended, *count, "{outcome}");
+        }
+        assert_eq!(self.metrics.feedback_received.get(), received);
+        let ended: u64 = outcomes.iter().map(|(_, count)| count).sum();
+        assert_eq!(self.metrics.feedback_waiting.get(), i64::try_from(received - ended).unwrap());
+        self.check();
+    }
+
+    /// Checks the counts of corrections, and [`Self::check`].
+    fn check_corrections(self, received: u64, outcomes: Outcomes<'_>) {
+        for (outcome, count) in outcomes {
+            let ended = self.metrics.train.corrections.with_label_values(&[outcome]).get();
+            assert_eq!(ended, *count, "{outcome}");
+        }
+        assert_eq!(self.metrics.corrections_received.get(), received);
+        let ended: u64 = outcomes.iter().map(|(_, count)| count).sum();
+        assert_eq!(
+            self.metrics.corrections_waiting.get(),
+            i64::try_from(received - ended).unwrap()
+        );
+        self.check();
+    }
 }
 
 /// The problems that `hone db check` finds, of an open ledger.
@@ -99,7 +124,7 @@ fn problems(store: &Store) -> Problems {
         // An error aborts the transaction.
         Err::<(), _>(StoreError::Closed)
     };
-    store.inner.file.write(check).unwrap_err();
+    store.write(check).unwrap_err();
     found.unwrap()
 }
 
@@ -129,21 +154,21 @@ fn reward_id(n: u64) -> RewardId {
 }
 
 fn interaction(n: u64) -> Interaction {
+    let user = format!("{n} + 1 = ? é");
+    let messages = vec![Message::new(Role::System, "add"), Message::new(Role::User, user)];
     Interaction {
+        id: interaction_id(n),
         created: 1000 + n,
         key_id: Some("key-1".to_owned()),
-        messages: vec![
-            Message::new(Role::System, "add"),
-            Message::new(Role::User, format!("{n} + 1 = ? é")),
-        ],
         metadata: BTreeMap::from([("answer".to_owned(), (n + 1).to_string())]),
         params: SamplingParams {
             logit_bias: BTreeMap::from([(3, -1.5)]),
             seed: n,
             ..SamplingParams::default()
         },
+        prompt_ids: vec![1, 200, 70_000],
         template_hash: "0123456789abcdef".to_owned(),
-        ..testing::interaction(interaction_id(n), vec![1, 200, 70_000])
+        ..Interaction::new(PromptSource::Live, "default", messages)
     }
 }
 
@@ -151,14 +176,12 @@ fn sample(n: u64, of: u64, origin: SampleOrigin, choice: u32) -> Sample {
     Sample {
         id: sample_id(n),
         choice,
-        origin,
         created: 2000 + n,
         ids: vec![5, 6, 2],
         logprobs: vec![-0.5, -1.25, 0.0],
         text: "<answer>2</answer>".to_owned(),
-        version: PolicyVersion(n % 3),
         untrainable: (choice > 0).then(|| "top_p".to_owned()),
-        ..testing::sample(interaction_id(of))
+        ..Sample::new(interaction_id(of), origin, PolicyVersion(n % 3))
     }
 }
 
@@ -171,8 +194,8 @@ fn shadow(n: u64, of: u64) -> Sample {
 }
 
 fn graded(n: u64, of: u64, name: &str, value: Option<f64>) -> Reward {
-    let id = reward_id(n);
-    Reward { id, created: 3000 + n, ..testing::reward(sample_id(of), name, value) }
+    let reward = Reward::graded(sample_id(of), name, value);
+    Reward { id: reward_id(n), created: 3000 + n, ..reward }
 }
 
 fn group(n: u64, of: u64, members: &[u64], parts: &[&str]) -> Group {
@@ -244,7 +267,7 @@ fn majority(ratings: &[Rating]) -> Option<f64> {
 }
 
 fn feedback(entry: FeedbackEntry) -> Op {
-    Op::Feedback(Box::new(entry))
+    Op::Feedback(vec![entry])
 }
 
 /// Operations that record prompt `n`, its served sample and `shadows` shadow samples, all graded.

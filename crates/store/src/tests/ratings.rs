@@ -5,16 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 use crate::{FeedbackOutcome, MERGED, QUARANTINED, QuarantinedKey};
 
-/// Checks all counts and the ledger.
-fn check(ledger: Ledger, received: u64, outcomes: &[(&str, u64)]) {
-    let counted = &ledger.metrics;
-    assert_eq!(counted.feedback_received.get(), received);
-    let ended = |outcome: &str| counted.feedback_ratings.with_label_values(&[outcome]).get();
-    let waiting = counted.feedback_waiting.get().try_into().unwrap();
-    assert_ended(ended, [received, waiting], outcomes);
-    ledger.check();
-}
-
 fn state(n: u64, state: GroupState) -> Op {
     Op::GroupState(group_id(n), state)
 }
@@ -29,7 +19,7 @@ fn ready(n: u64, of: u64, members: &[u64], parts: &[&str]) -> Op {
 
 #[test]
 fn each_key_has_its_own_newest_ratings() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let by = |key: Option<&str>, of, name: &str, value, at| {
         let key_id = key.map(str::to_owned);
         feedback(FeedbackEntry { key_id, name: name.to_owned(), ..thumbs(of, value, at) })
@@ -59,7 +49,7 @@ fn each_key_has_its_own_newest_ratings() {
 
 #[test]
 fn every_rating_is_received_and_ends_once() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let commit = |ops: Vec<Op>| drop(store.commit_blocking(ops).unwrap());
     let rate = |of, value, at| commit(vec![feedback(thumbs(of, value, at))]);
     // Trained, then the same value again.
@@ -99,12 +89,12 @@ fn every_rating_is_received_and_ends_once() {
         ("comment", 1),
         (QUARANTINED, 1),
     ];
-    check(store, 11, &outcomes);
+    store.check_ratings(11, &outcomes);
 }
 
 #[test]
 fn ratings_of_quarantined_keys_in_a_trained_group_are_not_trained() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let by = |of, key: &str| {
         feedback(FeedbackEntry { key_id: Some(key.to_owned()), ..thumbs(of, 1.0, of) })
     };
@@ -113,12 +103,12 @@ fn ratings_of_quarantined_keys_in_a_trained_group_are_not_trained() {
     let step = Op::Step(Box::new(step(1, &[1])));
     let ops = vec![by(1, "alice"), by(2, "mallory"), both, Op::Quarantine(row), step];
     store.commit_blocking(ops).unwrap();
-    check(store, 2, &[("trained", 1), (QUARANTINED, 1)]);
+    store.check_ratings(2, &[("trained", 1), (QUARANTINED, 1)]);
 }
 
 #[test]
 fn a_merger_is_no_outcome() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let rate = |of| feedback(thumbs(of, 1.0, of));
     store.commit_blocking(vec![rate(1), ready(1, 1, &[10], &["thumbs"]), rate(2)]).unwrap();
     let merged = vec![ready(2, 1, &[10, 20], &["thumbs"]), dropped(1, MERGED)];
@@ -133,12 +123,12 @@ fn a_merger_is_no_outcome() {
     let first = store.group(group_id(1)).unwrap().unwrap();
     assert_eq!(first.state, GroupState::Dropped(MERGED.to_owned()));
     store.commit_blocking(vec![Op::Step(Box::new(step(1, &[2])))]).unwrap();
-    check(store, 3, &[("trained", 2), ("replaced", 1)]);
+    store.check_ratings(3, &[("trained", 2), ("replaced", 1)]);
 }
 
 #[test]
 fn a_group_that_a_step_used_before_its_merger_is_trained_on_once() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let rate =
         |of, name: &str| feedback(FeedbackEntry { name: name.to_owned(), ..thumbs(of, 1.0, of) });
     let ops = vec![
@@ -157,12 +147,12 @@ fn a_group_that_a_step_used_before_its_merger_is_trained_on_once() {
     assert_eq!((&other.members[..], &other.state), (&[sample_id(20)][..], &GroupState::Ready));
     assert_eq!(other.oldest_version, PolicyVersion(2));
     assert_eq!(ungrouped(&store), [(sample_id(10), "stars".to_owned())]);
-    check(store, 4, &[("trained", 1)]);
+    store.check_ratings(4, &[("trained", 1)]);
 }
 
 #[test]
 fn members_leave_a_ready_group_with_a_reason() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let rate = |of| feedback(thumbs(of, 1.0, of));
     let all = ready(1, 1, &[10, 20, 30], &["thumbs"]);
     let leave = |members: &[u64], reason: &str| Op::DropMembers {
@@ -186,16 +176,16 @@ fn members_leave_a_ready_group_with_a_reason() {
     store.commit_blocking(vec![leave(&[20, 30], "abandoned")]).unwrap();
     store.commit_blocking(vec![leave(&[20, 30], "stale")]).unwrap();
     assert_eq!(store.ready_groups(9).unwrap(), []);
-    check(store, 3, &[("stale", 1), ("abandoned", 2)]);
+    store.check_ratings(3, &[("stale", 1), ("abandoned", 2)]);
 }
 
 #[test]
 fn a_preference_is_recorded_as_a_whole() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let pair = |first, second, at| {
         let key = Some("once".to_owned());
         let [chosen, rejected] = [thumbs(first, 1.0, at), thumbs(second, 0.0, at)];
-        Op::Preference(Box::new([FeedbackEntry { idempotency_key: key, ..chosen }, rejected]))
+        Op::Feedback(vec![FeedbackEntry { idempotency_key: key, ..chosen }, rejected])
     };
     let outcome = |op| store.commit_blocking(vec![op]).unwrap().feedback;
     assert_eq!(outcome(pair(1, 9, 1)), [FeedbackOutcome::UnknownCompletion]);
@@ -206,12 +196,12 @@ fn a_preference_is_recorded_as_a_whole() {
     let values = [10, 20].map(|n| store.rewards_of(sample_id(n)).unwrap()[1].value);
     assert_eq!(values, [Some(1.0), Some(0.0)]);
     assert_eq!(ungrouped(&store).len(), 2);
-    check(store, 2, &[]);
+    store.check_ratings(2, &[]);
 }
 
 #[test]
 fn a_group_that_was_trained_on_before_its_merger_keeps_its_members() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let rate = |of| feedback(thumbs(of, 1.0, of));
     let ops = vec![
         rate(1),
@@ -226,7 +216,7 @@ fn a_group_that_was_trained_on_before_its_merger_keeps_its_members() {
     assert_eq!(store.group(group_id(1)).unwrap().unwrap().state, GroupState::Trained(1));
     let [other] = &store.ready_groups(9).unwrap()[..] else { panic!() };
     assert_eq!((other.id, &other.members[..]), (group_id(2), &[sample_id(20)][..]));
-    check(store, 2, &[("trained", 1)]);
+    store.check_ratings(2, &[("trained", 1)]);
 }
 
 /// How often ratings were combined, and how many of them.
@@ -234,7 +224,7 @@ static COMBINED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 #[test]
 fn many_posts_on_one_completion_are_combined_once() {
-    let store = Ledger::new(5);
+    let store = TestLedger::with_prompts();
     let counting = |ratings: &[Rating]| {
         COMBINED[0].fetch_add(1, Ordering::Relaxed);
         COMBINED[1].fetch_add(ratings.len(), Ordering::Relaxed);
@@ -264,5 +254,5 @@ fn many_posts_on_one_completion_are_combined_once() {
     let ops = vec![by(1, 0.0), ready(1, 1, &[10], &["thumbs"]), by(3, 0.0)];
     store.commit_blocking(ops).unwrap();
     assert_eq!(value(), Some(2_998.0 / 6_000.0));
-    check(store, 6_002, &[("replaced", 6_001)]);
+    store.check_ratings(6_002, &[("replaced", 6_001)]);
 }

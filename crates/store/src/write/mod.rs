@@ -1,25 +1,23 @@
 //! The writer thread: takes batches from the queue, commits them in one transaction and answers.
 
 mod apply;
-mod health;
 mod queue;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::Lineage;
 
 use crate::error::StoreError;
-use crate::file::LedgerFile;
+use crate::file::{Ledger, Opener};
 use crate::op::{Committed, FeedbackOutcome, Op};
 
-pub(crate) use apply::{AppliedCounts, LedgerTables};
-pub use health::StoreTrouble;
-pub(crate) use health::WriterHealth;
+pub(crate) use apply::{AppliedCounts, Applier};
 pub(crate) use queue::{WriteJob, WriteQueue};
 
 /// Pause before writes that a failing disk refused are tried again.
@@ -32,30 +30,23 @@ pub(crate) type WriterEnd = Option<Result<(), StoreError>>;
 #[cfg(test)]
 pub(crate) type Breakpoint = Box<dyn Fn(&[crate::op::Op]) + Send>;
 
-/// The state of the writer thread.
 pub(crate) struct Writer {
-    /// The file.
-    pub(crate) file: Arc<LedgerFile>,
-    /// Source of the batches.
+    pub(crate) file: Arc<Ledger>,
+    /// Opens the file again after an error.
+    pub(crate) opener: Opener,
     pub(crate) queue: Arc<WriteQueue>,
-    /// Counts commits and records.
     pub(crate) metrics: Arc<Metrics>,
     /// Time that a batch waits for others to share its commit.
     pub(crate) gather: Duration,
     /// Largest number of operations, of batches without a waiting caller, to keep while the disk
     /// fails.
     pub(crate) limit: usize,
-    /// Receives the number of ready groups.
     pub(crate) ready: watch::Sender<usize>,
     /// Incremented after commits that recorded feedback.
     pub(crate) feedback: watch::Sender<u64>,
-    /// The committed policy versions.
     pub(crate) lineage: watch::Sender<Arc<Lineage>>,
-    /// Receives the result when the thread ends.
     pub(crate) ended: watch::Sender<WriterEnd>,
-    /// Whether writes succeed.
     pub(crate) health: Arc<WriterHealth>,
-    /// Runs before each batch is applied.
     #[cfg(test)]
     pub(crate) breakpoint: Breakpoint,
 }
@@ -68,9 +59,7 @@ enum TransactionFailure {
     Batch(StoreError),
 }
 
-/// The result of a committed transaction.
 struct Transaction {
-    /// The answer to each job.
     answers: Vec<Committed>,
     counts: AppliedCounts,
     ready: u64,
@@ -103,7 +92,7 @@ impl Writer {
         self.file.close();
         let result = match lost {
             0 => Ok(()),
-            n => Err(StoreError::Writer(format!("{n} writes could not be saved"))),
+            n => Err(StoreError::Failed(format!("{n} writes could not be saved"))),
         };
         self.ended.send_replace(Some(result));
     }
@@ -148,7 +137,6 @@ impl Writer {
         self.within_limit(retry)
     }
 
-    /// Applies all jobs in one transaction.
     fn try_commit(&self, jobs: &[WriteJob]) -> Result<Transaction, TransactionFailure> {
         let started = Instant::now();
         self.health.begin();
@@ -170,7 +158,7 @@ impl Writer {
             Err(_) => {
                 // The panic dropped the transaction half-way. Reopening restores the last commit.
                 self.reopen();
-                let error = StoreError::Writer("the writer panicked".to_owned());
+                let error = StoreError::Failed("the writer panicked".to_owned());
                 Err(TransactionFailure::Batch(error))
             }
         }
@@ -178,7 +166,7 @@ impl Writer {
 
     fn transaction(&self, jobs: &[WriteJob]) -> Result<Transaction, StoreError> {
         self.file.write(|tx| {
-            let mut tables = LedgerTables::new(tx)?;
+            let mut tables = Applier::new(tx)?;
             let mut answers = Vec::with_capacity(jobs.len());
             for job in jobs {
                 #[cfg(test)]
@@ -196,7 +184,7 @@ impl Writer {
     }
 
     fn reopen(&self) {
-        if let Err(error) = self.file.reopen() {
+        if let Err(error) = self.file.reopen(&self.opener) {
             tracing::error!(%error, "the ledger cannot be reopened");
         }
     }
@@ -275,7 +263,80 @@ impl Writer {
 
     fn drop_jobs(&self, jobs: Vec<WriteJob>) {
         for job in jobs {
-            self.refuse(job, StoreError::Writer("the disk keeps failing".to_owned()));
+            self.refuse(job, StoreError::Failed("the disk keeps failing".to_owned()));
         }
+    }
+}
+
+// Whether the writer can write, for readiness checks.
+
+/// Time after which a commit that has not ended is reported.
+const HUNG_AFTER: Duration = Duration::from_secs(30);
+
+/// Why writes to the ledger do not succeed at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreTrouble {
+    /// The writer's thread has ended.
+    #[error("the ledger's writer has ended")]
+    Ended,
+    /// The disk refused the last write. Those without a waiting caller are tried again.
+    #[error("the last write to the ledger failed")]
+    Failing,
+    /// A write has not ended for 30 seconds.
+    #[error("a write to the ledger has not ended for {} seconds", HUNG_AFTER.as_secs())]
+    Hung,
+}
+
+#[derive(Default)]
+pub(crate) struct WriterHealth(Mutex<HealthState>);
+
+#[derive(Default)]
+struct HealthState {
+    /// Beginning of the transaction that is being written.
+    writing_since: Option<Instant>,
+    failing: bool,
+}
+
+impl WriterHealth {
+    pub(crate) fn begin(&self) {
+        self.0.lock().writing_since = Some(Instant::now());
+    }
+
+    /// The transaction ended. `failed` is whether the disk refused it.
+    pub(crate) fn end(&self, failed: bool) {
+        *self.0.lock() = HealthState { writing_since: None, failing: failed };
+    }
+
+    /// Why the running or the last transaction does not succeed.
+    pub(crate) fn trouble(&self) -> Option<StoreTrouble> {
+        self.trouble_after(HUNG_AFTER)
+    }
+
+    fn trouble_after(&self, patience: Duration) -> Option<StoreTrouble> {
+        let state = self.0.lock();
+        if state.writing_since.is_some_and(|since| since.elapsed() >= patience) {
+            return Some(StoreTrouble::Hung);
+        }
+        state.failing.then_some(StoreTrouble::Failing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_and_hung_writes_are_troubles() {
+        let health = WriterHealth::default();
+        assert_eq!(health.trouble(), None);
+        health.begin();
+        assert_eq!(health.trouble(), None);
+        assert_eq!(health.trouble_after(Duration::ZERO), Some(StoreTrouble::Hung));
+        health.end(true);
+        assert_eq!(health.trouble(), Some(StoreTrouble::Failing));
+        health.begin();
+        assert_eq!(health.trouble(), Some(StoreTrouble::Failing));
+        health.end(false);
+        assert_eq!(health.trouble(), None);
     }
 }

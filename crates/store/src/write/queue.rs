@@ -13,12 +13,10 @@ use hone_core::types::{GroupId, RewardId, SampleId, SampleOrigin};
 use crate::error::StoreError;
 use crate::op::{Committed, Op};
 
-/// Receives the result of a caller's batch.
 pub(crate) type Reply = oneshot::Sender<Result<Committed, StoreError>>;
 
 /// One caller's batch, which is applied as a whole in one transaction.
 pub(crate) struct WriteJob {
-    /// The operations.
     pub(crate) ops: Vec<Op>,
     /// The id of each operation's feedback row. It is chosen once, so that a repeated commit finds
     /// the row of the first attempt.

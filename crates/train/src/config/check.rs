@@ -4,10 +4,10 @@ use std::fmt::Display;
 
 use serde::Serialize;
 
+use hone_core::config::choice::Choice;
 use hone_core::config::section::Parameters;
-use hone_core::config::{Checked, Problem, above};
+use hone_core::config::{Checked, Problem, above, quoted};
 
-use super::ScheduleKind;
 use super::objective::{AdvantageScale, CorrectionMode, LossKind, RatioLevel, RewardAggregation};
 use super::train::TrainConfig;
 
@@ -18,10 +18,13 @@ impl TrainConfig {
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
         self.check_in("train.")?;
-        self.loss.check()?;
+        self.schedule.check("train.schedule")?;
+        self.optimizer.check("train.optimizer")?;
+        self.average.check("train.average")?;
+        self.loss.check("train.loss")?;
+        self.sampler_correction.check("train.sampler_correction")?;
         self.kl.check_in("train.kl.")?;
         self.entropy.check_in("train.entropy.")?;
-        self.sampler_correction.check_in("train.sampler_correction.")?;
         self.replay.check_in("train.replay.")?;
         ensure(
             self.epochs <= 0.0 || self.max_steps == 0,
@@ -31,7 +34,7 @@ impl TrainConfig {
         )?;
         let rate = self.learning_rate.fixed();
         rate.map_or(Ok(()), |rate| above("train.learning_rate", rate, 0.0))?;
-        optimizer(self)?;
+        schedule(self)?;
         objective(self)?;
         self.lora.check()
     }
@@ -63,8 +66,9 @@ fn objective(c: &TrainConfig) -> Checked {
 }
 
 fn clips(c: &TrainConfig) -> Checked {
-    let unclipped = format!("0 with train.loss {:?}, which has no clipped ratio", c.loss.name());
-    ensure(c.delta == 0.0 || c.loss.clips(), "train.delta", c.delta, unclipped)?;
+    let unclipped =
+        format!("0 with train.loss {:?}, which has no clipped ratio", c.loss.kind.name());
+    ensure(c.delta == 0.0 || c.loss.kind.clips(), "train.delta", c.delta, unclipped)?;
     let high = 1.0 + c.clip_high;
     let allowed = format!("0 or greater than 1 + train.clip_high ({high})");
     ensure(c.delta == 0.0 || c.delta > high, "train.delta", c.delta, allowed)?;
@@ -73,12 +77,12 @@ fn clips(c: &TrainConfig) -> Checked {
 }
 
 fn ratios(c: &TrainConfig) -> Checked {
-    let why = match c.loss {
+    let why = match c.loss.kind {
         LossKind::Reinforce => "which has no importance ratio",
-        LossKind::Vespo(_) => "which weighs sequences by itself",
+        LossKind::Vespo => "which weighs sequences by itself",
         _ => return Ok(()),
     };
-    let with = format!("with train.loss {:?}", c.loss.name());
+    let with = format!("with train.loss {:?}", c.loss.kind.name());
     let level = c.importance_sampling_level;
     ensure(
         level == RatioLevel::Token,
@@ -86,16 +90,16 @@ fn ratios(c: &TrainConfig) -> Checked {
         toml_text(&level),
         format!("\"token\" {with}, {why}"),
     )?;
-    if c.loss == LossKind::Reinforce {
+    if c.loss.kind == LossKind::Reinforce {
         let iterations = c.num_iterations;
         let allowed = format!("1 {with}, {why}");
         return ensure(iterations <= 1, "train.num_iterations", iterations, allowed);
     }
-    let mode = c.sampler_correction.mode;
+    let mode = c.sampler_correction.kind;
     ensure(
         !matches!(mode, CorrectionMode::SequenceTruncate | CorrectionMode::SequenceMask),
-        "train.sampler_correction.mode",
-        toml_text(&mode),
+        "train.sampler_correction",
+        quoted(mode.into()),
         format!("\"none\", \"token_truncate\" or \"token_mask\" {with}"),
     )
 }
@@ -115,40 +119,32 @@ fn kl(c: &TrainConfig) -> Checked {
 fn correction(c: &TrainConfig) -> Checked {
     const CLIP_MAX: &str = "train.sampler_correction.clip_max";
     let (mode, low, high) =
-        (c.sampler_correction.mode, c.sampler_correction.clip_min, c.sampler_correction.clip_max);
+        (c.sampler_correction.kind, c.sampler_correction.clip_min, c.sampler_correction.clip_max);
     let allowed = format!("0 or greater than train.sampler_correction.clip_min ({low})");
     ensure(high == 0.0 || high > low, CLIP_MAX, high, allowed)?;
     let truncates =
         matches!(mode, CorrectionMode::TokenTruncate | CorrectionMode::SequenceTruncate);
-    let allowed = format!("greater than 0, or clip_min, with mode {}", toml_text(&mode));
+    let name: &str = mode.into();
+    let allowed = format!("greater than 0, or clip_min, with {name:?}");
     ensure(!truncates || low != 0.0 || high != 0.0, CLIP_MAX, high, allowed)
 }
 
-fn optimizer(c: &TrainConfig) -> Checked {
-    // The default of the warm-up follows the other keys.
+fn schedule(c: &TrainConfig) -> Checked {
     // The lowest automatic rate is not known before the model; the schedule never ends above its peak.
     let peak = c.learning_rate.fixed().unwrap_or(f64::INFINITY);
-    let low = c.min_learning_rate;
+    let low = c.schedule.min_learning_rate;
     let allowed = format!("at most train.learning_rate ({peak})");
-    ensure(low <= peak, "train.min_learning_rate", low, allowed)?;
-    let has_minimum = matches!(c.schedule, ScheduleKind::Cosine | ScheduleKind::Polynomial);
-    let allowed = "0 unless train.schedule is \"cosine\" or \"polynomial\"";
-    ensure(low <= 0.0 || has_minimum, "train.min_learning_rate", low, allowed)?;
-    let allowed = format!("0 where train.ema_decay ({}) is set", c.ema_decay);
-    ensure(c.ema_decay <= 0.0 || c.swa_start == 0, "train.swa_start", c.swa_start, allowed)?;
+    ensure(low <= peak, "train.schedule.min_learning_rate", low, allowed)?;
     // A schedule that ends, or a share of its steps, needs their number.
-    let (ends, steps) = (
-        !matches!(c.schedule, ScheduleKind::Constant | ScheduleKind::InverseSqrt),
-        c.schedule_steps(),
-    );
+    let (ends, steps) = (c.schedule.ends(), c.schedule_steps());
     if steps == 0 && c.epochs > 0.0 {
         // The dataset determines their number, and the configuration is then checked again.
         return Ok(());
     }
-    let key = if ends { "train.schedule set" } else { "train.warmup_steps below 1" };
-    let allowed = format!("at least 1 with {key} and no train.max_steps or train.epochs");
+    let key = if ends { "a train.schedule that ends" } else { "train.warmup_steps below 1" };
+    let allowed = format!("at least 1 with {key} and no train.epochs");
     let is_endless = !ends && !c.warms_up_by_share();
-    ensure(is_endless || steps > 0, "train.total_steps", c.total_steps, allowed)?;
+    ensure(is_endless || steps > 0, "train.max_steps", c.max_steps, allowed)?;
     let allowed = format!("less than the schedule's steps ({steps})");
     let warmup = c.configured_warmup().unwrap_or(0);
     ensure(!ends || warmup < steps || c.warms_up_by_share(), "train.warmup_steps", warmup, allowed)

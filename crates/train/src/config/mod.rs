@@ -6,10 +6,11 @@ mod timetable;
 mod train;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use strum::{EnumString, IntoStaticStr, VariantNames};
 
 pub use objective::{
-    AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator,
-    LossKind, RatioLevel, RewardAggregation, SapoConfig, VespoConfig, ZeroVariance,
+    AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, Loss,
+    LossKind, RatioLevel, RewardAggregation, ZeroVariance,
 };
 pub(crate) use timetable::day;
 pub use timetable::{DailyWindow, TrainWhen};
@@ -18,8 +19,8 @@ pub use train::{ReplayConfig, TrainConfig};
 // Choices of the optimizer, the schedule and the memory.
 
 /// How the learning rate changes after warm-up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum ScheduleKind {
     /// Stays at the peak.
     #[default]
@@ -28,22 +29,88 @@ pub enum ScheduleKind {
     Linear,
     /// Falls to `min_learning_rate` at the schedule's end along half a cosine.
     Cosine,
-    /// Falls to `min_learning_rate` at the schedule's end with the power `schedule_power`.
+    /// Falls to `min_learning_rate` at the schedule's end with the power `power`.
     Polynomial,
     /// Falls with the inverse square root of the steps, without an end.
     InverseSqrt,
 }
 
-/// The optimizer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+hone_core::choice! {
+    /// The learning-rate schedule after warm-up.
+    pub struct Schedule of ScheduleKind {
+        for Linear | Cosine | Polynomial {
+            /// Its last step; 0 is `train.max_steps`.
+            pub steps: u64 = 0,
+        }
+        for Cosine | Polynomial {
+            /// Learning rate at its end.
+            pub min_learning_rate: f64 = 0.0 => at_least(0.0),
+        }
+        for Polynomial {
+            /// Its exponent.
+            pub power: f64 = 1.0 => above(0.0),
+        }
+    }
+}
+
+impl Schedule {
+    /// Whether it ends at a step.
+    pub fn ends(&self) -> bool {
+        !matches!(self.kind, ScheduleKind::Constant | ScheduleKind::InverseSqrt)
+    }
+}
+
+/// The optimizer's name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
 pub enum OptimizerKind {
     /// AdamW with moments in 32 bits.
     #[default]
-    #[serde(rename = "adamw")]
+    #[strum(serialize = "adamw")]
     AdamW,
     /// AdamW with moments in 8 bits (Dettmers et al. 2021): a quarter of their memory.
-    #[serde(rename = "adamw_8bit")]
+    #[strum(serialize = "adamw_8bit")]
     AdamW8bit,
+}
+
+hone_core::choice! {
+    /// The optimizer.
+    pub struct OptimizerConfig of OptimizerKind {
+        for AdamW | AdamW8bit {
+            /// Decay of the first moment.
+            pub beta1: f64 = 0.9 => below(0.0, 1.0),
+            /// Decay of the second moment.
+            pub beta2: f64 = 0.999 => below(0.0, 1.0),
+            /// Added to the denominator of an update.
+            pub eps: f64 = 1e-8 => above(0.0),
+        }
+    }
+}
+
+/// What is served and saved instead of the adapter's last values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum AverageKind {
+    /// The last values themselves.
+    #[default]
+    None,
+    /// Their exponential average.
+    Ema,
+    /// Their mean over all steps from one on (stochastic weight averaging).
+    Swa,
+}
+
+hone_core::choice! {
+    /// The average of the adapter over steps.
+    pub struct AverageConfig of AverageKind {
+        for Ema {
+            /// The decay per step.
+            pub decay: f64 = 0.99 => below(0.0, 1.0),
+        }
+        for Swa {
+            /// The first step of the mean.
+            pub start: u64 = 1,
+        }
+    }
 }
 
 /// Which layers the backward pass recomputes instead of keeping their activations.

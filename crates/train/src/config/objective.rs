@@ -1,19 +1,10 @@
 //! Choices of the loss and of the advantages.
 
-use std::collections::BTreeMap;
-use std::fmt;
-
-use serde::de::{self, MapAccess, Visitor};
-use serde::ser::SerializeMap;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use strum::{EnumString, IntoStaticStr, VariantNames};
 
-use hone_core::config::Checked;
-use hone_core::config::section::Parameters;
-
-/// The loss: a surrogate per token, and how token losses are combined into the step's loss. It is written as its
-/// name, or as a table of its name and its parameters, such as `{ kind = "vespo", k_pos = 2.0 }`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, EnumString, IntoStaticStr, VariantNames)]
+/// A surrogate per token, and how token losses are combined into the step's loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum LossKind {
     /// Clipped ratio; mean over each sequence, then over sequences (Shao et al. 2024).
@@ -28,7 +19,7 @@ pub enum LossKind {
     /// The bounded ratio as a constant weight of the log-probability; mean over all tokens.
     Cispo,
     /// A sigmoid gate of the ratio; mean over each sequence, then over sequences.
-    Sapo(SapoConfig),
+    Sapo,
     /// Clipped ratio; sum over tokens, mean over sequences.
     Luspo,
     /// `grpo` with one ratio per sequence.
@@ -36,7 +27,7 @@ pub enum LossKind {
     /// Log-probability times advantage, without a ratio; mean over all tokens.
     Reinforce,
     /// `reinforce` with a smooth weight of the sequence's ratio; mean over all tokens.
-    Vespo(VespoConfig),
+    Vespo,
 }
 
 impl LossKind {
@@ -44,113 +35,28 @@ impl LossKind {
     pub fn name(self) -> &'static str {
         self.into()
     }
-
-    /// The loss's own parameters, by name.
-    fn parameters(&mut self) -> Vec<(&'static str, &mut f64)> {
-        match self {
-            Self::Sapo(own) => vec![("tau_pos", &mut own.tau_pos), ("tau_neg", &mut own.tau_neg)],
-            Self::Vespo(own) => vec![
-                ("k_pos", &mut own.k_pos),
-                ("lambda_pos", &mut own.lambda_pos),
-                ("k_neg", &mut own.k_neg),
-                ("lambda_neg", &mut own.lambda_neg),
-            ],
-            _ => Vec::new(),
-        }
-    }
-
-    /// Checks the ranges of the loss's own parameters.
-    pub(super) fn check(self) -> Checked {
-        match self {
-            Self::Sapo(own) => own.check_in("train.loss."),
-            Self::Vespo(own) => own.check_in("train.loss."),
-            _ => Ok(()),
-        }
-    }
 }
 
-impl Serialize for LossKind {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut loss = *self;
-        let parameters = loss.parameters();
-        if parameters.is_empty() {
-            return serializer.serialize_str(self.name());
+hone_core::choice! {
+    /// The loss with its parameters.
+    pub struct Loss of LossKind {
+        for Sapo {
+            /// The sharpness tau of the gate of `sapo`, for positive advantages.
+            pub tau_pos: f64 = 1.0 => above(0.0),
+            /// The same for other advantages.
+            pub tau_neg: f64 = 1.05 => above(0.0),
         }
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("kind", self.name())?;
-        for (name, value) in parameters {
-            map.serialize_entry(name, value)?;
+        for Vespo {
+            /// k of the weight of a sequence with ratio w in `vespo`, `w^k exp(lambda (1 - w))`, for advantages of 0
+            /// or more: how fast the weight falls for small ratios.
+            pub k_pos: f64 = 2.0 => at_least(0.0),
+            /// lambda for advantages of 0 or more: how fast the weight falls for large ratios.
+            pub lambda_pos: f64 = 3.0 => at_least(1e-4),
+            /// k for negative advantages.
+            pub k_neg: f64 = 3.0 => at_least(0.0),
+            /// lambda for negative advantages.
+            pub lambda_neg: f64 = 2.0 => at_least(1e-4),
         }
-        map.end()
-    }
-}
-
-impl<'de> Deserialize<'de> for LossKind {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(LossVisitor)
-    }
-}
-
-struct LossVisitor;
-
-impl<'de> Visitor<'de> for LossVisitor {
-    type Value = LossKind;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the name of a loss, or a table of its kind and parameters")
-    }
-
-    fn visit_str<E: de::Error>(self, name: &str) -> Result<LossKind, E> {
-        name.parse().map_err(|_| E::unknown_variant(name, LossKind::VARIANTS))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LossKind, A::Error> {
-        let (mut kind, mut values) = (None::<String>, BTreeMap::<String, f64>::new());
-        while let Some(key) = map.next_key::<String>()? {
-            match key.as_str() {
-                "kind" => kind = Some(map.next_value()?),
-                _ => drop(values.insert(key, map.next_value()?)),
-            }
-        }
-        let kind = kind.ok_or_else(|| de::Error::missing_field("kind"))?;
-        let mut loss = self.visit_str(&kind)?;
-        for (name, place) in loss.parameters() {
-            *place = values.remove(name).unwrap_or(*place);
-        }
-        match values.keys().next() {
-            None => Ok(loss),
-            Some(key) => {
-                let known: Vec<_> = loss.parameters().iter().map(|(name, _)| *name).collect();
-                let known = if known.is_empty() { "kind".to_owned() } else { known.join("`, `") };
-                Err(de::Error::custom(format!("unknown field `{key}`, expected one of `{known}`")))
-            }
-        }
-    }
-}
-
-hone_core::parameters! {
-    /// The sharpness tau of the gate of `sapo`.
-    #[derive(Copy)]
-    pub struct SapoConfig {
-        /// For positive advantages.
-        pub tau_pos: f64 = 1.0 => above(0.0),
-        /// For other advantages.
-        pub tau_neg: f64 = 1.05 => above(0.0),
-    }
-}
-
-hone_core::parameters! {
-    /// The weight of a sequence with ratio w in `vespo`: `w^k exp(lambda (1 - w))`.
-    #[derive(Copy)]
-    pub struct VespoConfig {
-        /// k for advantages of 0 or more: how fast the weight falls for small ratios.
-        pub k_pos: f64 = 2.0 => at_least(0.0),
-        /// lambda for advantages of 0 or more: how fast the weight falls for large ratios.
-        pub lambda_pos: f64 = 3.0 => at_least(1e-4),
-        /// k for negative advantages.
-        pub k_neg: f64 = 3.0 => at_least(0.0),
-        /// lambda for negative advantages.
-        pub lambda_neg: f64 = 2.0 => at_least(1e-4),
     }
 }
 
@@ -213,8 +119,8 @@ impl EntropyConfig {
 }
 
 /// How the difference between the sampler's and the trainer's log-probabilities is corrected.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumString, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum CorrectionMode {
     /// Not separately: the surrogate's ratio is taken against the recorded log-probabilities.
     #[default]
@@ -229,15 +135,15 @@ pub enum CorrectionMode {
     SequenceMask,
 }
 
-hone_core::parameters! {
+hone_core::choice! {
     /// Importance weights of the trainer's policy over the sampler's.
-    pub struct CorrectionConfig {
-        /// The granularity of the weights, and what happens outside the bounds.
-        pub mode: CorrectionMode = CorrectionMode::default(),
-        /// Lower bound of a weight.
-        pub clip_min: f64 = 0.0 => at_least(0.0),
-        /// Upper bound of a weight; 0 is no bound.
-        pub clip_max: f64 = 3.0 => at_least(0.0),
+    pub struct CorrectionConfig of CorrectionMode {
+        for TokenTruncate | TokenMask | SequenceTruncate | SequenceMask {
+            /// Lower bound of a weight.
+            pub clip_min: f64 = 0.0 => at_least(0.0),
+            /// Upper bound of a weight; 0 is no bound.
+            pub clip_max: f64 = 3.0 => at_least(0.0),
+        }
     }
 }
 

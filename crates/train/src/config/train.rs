@@ -6,11 +6,11 @@ use hone_model::kernels::compute::Compute;
 
 use super::PeakRate;
 use super::objective::{
-    AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, LossKind, RatioLevel,
-    RewardAggregation, ZeroVariance,
+    AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, Loss, RatioLevel, RewardAggregation,
+    ZeroVariance,
 };
 use super::timetable::TrainWhen;
-use super::{OptimizerKind, Recompute, ScheduleKind};
+use super::{AverageConfig, OptimizerConfig, Recompute, Schedule};
 
 /// Warm-up steps where no key sets them: about as many as Adam's second moments need at first.
 const DEFAULT_WARMUP: u64 = 10;
@@ -43,34 +43,20 @@ hone_core::parameters! {
         /// Peak learning rate: a number, or `"auto"` for one that follows the model's size.
         pub learning_rate: PeakRate = PeakRate::Auto,
         /// How the learning rate changes after warm-up.
-        pub schedule: ScheduleKind = ScheduleKind::Constant,
+        pub schedule: Schedule = Schedule::default(),
         /// Steps over which the learning rate rises linearly to its peak, or below 1 their share of
         /// [`Self::schedule_steps`], as in transformers 5; `None` is the default of [`Self::warmup`], so that a
         /// key that contradicts only the default is no error.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub warmup_steps: Option<f64> = None => steps_or_share(),
-        /// Last step of the linear, cosine and polynomial schedules; 0 is `max_steps`.
-        pub total_steps: u64 = 0,
-        /// Learning rate at the end of the cosine and polynomial schedules.
-        pub min_learning_rate: f64 = 0.0 => at_least(0.0),
-        /// Exponent of the polynomial schedule.
-        pub schedule_power: f64 = 1.0 => above(0.0),
         /// The optimizer.
-        pub optimizer: OptimizerKind = OptimizerKind::default(),
-        /// AdamW's decay of the first moment.
-        pub adam_beta1: f64 = 0.9 => below(0.0, 1.0),
-        /// AdamW's decay of the second moment.
-        pub adam_beta2: f64 = 0.999 => below(0.0, 1.0),
-        /// AdamW's epsilon.
-        pub adam_eps: f64 = 1e-8 => above(0.0),
+        pub optimizer: OptimizerConfig = OptimizerConfig::default(),
         /// Decoupled weight decay.
         pub weight_decay: f64 = 0.0 => at_least(0.0),
         /// Maximum of the global gradient norm; 0 is no maximum.
         pub max_grad_norm: f64 = 1.0 => at_least(0.0),
-        /// Serve an exponential average of the adapter with this decay per step; 0 serves the adapter.
-        pub ema_decay: f64 = 0.0 => below(0.0, 1.0),
-        /// Serve the mean of the adapter over all steps from this one on; 0 serves the adapter.
-        pub swa_start: u64 = 0,
+        /// What is served and saved instead of the adapter's last values.
+        pub average: AverageConfig = AverageConfig::default(),
         /// Coefficient of the KL to the reference policy.
         pub beta: f64 = 0.01 => at_least(0.0),
         /// The lower clip bound of the importance ratio is 1 minus this.
@@ -78,7 +64,7 @@ hone_core::parameters! {
         /// The upper clip bound of the importance ratio is 1 plus this.
         pub clip_high: f64 = 0.2 => at_least(0.0),
         /// The surrogate, and how token losses are combined.
-        pub loss: LossKind = LossKind::default(),
+        pub loss: Loss = Loss::default(),
         /// Whether a sequence has one importance ratio or one per token.
         pub importance_sampling_level: RatioLevel = RatioLevel::default(),
         /// Upper bound of the unclipped ratio in the clipped surrogate's minimum; 0 is no bound.
@@ -129,7 +115,7 @@ hone_core::parameters! {
         pub kl: KlConfig = KlConfig::default(),
         /// `[train.entropy]`
         pub entropy: EntropyConfig = EntropyConfig::default(),
-        /// `[train.sampler_correction]`
+        /// Importance weights of the trainer's policy over the sampler's.
         pub sampler_correction: CorrectionConfig = CorrectionConfig::default(),
         /// `[train.replay]`
         pub replay: ReplayConfig = ReplayConfig::default(),
@@ -141,7 +127,7 @@ hone_core::parameters! {
 impl TrainConfig {
     /// Number of steps of the whole schedule; 0 if it has no end.
     pub fn schedule_steps(&self) -> u64 {
-        if self.total_steps > 0 { self.total_steps } else { self.max_steps }
+        if self.schedule.steps > 0 { self.schedule.steps } else { self.max_steps }
     }
 
     /// Whether `warmup_steps` is a share of the schedule.

@@ -3,25 +3,25 @@
 use std::collections::BTreeMap;
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{UnixMillis, key_of_rater};
+use hone_core::types::key_of_rater;
 use hone_reward::Routes;
 use hone_reward::feedback::cap_shares;
 
 use super::batch_builder::TrainBatch;
 
-/// Time of arrival, `(group, member)` within the batch, and rater of one piece of feedback.
-type Feedback = (UnixMillis, (usize, usize), Option<String>);
+/// `(group, member)` within the batch, and rater of one piece of feedback.
+type Feedback = ((usize, usize), Option<String>);
 
 /// Limits feedback to the bounds of its part, and applies each feedback part's `max_key_share` to API keys, so
-/// that a key gains nothing by naming many end users, and to raters. A dropped value becomes missing, not 0; a
-/// down-weighted value scales the advantage. Without `metrics` nothing is counted.
+/// that a key gains nothing by naming many end users, and to raters: the weight of a value scales its advantage.
+/// Without `metrics` nothing is counted.
 pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: Option<&Metrics>) {
     for ((route, part), feedback) in feedback_by_part(batch) {
         let Some(params) = routes.get(&route).and_then(|found| found.feedback(&part)) else {
             continue;
         };
         if let Some([low, high]) = params.bounds() {
-            for (_, (group, member), _) in &feedback {
+            for ((group, member), _) in &feedback {
                 let value = batch.groups[*group].members[*member].parts.get_mut(&part);
                 value.into_iter().for_each(|value| *value = value.clamp(low, high));
             }
@@ -30,26 +30,20 @@ pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: Option<&Metr
             continue;
         }
         let raters: Vec<Option<&str>> =
-            feedback.iter().map(|(_, _, rater)| rater.as_deref()).collect();
+            feedback.iter().map(|(_, rater)| rater.as_deref()).collect();
         let keys: Vec<Option<&str>> =
             raters.iter().map(|rater| rater.and_then(key_of_rater)).collect();
-        let shares =
-            |ids: &[Option<&str>]| cap_shares(ids, params.max_key_share, params.share_rule);
+        let shares = |ids: &[Option<&str>]| cap_shares(ids, params.max_key_share);
         let of_raters = shares(&raters).weights;
         let weights = shares(&keys).weights.into_iter().zip(of_raters).map(|(a, b)| a.min(b));
         let mut capped = 0;
-        for ((_, (group, member), _), weight) in feedback.iter().zip(weights) {
+        for (((group, member), _), weight) in feedback.iter().zip(weights) {
             if weight >= 1.0 {
                 continue;
             }
             capped += 1;
             let member = &mut batch.groups[*group].members[*member];
-            if weight > 0.0 {
-                member.cap_weights.insert(part.clone(), weight);
-            } else {
-                member.parts.remove(&part);
-                member.feedback.remove(&part);
-            }
+            member.cap_weights.insert(part.clone(), weight);
         }
         if let Some(metrics) = metrics {
             metrics.reward_feedback_capped.with_label_values(&[&route, &part]).inc_by(capped);
@@ -60,19 +54,17 @@ pub(crate) fn cap(batch: &mut TrainBatch, routes: &Routes, metrics: Option<&Metr
     }
 }
 
-/// All feedback of the batch by `(route, part)`, newest last.
+/// All feedback of the batch by `(route, part)`.
 fn feedback_by_part(batch: &TrainBatch) -> BTreeMap<(String, String), Vec<Feedback>> {
     let mut by_part: BTreeMap<_, Vec<Feedback>> = BTreeMap::new();
     for (g, group) in batch.groups.iter().enumerate() {
         for (m, member) in group.members.iter().enumerate() {
             for (part, origin) in &member.feedback {
                 let key = (group.group.route.clone(), part.clone());
-                let feedback = (origin.created, (g, m), origin.key_id.clone());
-                by_part.entry(key).or_default().push(feedback);
+                by_part.entry(key).or_default().push(((g, m), origin.key_id.clone()));
             }
         }
     }
-    by_part.values_mut().for_each(|feedback| feedback.sort_unstable());
     by_part
 }
 
@@ -116,13 +108,6 @@ mod tests {
         (batch, count)
     }
 
-    /// A batch in which key `a` gave four of six ratings, capped at one half.
-    fn capped(rule: &str) -> (TrainBatch, u64) {
-        let keys = [("a", 9), ("a", 2), ("b", 3), ("a", 4), ("c", 5), ("a", 1)];
-        let groups = keys.map(|(key, created)| rated(key, 1.0, created));
-        capped_by(&format!(", max_key_share = 0.5, share_rule = \"{rule}\""), groups)
-    }
-
     #[test]
     fn the_share_of_a_key_counts_its_users_and_values_from_before_a_range() {
         for user in [None, Some("user")] {
@@ -140,21 +125,17 @@ mod tests {
     }
 
     #[test]
-    fn a_cap_weights_or_drops_the_values_of_a_key() {
-        let (batch, count) = capped("weight");
+    fn a_cap_keeps_the_values() {
+        // Key `a` gave four of six ratings.
+        let keys = [("a", 9), ("a", 2), ("b", 3), ("a", 4), ("c", 5), ("a", 1)];
+        let groups = keys.map(|(key, created)| rated(key, 1.0, created));
+        let (batch, count) = capped_by(", max_key_share = 0.5", groups);
         assert_eq!(count, 4);
         let rewards = batch.rewards();
         let weights: Vec<f64> = rewards.iter().map(|g| g.parts[0].cap_weights[0]).collect();
         assert_eq!(weights, [0.5, 0.5, 1.0, 0.5, 1.0, 0.5]);
         assert!(rewards.iter().all(|g| g.parts[0].values == [Some(1.0)]));
         assert_eq!(batch.feedback_times().count(), 6);
-        let (batch, count) = capped("drop");
-        assert_eq!(count, 2);
-        let rewards = batch.rewards();
-        let values: Vec<Option<f64>> = rewards.iter().map(|g| g.parts[0].values[0]).collect();
-        assert_eq!(values, [Some(1.0), None, Some(1.0), Some(1.0), Some(1.0), None]);
-        let times: Vec<u64> = batch.feedback_times().collect();
-        assert_eq!(times, [9, 3, 4, 5]);
         let (batch, count) = capped_by("", [rated("a", 1.0, 1), rated("b", 0.0, 2)]);
         assert_eq!(count, 0);
         assert!(batch.rewards().iter().all(|g| g.parts[0].cap_weights == [1.0]));

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use hone_core::types::{Group, GroupId, GroupState, SampleId};
 use hone_reward::{AdaptiveState, AdaptiveWeight, Routes};
-use hone_store::{RecordSource, Store, StoreError};
+use hone_store::{Ledger, Store, StoreError};
 
 use batch_builder::{BatchGroup, TrainBatch, VersionAges};
 use packing::TrainSample;
@@ -48,7 +48,6 @@ impl AdaptiveWeights {
         }
     }
 
-    /// Updates the weights from a batch that was trained on, group by group.
     pub(crate) fn observe(&mut self, routes: &Routes, batch: &TrainBatch) {
         for group in &batch.groups {
             let route = &group.group.route;
@@ -160,7 +159,7 @@ impl RecordedGroup {
     /// # Errors
     /// If a record cannot be read.
     pub fn load(
-        source: &impl RecordSource,
+        source: &Ledger,
         routes: &Routes,
         quarantined: &BTreeSet<String>,
         group: Group,

@@ -106,7 +106,6 @@ impl TrainSetup {
 
 /// The thread pools of the trainer. Usually only one of them is busy.
 struct ThreadPools {
-    /// Computes steps.
     train: ThreadPool,
     /// Scores the parity probe of a publication, which must not wait for the next step.
     probe: Arc<ThreadPool>,
@@ -221,7 +220,6 @@ struct StepGate {
     paused: bool,
     /// Whether a resume has come that the trainer has not taken yet. It ends a hold too.
     resumed: bool,
-    /// The last step that may be taken.
     step_limit: Option<u64>,
 }
 
@@ -237,7 +235,6 @@ impl StepGate {
         None
     }
 
-    /// Whether no step may follow step `step`.
     fn is_closed(&self, step: u64) -> bool {
         self.paused || self.step_limit.is_some_and(|limit| step >= limit)
     }

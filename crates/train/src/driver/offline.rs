@@ -7,17 +7,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::ThreadPool;
-use rayon::prelude::*;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, StepRecord, now_ms};
 use hone_engine::ModelDir;
-use hone_model::kernels::parallel::with_threads;
 use hone_model::weights::LoadOptions;
 use hone_reward::Routes;
 use hone_store::{Op, Store};
 
-use super::progress::{PreparedBatch, TrainProgress};
+use super::progress::TrainProgress;
 use super::report::{SkippedBatch, collect};
 use super::{ThreadPools, TrainFailure};
 use crate::config::TrainConfig;
@@ -26,7 +24,7 @@ use crate::data::{RecordedGroup, RecordedSample, feedback_cap};
 use crate::error::{LearnError, Result as LearnResult};
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
-use crate::memory;
+use crate::learning::map_shards;
 use crate::policy::{base_record, relative_dir, write_version};
 
 /// A version that no sample has, so that no recorded log-probability has to equal the trainer's.
@@ -84,7 +82,11 @@ impl OfflineTrainer {
         groups: &[&RecordedGroup],
     ) -> Result<Result<StepRecord, String>, TrainFailure> {
         let started = Instant::now();
-        let prepared = self.prepare(groups);
+        let OfflineSetup { routes, metrics, config, .. } = &self.setup;
+        let groups = groups.iter().map(|group| group.batch.clone()).collect();
+        let mut batch = TrainBatch { groups, ..TrainBatch::default() };
+        feedback_cap::cap(&mut batch, routes, Some(metrics));
+        let prepared = self.progress.prepare(batch, routes, config, 0.0);
         let (learner, samples) = (&mut self.learner, &prepared.samples);
         let max_tokens = self.setup.max_completion_tokens;
         let stats = self.pool.install(|| learner.step(samples, NO_VERSION, max_tokens));
@@ -98,7 +100,7 @@ impl OfflineTrainer {
             return Ok(Err(SkippedBatch::of(&prepared, reason).message));
         }
         let weights = &mut self.progress.weights;
-        weights.observe(&self.setup.routes, &prepared.batch);
+        weights.observe(routes, &prepared.batch);
         let elapsed = started.elapsed();
         let mut metrics = collect(stats.metrics, &prepared, weights, elapsed);
         // The versions are those of another ledger.
@@ -112,15 +114,6 @@ impl OfflineTrainer {
         Ok(Ok(record))
     }
 
-    /// The batch of a step, as the live trainer prepares it.
-    fn prepare(&self, groups: &[&RecordedGroup]) -> PreparedBatch {
-        let OfflineSetup { routes, metrics, config, .. } = &self.setup;
-        let groups = groups.iter().map(|group| group.batch.clone()).collect();
-        let mut batch = TrainBatch { groups, ..TrainBatch::default() };
-        feedback_cap::cap(&mut batch, routes, Some(metrics));
-        self.progress.prepare(batch, routes, config, 0.0)
-    }
-
     /// Natural-log probability of each sampled token under the policy that would be served, sample by
     /// sample.
     ///
@@ -128,19 +121,11 @@ impl OfflineTrainer {
     /// If a sample is malformed or a tensor operation fails.
     pub fn score(&self, samples: &[RecordedSample<'_>]) -> Result<Vec<Vec<f32>>, TrainFailure> {
         let policy = self.learner.snapshot()?;
-        let parallel = memory::shards_in_parallel(self.learner.spec());
         let score = |RecordedSample { sample, .. }: &RecordedSample<'_>| {
             policy.score(&sample.prompt_ids, &sample.ids, sample.temperature)
         };
-        let scored: LearnResult<Vec<Vec<f32>>> = self.pool.install(|| {
-            if parallel {
-                samples.par_iter().map(score).collect()
-            } else {
-                let threads = rayon::current_num_threads();
-                with_threads(threads, || samples.iter().map(score).collect())
-            }
-        });
-        Ok(scored?)
+        let scored = self.pool.install(|| map_shards(self.learner.spec(), samples, score));
+        Ok(scored.into_iter().collect::<LearnResult<_>>()?)
     }
 
     /// Writes what a data directory of `hone train` has: the checkpoint of the last step, the adapter as
@@ -169,8 +154,7 @@ impl OfflineTrainer {
         let checkpoints = data.join("checkpoints");
         let dir = checkpoint::step_dir(&checkpoints, last.step);
         self.progress.set_published(version);
-        let extra = self.progress.to_json(&dir)?;
-        self.learner.save(&dir, &extra)?;
+        self.learner.save(&dir, &self.progress)?;
         let (policy, name) = (self.learner.snapshot()?, &self.setup.model.name);
         let adapter = data.join(relative_dir(version));
         record.sha256 = Some(write_version(&adapter, |new| policy.write(new, name), &record)?);

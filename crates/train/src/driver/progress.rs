@@ -20,7 +20,6 @@ use crate::error::{LearnError, Result};
 /// A pause of training after an operator's activation, or after too many rejected versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hold {
-    /// The version that is active.
     pub(super) version: PolicyVersion,
     /// When training goes on; `None` waits for a resume.
     pub(super) until: Option<UnixMillis>,
@@ -67,11 +66,6 @@ pub(super) struct TrainProgress {
 }
 
 impl TrainProgress {
-    /// As the `extra` of checkpoint `dir`, which errors name.
-    pub(super) fn to_json(&self, dir: &Path) -> Result<Value> {
-        serde_json::to_value(self).map_err(|error| at(dir)(error.into()).into())
-    }
-
     /// From the `extra` of checkpoint `dir`, which errors name.
     pub(super) fn from_json(extra: Value, dir: &Path) -> Result<Self> {
         serde_json::from_value(extra).map_err(|error| at(dir)(error.into()).into())
@@ -92,7 +86,6 @@ impl TrainProgress {
         PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness }
     }
 
-    /// Records that the weights are those of `version`.
     pub(super) fn set_published(&mut self, version: PolicyVersion) {
         self.parent = version;
         self.unpublished_steps = 0;
@@ -114,7 +107,6 @@ impl TrainProgress {
         self.unpublished_steps += 1;
     }
 
-    /// The factor of the learning rate that warnings have led to.
     pub(super) fn rate_factor(&self) -> f64 {
         0.5_f64.powi(self.rate_halvings.try_into().unwrap_or(i32::MAX))
     }

@@ -27,7 +27,6 @@ type Finished = (PublishOutcome, UnixMillis);
 /// ledger.
 pub(super) struct Publication {
     policies: Arc<Policies>,
-    /// Number of the step that the weights come from.
     pub(super) step: u64,
     /// Arrival times of the feedback that the version is the first to be trained on.
     pub(super) feedback_times: Vec<UnixMillis>,

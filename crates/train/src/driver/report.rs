@@ -113,7 +113,6 @@ impl StatusCell {
         change(&mut self.status.lock());
     }
 
-    /// Sets the state in the status and in `hone_train_state`.
     pub(super) fn set_state(&self, state: TrainState) {
         self.update(|s| s.state = state);
         for each in TrainState::VARIANTS {
@@ -193,7 +192,6 @@ impl SkippedBatch {
 #[derive(Debug, Default)]
 pub(super) struct SkipLog {
     has_warned: bool,
-    /// Batches of equal rewards since the last step.
     equal_batches: u64,
 }
 

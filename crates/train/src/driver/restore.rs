@@ -325,11 +325,6 @@ impl<'a> Trainer<'a> {
         self.progress.hold = Some(Hold { version, until, reason: None });
     }
 
-    /// Whether a version was activated that the trainer has not noticed yet.
-    pub(super) fn has_new_activation(&self) -> bool {
-        self.setup.policies.watch_rollback().borrow().count != self.activations
-    }
-
     /// Notices that an existing version was activated, which ends a publication in progress. After an
     /// operator's activation training pauses, and the weights follow later, because further activations may
     /// come. They follow at once if a warning withdrew the version before.
@@ -374,11 +369,9 @@ impl<'a> Trainer<'a> {
     /// Writes a checkpoint of the learner and the progress, and deletes old ones.
     pub(super) fn checkpoint(&self) -> Result<(), TrainFailure> {
         let dir = checkpoint::step_dir(&self.setup.checkpoints, self.learner.step_count());
-        let extra = self.progress.to_json(&dir)?;
-        self.pools.train.install(|| self.learner.save(&dir, &extra))?;
+        self.pools.train.install(|| self.learner.save(&dir, &self.progress))?;
         Ok(checkpoint::prune(&self.setup.checkpoints, KEPT_CHECKPOINTS)?)
     }
 }
 
-/// Reason of the groups of steps that ended two processes.
 const INTERRUPTED: &str = "interrupted";

@@ -72,26 +72,15 @@ impl TrainPhase {
     }
 }
 
-/// The phase after a turn.
-pub(super) enum TrainTurn {
-    /// Something happened: the next turn may come at once.
-    Next(TrainPhase),
-    /// Nothing happened: the next turn comes after a command or some time.
-    Rest(TrainPhase),
-}
-
-/// A computed step that is not recorded yet.
 pub(super) struct ComputedStep {
     prepared: PreparedBatch,
     stats: StepStats,
     started: Instant,
 }
 
-/// The learner and everything that a step reads or changes.
 pub(super) struct Trainer<'a> {
     pub(super) setup: &'a TrainSetup,
     pub(super) status: &'a StatusCell,
-    /// Runs the asynchronous part of a publication.
     pub(super) runtime: &'a Handle,
     pub(super) pools: &'a ThreadPools,
     pub(super) learner: Learner,
@@ -124,15 +113,12 @@ impl Trainer<'_> {
                 ControlFlow::Continue(phase) => phase,
                 ControlFlow::Break(phase) => break self.finish(phase).map_err(TrainError::from),
             };
-            (phase, wait) = match self.tick(phase, gate)? {
-                TrainTurn::Next(phase) => (phase, Duration::ZERO),
-                TrainTurn::Rest(phase @ TrainPhase::Activated(_)) => (phase, SETTLE_TIME),
-                TrainTurn::Rest(phase) => (phase, POLL_INTERVAL),
-            };
+            (phase, wait) = self.tick(phase, gate)?;
         }
     }
 
-    /// One turn: the phase that follows, from what has happened since the last turn.
+    /// One turn: the phase that follows, from what has happened since the last turn, and the time until the next
+    /// turn, which a command ends; none after a transition.
     ///
     /// | phase | condition | next |
     /// | --- | --- | --- |
@@ -149,7 +135,7 @@ impl Trainer<'_> {
         &mut self,
         phase: TrainPhase,
         gate: &StepGate,
-    ) -> Result<TrainTurn, TrainFailure> {
+    ) -> Result<(TrainPhase, Duration), TrainFailure> {
         use TrainPhase::{Activated, Ahead, Idle, Publishing, Starting};
         let phase = self.notice_activation(phase)?;
         let closed = self.closed(gate);
@@ -188,13 +174,14 @@ impl Trainer<'_> {
                 return Ok(self.rest(phase, closed.unwrap_or_default()));
             }
         };
-        Ok(TrainTurn::Next(next))
+        Ok((next, Duration::ZERO))
     }
 
-    fn rest(&self, phase: TrainPhase, state: TrainState) -> TrainTurn {
+    fn rest(&self, phase: TrainPhase, state: TrainState) -> (TrainPhase, Duration) {
         self.status.set_state(state);
         self.report();
-        TrainTurn::Rest(phase)
+        let settles = matches!(phase, TrainPhase::Activated(_));
+        (phase, if settles { SETTLE_TIME } else { POLL_INTERVAL })
     }
 
     /// Why no step may be taken on its own; `None` if one may.
@@ -363,8 +350,10 @@ impl Trainer<'_> {
         let is_smaller = self.drop_unusable(&mut batch)?;
         // The other groups stay ready.
         let is_too_small = is_smaller && batch.sample_count() < wanted;
+        let groups = batch.groups.iter().map(BatchGroup::tokens);
+        let mut tokens = groups.chain(batch.corrections.iter().map(BatchCorrection::tokens));
         // The memory plan has no room for a long shard beside the copy that a publication loads.
-        if is_too_small || during.is_some() && self.has_long_shard(&batch) {
+        if is_too_small || during.is_some() && tokens.any(|tokens| self.is_long_shard(tokens)) {
             return Ok(None);
         }
         feedback_cap::cap(&mut batch, &setup.routes, Some(&setup.metrics));
@@ -401,12 +390,6 @@ impl Trainer<'_> {
     ) -> Result<(), TrainFailure> {
         let counter = &self.setup.metrics.train.dropped_groups;
         Ok(batch_builder::drop_groups(&self.setup.store, drops, counter)?)
-    }
-
-    fn has_long_shard(&self, batch: &TrainBatch) -> bool {
-        let groups = batch.groups.iter().map(BatchGroup::tokens);
-        let corrections = batch.corrections.iter().map(BatchCorrection::tokens);
-        groups.chain(corrections).any(|tokens| self.is_long_shard(tokens))
     }
 
     fn is_long_shard(&self, tokens: usize) -> bool {
@@ -551,13 +534,13 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Starts to publish the weights every `policy.publish_every` steps, and if
-    /// no step follows (`is_last`), unless another version was activated: the trainer continues from that
-    /// one.
+    /// Starts to publish the weights every `policy.publish_every` steps, and if no step follows (`is_last`), unless
+    /// another version was activated: the trainer continues from that one.
     fn propose(&mut self, is_last: bool) -> Result<TrainPhase, TrainFailure> {
         let steps = self.progress.unpublished_steps;
         let is_due = steps >= self.setup.policy.publish_every || steps > 0 && is_last;
-        let is_free = self.progress.hold.is_none() && !self.has_new_activation();
+        let activations = self.setup.policies.watch_rollback().borrow().count;
+        let is_free = self.progress.hold.is_none() && activations == self.activations;
         if is_due && is_free { self.publish() } else { Ok(TrainPhase::Idle) }
     }
 

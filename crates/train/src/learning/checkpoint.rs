@@ -36,7 +36,6 @@ pub(crate) type Tensors = BTreeMap<String, Tensor>;
 /// The tensors of a checkpoint, by the name of their file without its ending.
 pub(crate) type CheckpointFiles = BTreeMap<String, Tensors>;
 
-/// The state in `state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LearnerState {
     /// Steps taken, which is also the position in the learning-rate schedule.
@@ -68,7 +67,6 @@ struct StateFile {
     version: u32,
     /// Hexadecimal SHA-256 of each of the other files.
     sha256: BTreeMap<String, String>,
-    /// A [`LearnerState`].
     #[serde(flatten)]
     state: Value,
 }

@@ -24,15 +24,18 @@ use std::path::Path;
 use std::time::Instant;
 
 use candle_core::DType;
+use rayon::prelude::*;
 use serde::Serialize;
 
-use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft};
+use hone_model::kernels::parallel::with_threads;
+use hone_model::{Model, ModelSpec};
 
-use crate::config::{ScheduleKind, TrainConfig};
+use crate::config::{AverageKind, ScheduleKind, TrainConfig};
 use crate::data::packing::{PackedBatch, TrainSample};
 use crate::error::Result;
+use crate::memory;
 
 /// Floats stored as their bits, for `#[serde(with = "float_bits")]`. `serde_json` may parse a decimal
 /// that it wrote to a neighboring float, but a resumed run must continue with the same numbers.
@@ -99,6 +102,18 @@ pub(crate) fn timed<R>(seconds: &mut f64, f: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Maps shards in parallel with one thread each, or, for a wide model, in turn on all threads of the pool.
+pub(crate) fn map_shards<S: Sync, T: Send>(
+    spec: &ModelSpec,
+    shards: &[S],
+    f: impl Fn(&S) -> T + Sync,
+) -> Vec<T> {
+    if memory::shards_in_parallel(spec) {
+        return shards.par_iter().map(&f).collect();
+    }
+    with_threads(rayon::current_num_threads(), || shards.iter().map(f).collect())
+}
+
 // The learning-rate schedule.
 
 /// The learning rate of the optimizer step that follows `done` steps.
@@ -106,7 +121,7 @@ pub(crate) fn timed<R>(seconds: &mut f64, f: impl FnOnce() -> R) -> R {
 /// Warm-up is linear, `peak * (done + 1) / warmup`, and reaches the peak with its last step
 /// (transformers starts with a step of rate 0, which learns nothing). The schedules after it equal
 /// those of transformers. With `x = (done - warmup) / (total - warmup)`, clamped to 0 to 1, and `low`
-/// the `train.min_learning_rate`:
+/// the schedule's `min_learning_rate`:
 ///
 /// - constant: `peak`
 /// - linear: `peak (1 - x)`
@@ -118,7 +133,7 @@ pub(crate) fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
     // The learner has resolved an automatic rate.
     let peak = config.learning_rate.fixed().unwrap_or_default();
     // The peak of a curriculum stage may be below the configured minimum.
-    let low = config.min_learning_rate.min(peak);
+    let low = config.schedule.min_learning_rate.min(peak);
     let warmup = config.warmup();
     if done < warmup {
         return peak * (done + 1) as f64 / warmup as f64;
@@ -126,11 +141,11 @@ pub(crate) fn learning_rate(config: &TrainConfig, done: u64) -> f64 {
     let past = (done - warmup) as f64;
     let span = config.schedule_steps().saturating_sub(warmup).max(1) as f64;
     let x = (past / span).min(1.0);
-    match config.schedule {
+    match config.schedule.kind {
         ScheduleKind::Constant => peak,
         ScheduleKind::Linear => peak * (1.0 - x),
         ScheduleKind::Cosine => low + (peak - low) * 0.5 * (1.0 + (std::f64::consts::PI * x).cos()),
-        ScheduleKind::Polynomial => low + (peak - low) * (1.0 - x).powf(config.schedule_power),
+        ScheduleKind::Polynomial => low + (peak - low) * (1.0 - x).powf(config.schedule.power),
         ScheduleKind::InverseSqrt => {
             let configured = config.configured_warmup().filter(|steps| *steps > 0);
             let t = configured.map_or(10_000.0, |steps| steps as f64);
@@ -168,25 +183,23 @@ pub(crate) struct Average {
 }
 
 impl Average {
-    /// The average of `train.ema_decay` or `train.swa_start`; `None` if both are 0.
+    /// The average that `train.average` configures, if any.
     pub(crate) fn new(config: &TrainConfig) -> Option<Self> {
-        (config.ema_decay > 0.0 || config.swa_start > 0).then(Self::default)
+        (config.average.kind != AverageKind::None).then(Self::default)
     }
 
     /// Adds the values `p` after step number `steps` (from 1): `avg <- decay avg + (1 - decay) p`, or, from
-    /// `train.swa_start` on, `avg <- avg + (p - avg) / n`.
+    /// the step `start` on, `avg <- avg + (p - avg) / n`.
     pub(crate) fn observe(
         &mut self,
         lora: &LoraWeights,
         steps: u64,
         config: &TrainConfig,
     ) -> Result<()> {
-        let share = if config.ema_decay > 0.0 {
-            1.0 - config.ema_decay
-        } else if steps < config.swa_start {
-            return Ok(());
-        } else {
-            1.0 / (self.count + 1) as f64
+        let share = match config.average.kind {
+            AverageKind::Ema => 1.0 - config.average.decay,
+            _ if steps < config.average.start => return Ok(()),
+            _ => 1.0 / (self.count + 1) as f64,
         };
         match &self.lora {
             None => self.lora = Some(lora.copy()?),
@@ -276,17 +289,16 @@ mod tests {
 
     mod schedule {
         use super::super::*;
-        use crate::config::PeakRate;
+        use crate::config::{PeakRate, Schedule};
 
-        fn rates(schedule: ScheduleKind, warmup_steps: u64, total_steps: u64) -> Vec<f64> {
+        fn rates(kind: ScheduleKind, warmup_steps: u64, steps: u64) -> Vec<f64> {
             let config = TrainConfig {
                 learning_rate: PeakRate::Fixed(2.0),
-                schedule,
+                schedule: Schedule { steps, ..kind.into() },
                 warmup_steps: Some(warmup_steps as f64),
-                total_steps,
                 ..TrainConfig::default()
             };
-            (0..=total_steps + 2).map(|done| learning_rate(&config, done)).collect()
+            (0..=steps + 2).map(|done| learning_rate(&config, done)).collect()
         }
 
         #[test]
@@ -295,7 +307,7 @@ mod tests {
             assert_eq!(&constant[..5], &[0.5, 1.0, 1.5, 2.0, 2.0]);
             assert!(constant[4..].iter().all(|r| *r == 2.0));
             let config =
-                TrainConfig { warmup_steps: Some(0.1), total_steps: 42, ..TrainConfig::default() };
+                TrainConfig { warmup_steps: Some(0.1), max_steps: 42, ..TrainConfig::default() };
             assert_eq!(config.warmup(), 5);
             let counted = TrainConfig { warmup_steps: Some(5.0), ..config.clone() };
             assert!(
@@ -337,7 +349,7 @@ mod tests {
             assert_eq!(warmup(40, Some(0.5)), 20);
             // The scale of this schedule is a choice of the user, not a consequence of the default.
             let config = TrainConfig {
-                schedule: ScheduleKind::InverseSqrt,
+                schedule: ScheduleKind::InverseSqrt.into(),
                 learning_rate: PeakRate::Fixed(2.0),
                 ..TrainConfig::default()
             };
@@ -360,9 +372,8 @@ mod tests {
         #[test]
         fn a_peak_below_the_minimum_rate_lowers_the_minimum() {
             let config = TrainConfig {
-                schedule: ScheduleKind::Cosine,
+                schedule: Schedule { min_learning_rate: 1e-5, ..ScheduleKind::Cosine.into() },
                 learning_rate: PeakRate::Fixed(1e-6),
-                min_learning_rate: 1e-5,
                 ..TrainConfig::default()
             };
             assert!((0..2000).all(|done| learning_rate(&config, done) <= 1e-6));
@@ -378,6 +389,7 @@ mod tests {
         use hone_model::testing::{test_file, tiny_spec, values};
 
         use super::super::*;
+        use crate::config::AverageConfig;
         use crate::testing::tiny_config;
 
         fn averages(config: &TrainConfig, steps: u64) -> Vec<[f64; 2]> {
@@ -415,8 +427,10 @@ mod tests {
             };
             let decay = reference["ema"]["decay"].as_f64().unwrap();
             let start = reference["swa"]["start"].as_u64().unwrap();
-            let ema = averages(&TrainConfig { ema_decay: decay, ..tiny_config() }, 5);
-            let swa = averages(&TrainConfig { swa_start: start, ..tiny_config() }, 6);
+            let ema = AverageConfig { decay, ..AverageKind::Ema.into() };
+            let swa = AverageConfig { start, ..AverageKind::Swa.into() };
+            let ema = averages(&TrainConfig { average: ema, ..tiny_config() }, 5);
+            let swa = averages(&TrainConfig { average: swa, ..tiny_config() }, 6);
             for (own, torch) in [(ema, expected("ema")), (swa, expected("swa"))] {
                 assert_eq!(own.len(), torch.len());
                 for (own, torch) in own.iter().flatten().zip(torch.iter().flatten()) {

@@ -13,7 +13,7 @@ use hone_model::kernels::compute::{self, Compute};
 use hone_model::transformer::{head_packed_values, head_upcast_values, logits_in_memory};
 use hone_model::weights::{LoadOptions, WeightFiles, WeightType};
 
-use crate::config::{OptimizerKind, Recompute, TrainConfig};
+use crate::config::{AverageKind, OptimizerKind, Recompute, TrainConfig};
 use crate::error::Result;
 
 pub use process::{MemoryPart, MemoryPhase, MemoryPlanner, ProcessMemory, ProcessSetup};
@@ -184,11 +184,11 @@ impl MemoryPlan {
             factor.r * (out + inner)
         };
         let adapter = modules.iter().map(parameters).sum::<usize>() * F32;
-        let moments = match config.optimizer {
+        let moments = match config.optimizer.kind {
             OptimizerKind::AdamW => 2 * adapter,
             OptimizerKind::AdamW8bit => adapter / 2,
         };
-        let averaged = config.ema_decay > 0.0 || config.swa_start > 0;
+        let averaged = config.average.kind != AverageKind::None;
         let starts_from_adapter =
             config.beta != 0.0 && !config.lora.init_adapter.as_os_str().is_empty();
         let references = [config.kl.sync_steps > 0, starts_from_adapter];

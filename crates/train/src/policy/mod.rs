@@ -21,8 +21,7 @@ use std::{fs, io};
 use parking_lot::Mutex;
 
 use hone_core::digest::sha256_file;
-use hone_core::file_stamp::FileStamp;
-use hone_core::files::{FileError, at, replace_dir};
+use hone_core::files::{FileError, FileStamp, at, replace_dir};
 use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, TokenId, now_ms};
 use hone_engine::EngineError;
 use hone_model::adapter::peft::WEIGHTS_FILE;
@@ -71,7 +70,6 @@ pub enum PolicyError {
 /// The directory of all versions, relative to the data directory.
 const ADAPTERS: &str = "adapters";
 
-/// The name of a version's directory.
 pub(crate) fn version_name(version: PolicyVersion) -> String {
     format!("v{:06}", version.0)
 }
@@ -89,7 +87,6 @@ pub fn adapter_digest(dir: &Path) -> io::Result<String> {
     sha256_file(&dir.join(WEIGHTS_FILE))
 }
 
-/// Digests that are remembered, at most.
 const REMEMBERED: usize = 64;
 
 /// The digests of weights files that were read last, each with the stamp of the file then.
@@ -144,7 +141,6 @@ pub(crate) fn write_version(
     Ok(digest)
 }
 
-/// The record of the base model, before any version.
 pub(crate) fn base_record() -> PolicyRecord {
     PolicyRecord {
         version: PolicyVersion::BASE,

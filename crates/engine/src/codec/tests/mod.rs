@@ -36,7 +36,8 @@ fn renders_the_prompt_without_additions() {
     assert_eq!(ids, codec().encode(text).unwrap());
     assert_eq!(codec().decode(&ids).unwrap(), "user\nHi <|im_end\nassistant\n");
     assert_eq!(codec().decode_all(&ids), text);
-    let question = codec().turns(&messages, false).unwrap();
+    let (options, format) = (ChatOptions::default(), codec().tool_format());
+    let question = codec().chat(&messages, &options, format, false).unwrap();
     assert_eq!(codec().decode_all(&question), "<|im_start|>user\nHi <|im_end<|im_end|>\n");
     assert_eq!(codec().stop_ids(), [2, 0]);
     assert_eq!(codec().template_hash().len(), 16);

@@ -349,8 +349,7 @@ fn calls_stand_alone_after_text_or_in_place_of_it() {
     let wrong = one.replace('1', "true");
     let alone = calls("add");
     check(&alone, &[one, &two], &[&after, "text", "", broken, &wrong]);
-    let text = FreeText { beginnings: vec!["functools".to_owned()] };
-    let free = CallGrammar { text: Some(text), ..alone.clone() };
+    let free = CallGrammar { text: Some(vec!["functools".to_owned()]), ..alone.clone() };
     let then_wrong = format!("Let me see. {wrong}");
     check(
         &free,
@@ -375,7 +374,7 @@ fn reasoning_may_precede_calls() {
     // The prompt has begun it.
     let rest = |text: &str| text.strip_prefix("<think>").unwrap().to_owned();
     check(&thinks(false), &[&rest(&both), &rest(&apart)], &[call, &rest(thought)]);
-    let free = |open| CallGrammar { text: Some(FreeText::default()), ..thinks(open) };
+    let free = |open| CallGrammar { text: Some(Vec::new()), ..thinks(open) };
     let unfinished = "<think>Hm. <tool_call>";
     check(
         &free(true),
@@ -391,7 +390,7 @@ fn calls_may_begin_with_a_token_or_with_json() {
     let list = json!({"type": "array", "items": {"type": "integer"}, "minItems": 1});
     let by_token = CallGrammar {
         thought: Some(Thought { open: None, close: CallPiece::Token(special) }),
-        text: Some(FreeText::default()),
+        text: Some(Vec::new()),
         open: vec![CallPiece::Token(special)],
         calls: vec![vec![CallPiece::Json(list)]],
         separator: None,

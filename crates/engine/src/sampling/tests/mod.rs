@@ -1,4 +1,5 @@
 mod permitted;
+mod softmax;
 
 use proptest::prelude::*;
 use rand::Rng as _;

@@ -1,24 +1,23 @@
 //! Vectors of 512 bits, and products of bytes (VNNI).
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm_cvtsi32_si128, _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps,
-    _mm512_and_si512, _mm512_castps_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
-    _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_sll_epi32, _mm512_slli_epi32,
-    _mm512_srai_epi32, _mm512_srl_epi32, _mm512_storeu_epi32, _mm512_storeu_ps, _mm512_xor_si512,
+    __m512, __m512i, _mm256_loadu_si256, _mm512_add_ps, _mm512_castps_si512, _mm512_dpbusd_epi32,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_setzero_si512, _mm512_storeu_epi32,
 };
+use std::mem::transmute;
 use std::ops::Range;
+
+use pulp::x86::V4;
 
 use super::activations::{LANES, WORDS};
 use super::formats::RowsFormat;
-use super::kernel::run;
+use super::kernel::{Product, run};
 use super::lanes::RowVectors;
-use super::product::Product;
 use crate::transpose::transpose_words;
 
 /// A proof that the processor has AVX-512 with VNNI.
 #[derive(Clone, Copy)]
-struct Avx512Rows(());
+struct Avx512Rows(V4);
 
 /// Computes all outputs.
 ///
@@ -26,7 +25,8 @@ struct Avx512Rows(());
 /// The processor has the features below.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn run_avx512<F: RowsFormat>(product: &mut Product<'_>) {
-    run::<_, F>(Avx512Rows(()), product);
+    // SAFETY: the caller's guarantee.
+    run::<_, F>(Avx512Rows(unsafe { V4::new_unchecked() }), product);
 }
 
 impl RowVectors for Avx512Rows {
@@ -38,58 +38,48 @@ impl RowVectors for Avx512Rows {
     const STEPS: [usize; 2] = [1, WORDS];
 
     #[inline(always)]
-    unsafe fn read_words(self, from: *const u8) -> __m512i {
+    unsafe fn read_words(self, blocks: *const u8, at: usize) -> __m512i {
         // SAFETY: `self` proves the instructions, and the caller guarantees 64 bytes.
-        unsafe { _mm512_loadu_si512(from.cast()) }
+        unsafe { _mm512_loadu_si512(blocks.add(at * LANES).cast()) }
     }
 
     #[inline(always)]
-    unsafe fn read_halves(self, from: *const u8) -> __m512 {
+    unsafe fn read_halves(self, blocks: *const u8, at: usize) -> __m512 {
         // SAFETY: `self` proves the instructions, and the caller guarantees 32 bytes.
-        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+        let halves = unsafe { _mm256_loadu_si256(blocks.add(at * LANES).cast()) };
+        self.0.avx512f._mm512_cvtph_ps(halves)
     }
 
     #[inline(always)]
     fn words(self, word: u32) -> __m512i {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_set1_epi32(word.cast_signed()) }
+        self.0.avx512f._mm512_set1_epi32(word.cast_signed())
     }
 
     #[inline(always)]
     fn floats(self, x: f32) -> __m512 {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_set1_ps(x) }
+        self.0.avx512f._mm512_set1_ps(x)
     }
 
     #[inline(always)]
     fn and(self, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_and_si512(a, b) }
+        self.0.avx512f._mm512_and_si512(a, b)
     }
 
     #[inline(always)]
     fn xor(self, a: __m512i, b: __m512i) -> __m512i {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_xor_si512(a, b) }
+        self.0.avx512f._mm512_xor_si512(a, b)
     }
 
     #[inline(always)]
     fn shift_left(self, words: __m512i, bits: u32) -> __m512i {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_sll_epi32(words, _mm_cvtsi32_si128(bits.cast_signed())) }
+        let bits = self.0.sse2._mm_cvtsi32_si128(bits.cast_signed());
+        self.0.avx512f._mm512_sll_epi32(words, bits)
     }
 
     #[inline(always)]
     fn shift_right(self, words: __m512i, bits: u32) -> __m512i {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_srl_epi32(words, _mm_cvtsi32_si128(bits.cast_signed())) }
-    }
-
-    #[inline(always)]
-    fn signed_bytes(self, words: __m512i, at: u32) -> __m512 {
-        let left = self.shift_left(words, 24 - 8 * at);
-        // SAFETY: `self` proves the instructions.
-        self.to_floats(unsafe { _mm512_srai_epi32::<24>(left) })
+        let bits = self.0.sse2._mm_cvtsi32_si128(bits.cast_signed());
+        self.0.avx512f._mm512_srl_epi32(words, bits)
     }
 
     #[inline(always)]
@@ -116,34 +106,29 @@ impl RowVectors for Avx512Rows {
 
     #[inline(always)]
     fn total(self, [upper, lower]: [__m512i; 2]) -> __m512i {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_add_epi32(_mm512_slli_epi32::<8>(upper), lower) }
+        let avx512 = self.0.avx512f;
+        avx512._mm512_add_epi32(avx512._mm512_slli_epi32::<8>(upper), lower)
     }
 
     #[inline(always)]
     fn to_floats(self, words: __m512i) -> __m512 {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_cvtepi32_ps(words) }
+        self.0.avx512f._mm512_cvtepi32_ps(words)
     }
 
     #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_mul_ps(a, b) }
+        self.0.avx512f._mm512_mul_ps(a, b)
     }
 
     #[inline(always)]
     fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: `self` proves the instructions.
-        unsafe { _mm512_fmadd_ps(a, b, c) }
+        self.0.avx512f._mm512_fmadd_ps(a, b, c)
     }
 
     #[inline(always)]
     fn values(self, x: __m512) -> [f32; LANES] {
-        let mut values = [0.0; LANES];
-        // SAFETY: `self` proves the instructions, and the array has as many values as the vector.
-        unsafe { _mm512_storeu_ps(values.as_mut_ptr(), x) };
-        values
+        // SAFETY: both have 64 bytes, and every value is valid.
+        unsafe { transmute(x) }
     }
 
     #[inline(always)]

@@ -1,12 +1,8 @@
 //! Activations as integers of 16 bits.
 
-use std::mem::take;
-
 use hone_core::simd::dispatch;
 
-use super::activations::{
-    BLOCK, BLOCK_WORDS, ColumnGroup, IntegerGroup, LANES, RoundToPairs, last_columns,
-};
+use super::activations::{BLOCK, BLOCK_ROWS, ColumnGroup, IntegerGroup, LANES, RoundToPairs};
 #[cfg(target_arch = "x86_64")]
 use super::round_avx512::round_group as round_to_bytes;
 use crate::columns::TokenColumns;
@@ -35,15 +31,9 @@ pub struct IntegerColumns {
     last: usize,
     /// Blocks of a column.
     blocks: usize,
-    /// For each group of columns, for each block, for each of [`BLOCK_WORDS`] words: those of the group's
-    /// columns, side by side.
-    words: Vec<u32>,
-    /// For each group, for each block, for each column.
-    scales: Vec<f32>,
-    /// The sums of the integers, negated, in the same order.
-    negative_sums: Vec<i32>,
-    /// The same of the first half of each block.
-    first_sums: Vec<i32>,
+    /// For each group of columns, for each block, for each of [`BLOCK_ROWS`] rows: those of the group's columns,
+    /// side by side.
+    rows: Vec<u32>,
 }
 
 impl IntegerColumns {
@@ -62,18 +52,21 @@ impl IntegerColumns {
         (threads, least): (usize, usize),
     ) -> &Self {
         assert!(inner.is_multiple_of(BLOCK) && x.values.len() >= inner * x.width);
-        let blocks = inner / BLOCK;
-        self.blocks = blocks;
-        (self.whole, self.last) = (x.tokens / LANES, last_columns(x.tokens % LANES));
+        self.blocks = inner / BLOCK;
+        self.whole = x.tokens / LANES;
+        // The kernels compute these numbers of columns.
+        self.last = match x.tokens % LANES {
+            5 => 6,
+            7 => 8,
+            9.. => LANES,
+            tokens => tokens,
+        };
         assert!(self.all_columns() <= x.width);
-        let all = blocks * self.all_columns();
-        self.words.resize(all * BLOCK_WORDS, 0);
-        self.scales.resize(all, 0.0);
-        self.negative_sums.resize(all, 0);
-        self.first_sums.resize(all, 0);
-        let (instructions, groups) = (self.instructions, self.groups());
+        let all = self.blocks * self.all_columns();
+        self.rows.resize(all * BLOCK_ROWS, 0);
+        let instructions = self.instructions;
         let threads = threads.min(all * BLOCK / least.max(1)).max(1);
-        let mut parts = self.parts(x, (2 * threads).div_ceil(groups.max(1)));
+        let mut parts = self.parts(x, (2 * threads).div_ceil(self.groups().max(1)));
         if threads == 1 {
             parts.for_each(|part| round_group(instructions, part));
             return self;
@@ -101,31 +94,25 @@ impl IntegerColumns {
         let Self { whole, last, blocks, .. } = *self;
         let groups = 0..self.groups();
         let step = blocks.div_ceil(count.max(1)).max(1);
-        let mut words = &mut self.words[..];
-        let (mut scales, mut sums) = (&mut self.scales[..], &mut self.negative_sums[..]);
-        let mut first_sums = &mut self.first_sums[..];
         let groups = groups.map(move |group| (group, if group < whole { LANES } else { last }));
         let ranges = groups.flat_map(move |(group, columns)| {
             (0..blocks).step_by(step).map(move |block| (group, columns, block))
         });
+        let mut rows = &mut self.rows[..];
         ranges.map(move |(group, columns, block)| {
-            let count = columns * step.min(blocks - block);
+            let count = step.min(blocks - block) * columns * BLOCK_ROWS;
             ColumnGroup {
                 columns,
                 values: &x.values[block * BLOCK * x.width + group * LANES..],
                 width: x.width,
-                words: split_off(&mut words, count * BLOCK_WORDS),
-                scales: split_off(&mut scales, count),
-                negative_sums: split_off(&mut sums, count),
-                first_sums: split_off(&mut first_sums, count),
+                rows: rows.split_off_mut(..count).unwrap_or_default(),
             }
         })
     }
 
     /// Bytes of `tokens` columns of `inner` activations.
     pub fn bytes(tokens: usize, inner: usize) -> usize {
-        let block = BLOCK_WORDS * size_of::<u32>() + size_of::<f32>() + 2 * size_of::<i32>();
-        tokens * inner.div_ceil(BLOCK) * block
+        tokens * inner.div_ceil(BLOCK) * BLOCK_ROWS * size_of::<u32>()
     }
 
     /// The instructions that the order of the integers is for.
@@ -151,22 +138,10 @@ impl IntegerColumns {
     /// A group of columns: of [`LANES`], the last one of 1, 2, 3, 4, 6, 8 or [`LANES`].
     pub(super) fn group(&self, group: usize) -> IntegerGroup<'_> {
         let columns = if group < self.whole { LANES } else { self.last };
-        let range = group * self.blocks * LANES..(group * LANES + columns) * self.blocks;
-        IntegerGroup {
-            columns,
-            words: &self.words[range.start * BLOCK_WORDS..range.end * BLOCK_WORDS],
-            scales: &self.scales[range.clone()],
-            negative_sums: &self.negative_sums[range.clone()],
-            first_sums: &self.first_sums[range],
-        }
+        let column_rows = self.blocks * BLOCK_ROWS;
+        let rows = &self.rows[group * LANES * column_rows..][..columns * column_rows];
+        IntegerGroup { columns, rows }
     }
-}
-
-/// Takes the first `count` values.
-fn split_off<'a, T>(values: &mut &'a mut [T], count: usize) -> &'a mut [T] {
-    let (first, rest) = take(values).split_at_mut(count);
-    *values = rest;
-    first
 }
 
 fn round_group(instructions: IntegerInstructions, group: ColumnGroup<'_>) {
@@ -183,6 +158,7 @@ fn round_group(instructions: IntegerInstructions, group: ColumnGroup<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::blocks::integer::activations::BLOCK_WORDS;
     use crate::testing::waves;
 
     /// The integers of a column, and the scale, the sum and the first half's sum of each block.
@@ -190,7 +166,7 @@ mod tests {
         let (group, column) = (x.group(column / LANES), column % LANES);
         let columns = group.columns;
         let integer = |k: usize| {
-            let words = &group.words[k / BLOCK * BLOCK_WORDS * columns..];
+            let words = &group.rows[k / BLOCK * BLOCK_ROWS * columns..];
             let word = |row: usize| words[row * columns + column];
             let (row, at) = (k % BLOCK / 4, k % 4);
             if x.instructions.use_bytes() {
@@ -201,8 +177,10 @@ mod tests {
             }
         };
         let block = |at: usize| {
-            let at = at * columns + column;
-            (group.scales[at], -group.negative_sums[at], -group.first_sums[at])
+            let row =
+                |row: usize| group.rows[(at * BLOCK_ROWS + BLOCK_WORDS + row) * columns + column];
+            let sum = |at| -row(at).cast_signed();
+            (f32::from_bits(row(0)), sum(1), sum(2))
         };
         ((0..x.blocks * BLOCK).map(integer).collect(), (0..x.blocks).map(block).collect())
     }
@@ -241,9 +219,8 @@ mod tests {
                     let alone = rounded(instructions, (&values, 1, 1));
                     assert_eq!(column(&alone, 0), (integers, blocks));
                 }
-                let IntegerColumns { words, scales, negative_sums, first_sums, .. } = &all;
-                let values = words.len() + scales.len() + negative_sums.len() + first_sums.len();
-                assert_eq!(IntegerColumns::bytes(all.all_columns(), 3 * BLOCK), 4 * values);
+                let bytes = IntegerColumns::bytes(all.all_columns(), 3 * BLOCK);
+                assert_eq!(bytes, 4 * all.rows.len());
             }
         }
     }
@@ -278,7 +255,8 @@ mod tests {
                 let mut x = vec![others; BLOCK * width];
                 (x[3 * width], x[9 * width]) = (values[0], values[1]);
                 let all = rounded(instructions, (&x, width, width));
-                (all.scales[0], all.words)
+                let (words, rest) = all.rows.split_at(BLOCK_WORDS * width);
+                (f32::from_bits(rest[0]), words.to_vec())
             };
             assert!(scale([f32::NAN, f32::INFINITY], 1.0).0.is_nan());
             assert!(scale([1.0, f32::NAN], f32::INFINITY).0.is_nan());

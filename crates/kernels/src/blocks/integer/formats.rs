@@ -1,6 +1,6 @@
 //! The formats of quantized weights, as the kernel reads them. [`BlockFormat`] describes their blocks.
 
-use super::activations::{BLOCK, LANES, WORDS};
+use super::activations::{BLOCK, WORDS};
 use super::lanes::RowVectors;
 use crate::blocks::BlockFormat;
 
@@ -54,30 +54,18 @@ pub(super) trait RowsFormat {
     ) -> RowsPart<V>;
 }
 
-/// The word of each row that starts `at` bytes from the block's begin.
-///
-/// # Safety
-/// The block has it.
-#[inline(always)]
-unsafe fn words<V: RowVectors>(v: V, blocks: *const u8, at: usize) -> V::Words {
-    // SAFETY: the caller's guarantee.
-    unsafe { v.read_words(blocks.add(at * LANES)) }
-}
-
-/// The f16 number of each row that starts `at` bytes from the block's begin.
-///
-/// # Safety
-/// The block has it.
-#[inline(always)]
-unsafe fn halves<V: RowVectors>(v: V, blocks: *const u8, at: usize) -> V::Floats {
-    // SAFETY: the caller's guarantee.
-    unsafe { v.read_halves(blocks.add(at * LANES)) }
-}
-
 /// The same byte in all bytes.
 #[inline(always)]
 fn bytes<V: RowVectors>(v: V, byte: u8) -> V::Words {
     v.words(u32::from_le_bytes([byte; 4]))
+}
+
+/// Byte `at` of each word as a signed number.
+#[inline(always)]
+fn signed_bytes<V: RowVectors>(v: V, words: V::Words, at: u32) -> V::Floats {
+    let byte = v.and(v.shift_right(words, 8 * at), v.words(255));
+    // Exact: the unsigned byte plus 128, modulo 256, minus 128.
+    v.mul_add(v.to_floats(v.xor(byte, v.words(128))), v.floats(1.0), v.floats(-128.0))
 }
 
 /// The integers of 4 bits of 16 bytes: the lower halves, then the upper ones.
@@ -94,7 +82,7 @@ unsafe fn halves_of_bytes<V: RowVectors>(
     let (lower, upper) = all.split_at_mut(WORDS / 2);
     for (p, (lower, upper)) in lower.iter_mut().zip(upper).enumerate() {
         // SAFETY: the caller's guarantee.
-        let both = unsafe { words(v, blocks, at + 4 * p) };
+        let both = unsafe { v.read_words(blocks, at + 4 * p) };
         *lower = v.weights(v.and(both, bytes(v, 15)));
         *upper = v.weights(v.and(v.shift_right(both, 4), bytes(v, 15)));
     }
@@ -112,7 +100,7 @@ impl RowsFormat for Q8_0 {
     #[inline(always)]
     unsafe fn scales<V: RowVectors>(v: V, blocks: *const u8) -> V::Floats {
         // SAFETY: the caller's guarantee.
-        unsafe { halves(v, blocks, 0) }
+        unsafe { v.read_halves(blocks, 0) }
     }
 
     #[inline(always)]
@@ -125,7 +113,7 @@ impl RowsFormat for Q8_0 {
         let mut all = [v.weights(v.words(0)); WORDS];
         for (p, weights) in all.iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
-            let signed = unsafe { words(v, blocks, 2 + 4 * p) };
+            let signed = unsafe { v.read_words(blocks, 2 + 4 * p) };
             *weights = v.weights(v.xor(signed, bytes(v, 128)));
         }
         RowsPart { weights: all, scale, second: scale }
@@ -143,7 +131,7 @@ impl RowsFormat for Q4_0 {
     #[inline(always)]
     unsafe fn scales<V: RowVectors>(v: V, blocks: *const u8) -> V::Floats {
         // SAFETY: the caller's guarantee.
-        unsafe { halves(v, blocks, 0) }
+        unsafe { v.read_halves(blocks, 0) }
     }
 
     #[inline(always)]
@@ -171,7 +159,7 @@ impl RowsFormat for Q4_1 {
     unsafe fn scales<V: RowVectors>(v: V, blocks: *const u8) -> [V::Floats; 2] {
         // The offset is added to the weight.
         // SAFETY: the caller's guarantee.
-        unsafe { [halves(v, blocks, 0), v.mul(halves(v, blocks, 2), v.floats(-1.0))] }
+        unsafe { [v.read_halves(blocks, 0), v.mul(v.read_halves(blocks, 2), v.floats(-1.0))] }
     }
 
     #[inline(always)]
@@ -200,8 +188,8 @@ impl RowsFormat for Q4K {
     unsafe fn scales<V: RowVectors>(v: V, blocks: *const u8) -> Self::Scales<V> {
         // SAFETY: the caller's guarantee.
         let ([a, b, c], both) = unsafe {
-            let both = [halves(v, blocks, 0), halves(v, blocks, 2)];
-            ([words(v, blocks, 4), words(v, blocks, 8), words(v, blocks, 12)], both)
+            let both = [v.read_halves(blocks, 0), v.read_halves(blocks, 2)];
+            ([v.read_words(blocks, 4), v.read_words(blocks, 8), v.read_words(blocks, 12)], both)
         };
         // Of the parts 4 to 7, the upper two bits are those of the bytes of the parts 0 to 3. No bit is set in
         // both, so `xor` joins them.
@@ -222,7 +210,7 @@ impl RowsFormat for Q4K {
         let (mut all, shift) = ([v.weights(v.words(0)); WORDS], 4 * (part as u32 % 2));
         for (p, weights) in all.iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
-            let both = unsafe { words(v, blocks, 16 + 32 * (part / 2) + 4 * p) };
+            let both = unsafe { v.read_words(blocks, 16 + 32 * (part / 2) + 4 * p) };
             *weights = v.weights(v.and(v.shift_right(both, shift), bytes(v, 15)));
         }
         let at = 8 * (part as u32 % 4);
@@ -252,10 +240,10 @@ impl RowsFormat for Q6K {
         let mut scales = [v.words(0); 4];
         for (i, scales) in scales.iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
-            *scales = unsafe { words(v, blocks, 192 + 4 * i) };
+            *scales = unsafe { v.read_words(blocks, 192 + 4 * i) };
         }
         // SAFETY: the caller's guarantee.
-        (unsafe { halves(v, blocks, 208) }, scales)
+        (unsafe { v.read_halves(blocks, 208) }, scales)
     }
 
     #[inline(always)]
@@ -272,15 +260,16 @@ impl RowsFormat for Q6K {
         let mut all = [v.weights(v.words(0)); WORDS];
         for (p, weights) in all.iter_mut().enumerate() {
             // SAFETY: the caller's guarantee.
-            let (low, high) =
-                unsafe { (words(v, blocks, low_at + 4 * p), words(v, blocks, high_at + 4 * p)) };
+            let (low, high) = unsafe {
+                (v.read_words(blocks, low_at + 4 * p), v.read_words(blocks, high_at + 4 * p))
+            };
             let high = v.and(v.shift_right(high, high_shift), bytes(v, 3));
             let low = v.and(v.shift_right(low, low_shift), bytes(v, 15));
             *weights = v.weights(v.xor(low, v.shift_left(high, 4)));
         }
         let bytes = scales[part / 2];
-        let first = v.signed_bytes(bytes, 2 * (part as u32 % 2));
-        let second = v.signed_bytes(bytes, 2 * (part as u32 % 2) + 1);
+        let first = signed_bytes(v, bytes, 2 * (part as u32 % 2));
+        let second = signed_bytes(v, bytes, 2 * (part as u32 % 2) + 1);
         RowsPart { weights: all, scale: v.mul(scale, first), second: v.mul(scale, second) }
     }
 }

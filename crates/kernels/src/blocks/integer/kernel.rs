@@ -1,12 +1,13 @@
-//! The kernel: a vector of 16 outputs for each of a few columns.
+//! The operands of a product, and the kernel: a vector of 16 outputs for each of a few columns.
 
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::activations::{BLOCK_WORDS, IntegerGroup, LANES, WORDS};
+use super::activations::{BLOCK, BLOCK_ROWS, BLOCK_WORDS, IntegerGroup, LANES, WORDS};
+use super::columns::IntegerColumns;
 use super::formats::{RowsFormat, RowsPart};
 use super::lanes::RowVectors;
-use super::product::Product;
+use crate::blocks::{BlockFormat, QuantizedMatrix};
 use crate::processor::prefetch;
 
 /// Bytes of a cache line.
@@ -18,6 +19,76 @@ const AHEAD: usize = 4096;
 thread_local! {
     /// The last rows of a matrix if they are fewer than 16, and zeros.
     static LAST_ROWS: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// The operands of `out = w x + bias`.
+pub(super) struct Product<'a> {
+    /// `[outputs, width]`
+    pub out: &'a mut [f32],
+    pub width: usize,
+    /// The first row of the matrix to use.
+    pub first: usize,
+    pub matrix: &'a QuantizedMatrix,
+    /// For each row of the whole matrix; none is 0.
+    pub bias: Option<&'a [f32]>,
+    pub x: &'a IntegerColumns,
+}
+
+/// Up to [`LANES`] rows of weights whose blocks are interleaved.
+struct OutputRows {
+    /// The first row.
+    start: usize,
+    /// The number of rows.
+    rows: usize,
+    /// Those of them that are computed.
+    lanes: Range<usize>,
+    /// The output of the first one that is computed.
+    at: usize,
+}
+
+impl Product<'_> {
+    /// Checks that the operands fit each other.
+    fn check(&self, format: BlockFormat) {
+        let (rows, inner) = self.matrix.dims();
+        assert!(self.matrix.format() == format && inner == self.x.blocks() * BLOCK);
+        assert!(self.first + self.out.len() / self.width <= rows);
+        assert!(self.x.all_columns() <= self.width);
+        assert!(self.bias.is_none_or(|bias| bias.len() == rows));
+    }
+
+    /// The bias of each of some rows; 0 for those that are not computed.
+    #[inline(always)]
+    fn biases(&self, rows: &OutputRows) -> [f32; LANES] {
+        let mut biases = [0.0; LANES];
+        if let Some(bias) = self.bias {
+            let lanes = rows.lanes.clone();
+            biases[lanes.clone()].copy_from_slice(&bias[rows.start..][lanes]);
+        }
+        biases
+    }
+
+    /// Writes the columns that no token has.
+    pub fn fill_other_columns(&mut self) {
+        let (columns, width) = (self.x.all_columns(), self.width);
+        if columns < width {
+            for (i, out) in self.out.chunks_exact_mut(width).enumerate() {
+                out[columns..].fill(self.bias.map_or(0.0, |bias| bias[self.first + i]));
+            }
+        }
+    }
+
+    /// The rows to compute from row `start` on, which is a multiple of [`LANES`] or before the first row;
+    /// `None` after the last one.
+    fn rows_from(&self, start: usize) -> Option<OutputRows> {
+        let end = self.first + self.out.len() / self.width;
+        let start = start.max(self.first / LANES * LANES);
+        if start >= end {
+            return None;
+        }
+        let rows = LANES.min(self.matrix.dims().0 - start);
+        let lanes = self.first.max(start) - start..end.min(start + rows) - start;
+        Some(OutputRows { start, rows, at: start + lanes.start - self.first, lanes })
+    }
 }
 
 /// Computes all outputs.
@@ -97,7 +168,7 @@ impl RowsTile<'_> {
     ) {
         let mut sums = [v.floats(0.0); C];
         let (mut blocks, mut at) = (self.blocks, 0);
-        for _ in 0..self.x.scales.len() / C / F::PARTS {
+        for _ in 0..self.x.rows.len() / (BLOCK_ROWS * C * F::PARTS) {
             // SAFETY: the caller guarantees the blocks of the rows, and that the columns have as many. The last
             // pointer is at the end of its memory.
             unsafe {
@@ -112,7 +183,7 @@ impl RowsTile<'_> {
                 for part in 0..F::PARTS {
                     let w = F::part(v, blocks, scales, part);
                     for (i, sums) in sums.as_chunks_mut().0.iter_mut().enumerate() {
-                        let x = ColumnPointers::new::<C>(self.x, at, i * U);
+                        let x = self.x.rows.as_ptr().add(at * BLOCK_ROWS * C + i * U);
                         if F::SPLIT {
                             add_part::<V, F, C, U, 0>(v, sums, &w, x);
                             add_part::<V, F, C, U, 1>(v, sums, &w, x);
@@ -129,35 +200,8 @@ impl RowsTile<'_> {
     }
 }
 
-/// A block of the columns of a group, from one of its columns on.
-#[derive(Clone, Copy)]
-struct ColumnPointers {
-    /// `[BLOCK_WORDS, columns]`
-    words: *const u32,
-    /// `[columns]`
-    scales: *const f32,
-    /// `[columns]`
-    negative_sums: *const i32,
-    /// `[columns]`
-    first_sums: *const i32,
-}
-
-impl ColumnPointers {
-    /// Block `block` of a group of `C` columns, from column `first` on.
-    #[inline(always)]
-    fn new<const C: usize>(group: IntegerGroup<'_>, block: usize, first: usize) -> Self {
-        let at = block * C + first;
-        Self {
-            words: group.words.as_ptr().wrapping_add(block * BLOCK_WORDS * C + first),
-            scales: group.scales.as_ptr().wrapping_add(at),
-            negative_sums: group.negative_sums.as_ptr().wrapping_add(at),
-            first_sums: group.first_sums.as_ptr().wrapping_add(at),
-        }
-    }
-}
-
 /// Adds the products of 32 weights of each row, or with [`RowsFormat::SPLIT`] of half `HALF` of them, to the sums of the
-/// first `U` columns of a group of `C`.
+/// first `U` columns of a group of `C`, whose block is at `x`.
 ///
 /// # Safety
 /// The columns exist.
@@ -172,18 +216,19 @@ unsafe fn add_part<
     v: V,
     sums: &mut [V::Floats; U],
     w: &RowsPart<V>,
-    x: ColumnPointers,
+    x: *const u32,
 ) {
     let [word_step, product_step] = V::STEPS;
     let mut dots = [v.dots(v.words(0)); U];
     // SAFETY: the caller guarantees the columns.
     unsafe {
+        let scales = x.add(BLOCK_WORDS * C).cast::<f32>();
+        let negative_sums = x.add((BLOCK_WORDS + 1) * C);
         if let Some(shift) = F::SHIFT {
             for (c, dots) in dots.iter_mut().enumerate() {
-                let all = *x.negative_sums.add(c);
-                let first = if F::SPLIT { *x.first_sums.add(c) } else { all };
+                let all = *negative_sums.add(c);
+                let first = if F::SPLIT { *negative_sums.add(C + c) } else { all };
                 let negative = if HALF == 0 { first } else { all.wrapping_sub(first) };
-                let negative = negative.cast_unsigned();
                 *dots = v.dots(if F::SPLIT {
                     v.words(negative << shift)
                 } else {
@@ -193,7 +238,7 @@ unsafe fn add_part<
         }
         let half = HALF * WORDS / 2..(HALF + 1) * WORDS / 2;
         for p in if F::SPLIT { half } else { 0..WORDS } {
-            let (w, first) = (w.weights[p], x.words.add(p * word_step * C));
+            let (w, first) = (w.weights[p], x.add(p * word_step * C));
             for (c, dots) in dots.iter_mut().enumerate() {
                 *dots = v.add_products::<0>(*dots, w, *first.add(c));
             }
@@ -204,11 +249,11 @@ unsafe fn add_part<
         }
         let w_scale = if HALF == 0 { w.scale } else { w.second };
         for (c, sum) in sums.iter_mut().enumerate() {
-            let x_scale = v.floats(*x.scales.add(c));
+            let x_scale = v.floats(*scales.add(c));
             let dot = v.to_floats(v.total(dots[c]));
             *sum = v.mul_add(dot, v.mul(w_scale, x_scale), *sum);
             if F::SHIFT.is_none() {
-                let negative = v.words((*x.negative_sums.add(c)).cast_unsigned());
+                let negative = v.words(*negative_sums.add(c));
                 *sum = v.mul_add(v.mul(v.to_floats(negative), x_scale), w.second, *sum);
             }
         }

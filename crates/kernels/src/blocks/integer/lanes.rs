@@ -26,17 +26,17 @@ pub(super) trait RowVectors: Copy {
     /// one word of weights to the next, and from the first of the two to the second.
     const STEPS: [usize; 2];
 
-    /// Reads a word of each row.
+    /// Reads the word of each row that starts `at` bytes from the begin of interleaved blocks.
     ///
     /// # Safety
-    /// 64 bytes can be read.
-    unsafe fn read_words(self, from: *const u8) -> Self::Words;
+    /// The blocks have it.
+    unsafe fn read_words(self, blocks: *const u8, at: usize) -> Self::Words;
 
-    /// Reads an f16 number of each row.
+    /// Reads the f16 number of each row that starts `at` bytes from the begin of interleaved blocks.
     ///
     /// # Safety
-    /// 32 bytes can be read.
-    unsafe fn read_halves(self, from: *const u8) -> Self::Floats;
+    /// The blocks have it.
+    unsafe fn read_halves(self, blocks: *const u8, at: usize) -> Self::Floats;
 
     /// The same word in all rows.
     fn words(self, word: u32) -> Self::Words;
@@ -52,9 +52,6 @@ pub(super) trait RowVectors: Copy {
 
     /// Words shifted by fewer than 32 bits; zeros move in.
     fn shift_right(self, words: Self::Words, bits: u32) -> Self::Words;
-
-    /// Byte `at` of each word as a signed number.
-    fn signed_bytes(self, words: Self::Words, at: u32) -> Self::Floats;
 
     /// Weights of unsigned bytes.
     fn weights(self, words: Self::Words) -> Self::Weights;

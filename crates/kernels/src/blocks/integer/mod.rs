@@ -21,7 +21,6 @@ mod formats;
 mod kernel;
 mod lanes;
 mod portable;
-mod product;
 #[cfg(target_arch = "x86_64")]
 mod round_avx512;
 
@@ -33,8 +32,8 @@ use crate::processor::IntegerInstructions;
 use activations::LANES;
 pub use columns::IntegerColumns;
 use formats::{Q4_0, Q4_1, Q4K, Q6K, Q8_0, RowsFormat};
+use kernel::Product;
 use portable::Portable;
-use product::Product;
 
 // The rows of a vector are those of the groups in memory, and its columns those of activations.
 const _: () = assert!(LANES == GROUP_ROWS && LANES == COLUMN_BLOCK);

@@ -20,15 +20,16 @@ impl<const FUSED: bool> RowVectors for Portable<FUSED> {
     const STEPS: [usize; 2] = [2, 1];
 
     #[inline(always)]
-    unsafe fn read_words(self, from: *const u8) -> [u32; LANES] {
+    unsafe fn read_words(self, blocks: *const u8, at: usize) -> [u32; LANES] {
         // SAFETY: the caller guarantees the bytes.
-        unsafe { from.cast::<[[u8; 4]; LANES]>().read() }.map(u32::from_le_bytes)
+        let words = unsafe { blocks.add(at * LANES).cast::<[[u8; 4]; LANES]>().read() };
+        words.map(u32::from_le_bytes)
     }
 
     #[inline(always)]
-    unsafe fn read_halves(self, from: *const u8) -> [f32; LANES] {
+    unsafe fn read_halves(self, blocks: *const u8, at: usize) -> [f32; LANES] {
         // SAFETY: the caller guarantees the bytes.
-        let halves = unsafe { from.cast::<[[u8; 2]; LANES]>().read() };
+        let halves = unsafe { blocks.add(at * LANES).cast::<[[u8; 2]; LANES]>().read() };
         halves.map(|half| widen_f16(u16::from_le_bytes(half)))
     }
 
@@ -62,11 +63,6 @@ impl<const FUSED: bool> RowVectors for Portable<FUSED> {
     #[inline(always)]
     fn shift_right(self, words: [u32; LANES], bits: u32) -> [u32; LANES] {
         words.map(|word| word >> bits)
-    }
-
-    #[inline(always)]
-    fn signed_bytes(self, words: [u32; LANES], at: u32) -> [f32; LANES] {
-        words.map(|word| (word << (24 - 8 * at)).cast_signed() >> 24).map(|byte| byte as f32)
     }
 
     #[inline(always)]

@@ -3,14 +3,14 @@
 use std::arch::x86_64::{
     __m512, __m512i, _mm_storeu_si128, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
     _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_epi8, _mm512_cvtps_epi32,
-    _mm512_cvtss_f32, _mm512_loadu_ps, _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps,
-    _mm512_maskz_div_ps, _mm512_maskz_loadu_ps, _mm512_maskz_mul_ps, _mm512_max_epu32,
-    _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_add_epi32, _mm512_reduce_max_epu32,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srai_epi32,
-    _mm512_srli_epi32, _mm512_sub_epi32,
+    _mm512_cvtss_f32, _mm512_loadu_ps, _mm512_mask_storeu_epi32, _mm512_maskz_div_ps,
+    _mm512_maskz_loadu_ps, _mm512_maskz_mul_ps, _mm512_max_epu32, _mm512_mul_ps, _mm512_or_si512,
+    _mm512_reduce_add_epi32, _mm512_reduce_max_epu32, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setzero_si512, _mm512_slli_epi32, _mm512_srai_epi32, _mm512_srli_epi32,
+    _mm512_sub_epi32,
 };
 
-use super::activations::{BLOCK, ColumnGroup, GREATEST, WORDS};
+use super::activations::{BLOCK, BLOCK_ROWS, BLOCK_WORDS, ColumnGroup, GREATEST, WORDS};
 use crate::vector::LEAST_MAGNITUDE;
 
 /// Rounds the columns to bytes.
@@ -29,27 +29,25 @@ pub(super) unsafe fn round_group(group: ColumnGroup<'_>) {
 /// Rounds a column whose activations are consecutive.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn one_column(group: ColumnGroup<'_>) {
-    let ColumnGroup { values, words, scales, negative_sums, first_sums, .. } = group;
-    let blocks = values.as_chunks::<BLOCK>().0.iter().zip(words.as_chunks_mut::<{ 2 * WORDS }>().0);
-    let sums = negative_sums.iter_mut().zip(first_sums);
-    for ((x, words), (scale, (negative_sum, first_sum))) in blocks.zip(scales.iter_mut().zip(sums))
-    {
+    let blocks = group.values.as_chunks::<BLOCK>().0.iter();
+    for (x, to) in blocks.zip(group.rows.as_chunks_mut::<BLOCK_ROWS>().0) {
         // SAFETY: a block has as many values as two vectors.
         let x = unsafe { [_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16))] };
         let [a, b] = [magnitude(x[0]), magnitude(x[1])];
         let greatest = _mm512_reduce_max_epu32(_mm512_max_epu32(a, b));
         let (all, factor) = scale_and_factor(_mm512_set1_epi32(greatest.cast_signed()));
         let integers = [integers(x[0], factor), integers(x[1], factor)];
-        *scale = _mm512_cvtss_f32(all);
-        *first_sum = _mm512_reduce_add_epi32(integers[0]).wrapping_neg();
-        *negative_sum = first_sum.wrapping_sub(_mm512_reduce_add_epi32(integers[1]));
+        let [first, second] = integers.map(|half| _mm512_reduce_add_epi32(half));
+        to[BLOCK_WORDS] = _mm512_cvtss_f32(all).to_bits();
+        to[BLOCK_WORDS + 1] = first.wrapping_add(second).wrapping_neg().cast_unsigned();
+        to[BLOCK_WORDS + 2] = first.wrapping_neg().cast_unsigned();
         for (half, integers) in integers.into_iter().enumerate() {
             let rounded = _mm512_add_epi32(integers, _mm512_set1_epi32(128));
             let upper = _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(rounded));
             let lower = _mm512_cvtepi32_epi8(integers);
             // SAFETY: half of the upper and of the lower words have 16 bytes.
             unsafe {
-                let to = words.as_mut_ptr().add(half * WORDS / 2);
+                let to = to.as_mut_ptr().add(half * WORDS / 2);
                 _mm_storeu_si128(to.cast(), upper);
                 _mm_storeu_si128(to.add(WORDS).cast(), lower);
             }
@@ -60,13 +58,14 @@ fn one_column(group: ColumnGroup<'_>) {
 /// Rounds up to 16 columns, a vector of them at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 fn some_columns(group: ColumnGroup<'_>) {
-    let ColumnGroup { columns, values, width, words, scales, negative_sums, first_sums } = group;
+    let ColumnGroup { columns, values, width, rows } = group;
     let mask = ((1_u32 << columns) - 1) as u16;
-    let blocks = words.chunks_exact_mut(2 * WORDS * columns);
-    let blocks = blocks.zip(scales.chunks_exact_mut(columns));
-    let sums = negative_sums.chunks_exact_mut(columns).zip(first_sums.chunks_exact_mut(columns));
-    let blocks = blocks.zip(sums).enumerate();
-    for (block, ((words, scales), (negative_sums, first_sums))) in blocks {
+    for (block, to) in rows.chunks_exact_mut(BLOCK_ROWS * columns).enumerate() {
+        let to = to.as_mut_ptr().cast::<i32>();
+        // SAFETY: every row of the block has as many values as the mask has bits.
+        let store = |row: usize, values: __m512i| unsafe {
+            _mm512_mask_storeu_epi32(to.add(row * columns), mask, values);
+        };
         let rows = &values[block * BLOCK * width..];
         assert!(rows.len() >= (BLOCK - 1) * width + columns && columns <= 16);
         // SAFETY: the assertion keeps the columns of each row within the values.
@@ -77,9 +76,7 @@ fn some_columns(group: ColumnGroup<'_>) {
         }
         let (scale, factor) = scale_and_factor(greatest);
         let mut negative = _mm512_setzero_si512();
-        let (uppers, lowers) = words.split_at_mut(WORDS * columns);
-        let words = uppers.chunks_exact_mut(columns).zip(lowers.chunks_exact_mut(columns));
-        for (word, (uppers, lowers)) in words.enumerate() {
+        for word in 0..WORDS {
             let q: [__m512i; 4] = std::array::from_fn(|i| integers(row(4 * word + i), factor));
             for q in q {
                 negative = _mm512_sub_epi32(negative, q);
@@ -102,21 +99,14 @@ fn some_columns(group: ColumnGroup<'_>) {
                 byte(_mm512_slli_epi32::<16>(c), 2),
                 byte(_mm512_slli_epi32::<24>(d), 3),
             ]);
-            // SAFETY: both have as many words as the mask has bits.
-            unsafe {
-                _mm512_mask_storeu_epi32(uppers.as_mut_ptr().cast(), mask, upper);
-                _mm512_mask_storeu_epi32(lowers.as_mut_ptr().cast(), mask, lower);
-            }
+            store(word, upper);
+            store(WORDS + word, lower);
             if word == WORDS / 2 - 1 {
-                // SAFETY: the sums have as many values as the mask has bits.
-                unsafe { _mm512_mask_storeu_epi32(first_sums.as_mut_ptr(), mask, negative) };
+                store(BLOCK_WORDS + 2, negative);
             }
         }
-        // SAFETY: both have as many values as the mask has bits.
-        unsafe {
-            _mm512_mask_storeu_ps(scales.as_mut_ptr(), mask, scale);
-            _mm512_mask_storeu_epi32(negative_sums.as_mut_ptr(), mask, negative);
-        }
+        store(BLOCK_WORDS, _mm512_castps_si512(scale));
+        store(BLOCK_WORDS + 1, negative);
     }
 }
 

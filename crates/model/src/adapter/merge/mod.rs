@@ -1,9 +1,8 @@
 //! Merges an adapter into its base: every adapted weight becomes `W + scale * B A`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
-use std::fs;
-use std::fs::File;
+use std::fmt::Display;
+use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -334,8 +333,8 @@ fn copy_others(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-fn damaged(base: &Path, file: &str, error: impl Error + Send + Sync + 'static) -> ModelError {
-    ModelError::model(base, format!("{file}: {error}")).caused_by(error)
+fn damaged(base: &Path, file: &str, error: impl Display) -> ModelError {
+    ModelError::model(base, format!("{file}: {error}"))
 }
 
 #[cfg(test)]

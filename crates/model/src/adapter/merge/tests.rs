@@ -8,11 +8,11 @@ use candle_core::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
 use super::{Precision, merge};
+use crate::Model;
 use crate::adapter::BaseDtype;
 use crate::adapter::peft::tests::{copied, varied_adapter};
 use crate::adapter::weights::LoraWeights;
 use crate::testing::{load_model, test_file, tiny_model, tiny_spec, tiny_weights, values};
-use crate::{Model, ModelError};
 
 fn base() -> std::path::PathBuf {
     test_file("fixtures/qwen2-tiny")
@@ -147,7 +147,6 @@ fn a_failed_merge_leaves_no_files() {
         let error = merge(&own, &adapter, &out, Precision::Base).unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
         assert!(!out.exists() && !dir.path().join(".merged.tmp").exists());
-        error
     };
     // A module that the base lacks.
     let weights = adapter.join("adapter_model.safetensors");
@@ -161,10 +160,8 @@ fn a_failed_merge_leaves_no_files() {
         tensors.insert(name(5), tensor);
     }
     candle_core::safetensors::save(&tensors, &weights).unwrap();
-    assert!(matches!(
-        rejected("`model.layers.5.mlp.gate_proj.weight`"),
-        ModelError::Adapter { .. }
-    ));
+    rejected("adapter ");
+    rejected("`model.layers.5.mlp.gate_proj.weight`");
     // Half a pair.
     tensors.remove("base_model.model.model.layers.5.mlp.gate_proj.lora_B.weight");
     candle_core::safetensors::save(&tensors, &weights).unwrap();
@@ -189,7 +186,7 @@ fn a_failed_merge_leaves_no_files() {
     let mut quantized: Value = serde_json::from_str(&text).unwrap();
     quantized["quantization_config"] = json!({"quant_method": "gptq"});
     fs::write(own.join("config.json"), quantized.to_string()).unwrap();
-    assert!(matches!(rejected("`quantization_config`"), ModelError::Model { .. }));
+    rejected("`quantization_config`");
     fs::write(own.join("config.json"), &text).unwrap();
     fs::rename(own.join("model.safetensors"), own.join("x")).unwrap();
     rejected("has neither model.safetensors nor model.safetensors.index.json");

@@ -33,39 +33,38 @@ fn regex(pattern: &str) -> Result<Regex, String> {
 }
 
 /// The settings of an adapter with compiled patterns.
-pub struct ModuleMatcher {
+pub(super) struct ModuleMatcher {
     config: LoraConfig,
-    /// Of the target modules and of the excluded ones, if they are a pattern.
-    patterns: [Option<Regex>; 2],
+    targets: Regex,
+    excluded: Regex,
     ranks: Vec<(Regex, usize)>,
     alphas: Vec<(Regex, f64)>,
 }
 
 impl ModuleMatcher {
-    /// Compiles the patterns of an adapter's settings.
-    ///
-    /// # Errors
-    /// A pattern that is not a regular expression of the `regex` crate (which has no look-around and
-    /// no back-references): its key and the reason.
+    /// Compiles the patterns of an adapter's settings. The error is the key and the reason of a pattern that is
+    /// not a regular expression of the `regex` crate, which has no look-around and no back-references.
     pub fn new(config: &LoraConfig) -> Result<Self, (&'static str, String)> {
-        fn compiled<T: Copy>(patterns: &Patterns<T>) -> Result<Vec<(Regex, T)>, String> {
-            let one = |(pattern, value): &(String, T)| {
-                Ok((regex(&format!(r"\A(?:.*\.)?(?:{pattern})\z"))?, *value))
-            };
-            patterns.0.iter().map(one).collect()
+        /// Matches a name from its beginning, or from after one of its dots, to its end.
+        fn suffix(pattern: &str) -> Result<Regex, String> {
+            regex(&format!(r"\A(?:.*\.)?(?:{pattern})\z"))
         }
-        let pattern = |modules: &Modules| match modules {
-            Modules::Pattern(pattern) => regex(&format!(r"\A(?:{pattern})\z")).map(Some),
-            Modules::AllLinear | Modules::Names(_) => Ok(None),
+        fn values<T: Copy>(patterns: &Patterns<T>) -> Result<Vec<(Regex, T)>, String> {
+            patterns.iter().map(|(pattern, value)| Ok((suffix(pattern)?, *value))).collect()
+        }
+        let modules = |modules: &Modules| match modules {
+            Modules::AllLinear => regex(""),
+            Modules::Names(names) => {
+                let names: Vec<String> = names.iter().map(|name| regex::escape(name)).collect();
+                suffix(&names.join("|"))
+            }
+            Modules::Pattern(pattern) => regex(&format!(r"\A(?:{pattern})\z")),
         };
-        let LoraConfig { target_modules, exclude_modules, .. } = config;
         Ok(Self {
-            patterns: [
-                pattern(target_modules).map_err(|e| ("target_modules", e))?,
-                pattern(exclude_modules).map_err(|e| ("exclude_modules", e))?,
-            ],
-            ranks: compiled(&config.rank_pattern).map_err(|e| ("rank_pattern", e))?,
-            alphas: compiled(&config.alpha_pattern).map_err(|e| ("alpha_pattern", e))?,
+            targets: modules(&config.target_modules).map_err(|e| ("target_modules", e))?,
+            excluded: modules(&config.exclude_modules).map_err(|e| ("exclude_modules", e))?,
+            ranks: values(&config.rank_pattern).map_err(|e| ("rank_pattern", e))?,
+            alphas: values(&config.alpha_pattern).map_err(|e| ("alpha_pattern", e))?,
             config: config.clone(),
         })
     }
@@ -73,17 +72,13 @@ impl ModuleMatcher {
     /// Rank and scale of the adapter on a linear layer; `None` if the layer has no adapter.
     pub(super) fn matched(&self, module: &str) -> Option<ModuleScale> {
         // As in PEFT, patterns and whole names match in every layer.
-        let LoraConfig { target_modules, exclude_modules, .. } = &self.config;
-        let any_layer = match target_modules {
+        let any_layer = match &self.config.target_modules {
             Modules::AllLinear => false,
             Modules::Names(list) => list.iter().any(|name| name == module),
             Modules::Pattern(_) => true,
         };
-        let [target, excluded] = &self.patterns;
-        let targeted = matches(target_modules, target.as_ref(), module)
-            && (any_layer || self.in_layers(module));
-        (targeted && !matches(exclude_modules, excluded.as_ref(), module))
-            .then(|| self.scale(module))
+        let is_target = self.targets.is_match(module) && (any_layer || self.in_layers(module));
+        (is_target && !self.excluded.is_match(module)).then(|| self.scale(module))
     }
 
     /// Rank and scale of a module's adapter, whether or not the module is a target.
@@ -104,15 +99,6 @@ impl ModuleMatcher {
     fn in_layers(&self, module: &str) -> bool {
         let layers = &self.config.layers_to_transform;
         layers.is_empty() || layer(module).is_some_and(|layer| layers.contains(&layer))
-    }
-}
-
-/// Whether a setting, with its compiled pattern, matches a module.
-fn matches(modules: &Modules, pattern: Option<&Regex>, module: &str) -> bool {
-    match modules {
-        Modules::AllLinear => true,
-        Modules::Names(list) => list.iter().any(|name| names(name, module)),
-        Modules::Pattern(_) => pattern.is_some_and(|pattern| pattern.is_match(module)),
     }
 }
 

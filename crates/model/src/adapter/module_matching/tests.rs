@@ -11,7 +11,7 @@ fn matcher(config: &LoraConfig) -> ModuleMatcher {
 #[test]
 fn an_invalid_regular_expression_is_reported_with_its_key() {
     let mut config = LoraConfig::default();
-    config.rank_pattern.0.push(("(?=x)".to_owned(), 1));
+    config.rank_pattern.insert("(?=x)".to_owned(), 1);
     let (key, why) = ModuleMatcher::new(&config).err().unwrap();
     assert_eq!(key, "rank_pattern");
     assert!(why.contains("look-around"), "{why}");

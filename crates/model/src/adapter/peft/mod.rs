@@ -5,14 +5,15 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use hone_core::files::{at, sync_dir, write_synced};
 
 use super::config::{LoraConfig, LoraInit};
 use super::weights::LoraWeights;
 use super::{Modules, Patterns};
+use crate::gguf::decimal;
 use crate::weights::safetensors_bytes;
 use crate::{ModelError, ModelSpec, Result};
 
@@ -62,58 +63,33 @@ pub fn write(
     // PEFT declares alpha as an integer.
     let alpha = config.alpha;
     let whole = alpha.fract() == 0.0 && alpha.abs() < 1e9;
-    let file = ConfigOut {
-        alpha_pattern: &config.alpha_pattern,
-        base_model_name_or_path: base_model_name,
-        bias: "none",
-        exclude_modules: &config.exclude_modules,
-        fan_in_fan_out: false,
-        inference_mode: true,
-        init_lora_weights: match config.init_weights {
-            LoraInit::Kaiming => true.into(),
-            LoraInit::Gaussian => "gaussian".into(),
+    let mut file = json!({
+        "alpha_pattern": config.alpha_pattern,
+        "base_model_name_or_path": base_model_name,
+        "bias": "none",
+        "exclude_modules": config.exclude_modules,
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "init_lora_weights": match config.init_weights {
+            LoraInit::Kaiming => json!(true),
+            LoraInit::Gaussian => json!("gaussian"),
         },
-        layers_to_transform: &config.layers_to_transform,
-        lora_alpha: if whole { (alpha as i64).into() } else { alpha.into() },
-        lora_dropout: config.dropout,
-        modules_to_save: None,
-        peft_type: "LORA",
-        r: config.r,
-        rank_pattern: &config.rank_pattern,
-        target_modules: targets(lora, config),
-        task_type: "CAUSAL_LM",
-        use_dora: false,
-        use_rslora: config.use_rslora,
-    };
-    let text = serde_json::to_string_pretty(&file).map_err(candle_core::Error::wrap)?;
-    write_synced(&dir.join(CONFIG_FILE), format!("{text}\n").as_bytes())?;
+        "layers_to_transform": config.layers_to_transform,
+        "lora_alpha": if whole { json!(alpha as i64) } else { json!(alpha) },
+        "lora_dropout": decimal(config.dropout),
+        "modules_to_save": null,
+        "peft_type": "LORA",
+        "r": config.r,
+        "rank_pattern": config.rank_pattern,
+        "target_modules": targets(lora, config),
+        "task_type": "CAUSAL_LM",
+        "use_dora": false,
+        "use_rslora": config.use_rslora,
+    });
+    // Empty lists are not written.
+    file.as_object_mut().into_iter().for_each(|file| file.retain(|_, value| *value != json!([])));
+    write_synced(&dir.join(CONFIG_FILE), format!("{file:#}\n").as_bytes())?;
     Ok(sync_dir(dir)?)
-}
-
-/// `adapter_config.json` as Hone writes it. A struct rather than a `Value`, which may lose the order of
-/// patterns.
-#[derive(Serialize)]
-struct ConfigOut<'a> {
-    alpha_pattern: &'a Patterns<f64>,
-    base_model_name_or_path: &'a str,
-    bias: &'a str,
-    #[serde(skip_serializing_if = "Modules::is_empty")]
-    exclude_modules: &'a Modules,
-    fan_in_fan_out: bool,
-    inference_mode: bool,
-    init_lora_weights: Value,
-    #[serde(skip_serializing_if = "<[usize]>::is_empty")]
-    layers_to_transform: &'a [usize],
-    lora_alpha: Value,
-    lora_dropout: f32,
-    modules_to_save: Option<()>,
-    peft_type: &'a str,
-    r: usize,
-    rank_pattern: &'a Patterns<usize>,
-    target_modules: Modules,
-    task_type: &'a str,
-    use_dora: bool,
-    use_rslora: bool,
 }
 
 /// The target modules for PEFT. "all-linear" becomes a list of names: PEFT does not allow
@@ -142,7 +118,7 @@ pub fn read(
 ) -> Result<(LoraConfig, LoraWeights)> {
     let config = read_config(dir)?;
     let lora = LoraWeights::from_tensors(spec, &config, read_tensors(dir, device)?, dtype, device)
-        .map_err(|e| ModelError::adapter(dir, e.to_string()).caused_by(e))?;
+        .map_err(|e| ModelError::adapter(dir, e))?;
     Ok((config, lora))
 }
 
@@ -157,7 +133,7 @@ pub(crate) fn read_tensors(dir: &Path, device: &Device) -> Result<BTreeMap<Strin
         )));
     }
     let tensors = candle_core::safetensors::load(&path, device)
-        .map_err(|e| wrong(format!("{WEIGHTS_FILE}: {e}")).caused_by(e))?;
+        .map_err(|e| wrong(format!("{WEIGHTS_FILE}: {e}")))?;
     for (name, tensor) in &tensors {
         if !matches!(tensor.dtype(), DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
             return Err(wrong(format!("`{name}` is of type {:?}, not a float", tensor.dtype())));
@@ -189,9 +165,8 @@ enum OneOrMany {
 
 pub(crate) fn read_config(dir: &Path) -> Result<LoraConfig> {
     let wrong = |reason: String| ModelError::adapter(dir, format!("{CONFIG_FILE}: {reason}"));
-    let text =
-        fs::read_to_string(dir.join(CONFIG_FILE)).map_err(|e| wrong(e.to_string()).caused_by(e))?;
-    let damaged = |e: serde_json::Error| wrong(e.to_string()).caused_by(e);
+    let text = fs::read_to_string(dir.join(CONFIG_FILE)).map_err(|e| wrong(e.to_string()))?;
+    let damaged = |e: serde_json::Error| wrong(e.to_string());
     let value: Value = serde_json::from_str(&text).map_err(damaged)?;
     if value["peft_type"] != "LORA" {
         return Err(wrong(format!("`peft_type` is {}, but must be \"LORA\"", value["peft_type"])));
@@ -209,13 +184,12 @@ pub(crate) fn read_config(dir: &Path) -> Result<LoraConfig> {
         )));
     }
     let pattern = &value["layers_pattern"];
-    if !is_off(pattern) && *pattern != "layers" && *pattern != serde_json::json!(["layers"]) {
+    if !is_off(pattern) && *pattern != "layers" && *pattern != json!(["layers"]) {
         return Err(wrong(format!("`layers_pattern` is {pattern}, which is not supported")));
     }
-    // From the text: `Value` may lose the order of patterns.
-    let read: ConfigIn = serde_json::from_str(&text).map_err(damaged)?;
+    let read: ConfigIn = serde_json::from_value(value).map_err(damaged)?;
     let ranks = read.rank_pattern.unwrap_or_default();
-    if read.r == 0 || ranks.0.iter().any(|(_, r)| *r == 0) {
+    if read.r == 0 || ranks.values().any(|r| *r == 0) {
         return Err(wrong("a rank is 0, but must be a whole number above 0".to_owned()));
     }
     Ok(LoraConfig {

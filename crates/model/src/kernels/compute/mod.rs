@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use candle_core::Result;
 #[cfg(target_arch = "x86_64")]
 use candle_core::WithDType;
 
@@ -20,8 +21,6 @@ use super::storage::with_upcast;
 #[cfg(target_arch = "x86_64")]
 use super::storage::{StoredValues, widened, with_stored};
 use crate::weights::BaseMatrix;
-
-type Result<T> = candle_core::Result<T>;
 
 const NAME: &str = "product with a weight";
 

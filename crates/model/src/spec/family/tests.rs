@@ -12,7 +12,8 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
-use crate::adapter::weights::{LoraWeights, named_plan};
+use crate::adapter::peft::tests::named_plan;
+use crate::adapter::weights::LoraWeights;
 use crate::adapter::{BaseDtype, LinearKind, LoraConfig, Modules, peft};
 use crate::spec::RopeScaling;
 use crate::testing::{FAMILIES, family, load_model, randomize, token_stats, values};

@@ -1,12 +1,10 @@
 //! Attention as a candle graph: for devices other than the CPU, and the reference in tests.
 
-use candle_core::{D, Tensor};
+use candle_core::{D, Result, Tensor};
 
 use crate::kernels::ops;
 use crate::spec::{AttentionOptions, HeadLayout};
 use crate::transformer::Segments;
-
-type Result<T> = candle_core::Result<T>;
 
 /// [`Attention`](super::Attention) from candle's operations; differentiable.
 pub(crate) fn graph_attention(

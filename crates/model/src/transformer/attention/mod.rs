@@ -14,6 +14,7 @@ mod graph;
 
 use std::ops::Range;
 
+use candle_core::Result;
 use hone_core::simd::{SimdTask, dispatch};
 use hone_kernels::float::Real;
 use hone_kernels::float::{dot, max, sum};
@@ -25,8 +26,6 @@ use crate::spec::{AttentionOptions, HeadLayout};
 use crate::transformer::PrefixGroup;
 
 pub(super) use graph::graph_attention;
-
-type Result<T> = candle_core::Result<T>;
 
 /// Attention of q `[n, queries * dim]` to k and v `[n, keys * dim]`. Each token attends to its own
 /// segment up to itself and to all of the segment's prefix; query head h uses key head

@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use candle_core::Tensor;
+use candle_core::{Result, Tensor};
 
 use hone_kernels::float::Real;
 use hone_kernels::parallel;
@@ -20,8 +20,6 @@ use crate::adapter::weights::{Dropout, LoraWeights, peft_names};
 use crate::kernels::linear::{LoraLinear, LowRank};
 use crate::kernels::rowwise::{FusedRmsNorm, RotaryEmbedding, add, glu, glu_backward};
 use crate::spec::LinearKind;
-
-type Result<T> = candle_core::Result<T>;
 
 /// Linear layers that read the same input, each with its number of outputs.
 type Projections = &'static [(LinearKind, usize)];

@@ -82,7 +82,7 @@ fn fused_layers_equal_graphs_with_adapters_of_different_ranks_on_some_linears() 
         let config = LoraConfig {
             r: 2,
             target_modules: modules.into(),
-            rank_pattern: Patterns(vec![(modules[0].to_owned(), 5)]),
+            rank_pattern: Patterns::from([(modules[0].to_owned(), 5)]),
             ..LoraConfig::default()
         };
         let lora = lora(&model, &config);

@@ -31,18 +31,6 @@ const LOGGED_CHARS: usize = 2_000;
 /// Arguments of the function that no column replaces, and the names of TRL's prompt columns.
 const NOT_COLUMNS: [&str; 5] = ["prompt", "prompts", "completion", "completions", "completion_ids"];
 
-/// Why a function returned no values.
-#[derive(Debug, thiserror::Error)]
-pub enum PythonFunctionError {
-    /// The sandbox did not run it, it was stopped, it raised an exception, or it returned something else than a number
-    /// for each completion.
-    #[error("{0}")]
-    Failed(String),
-    /// The source has no such function. Contains the rest of a sentence about the key `function`.
-    #[error("function {0}")]
-    NoFunction(String),
-}
-
 /// The part `kind = "python"`.
 pub struct PythonFunction {
     params: PythonParams,
@@ -82,12 +70,9 @@ impl PythonFunction {
     }
 
     /// Calls the function for one group. Without samples it is only found, not called.
-    /// Errors: if the source cannot be confined, hits a limit, raises, or returns something else than a number
-    /// or `None` for each sample.
-    pub async fn call(
-        &self,
-        samples: &[ScoreInput],
-    ) -> Result<Vec<Option<f64>>, PythonFunctionError> {
+    /// Errors: a problem of the key `function` if there is no such function; one without a key if the source cannot be
+    /// confined, hits a limit, raises, or returns something else than a number or `None` for each sample.
+    pub async fn call(&self, samples: &[ScoreInput]) -> Result<Vec<Option<f64>>, Problem> {
         let job = json!({
             "source": self.source, "file": self.params.file(),
             "function": self.params.function,
@@ -99,7 +84,7 @@ impl PythonFunction {
             output_bytes: PRINTED_BYTES,
         };
         let code = include_str!("call.py").to_owned();
-        let failed = |why: String| Err(PythonFunctionError::Failed(why));
+        let failed = |why: String| Err(Problem::new("", why));
         let run = self.sandbox.run(RunRequest { code, stdin: job.to_string(), limits });
         let outcome = match run.await {
             Ok(outcome) => outcome,
@@ -112,7 +97,7 @@ impl PythonFunction {
         }
         match serde_json::from_str(&outcome.report) {
             Ok(CallReport::Values(values)) => Ok(values),
-            Ok(CallReport::Function(why)) => Err(PythonFunctionError::NoFunction(why)),
+            Ok(CallReport::Function(why)) => Err(Problem::new("function", format!(" {why}"))),
             Ok(CallReport::Failed(why)) => failed(why),
             Err(_) => failed(match outcome.status.stopped() {
                 Some(reason) => format!("it was stopped: {reason}"),
@@ -129,9 +114,9 @@ impl RewardFn for PythonFunction {
         if samples.is_empty() {
             return Vec::new();
         }
-        self.call(samples).await.unwrap_or_else(|error| {
+        self.call(samples).await.unwrap_or_else(|problem| {
             if !self.warned.swap(true, Ordering::Relaxed) {
-                let [route, part] = &self.name;
+                let ([route, part], error) = (&self.name, problem.sentence());
                 tracing::warn!(
                     route, part, %error,
                     "a reward function failed; its values are missing, and later failures are not \
@@ -143,10 +128,9 @@ impl RewardFn for PythonFunction {
     }
 
     async fn probe(&self) -> Checked {
-        let Err(error) = self.call(&[]).await else { return Ok(()) };
-        Err(match error {
-            PythonFunctionError::NoFunction(why) => Problem::new("function", format!(" {why}")),
-            other => self.params.wrong_source(&format!("fails: {other}")),
+        self.call(&[]).await.map(drop).map_err(|problem| match problem.key.is_empty() {
+            true => self.params.wrong_source(&format!("fails: {}", problem.rest)),
+            false => problem,
         })
     }
 }

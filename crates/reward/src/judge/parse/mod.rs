@@ -5,24 +5,6 @@ use std::sync::LazyLock;
 use regex::Regex;
 use serde_json::Value;
 
-/// A judge's decision.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Judgement {
-    /// From 0 to 1: a position on the scale, or the result of the first of two candidates.
-    Score(f64),
-    /// A permutation of the positions from 0, best first.
-    Ranking(Vec<usize>),
-}
-
-impl Judgement {
-    pub(super) fn score(&self) -> Option<f64> {
-        match self {
-            Self::Score(value) => Some(*value),
-            Self::Ranking(_) => None,
-        }
-    }
-}
-
 /// The expected content of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum AnswerFormat {
@@ -32,8 +14,6 @@ pub(super) enum AnswerFormat {
     },
     /// `A`, `B` or `tie`.
     Winner,
-    /// The numbers from 1 to this one, best first.
-    Ranking(usize),
 }
 
 impl AnswerFormat {
@@ -44,15 +24,13 @@ impl AnswerFormat {
                 format!("Reply with the number only, from {min} to {max}.")
             }
             Self::Winner => "Reply with one word only: A, B or tie.".to_owned(),
-            Self::Ranking(n) => format!(
-                "Reply with the numbers from 1 to {n} only, the best first, separated by commas."
-            ),
         }
     }
 
-    /// Parses an answer; ignores reasoning up to the last `</think>`.
+    /// The judgement in an answer, from 0 to 1: a position on the scale, or the result of the first of two
+    /// candidates. Ignores reasoning up to the last `</think>`.
     /// Errors: the label in metrics, `refused` or `unparsable`, of an answer without a judgement.
-    pub(super) fn parse(&self, text: &str) -> Result<Judgement, &'static str> {
+    pub(super) fn parse(&self, text: &str) -> Result<f64, &'static str> {
         let text = text.rsplit("</think>").next().unwrap_or_default().trim();
         let judgement = match *self {
             Self::Score { min, max } => {
@@ -63,10 +41,9 @@ impl AnswerFormat {
                     None if is_refusal(text) => None,
                     None => scale.last_number(text),
                 };
-                score.map(|s| Judgement::Score((s - min) / (max - min)))
+                score.map(|s| (s - min) / (max - min))
             }
-            Self::Winner => winner(text).map(Judgement::Score),
-            Self::Ranking(n) => ranking(text, n).map(Judgement::Ranking),
+            Self::Winner => winner(text),
         };
         judgement.ok_or(if is_refusal(text) { "refused" } else { "unparsable" })
     }
@@ -179,30 +156,6 @@ fn letter(text: &str) -> Option<f64> {
         "a" | "first" => Some(1.0),
         "b" | "second" => Some(0.0),
         "tie" | "c" | "draw" | "both" | "equal" => Some(0.5),
-        _ => None,
-    }
-}
-
-/// The numbers from 1 to `n`, each exactly once: those of the JSON, else of the last line with digits.
-fn ranking(text: &str, n: usize) -> Option<Vec<usize>> {
-    let listed: Vec<usize> = match json_field(text, "ranking") {
-        Some(Value::Array(items)) => items.iter().map(place).collect::<Option<_>>()?,
-        Some(_) => return None,
-        None => {
-            let line = text.lines().rev().find(|l| l.contains(|c: char| c.is_ascii_digit()))?;
-            let words = line.split(|c: char| !c.is_ascii_digit()).filter(|w| !w.is_empty());
-            words.map(|w| w.parse().ok()).collect::<Option<_>>()?
-        }
-    };
-    let mut sorted = listed.clone();
-    sorted.sort_unstable();
-    sorted.into_iter().eq(1..=n).then(|| listed.into_iter().map(|i| i - 1).collect())
-}
-
-fn place(item: &Value) -> Option<usize> {
-    match item {
-        Value::Number(n) => n.as_u64().and_then(|n| usize::try_from(n).ok()),
-        Value::String(text) => text.trim_matches(['[', ']', ' ']).parse().ok(),
         _ => None,
     }
 }

@@ -1,8 +1,9 @@
 //! `json_schema`: accepts JSON that a schema allows.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use jsonschema::{PatternOptions, Validator};
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use hone_core::text::inexact_number;
@@ -90,7 +91,7 @@ impl SchemaSource {
             Self::Metadata(key, last) => (key, last),
         };
         let text = input.metadata.get(key).filter(|text| text.len() <= LONGEST_SCHEMA)?;
-        let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = last.lock();
         if let Some((known, validator)) = &*last
             && known == text
         {

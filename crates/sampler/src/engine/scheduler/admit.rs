@@ -9,7 +9,7 @@ use hone_engine::admission::Lease;
 use hone_engine::run::{CancelReason, GenerationRun};
 
 use super::BatchScheduler;
-use super::sequence::EngineSequence;
+use super::pass::EngineSequence;
 use crate::engine::adapters::PolicyWeights;
 use crate::engine::shared::{QueuedRequest, RunningRequest};
 use crate::error::Result;

@@ -10,7 +10,6 @@
 mod admit;
 mod pass;
 mod plan;
-mod sequence;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -26,10 +25,8 @@ use crate::decoder::{Decoder, PassOutcome, Scratch};
 use crate::error::SamplerError;
 use crate::kv_cache::{PAGE, PagePool};
 
-use pass::LEAST_TOKENS;
-use pass::{DecodingPass, PromptPart};
+use pass::{DecodingPass, EngineSequence, LEAST_TOKENS, PromptPart};
 use plan::{IterationPlan, oldest_shadow};
-use sequence::EngineSequence;
 
 /// How often a pause checks whether clients are still served.
 const PAUSE_POLL: Duration = Duration::from_micros(500);

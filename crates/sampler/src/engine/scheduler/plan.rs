@@ -23,8 +23,7 @@
 use hone_engine::Priority;
 use hone_kernels::columns::COLUMN_BLOCK;
 
-use super::pass::PromptPart;
-use super::sequence::EngineSequence;
+use super::pass::{EngineSequence, PromptPart};
 use crate::config::SamplerConfig;
 use crate::kv_cache::PAGE;
 

@@ -43,7 +43,7 @@ async fn the_sampler_answers_until_the_serving_engine_has_loaded_a_version() {
     });
     let publisher = BatchedPublisher::new(Some(slow.clone()), Arc::clone(&sampler));
     let live = publisher.live_engine(slow.inner.clone());
-    let dir = adapter(3);
+    let dir = adapter_dir(3);
     let version = async || {
         let request = super::live(request(&[5, 9], 1, 4));
         live.generate(request).await.unwrap().collect().await.unwrap().version
@@ -66,7 +66,7 @@ async fn the_sampler_answers_until_the_serving_engine_has_loaded_a_version() {
 async fn a_canary_answers_the_requests_that_name_it() {
     let engine = start(small());
     let publisher = BatchedPublisher::new(None, Arc::clone(&engine));
-    let dir = adapter(3);
+    let dir = adapter_dir(3);
     let named = async |version: Option<u64>| {
         let version = version.map(PolicyVersion);
         let request = GenerateRequest { version, ..request(&[5, 9], 1, 8) };

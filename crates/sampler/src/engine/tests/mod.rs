@@ -77,23 +77,6 @@ impl SteppedEngine {
     }
 }
 
-/// The files of an adapter with random values.
-fn adapter(seed: u64) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    let config = LoraConfig { r: 4, alpha: 3.0, ..LoraConfig::default() };
-    peft::write(dir.path(), &random_lora(model(&tiny()).spec(), 4, seed), &config, "tiny").unwrap();
-    dir
-}
-
-/// Waits for a condition, or fails after ten seconds.
-async fn until(condition: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(10), "timed out");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
-
 fn small() -> SamplerConfig {
     SamplerConfig { slots: 40, threads: 2, ..SamplerConfig::default() }
 }
@@ -168,14 +151,31 @@ async fn one_by_one(engine: &Arc<BatchedEngine>, requests: &[GenerateRequest]) -
     completions
 }
 
+/// Waits for a condition, or fails after ten seconds.
+async fn until(engine: &BatchedEngine, condition: impl Fn(&EngineLoad) -> bool) {
+    let began = Instant::now();
+    while !condition(&engine.load()) {
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", engine.load());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 async fn until_idle(engine: &BatchedEngine) {
-    until(|| engine.load() == EngineLoad::default()).await;
+    until(engine, |load| *load == EngineLoad::default()).await;
 }
 
 /// Waits until the cache holds no page of a sequence.
 async fn until_no_page_is_used(engine: &BatchedEngine) {
     let pages = engine.shared.metrics.engine_cache_pages.with_label_values(&["used"]);
-    until(|| pages.get() == 0).await;
+    until(engine, |_| pages.get() == 0).await;
+}
+
+/// A PEFT directory with an adapter.
+fn adapter_dir(seed: u64) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let config = LoraConfig { r: 4, alpha: 3.0, ..LoraConfig::default() };
+    peft::write(dir.path(), &random_lora(model(&tiny()).spec(), 4, seed), &config, "tiny").unwrap();
+    dir
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -295,7 +295,7 @@ async fn closing_ends_running_and_queued_shadow_requests() {
             async move { engine.generate(request(&[1, 2], seed, 400)).await?.collect().await };
         tasks.push(tokio::spawn(run));
     }
-    until(|| engine.load().shadow_running >= 2 && engine.load().shadow_waiting >= 3).await;
+    until(&engine, |load| load.shadow_running == 2 && load.shadow_waiting >= 3).await;
     engine.close(false);
     for task in tasks {
         assert!(matches!(task.await.unwrap(), Err(EngineError::ShuttingDown)));
@@ -340,7 +340,7 @@ async fn a_publisher_without_a_serving_engine_probes_and_activates_the_staged_ve
     let refused = publisher.activate().await.unwrap_err().to_string();
     assert!(refused.contains("no version is staged"), "{refused}");
 
-    let dir = adapter(3);
+    let dir = adapter_dir(3);
     publisher.stage(PolicyVersion(3), Some(dir.path())).await.unwrap();
     let greedy = |version| {
         let (engine, mut request) = (Arc::clone(&engine), request(&[5, 9, 2], 0, 8));

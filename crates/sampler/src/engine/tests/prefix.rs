@@ -134,7 +134,7 @@ async fn versions_do_not_share_pages() {
     assert_eq!(ids(&answer(&engine, &request).await), expected[0]);
     until_idle(&engine).await;
     // 69 tokens of one version.
-    until(|| (pages(&engine, "used"), pages(&engine, "cached")) == (0, 5)).await;
+    until(&engine, |_| (pages(&engine, "used"), pages(&engine, "cached")) == (0, 5)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,13 +8,13 @@
 use redb::ReadableTable;
 
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Reward, RewardId, RewardSource, Sample, SampleId,
-    SampleOrigin, SamplingParams, concerns_rater,
+    Group, GroupId, GroupState, Reward, RewardId, RewardSource, Sample, SampleId, SampleOrigin,
+    concerns_rater,
 };
 
 use super::feedback::id_of_turn;
-use super::groups::TRAINED;
-use super::tables::LedgerTables;
+use super::groups::{is_dropped, outcome};
+use super::tables::Applier;
 use crate::error::StoreError;
 use crate::format::codec::decode;
 use crate::op::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, QUARANTINED};
@@ -25,7 +25,7 @@ const NAME: &str = "correction";
 /// Reason of a correction that waited when the same client corrected the completion again.
 const REPLACED: &str = "replaced";
 
-impl LedgerTables<'_> {
+impl Applier<'_> {
     /// Records a correction, and the rating that was posted with it.
     pub(super) fn add_correction(
         &mut self,
@@ -106,21 +106,14 @@ impl LedgerTables<'_> {
             key_id: entry.key_id.clone(),
         };
         self.insert_posted(&posted)?;
+        let sample = Sample::new(entry.interaction, SampleOrigin::Correction, version);
         self.add_sample(&Sample {
             id: SampleId(id.0),
-            interaction: entry.interaction,
             choice: entry.choice,
-            origin: SampleOrigin::Correction,
             created: entry.created,
             ids: entry.ids.clone(),
-            logprobs: Vec::new(),
-            kept: Vec::new(),
-            forced: Vec::new(),
             text: entry.text.clone(),
-            finish: FinishReason::Stop,
-            version,
-            params: SamplingParams::default(),
-            untrainable: None,
+            ..sample
         })?;
         let state = match &entry.unused {
             Some(reason) => GroupState::Dropped(reason.clone()),
@@ -166,7 +159,7 @@ impl LedgerTables<'_> {
                 continue;
             }
             if let Some(group) = self.group(row.id.0.as_bytes())?
-                && matches!(&group.state, GroupState::Dropped(why) if why == QUARANTINED)
+                && is_dropped(&group.state, QUARANTINED)
             {
                 dropped.push(group.id);
             }
@@ -176,11 +169,8 @@ impl LedgerTables<'_> {
 
     /// Counts a correction whose group gets this state, if that is final.
     pub(super) fn count_correction(&mut self, state: &GroupState) {
-        let outcome = match state {
-            GroupState::Ready => return,
-            GroupState::Trained(_) => TRAINED,
-            GroupState::Dropped(reason) => reason.as_str(),
-        };
-        self.counts.corrections.end(outcome);
+        if let Some(outcome) = outcome(state) {
+            self.counts.corrections.end(outcome);
+        }
     }
 }

@@ -11,13 +11,14 @@ use hone_core::types::{
     Group, GroupState, InteractionId, Reward, Sample, SampleId, UnixMillis, key_of_rater,
 };
 
-use super::tables::LedgerTables;
+use super::groups::ungrouped_key;
+use super::tables::Applier;
 use crate::error::StoreError;
 use crate::format::Id;
 use crate::op::ERASED;
 use crate::reader;
 
-impl LedgerTables<'_> {
+impl Applier<'_> {
     /// Erases a prompt, its completions, their rewards and the feedback on them.
     pub(super) fn erase(&mut self, id: InteractionId, when: UnixMillis) -> Result<(), StoreError> {
         let Some(row) = self.interaction(id)? else { return Ok(()) };
@@ -86,11 +87,10 @@ impl LedgerTables<'_> {
     fn erase_sample(&mut self, of: InteractionId, id: SampleId) -> Result<(), StoreError> {
         let sample = id.0.as_bytes();
         for reward in reader::rewards_of(&self.rewards, id)? {
-            let part = reward.name.as_str();
-            if self.ungrouped.remove((reward.created, sample, part))?.is_some() {
+            if self.ungrouped.remove(ungrouped_key(&reward))?.is_some() {
                 self.counts.ratings.end(ERASED);
             }
-            self.rewards.remove((sample, part))?;
+            self.rewards.remove((sample, reward.name.as_str()))?;
         }
         for (part, rater) in self.raters_of(sample)? {
             self.ratings.remove((sample, part.as_str(), rater.as_deref()))?;

@@ -11,35 +11,41 @@ use hone_core::types::{
     GroupState, InteractionId, Reward, RewardId, RewardSource, SampleId, key_of_rater,
 };
 
-use super::tables::{LedgerTables, PendingRating};
+use super::groups::ungrouped_key;
+use super::tables::{Applier, PendingRating};
 use crate::error::StoreError;
 use crate::format::codec::encode;
 use crate::op::{FeedbackEntry, FeedbackOutcome};
 use crate::reader;
 
-impl LedgerTables<'_> {
-    /// Records one piece of feedback, unless its idempotency key is known.
+impl Applier<'_> {
+    /// Records ratings of one client: all, or no one of them.
     pub(super) fn add_feedback(
         &mut self,
-        entry: &FeedbackEntry,
+        entries: &[FeedbackEntry],
         id: RewardId,
     ) -> Result<FeedbackOutcome, StoreError> {
-        if let Some((sample, first)) = self.find_first(entry)? {
-            // If the row is the same, this operation is being repeated; it is not another post.
-            return Ok(if first == id {
-                FeedbackOutcome::Recorded(sample)
-            } else if self.is_same(first, entry)? && !self.has_row(id_of_turn(first, 1))? {
-                FeedbackOutcome::Duplicate(sample)
-            } else {
-                FeedbackOutcome::Reused
-            });
+        // If the row is the same, this operation is being repeated; it is not another post.
+        if let Some((sample, known)) = self.find_first(entries)?
+            && known != id
+        {
+            let mut same = !self.has_row(id_of_turn(known, entries.len()))?;
+            for (number, entry) in entries.iter().enumerate() {
+                same = same && self.is_same(id_of_turn(known, number), entry)?;
+            }
+            let reused = FeedbackOutcome::Reused;
+            return Ok(if same { FeedbackOutcome::Duplicate(sample) } else { reused });
         }
-        let sample = match self.rated(entry)? {
-            Ok(sample) => sample,
-            Err(unknown) => return Ok(unknown),
-        };
-        self.record_feedback(entry, id, sample)?;
-        Ok(FeedbackOutcome::Recorded(sample))
+        let mut rated = Vec::with_capacity(entries.len());
+        for entry in entries {
+            match self.rated(entry)? {
+                Ok(sample) => rated.push((entry, sample)),
+                Err(unknown) => return Ok(unknown),
+            }
+        }
+        let first = rated.first().map(|(_, sample)| *sample);
+        self.record_all(&rated, id)?;
+        Ok(first.map_or(FeedbackOutcome::Credited(0), FeedbackOutcome::Recorded))
     }
 
     /// Records one rating for several turns. Turns without the choice that is rated are skipped.
@@ -48,8 +54,7 @@ impl LedgerTables<'_> {
         turns: &[FeedbackEntry],
         id: RewardId,
     ) -> Result<FeedbackOutcome, StoreError> {
-        let Some(first) = turns.first() else { return Ok(FeedbackOutcome::Credited(0)) };
-        if let Some((_, known)) = self.find_first(first)?
+        if let Some((_, known)) = self.find_first(turns)?
             && known != id
         {
             // The conversation may have got further turns since, also before the first credited one: a
@@ -61,45 +66,27 @@ impl LedgerTables<'_> {
             }
             return Ok(FeedbackOutcome::Reused);
         }
-        let mut credited = 0;
+        let mut rated = Vec::with_capacity(turns.len());
         for turn in turns {
-            let Some(sample) = self.served_choice(turn.interaction, turn.choice)? else { continue };
-            let turn_id = id_of_turn(id, credited);
-            // The first row holds the idempotency key for the whole post.
-            let key = turn.idempotency_key.clone().filter(|_| credited == 0);
-            let turn = FeedbackEntry { idempotency_key: key, ..turn.clone() };
-            self.record_feedback(&turn, turn_id, sample)?;
-            credited += 1;
+            let sample = self.served_choice(turn.interaction, turn.choice)?;
+            rated.extend(sample.map(|sample| (turn, sample)));
         }
-        Ok(FeedbackOutcome::Credited(credited))
+        self.record_all(&rated, id)?;
+        Ok(FeedbackOutcome::Credited(rated.len()))
     }
 
-    /// Records two ratings of one client: both, or neither.
-    pub(super) fn add_preference(
+    /// Records the ratings of one post. The first row holds the idempotency key for all.
+    fn record_all(
         &mut self,
-        pair: &[FeedbackEntry; 2],
+        rated: &[(&FeedbackEntry, SampleId)],
         id: RewardId,
-    ) -> Result<FeedbackOutcome, StoreError> {
-        let [first, second] = pair;
-        if let Some((sample, known)) = self.find_first(first)?
-            && known != id
-        {
-            let same = self.is_same(known, first)? && self.is_same(id_of_turn(known, 1), second)?;
-            return Ok(if same {
-                FeedbackOutcome::Duplicate(sample)
-            } else {
-                FeedbackOutcome::Reused
-            });
+    ) -> Result<(), StoreError> {
+        for (number, (entry, sample)) in rated.iter().enumerate() {
+            let idempotency_key = entry.idempotency_key.clone().filter(|_| number == 0);
+            let entry = FeedbackEntry { idempotency_key, ..(*entry).clone() };
+            self.record_feedback(&entry, id_of_turn(id, number), *sample)?;
         }
-        let (sample, other) = match (self.rated(first)?, self.rated(second)?) {
-            (Ok(sample), Ok(other)) => (sample, other),
-            (Err(unknown), _) | (_, Err(unknown)) => return Ok(unknown),
-        };
-        // The first row holds the idempotency key for both.
-        let second = FeedbackEntry { idempotency_key: None, ..second.clone() };
-        self.record_feedback(first, id_of_turn(id, 0), sample)?;
-        self.record_feedback(&second, id_of_turn(id, 1), other)?;
-        Ok(FeedbackOutcome::Recorded(sample))
+        Ok(())
     }
 
     /// The sample that an entry rates, or why there is no such sample.
@@ -140,12 +127,13 @@ impl LedgerTables<'_> {
         Ok(count)
     }
 
-    /// The sample and row of the first feedback with the entry's idempotency key.
+    /// The sample and row of the first feedback with the idempotency key of the first entry.
     fn find_first(
         &self,
-        entry: &FeedbackEntry,
+        entries: &[FeedbackEntry],
     ) -> Result<Option<(SampleId, RewardId)>, StoreError> {
-        self.find_idempotent(entry.key_id.as_deref(), entry.idempotency_key.as_deref())
+        let Some(first) = entries.first() else { return Ok(None) };
+        self.find_idempotent(first.key_id.as_deref(), first.idempotency_key.as_deref())
     }
 
     /// The sample and row of the first feedback of a rater's API key with this idempotency key.
@@ -256,8 +244,7 @@ impl LedgerTables<'_> {
         // dropped.
         let needs_group = reward.value.is_some() && !in_ready_group && (changed || !past);
         if needs_group {
-            self.ungrouped
-                .insert((reward.created, sample.0.as_bytes(), reward.name.as_str()), ())?;
+            self.ungrouped.insert(ungrouped_key(&reward), ())?;
         }
         // Of several posts, the last one counts.
         for _ in 0..values.saturating_sub(1) + usize::from(waited) {
@@ -280,10 +267,9 @@ impl LedgerTables<'_> {
         in_ready_group: bool,
     ) -> Result<bool, StoreError> {
         let Some(reward) = self.current_reward(sample, part)? else { return Ok(false) };
-        let key = (reward.created, sample.0.as_bytes(), part);
         Ok(reward.source == RewardSource::Feedback
             && reward.value.is_some()
-            && (in_ready_group || self.ungrouped.get(key)?.is_some()))
+            && (in_ready_group || self.ungrouped.get(ungrouped_key(&reward))?.is_some()))
     }
 
     /// Whether a group that was trained on or dropped contains a part of a completion, and whether a

@@ -6,18 +6,37 @@
 use redb::ReadableTable;
 
 use hone_core::types::{
-    Group, GroupId, GroupState, PolicyVersion, RewardSource, Sample, SampleId, key_of_rater,
+    Group, GroupId, GroupState, PolicyVersion, Reward, RewardSource, Sample, SampleId, key_of_rater,
 };
 
-use super::tables::LedgerTables;
+use super::tables::Applier;
 use crate::error::StoreError;
+use crate::format::Id;
 use crate::op::{ERASED, MERGED, QUARANTINED};
 use crate::reader;
 
 /// Outcome of ratings that were trained on.
-pub(super) const TRAINED: &str = "trained";
+const TRAINED: &str = "trained";
 
-impl LedgerTables<'_> {
+/// The outcome of what is in a group of this state, if that is final.
+pub(super) fn outcome(state: &GroupState) -> Option<&str> {
+    match state {
+        GroupState::Ready => None,
+        GroupState::Trained(_) => Some(TRAINED),
+        GroupState::Dropped(why) => Some(why),
+    }
+}
+
+pub(super) fn is_dropped(state: &GroupState, reason: &str) -> bool {
+    matches!(state, GroupState::Dropped(why) if why == reason)
+}
+
+/// The key of a part's value in the index of ungrouped feedback.
+pub(super) fn ungrouped_key(row: &Reward) -> (u64, &Id, &str) {
+    (row.created, row.sample.0.as_bytes(), &row.name)
+}
+
+impl Applier<'_> {
     pub(super) fn add_group(&mut self, row: &Group) -> Result<(), StoreError> {
         let mut prompts = vec![row.interaction];
         for member in &row.members {
@@ -35,16 +54,10 @@ impl LedgerTables<'_> {
         for prompt in prompts {
             self.groups_of.insert((prompt.0.as_bytes(), row.id.0.as_bytes()), ())?;
         }
-        for (created, member, part) in &waiting {
-            self.ungrouped.remove((*created, member.0.as_bytes(), part.as_str()))?;
+        for rating in &waiting {
+            self.ungrouped.remove(ungrouped_key(rating))?;
         }
-        if known.is_none() {
-            self.count_outcome(
-                &row.state,
-                waiting.iter().map(|(_, member, part)| (*member, part)),
-            )?;
-        }
-        Ok(())
+        if known.is_none() { self.count_outcome(&row.state, &waiting) } else { Ok(()) }
     }
 
     /// Changes the state of a group.
@@ -62,11 +75,11 @@ impl LedgerTables<'_> {
             self.count_orphan("groups");
             return Ok(());
         };
-        let was_merged = matches!(&group.state, GroupState::Dropped(why) if why == MERGED);
+        let was_merged = is_dropped(&group.state, MERGED);
         if was_merged && !matches!(state, GroupState::Trained(_)) {
             return Ok(());
         }
-        let merges = matches!(state, GroupState::Dropped(why) if why == MERGED);
+        let merges = is_dropped(state, MERGED);
         if was_merged {
             self.leave_merged(&group)?;
         } else if merges && !(group.state == GroupState::Ready && self.is_superseded(&group)?) {
@@ -79,7 +92,7 @@ impl LedgerTables<'_> {
         let was_waiting = was_merged || group.state == GroupState::Ready;
         let ratings = self.ratings_in(&group)?;
         if was_waiting {
-            self.count_outcome(state, ratings.iter().map(|(member, part)| (*member, part)))?;
+            self.count_outcome(state, &ratings)?;
             if group.is_correction() {
                 self.count_correction(state);
             }
@@ -113,8 +126,7 @@ impl LedgerTables<'_> {
         let oldest_version = self.oldest_version(&dropped)?;
         let own =
             Group { id: GroupId::new(), members: dropped, oldest_version, state, ..group.clone() };
-        let ratings = self.ratings_in(&own)?;
-        self.count_outcome(&own.state, ratings.iter().map(|(member, part)| (*member, part)))?;
+        self.count_outcome(&own.state, &self.ratings_in(&own)?)?;
         self.add_group(&own)?;
         group.oldest_version = self.oldest_version(&kept)?;
         group.members = kept;
@@ -138,11 +150,11 @@ impl LedgerTables<'_> {
     fn is_superseded(&self, group: &Group) -> Result<bool, StoreError> {
         let others = self.sharing_ratings(group)?;
         let waiting = self.ungrouped_in(group)?;
-        Ok(self.ratings_in(group)?.iter().all(|(member, part)| {
-            waiting.iter().any(|(_, of, name)| of == member && name == part)
-                || others
-                    .iter()
-                    .any(|other| other.members.contains(member) && other.parts.contains(part))
+        Ok(self.ratings_in(group)?.iter().all(|rating| {
+            let Reward { sample, name, .. } = rating;
+            let mut others = others.iter();
+            waiting.iter().any(|waiting| waiting.id == rating.id)
+                || others.any(|other| other.members.contains(sample) && other.parts.contains(name))
         }))
     }
 
@@ -151,13 +163,9 @@ impl LedgerTables<'_> {
     /// a group again.
     fn leave_merged(&mut self, own: &Group) -> Result<(), StoreError> {
         for mut group in self.sharing_ratings(own)? {
-            for (member, part) in self.ratings_in(&group)? {
-                if own.members.contains(&member)
-                    && !own.parts.contains(&part)
-                    && let Some(reward) = self.current_reward(member, &part)?
-                {
-                    let key = (reward.created, member.0.as_bytes(), part.as_str());
-                    self.ungrouped.insert(key, ())?;
+            for rating in self.ratings_in(&group)? {
+                if own.members.contains(&rating.sample) && !own.parts.contains(&rating.name) {
+                    self.ungrouped.insert(ungrouped_key(&rating), ())?;
                 }
             }
             group.members.retain(|member| !own.members.contains(member));
@@ -181,43 +189,35 @@ impl LedgerTables<'_> {
     }
 
     /// The ratings of a group's members and parts that have a value.
-    pub(super) fn ratings_in(&self, group: &Group) -> Result<Vec<(SampleId, String)>, StoreError> {
+    pub(super) fn ratings_in(&self, group: &Group) -> Result<Vec<Reward>, StoreError> {
         let mut found = Vec::new();
         for (member, part) in reader::pairs(group) {
             let reward = self.current_reward(member, part)?;
-            if reward.is_some_and(|r| r.source == RewardSource::Feedback && r.value.is_some()) {
-                found.push((member, part.to_owned()));
-            }
+            let is_rating = |r: &Reward| r.source == RewardSource::Feedback && r.value.is_some();
+            found.extend(reward.filter(is_rating));
         }
         Ok(found)
     }
 
-    /// The ratings of a group's members and parts that wait for a group, with their times.
-    fn ungrouped_in(&self, group: &Group) -> Result<Vec<(u64, SampleId, String)>, StoreError> {
+    /// The ratings of a group's members and parts that wait for a group.
+    fn ungrouped_in(&self, group: &Group) -> Result<Vec<Reward>, StoreError> {
         let mut found = Vec::new();
         for (member, part) in reader::pairs(group) {
             let Some(reward) = self.current_reward(member, part)? else { continue };
-            if self.ungrouped.get((reward.created, member.0.as_bytes(), part))?.is_some() {
-                found.push((reward.created, member, part.to_owned()));
+            if self.ungrouped.get(ungrouped_key(&reward))?.is_some() {
+                found.push(reward);
             }
         }
         Ok(found)
     }
 
     /// Counts ratings whose group has this state, if that is final.
-    fn count_outcome<'a>(
-        &mut self,
-        state: &GroupState,
-        ratings: impl Iterator<Item = (SampleId, &'a String)>,
-    ) -> Result<(), StoreError> {
-        let outcome = match state {
-            GroupState::Ready => return Ok(()),
-            GroupState::Trained(_) => TRAINED,
-            GroupState::Dropped(why) if why == MERGED => return Ok(()),
-            GroupState::Dropped(why) => why.as_str(),
+    fn count_outcome(&mut self, state: &GroupState, ratings: &[Reward]) -> Result<(), StoreError> {
+        let Some(outcome) = outcome(state).filter(|outcome| *outcome != MERGED) else {
+            return Ok(());
         };
-        for (member, part) in ratings {
-            let left_out = outcome == TRAINED && self.is_quarantined(member, part)?;
+        for Reward { sample, name, .. } in ratings {
+            let left_out = outcome == TRAINED && self.is_quarantined(*sample, name)?;
             self.counts.ratings.end(if left_out { QUARANTINED } else { outcome });
         }
         Ok(())

@@ -24,10 +24,11 @@ use crate::error::StoreError;
 use crate::format::codec::encode;
 use crate::op::{FeedbackOutcome, Op, QUARANTINED, QuarantinedKey};
 use crate::reader;
+use groups::{is_dropped, ungrouped_key};
 
-pub(crate) use tables::{AppliedCounts, LedgerTables};
+pub(crate) use tables::{AppliedCounts, Applier};
 
-impl LedgerTables<'_> {
+impl Applier<'_> {
     /// Applies one operation. `feedback_id` is the id of the row that feedback creates.
     pub(crate) fn apply(
         &mut self,
@@ -44,9 +45,8 @@ impl LedgerTables<'_> {
                 self.add_turn(digest, *interaction, *choice)?;
             }
             Op::Reward(row) => self.add_reward(row)?,
-            Op::Feedback(entry) => return self.add_feedback(entry, feedback_id).map(Some),
+            Op::Feedback(entries) => return self.add_feedback(entries, feedback_id).map(Some),
             Op::Conversation(turns) => return self.add_conversation(turns, feedback_id).map(Some),
-            Op::Preference(pair) => return self.add_preference(pair, feedback_id).map(Some),
             Op::Correction(entry) => return self.add_correction(entry, feedback_id).map(Some),
             Op::Metadata(id, metadata) => self.set_metadata(*id, metadata)?,
             Op::Erase(id, when) => self.erase(*id, *when)?,
@@ -169,7 +169,7 @@ impl LedgerTables<'_> {
 
 // Applies the beginning and the end of the quarantine of an API key or of one of its end users.
 
-impl LedgerTables<'_> {
+impl Applier<'_> {
     /// Quarantines a key, unless it is quarantined already.
     fn quarantine_key(&mut self, row: &QuarantinedKey) -> Result<(), StoreError> {
         if self.quarantine.get(row.key_id.as_str())?.is_none() {
@@ -197,11 +197,9 @@ impl LedgerTables<'_> {
             if self.was_quarantined(sample, &name)?
                 && let Some(reward) = self.current_reward(sample, &name)?
                 && reward.value.is_some()
+                && self.ungrouped.insert(ungrouped_key(&reward), ())?.is_none()
             {
-                let key = (reward.created, sample.0.as_bytes(), name.as_str());
-                if self.ungrouped.insert(key, ())?.is_none() {
-                    self.counts.ratings.received += 1;
-                }
+                self.counts.ratings.received += 1;
             }
         }
         self.release_corrections(key_id)
@@ -214,7 +212,7 @@ impl LedgerTables<'_> {
         let mut dropped = false;
         for group in self.groups_on(sample.interaction)? {
             if group.members.contains(&id) && group.parts.iter().any(|part| part == name) {
-                dropped = matches!(&group.state, GroupState::Dropped(why) if why == QUARANTINED);
+                dropped = is_dropped(&group.state, QUARANTINED);
             }
         }
         Ok(dropped)

@@ -1,14 +1,15 @@
 //! The tables, opened for writing, and the writes that keep their indexes consistent.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 
-use redb::{ReadableTableMetadata, Table, WriteTransaction};
+use redb::{ReadableTableMetadata, WriteTransaction};
 
 use hone_core::types::{Group, GroupState, Interaction, InteractionId, Rating, Reward, SampleId};
 
 use crate::error::StoreError;
 use crate::format::codec::encode;
-use crate::format::{Bytes, Id, IdPair};
+use crate::format::{Id, LedgerTables};
 use crate::reader;
 
 /// Effects of a transaction, for metrics.
@@ -32,7 +33,6 @@ pub(crate) struct OutcomeCounts {
 }
 
 impl OutcomeCounts {
-    /// Counts one whose outcome is final.
     pub(super) fn end(&mut self, outcome: &str) {
         *self.ended.entry(outcome.to_owned()).or_default() += 1;
     }
@@ -46,9 +46,7 @@ impl OutcomeCounts {
 
 /// Posts for one part of a completion whose value is not combined yet.
 pub(super) struct PendingRating {
-    /// The completion's prompt.
     pub(super) interaction: InteractionId,
-    /// The last post.
     pub(super) last: Reward,
     /// The last post's rule.
     pub(super) join: fn(&[Rating]) -> Option<f64>,
@@ -56,84 +54,46 @@ pub(super) struct PendingRating {
     pub(super) values: usize,
 }
 
-/// Every table, opened in one write transaction.
-pub(crate) struct LedgerTables<'t> {
-    pub(crate) interactions: Table<'t, &'static Id, Bytes>,
-    pub(crate) samples: Table<'t, &'static Id, Bytes>,
-    pub(crate) rewards: Table<'t, (&'static Id, &'static str), Bytes>,
-    pub(crate) feedback: Table<'t, &'static Id, Bytes>,
-    pub(crate) groups: Table<'t, &'static Id, Bytes>,
-    pub(crate) policies: Table<'t, u64, Bytes>,
-    pub(crate) steps: Table<'t, u64, Bytes>,
-    pub(crate) samples_of: Table<'t, IdPair, (bool, u32)>,
-    pub(crate) groups_of: Table<'t, IdPair, ()>,
-    pub(crate) ready: Table<'t, (u64, &'static Id), ()>,
-    pub(crate) ungrouped: Table<'t, (u64, &'static Id, &'static str), ()>,
-    pub(crate) idempotency:
-        Table<'t, (Option<&'static str>, &'static str), (&'static Id, &'static Id)>,
-    pub(crate) ratings: Table<'t, (&'static Id, &'static str, Option<&'static str>), &'static Id>,
-    pub(crate) sessions: Table<'t, (Option<&'static str>, &'static str, &'static Id), ()>,
-    pub(crate) same_prompt: Table<'t, IdPair, ()>,
-    pub(crate) held_out: Table<'t, (&'static str, &'static Id), ()>,
-    pub(crate) quarantine: Table<'t, &'static str, (&'static str, u64)>,
-    pub(crate) by_key: Table<'t, (Option<&'static str>, &'static Id), ()>,
-    pub(crate) feedback_of: Table<'t, IdPair, ()>,
-    pub(crate) turns: Table<'t, IdPair, Option<u32>>,
-    pub(crate) turns_of: Table<'t, IdPair, ()>,
-    pub(crate) erased: Table<'t, &'static Id, u64>,
+/// Applies the operations of one write transaction to the tables.
+pub(crate) struct Applier<'t> {
+    tables: LedgerTables<'t>,
     /// Ratings that are recorded and not combined yet, by completion and part.
     pub(super) pending: BTreeMap<(SampleId, String), PendingRating>,
-    /// Effects so far.
     pub(crate) counts: AppliedCounts,
 }
 
-impl<'t> LedgerTables<'t> {
-    /// Opens every table.
+impl<'t> Deref for Applier<'t> {
+    type Target = LedgerTables<'t>;
+
+    fn deref(&self) -> &LedgerTables<'t> {
+        &self.tables
+    }
+}
+
+impl DerefMut for Applier<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.tables
+    }
+}
+
+impl<'t> Applier<'t> {
     pub(crate) fn new(tx: &'t WriteTransaction) -> Result<Self, StoreError> {
-        Ok(Self {
-            interactions: tx.open_table(crate::format::INTERACTIONS)?,
-            samples: tx.open_table(crate::format::SAMPLES)?,
-            rewards: tx.open_table(crate::format::REWARDS)?,
-            feedback: tx.open_table(crate::format::FEEDBACK)?,
-            groups: tx.open_table(crate::format::GROUPS)?,
-            policies: tx.open_table(crate::format::POLICIES)?,
-            steps: tx.open_table(crate::format::STEPS)?,
-            samples_of: tx.open_table(crate::format::SAMPLES_OF)?,
-            groups_of: tx.open_table(crate::format::GROUPS_OF)?,
-            ready: tx.open_table(crate::format::READY)?,
-            ungrouped: tx.open_table(crate::format::UNGROUPED)?,
-            idempotency: tx.open_table(crate::format::IDEMPOTENCY)?,
-            ratings: tx.open_table(crate::format::RATINGS)?,
-            sessions: tx.open_table(crate::format::SESSIONS)?,
-            same_prompt: tx.open_table(crate::format::SAME_PROMPT)?,
-            held_out: tx.open_table(crate::format::HELD_OUT)?,
-            quarantine: tx.open_table(crate::format::QUARANTINE)?,
-            by_key: tx.open_table(crate::format::BY_KEY)?,
-            feedback_of: tx.open_table(crate::format::FEEDBACK_OF)?,
-            turns: tx.open_table(crate::format::TURNS)?,
-            turns_of: tx.open_table(crate::format::TURNS_OF)?,
-            erased: tx.open_table(crate::format::ERASED)?,
-            pending: BTreeMap::new(),
-            counts: AppliedCounts::default(),
-        })
+        let (tables, counts) = (LedgerTables::new(tx)?, AppliedCounts::default());
+        Ok(Self { tables, pending: BTreeMap::new(), counts })
     }
 
-    /// Number of groups in state `Ready`.
     pub(crate) fn ready_count(&self) -> Result<u64, StoreError> {
         Ok(self.ready.len()?)
     }
 
-    /// Counts a written row.
     pub(super) fn count_written(&mut self, table: &'static str) {
         *self.counts.written.entry(table).or_default() += 1;
     }
 
-    /// Counts an operation without effect.
     pub(super) fn count_orphan(&mut self, table: &'static str) {
         *self.counts.orphans.entry(table).or_default() += 1;
     }
 
-    /// The current value of a reward part.
     pub(super) fn current_reward(
         &self,
         sample: SampleId,
@@ -155,12 +115,10 @@ impl<'t> LedgerTables<'t> {
         Ok(previous)
     }
 
-    /// The prompt under `id`.
     pub(super) fn interaction(&self, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
         reader::get(&self.interactions, id.0.as_bytes())
     }
 
-    /// The group under `id`.
     pub(super) fn group(&self, id: &Id) -> Result<Option<Group>, StoreError> {
         reader::get(&self.groups, id)
     }

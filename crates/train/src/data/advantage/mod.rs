@@ -40,7 +40,6 @@ use crate::learning::float_bits;
 /// Values are clamped to this magnitude, so that finite rewards never overflow.
 const VALUE_LIMIT: f64 = 1e9;
 
-/// One named part of the rewards of one group.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PartRewards {
     /// The part's name, which selects its running baseline.
@@ -70,7 +69,6 @@ impl PartRewards {
     }
 }
 
-/// The rewards of one group.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct GroupRewards {
     /// The route, which selects the running baselines.
@@ -92,7 +90,6 @@ impl GroupRewards {
 
 // All values of a batch by route and part.
 
-/// One value with its place in the batch.
 #[derive(Clone, Copy, Debug)]
 struct BatchValue {
     group: usize,
@@ -110,7 +107,6 @@ impl BatchValue {
     }
 }
 
-/// All values of a batch by `(route, part)`.
 struct BatchValues(BTreeMap<(String, String), Vec<BatchValue>>);
 
 impl BatchValues {
@@ -568,7 +564,6 @@ impl Baselines {
     }
 }
 
-/// The advantages of a batch, and metrics of its rewards.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Advantages {
     /// By group and member; `None` for members that are not trained on.

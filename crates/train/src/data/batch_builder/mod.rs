@@ -12,7 +12,7 @@ use hone_core::types::{
 };
 use hone_reward::Routes;
 use hone_reward::feedback::{Aggregate, aggregate, latest_per_rater};
-use hone_store::{ERASED, Op, QUARANTINED, RecordSource, Store, StoreError};
+use hone_store::{ERASED, Ledger, Op, QUARANTINED, Store, StoreError};
 
 use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
@@ -21,7 +21,6 @@ use crate::config::TrainConfig;
 /// Ready groups among which graded ones are looked for.
 const LOOKAHEAD: usize = 4096;
 
-/// One trainable completion with its rewards.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupMember {
     pub(crate) sample: Sample,
@@ -98,7 +97,6 @@ impl BatchGroup {
     }
 }
 
-/// The groups of one optimizer step.
 #[derive(Debug, Default)]
 pub(crate) struct TrainBatch {
     pub(crate) groups: Vec<BatchGroup>,
@@ -135,7 +133,6 @@ impl TrainBatch {
         self.groups.iter().map(group).collect()
     }
 
-    /// The members that have an advantage.
     fn trained<'a>(
         &'a self,
         advantages: &'a Advantages,
@@ -197,7 +194,6 @@ impl TrainBatch {
         (ops, left)
     }
 
-    /// Mean age of the samples' policy versions.
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     pub(crate) fn staleness(&self, ages: &VersionAges) -> f64 {
         let ages: Vec<u64> =
@@ -408,15 +404,13 @@ impl BatchTurns {
     }
 }
 
-/// Whether all values of a group are ratings by clients.
 fn is_rated(routes: &Routes, group: &Group) -> bool {
     let route = routes.get(&group.route);
     route.is_some_and(|route| group.parts.iter().all(|part| route.takes_feedback(part)))
 }
 
-/// Reads a group's prompt, trainable samples and rewards.
 pub(crate) fn load(
-    store: &impl RecordSource,
+    store: &Ledger,
     routes: &Routes,
     quarantined: &BTreeSet<String>,
     group: Group,
@@ -508,7 +502,7 @@ fn unused_reason(store: &Store, loaded: &BatchGroup) -> Result<&'static str, Sto
 
 /// Aggregates feedback again without ratings of quarantined keys; returns whether it had any.
 fn leave_out(
-    store: &impl RecordSource,
+    store: &Ledger,
     quarantined: &BTreeSet<String>,
     rule: Aggregate,
     reward: &mut Reward,

@@ -7,16 +7,14 @@ use std::time::Instant;
 use candle_core::{DType, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
-use rayon::prelude::*;
 
 use hone_model::Model;
 use hone_model::adapter::weights::{Dropout, LoraWeights};
-use hone_model::kernels::parallel::with_threads;
 use hone_model::transformer::SavedActivations;
 
 use super::loss::{LEAST_WEIGHT, LossSequence, late_weight};
 use super::objective::{AdaptiveCoefficients, Objective, StepTotals};
-use super::{StepTiming, timed};
+use super::{StepTiming, map_shards, timed};
 use crate::config::{CorrectionMode, TrainConfig};
 use crate::data::packing::{PackedBatch, TrainSample, sequences, shards};
 use crate::error::Result;
@@ -58,7 +56,6 @@ impl LogprobCache {
     }
 }
 
-/// The result of a pass, or of one of its shards.
 #[derive(Default)]
 pub(crate) struct PassOutput {
     /// Gradient of the loss by the adapter's tensor.
@@ -127,7 +124,7 @@ impl ForwardBackward<'_> {
         for batch in &batches {
             // The gradients of a wide model are large, so only one shard's are held at a time.
             for shards in batch.chunks(if parallel { batch.len() } else { 1 }) {
-                for shard in self.map_shards(shards, |shard| self.shard(shard, &objective)) {
+                for shard in map_shards(spec, shards, |shard| self.shard(shard, &objective)) {
                     output.add(shard?)?;
                 }
             }
@@ -136,24 +133,13 @@ impl ForwardBackward<'_> {
         Ok(output)
     }
 
-    /// Maps shards in parallel with one thread each, or, for a wide model, in turn on all threads.
-    fn map_shards<T: Send>(
-        &self,
-        shards: &[Shard],
-        f: impl Fn(&Shard) -> Result<T> + Sync,
-    ) -> Vec<Result<T>> {
-        if memory::shards_in_parallel(self.model.spec()) {
-            return shards.par_iter().map(&f).collect();
-        }
-        with_threads(rayon::current_num_threads(), || shards.iter().map(f).collect())
-    }
-
     /// The objective of the whole step, which may need the entropies of all trained tokens first.
     fn objective(&self, batches: &[Vec<Shard>]) -> Result<Objective<'_>> {
         let mut entropies = Vec::new();
         if self.config.top_entropy_quantile < 1.0 {
             for shards in batches {
-                for shard in self.map_shards(shards, |shard| self.entropies(shard)) {
+                let spec = self.model.spec();
+                for shard in map_shards(spec, shards, |shard| self.entropies(shard)) {
                     entropies.extend(shard?);
                 }
             }
@@ -273,7 +259,7 @@ impl ForwardBackward<'_> {
     /// Whether a sample's loss needs log-probabilities from before the step's first update.
     fn needs_old(&self, index: usize) -> bool {
         let sample = &self.samples[index];
-        let is_corrected = self.config.sampler_correction.mode != CorrectionMode::None;
+        let is_corrected = self.config.sampler_correction.kind != CorrectionMode::None;
         !sample.correction && (is_corrected || sample.late)
     }
 

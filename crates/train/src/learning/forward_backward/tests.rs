@@ -14,10 +14,11 @@ use hone_model::testing::{randomize, relative_difference, tiny_model, token_stat
 
 use super::{ForwardBackward, LogprobCache, PassOutput};
 use crate::config::{
-    CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
-    SapoConfig, TrainConfig,
+    CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, Loss, LossKind,
+    RatioLevel, TrainConfig,
 };
 use crate::data::packing::{PackedBatch, TrainSample, shards};
+use crate::learning::map_shards;
 use crate::learning::objective::AdaptiveCoefficients;
 use crate::memory;
 use crate::testing::{random_samples, tiny_config, wide_weights};
@@ -155,7 +156,7 @@ fn check_gradients_of(
 #[test]
 fn gradients_of_every_adapter_tensor_equal_finite_differences() {
     for loss in [LossKind::Grpo, LossKind::DrGrpo, LossKind::Dapo] {
-        let config = TrainConfig { loss, ..tiny_config() };
+        let config = TrainConfig { loss: loss.into(), ..tiny_config() };
         check_gradients(&config, DType::F64, 1e-5, 1e-7);
     }
 }
@@ -163,10 +164,10 @@ fn gradients_of_every_adapter_tensor_equal_finite_differences() {
 /// One setting for each term of the loss that the others do not reach.
 fn other_losses() -> Vec<TrainConfig> {
     let config = tiny_config();
-    let with = |loss| TrainConfig { loss, ..config.clone() };
+    let with = |loss: LossKind| TrainConfig { loss: loss.into(), ..config.clone() };
     let kl = |estimator| KlConfig { estimator, ..KlConfig::default() };
-    let correction = |mode| CorrectionConfig { mode, clip_min: 0.7, clip_max: 1.5 };
-    let sapo = SapoConfig { tau_neg: 2.0, ..SapoConfig::default() };
+    let correction = |kind| CorrectionConfig { kind, clip_min: 0.7, clip_max: 1.5 };
+    let sapo = Loss { tau_neg: 2.0, ..LossKind::Sapo.into() };
     vec![
         TrainConfig {
             entropy: EntropyConfig { coef: 0.3, ..EntropyConfig::default() },
@@ -174,7 +175,7 @@ fn other_losses() -> Vec<TrainConfig> {
         },
         TrainConfig { kl: kl(KlEstimator::Corrected), ..with(LossKind::Gspo) },
         TrainConfig { importance_sampling_level: RatioLevel::Sequence, ..with(LossKind::Luspo) },
-        TrainConfig { kl: kl(KlEstimator::K2), ..with(LossKind::Sapo(sapo)) },
+        TrainConfig { kl: kl(KlEstimator::K2), loss: sapo, ..with(LossKind::Sapo) },
         TrainConfig { kl: kl(KlEstimator::K1), ..with(LossKind::Reinforce) },
         TrainConfig { delta: 1.4, kl: kl(KlEstimator::Corrected), ..with(LossKind::Dapo) },
         TrainConfig { dual_clip: 1.4, off_policy_mask_threshold: 0.02, ..with(LossKind::Grpo) },
@@ -189,7 +190,7 @@ fn other_losses() -> Vec<TrainConfig> {
         },
         TrainConfig {
             sampler_correction: correction(CorrectionMode::TokenMask),
-            ..with(LossKind::Sapo(SapoConfig::default()))
+            ..with(LossKind::Sapo)
         },
     ]
 }
@@ -200,7 +201,7 @@ fn gradients_of_every_other_loss_equal_finite_differences() {
         check_gradients(&config, DType::F64, 1e-5, 1e-6);
     }
     // cispo treats the ratio as a constant. With all ratios above the bound 1 + 0 it is one.
-    let config = TrainConfig { loss: LossKind::Cispo, clip_high: 0.0, ..tiny_config() };
+    let config = TrainConfig { loss: LossKind::Cispo.into(), clip_high: 0.0, ..tiny_config() };
     let below = |sample: &mut TrainSample| sample.logprobs.iter_mut().for_each(|l| *l -= 1.0);
     check_gradients_of(&config, DType::F64, 1e-5, 1e-6, below);
 }
@@ -247,7 +248,7 @@ fn micro_batch_difference(dtype: DType, config: &TrainConfig) -> f64 {
 #[test]
 fn micro_batches_do_not_change_the_gradient() {
     for loss in [LossKind::Grpo, LossKind::DrGrpo, LossKind::Dapo] {
-        let config = TrainConfig { loss, ..tiny_config() };
+        let config = TrainConfig { loss: loss.into(), ..tiny_config() };
         let exact = micro_batch_difference(DType::F64, &config);
         assert!(exact < 1e-12, "{loss:?}: {exact:e}");
         // In single precision the difference is rounding.
@@ -361,7 +362,7 @@ fn compare_with_unshared(model: &Model, lora: &LoraWeights, parts: &[(&[u32], &[
 
 #[test]
 fn shards_of_a_narrow_model_run_in_parallel_and_those_of_a_wide_one_on_all_threads() {
-    let (config, samples) = (tiny_config(), random_samples(60, 8));
+    let samples = random_samples(60, 8);
     let active: Vec<usize> = (0..samples.len()).collect();
     let mut spec = tiny_model(DType::F32).spec().clone();
     spec.hidden_size = 512;
@@ -371,22 +372,18 @@ fn shards_of_a_narrow_model_run_in_parallel_and_those_of_a_wide_one_on_all_threa
         let max_tokens = memory::shard_tokens(model.spec());
         let parts = shards(&samples, &active, 64, max_tokens, max_tokens).remove(0);
         assert_eq!(parts.len() == 1, is_wide);
-        let (_, lora) = setup(DType::F32, &config);
-        let cache = LogprobCache::default();
-        let pass = pass(&model, &lora, &config, &samples, &active, &cache);
         // Each shard waits for the other one, which starts in time only if they run in parallel.
         let started = (Mutex::new(0), Condvar::new());
         let limit = Duration::from_millis(if is_wide { 100 } else { 60_000 });
-        let shard = |_: &_| {
+        let shard = |_: &i32| {
             let mut count = started.0.lock().unwrap();
             *count += 1;
             started.1.notify_all();
             let alone = |count: &mut i32| *count == 1;
             let waited = started.1.wait_timeout_while(count, limit, alone).unwrap().1;
-            Ok((threads(), waited.timed_out()))
+            (threads(), waited.timed_out())
         };
-        let results = pool.install(|| pass.map_shards(&[(vec![0], 1), (vec![1], 2)], shard));
-        let results: Vec<_> = results.into_iter().map(|result| result.unwrap()).collect();
+        let results = pool.install(|| map_shards(model.spec(), &[0, 1], shard));
         let expected = if is_wide { [(2, true), (2, false)] } else { [(1, false); 2] };
         assert_eq!(results, expected);
     }

@@ -5,8 +5,10 @@ use std::path::Path;
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
 use serde_json::Value;
 
+use hone_core::files::at;
 use hone_model::ModelError;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{ModuleScale, peft};
@@ -85,7 +87,7 @@ impl Learner {
     ///
     /// # Errors
     /// If a file cannot be written; an older checkpoint in `dir` is kept then.
-    pub fn save(&self, dir: &Path, extra: &Value) -> Result<()> {
+    pub fn save(&self, dir: &Path, extra: &impl Serialize) -> Result<()> {
         let average = self.average.as_ref();
         let state = LearnerState {
             step: self.steps,
@@ -98,7 +100,7 @@ impl Learner {
             restart: self.restart,
             factors: self.lora.module_scales(),
             averaged: average.map_or(0, |average| average.count),
-            extra: extra.clone(),
+            extra: serde_json::to_value(extra).map_err(|error| at(dir)(error.into()))?,
         };
         let mut files = CheckpointFiles::from([
             ("adapter".to_owned(), self.lora.tensors()?),

@@ -80,7 +80,7 @@ impl Learner {
         let spec = ModelSpec::from_config(&model.config)?;
         let path = &config.lora.init_adapter;
         if path.as_os_str().is_empty() {
-            weights::named_plan(&spec, &config.lora)?;
+            weights::plan(&spec, &config.lora)?;
             return Ok(());
         }
         let (found, _) = peft::read(path, &spec, DType::F32, &Device::Cpu)?;
@@ -93,7 +93,16 @@ impl Learner {
     /// If the adapter to start from cannot be read, or no adapter of these settings fits the model.
     pub fn with_model(model: Model, config: &TrainConfig) -> Result<Self> {
         let model = model.with_compute(config.compute);
-        report_compute(config.compute, model.compute());
+        match (config.compute, model.compute()) {
+            (Compute::F32, _) => {}
+            (_, Compute::Bf16) => {
+                tracing::info!("the trainer's products with the base are in bf16");
+            }
+            (_, Compute::F32) => tracing::warn!(
+                "train.compute = \"bf16\" has no effect: it needs Linux and a processor with AMX, or \
+                 AMD's from Zen 4 on; products are in f32"
+            ),
+        }
         let mut rng = ChaCha8Rng::seed_from_u64(config.seed);
         let (spec, dtype, device) = (model.spec(), model.dtype(), model.device());
         let mut config = config.clone();
@@ -168,19 +177,6 @@ impl Learner {
     pub fn snapshot(&self) -> Result<Snapshot> {
         let (model, lora) = (self.model.clone(), self.served().copy()?);
         Ok(Snapshot { model, lora, config: self.config.lora.clone() })
-    }
-}
-
-fn report_compute(configured: Compute, used: Compute) {
-    match (configured, used) {
-        (Compute::F32, _) => {}
-        (Compute::Bf16, Compute::Bf16) => {
-            tracing::info!("the trainer's products with the base are in bf16");
-        }
-        (Compute::Bf16, Compute::F32) => tracing::warn!(
-            "train.compute = \"bf16\" has no effect: it needs Linux and a processor with AMX, or AMD's \
-             from Zen 4 on; products are in f32"
-        ),
     }
 }
 

@@ -34,8 +34,8 @@
 use std::collections::BTreeMap;
 
 use crate::config::{
-    CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, LossKind, RatioLevel,
-    SapoConfig, TrainConfig, VespoConfig,
+    CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, Loss, LossKind,
+    RatioLevel, TrainConfig,
 };
 
 /// The names of `train.loss` are TRL's. `train.clip_low`, `clip_high`, `delta` and `dual_clip` bound the ratio, and
@@ -43,7 +43,7 @@ use crate::config::{
 impl LossKind {
     /// Whether the surrogate is PPO's clipped ratio.
     pub(crate) fn clips(self) -> bool {
-        !matches!(self, Self::Cispo | Self::Sapo(_) | Self::Reinforce | Self::Vespo(_))
+        !matches!(self, Self::Cispo | Self::Sapo | Self::Reinforce | Self::Vespo)
     }
 }
 
@@ -111,8 +111,8 @@ pub(crate) fn sequence_loss(
     let LossSequence { logprobs, entropies, recorded, advantage, .. } = *sequence;
     let count = logprobs.len();
     let old = sequence.old.unwrap_or(recorded);
-    let by_sequence =
-        config.loss == LossKind::Gspo || config.importance_sampling_level == RatioLevel::Sequence;
+    let by_sequence = config.loss.kind == LossKind::Gspo
+        || config.importance_sampling_level == RatioLevel::Sequence;
     let log_ratios = logprobs.iter().zip(old).map(|(l, o)| l - o);
     let ratios: Vec<f64> = if by_sequence {
         vec![ratio(log_ratios.sum::<f64>() / count.max(1) as f64)]
@@ -121,12 +121,8 @@ pub(crate) fn sequence_loss(
     };
     let sampler_weights = sampler_weights(&config.sampler_correction, old, recorded);
     let off_policy = is_off_policy(advantage, logprobs, recorded, config.off_policy_mask_threshold);
-    let vespo_weight = match config.loss {
-        LossKind::Vespo(own) => {
-            Some(vespo_weight(logprobs, old, &sampler_weights, advantage, &own))
-        }
-        _ => None,
-    };
+    let vespo_weight = (config.loss.kind == LossKind::Vespo)
+        .then(|| vespo_weight(logprobs, old, &sampler_weights, advantage, &config.loss));
     let mut out = SequenceLoss {
         dloss_dlogp: vec![0.0; count],
         dloss_dentropy: vec![0.0; count],
@@ -215,7 +211,7 @@ struct Surrogate {
 /// - `vespo`: `-A l` with the factor [`vespo_weight`] (arXiv:2602.10693)
 /// - others: [`clipped`], PPO (Schulman et al. 2017, eq. 7)
 fn surrogate(ratio: f64, logprob: f64, advantage: f64, config: &TrainConfig) -> Surrogate {
-    match config.loss {
+    match config.loss.kind {
         LossKind::Cispo => {
             let high = 1.0 + config.clip_high;
             let d_logp = -at_most(ratio, high) * advantage;
@@ -226,7 +222,8 @@ fn surrogate(ratio: f64, logprob: f64, advantage: f64, config: &TrainConfig) -> 
                 ..Surrogate::default()
             }
         }
-        LossKind::Sapo(SapoConfig { tau_pos, tau_neg }) => {
+        LossKind::Sapo => {
+            let Loss { tau_pos, tau_neg, .. } = config.loss;
             let tau = if advantage > 0.0 { tau_pos } else { tau_neg };
             let gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp());
             let d_gate = gate * (1.0 - gate);
@@ -234,7 +231,7 @@ fn surrogate(ratio: f64, logprob: f64, advantage: f64, config: &TrainConfig) -> 
             let value = -(4.0 / tau) * gate * advantage;
             Surrogate { value, d_log_ratio, ..Surrogate::default() }
         }
-        LossKind::Reinforce | LossKind::Vespo(_) => {
+        LossKind::Reinforce | LossKind::Vespo => {
             Surrogate { value: -advantage * logprob, d_logp: -advantage, ..Surrogate::default() }
         }
         _ => clipped(ratio, advantage, config),
@@ -333,7 +330,7 @@ fn vespo_weight(
     old: &[f64],
     sampler_weights: &[f64],
     advantage: f64,
-    config: &VespoConfig,
+    config: &Loss,
 ) -> f64 {
     let (low, high) = BOUNDS;
     let policy: f64 = logprobs.iter().zip(old).map(|(l, o)| (l - o).clamp(-high, high)).sum();
@@ -365,7 +362,7 @@ fn sampler_weights(config: &CorrectionConfig, old: &[f64], recorded: &[f64]) -> 
     let low = config.clip_min;
     let high = if config.clip_max > 0.0 { config.clip_max } else { f64::INFINITY };
     let differences = old.iter().zip(recorded).map(|(o, s)| o - s);
-    let ratios: Vec<f64> = match config.mode {
+    let ratios: Vec<f64> = match config.kind {
         CorrectionMode::None => Vec::new(),
         CorrectionMode::TokenTruncate | CorrectionMode::TokenMask => {
             differences.map(exp_weight).collect()
@@ -374,7 +371,7 @@ fn sampler_weights(config: &CorrectionConfig, old: &[f64], recorded: &[f64]) -> 
             vec![exp_weight(differences.sum())]
         }
     };
-    let masks = matches!(config.mode, CorrectionMode::TokenMask | CorrectionMode::SequenceMask);
+    let masks = matches!(config.kind, CorrectionMode::TokenMask | CorrectionMode::SequenceMask);
     let bounded = |ratio: f64| {
         if !masks {
             ratio.clamp(low, high)
@@ -535,7 +532,7 @@ pub(crate) fn sequence_weights(
     let tokens = lengths.iter().sum::<usize>() as f64;
     let weight = |sequence: &usize| match kind {
         // The mean over tokens, then over sequences (Shao et al. 2024).
-        LossKind::Grpo | LossKind::Sapo(_) | LossKind::Gspo => {
+        LossKind::Grpo | LossKind::Sapo | LossKind::Gspo => {
             1.0 / (n * whole.get(sequence).copied().unwrap_or(1) as f64)
         }
         // As if each completion had the most tokens, free of length bias (Liu et al. 2025).
@@ -548,7 +545,7 @@ pub(crate) fn sequence_weights(
         | LossKind::Dapo
         | LossKind::Cispo
         | LossKind::Reinforce
-        | LossKind::Vespo(_) => 1.0 / tokens,
+        | LossKind::Vespo => 1.0 / tokens,
     };
     let own = |(length, sequence): (&usize, &usize)| {
         if *length == 0 { 0.0 } else { weight(sequence) }

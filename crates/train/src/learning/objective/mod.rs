@@ -90,7 +90,7 @@ impl<'a> Objective<'a> {
             entropy_threshold,
             beta: adaptive.beta,
         };
-        let weights = sequence_weights(config.loss, lengths, sequences, max_completion_tokens);
+        let weights = sequence_weights(config.loss.kind, lengths, sequences, max_completion_tokens);
         let correction = config.correction_weight / corrected.max(1) as f64;
         Self { config, weights, coefficients, correction }
     }
@@ -319,13 +319,13 @@ impl StepTotals {
             put("ratio_min", self.ratio.min);
             put("ratio_mean", mean);
             put("ratio_max", self.ratio.max);
-            let clips = config.loss.clips();
+            let clips = config.loss.kind.clips();
             if clips {
                 put("clip_low", self.cut_low / self.ratio.count);
                 put("clip_low_min", self.clipped_low.min);
                 put("clip_region", (self.cut_low + self.cut_high) / self.ratio.count);
             }
-            if clips || config.loss == LossKind::Cispo {
+            if clips || config.loss.kind == LossKind::Cispo {
                 put("clip_high", self.cut_high / self.ratio.count);
                 put("clip_high_max", self.clipped_high.max);
             }

@@ -8,13 +8,12 @@ use rayon::prelude::*;
 
 use hone_model::ModelError;
 
-use crate::config::{OptimizerKind, TrainConfig};
+use crate::config::{OptimizerConfig, OptimizerKind, TrainConfig};
 use crate::error::{LearnError, Result};
 
 /// Variables that one thread handles at least: those of a small model take less time than to wake a thread.
 const VARIABLES_PER_TASK: usize = 8;
 
-/// One moment of one variable.
 #[derive(Clone, Debug)]
 enum Moment {
     /// With the shape and type of the variable.
@@ -124,8 +123,8 @@ impl AdamW {
         gradients: &BTreeMap<String, Tensor>,
         learning_rate: f64,
     ) -> Result<bool> {
-        let TrainConfig { adam_beta1: beta1, adam_beta2: beta2, weight_decay, .. } = *config;
-        let eight_bit = config.optimizer == OptimizerKind::AdamW8bit;
+        let OptimizerConfig { kind, beta1, beta2, eps } = config.optimizer;
+        let eight_bit = kind == OptimizerKind::AdamW8bit;
         let t = i32::try_from(self.updates + 1).unwrap_or(i32::MAX);
         let step_size = learning_rate / (1.0 - beta1.powi(t));
         let root = (1.0 - beta2.powi(t)).sqrt();
@@ -139,8 +138,9 @@ impl AdamW {
             };
             let first = ((first * beta1)? + (gradient * (1.0 - beta1))?)?;
             let second = ((second * beta2)? + (gradient.sqr()? * (1.0 - beta2))?)?;
-            let denominator = ((second.sqrt()? / root)? + config.adam_eps)?;
-            let decayed = (variable.as_detached_tensor() * (1.0 - learning_rate * weight_decay))?;
+            let denominator = ((second.sqrt()? / root)? + eps)?;
+            let decayed =
+                (variable.as_detached_tensor() * (1.0 - learning_rate * config.weight_decay))?;
             let value = (decayed - ((&first / denominator)? * step_size)?)?;
             let is_finite = is_finite(&value)? && is_finite(&second)?;
             let moments = if eight_bit && is_finite && variable.elem_count() >= MIN_VALUES {
@@ -230,7 +230,6 @@ pub(crate) fn clip_global_norm(
 // Block-wise Quantization"), with the code books of bitsandbytes: each of [`BLOCK`] values is divided by their
 // largest magnitude and replaced by the index of the nearest of 256 values, which are densest near 0.
 
-/// Number of values that share a scale.
 const BLOCK: usize = 256;
 /// Tensors with fewer values keep 32 bits, as in bitsandbytes.
 const MIN_VALUES: usize = 4096;

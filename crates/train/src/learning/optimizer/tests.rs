@@ -10,7 +10,7 @@ use serde_json::Value;
 use hone_model::testing::{test_file, values};
 
 use super::{AdamW, QuantizedBlocks, SIGNED, UNSIGNED, clip_global_norm};
-use crate::config::{OptimizerKind, TrainConfig};
+use crate::config::{OptimizerConfig, OptimizerKind, TrainConfig};
 use crate::error::Result;
 
 fn tensor(case: &Value, name: &str, list: &Value) -> Tensor {
@@ -25,9 +25,12 @@ fn updates_equal_those_of_pytorch() {
     let case = &serde_json::from_slice::<Value>(&text).unwrap()["adamw"];
     let settings = &case["settings"];
     let config = TrainConfig {
-        adam_beta1: settings["betas"][0].as_f64().unwrap(),
-        adam_beta2: settings["betas"][1].as_f64().unwrap(),
-        adam_eps: settings["eps"].as_f64().unwrap(),
+        optimizer: OptimizerConfig {
+            beta1: settings["betas"][0].as_f64().unwrap(),
+            beta2: settings["betas"][1].as_f64().unwrap(),
+            eps: settings["eps"].as_f64().unwrap(),
+            ..OptimizerConfig::default()
+        },
         weight_decay: settings["weight_decay"].as_f64().unwrap(),
         ..TrainConfig::default()
     };
@@ -70,8 +73,9 @@ fn reference() -> Value {
 }
 
 fn config(eight_bit: bool) -> TrainConfig {
-    let optimizer = if eight_bit { OptimizerKind::AdamW8bit } else { OptimizerKind::AdamW };
-    TrainConfig { optimizer, adam_beta2: 0.99, ..TrainConfig::default() }
+    let kind = if eight_bit { OptimizerKind::AdamW8bit } else { OptimizerKind::AdamW };
+    let optimizer = OptimizerConfig { beta2: 0.99, ..kind.into() };
+    TrainConfig { optimizer, ..TrainConfig::default() }
 }
 
 fn variable(list: Vec<f32>) -> Var {

@@ -147,30 +147,52 @@ pub struct MemoryPlanner<'a> {
 impl MemoryPlanner<'_> {
     /// The plan for samples of up to `tokens` tokens, but at least for the usual shards.
     pub fn plan(&self, tokens: usize) -> ProcessMemory {
+        use MemoryPhase::{Generation, Staging, Start, Step};
+        let setup = &self.setup;
         let tokens = tokens.max(self.usual_tokens());
         let step = self.step(tokens);
-        let mut parts = self.held(&step);
-        let mut add = |phase, part, bytes| parts.push(MemoryPart { part, phase, bytes });
-        let (generation, staging) = (MemoryPhase::Generation, MemoryPhase::Staging);
+        let is_native = setup.sequences > 0;
+        let replicas = setup.replicas + setup.judge_replicas;
+        let weights = self.spec.parameters() * F32;
+        let tokenizer = TOKENIZER * setup.tokenizer_file;
+        let adapter = step.part("gradients") / (1 + step.in_flight);
+        let kept = setup.kept_versions.saturating_sub(setup.versions);
+        let base = if setup.trains || is_native { step.part("base weights") } else { 0 };
+        let own_adapter = self.if_training(step.part("adapter"));
         let position = self.spec.cache_position_bytes(self.base.is_quantized);
-        add(generation, "sampler cache", self.setup.cache_positions * position);
-        let replicas = self.setup.replicas + self.setup.judge_replicas;
-        add(generation, "conversations", replicas * self.conversation(tokens));
-        for (part, bytes) in step.step_parts() {
-            add(MemoryPhase::Step, part, self.if_training(bytes));
-        }
-        let copies = self.staged_copies();
-        add(staging, "staged weights", copies * self.weights() * F32);
-        add(staging, "mapped files", if copies > 0 { self.setup.weight_files } else { 0 });
+        let part = |phase, part, bytes| MemoryPart { part, phase, bytes };
+        let mut parts = vec![
+            part(Start, "program", PROGRAM),
+            // The codec's own, and one for each of mistral.rs's engines.
+            part(Start, "tokenizers", (1 + 2 * replicas) * tokenizer),
+            part(Start, "ledger cache", setup.ledger_cache),
+            part(Start, "serving weights", 2 * setup.replicas * weights),
+            part(Start, "judge weights", 2 * setup.judge_replicas * weights),
+            part(Start, "base weights", base),
+            part(Start, "adapter", own_adapter + setup.versions * adapter),
+            part(Start, "kept adapters", kept * adapter),
+            part(Start, "optimizer moments", self.if_training(step.part("optimizer moments"))),
+            part(Start, "sampler buffers", setup.sampler_buffers),
+            part(Generation, "sampler cache", setup.cache_positions * position),
+            part(Generation, "conversations", replicas * self.conversation(tokens)),
+        ];
+        let during = step.step_parts();
+        parts.extend(during.map(|(name, bytes)| part(Step, name, self.if_training(bytes))));
+        // Copies of the model that a publication loads at once.
+        let is_small = setup.weight_files <= SMALL;
+        let copies = if is_small { setup.replicas } else { setup.replicas.min(1) };
         // The native engine reads the adapter and copies it.
-        let adapters = copies.min(1) + if self.setup.sequences > 0 { 2 } else { 0 };
-        add(staging, "staged adapter", adapters * self.adapter(&step));
-        add(staging, "staged tokenizers", copies * self.tokenizer());
+        let adapters = copies.min(1) + if is_native { 2 } else { 0 };
+        parts.extend([
+            part(Staging, "staged weights", copies * weights),
+            part(Staging, "mapped files", copies.min(1) * setup.weight_files),
+            part(Staging, "staged adapter", adapters * adapter),
+            part(Staging, "staged tokenizers", copies * tokenizer),
+        ]);
         let sum = |phase: MemoryPhase| -> usize {
             parts.iter().filter(|part| part.phase == phase).map(|part| part.bytes).sum()
         };
-        let [start, generation, step, staging] =
-            [MemoryPhase::Start, generation, MemoryPhase::Step, staging].map(sum);
+        let [start, generation, step, staging] = [Start, Generation, Step, Staging].map(sum);
         let usual_step = self.if_training(self.step(self.usual_tokens()).step());
         let peak = start + generation + step.max(usual_step + staging);
         ProcessMemory { tokens, parts, start, generation, step, usual_step, staging, peak }
@@ -218,28 +240,6 @@ impl MemoryPlanner<'_> {
         )))
     }
 
-    fn held(&self, step: &MemoryPlan) -> Vec<MemoryPart> {
-        let ProcessSetup { trains, replicas, judge_replicas, .. } = self.setup;
-        let ProcessSetup { sequences, versions, kept_versions, ledger_cache, .. } = self.setup;
-        let kept = kept_versions.saturating_sub(versions);
-        let copies = |replicas: usize| 2 * replicas * self.weights() * F32;
-        let parts = [
-            ("program", PROGRAM),
-            // The codec's own, and one for each of mistral.rs's engines.
-            ("tokenizers", (1 + 2 * (replicas + judge_replicas)) * self.tokenizer()),
-            ("ledger cache", ledger_cache),
-            ("serving weights", copies(replicas)),
-            ("judge weights", copies(judge_replicas)),
-            ("base weights", if trains || sequences > 0 { step.part("base weights") } else { 0 }),
-            ("adapter", self.if_training(step.part("adapter")) + versions * self.adapter(step)),
-            ("kept adapters", kept * self.adapter(step)),
-            ("optimizer moments", self.if_training(step.part("optimizer moments"))),
-            ("sampler buffers", self.setup.sampler_buffers),
-        ];
-        let part = |(part, bytes)| MemoryPart { part, phase: MemoryPhase::Start, bytes };
-        parts.map(part).to_vec()
-    }
-
     /// The plan of the step that takes most, of up to `tokens` tokens: a longer shard may keep fewer layers.
     fn step(&self, tokens: usize) -> MemoryPlan {
         let of = |tokens| MemoryPlan::new(self.spec, self.base, self.config, self.threads, tokens);
@@ -256,24 +256,6 @@ impl MemoryPlanner<'_> {
     /// Tokens of the usual shards, which hold several samples.
     fn usual_tokens(&self) -> usize {
         shard_tokens(self.spec)
-    }
-
-    fn weights(&self) -> usize {
-        self.spec.weight_shapes().iter().map(|(_, s)| s.iter().product::<usize>()).sum()
-    }
-
-    fn adapter(&self, step: &MemoryPlan) -> usize {
-        step.part("gradients") / (1 + step.in_flight)
-    }
-
-    fn tokenizer(&self) -> usize {
-        TOKENIZER * self.setup.tokenizer_file
-    }
-
-    /// Copies of the model that a publication loads at once.
-    fn staged_copies(&self) -> usize {
-        let is_small = self.setup.weight_files <= SMALL;
-        if is_small { self.setup.replicas } else { self.setup.replicas.min(1) }
     }
 
     /// Bytes that a serving engine takes for a conversation. mistral.rs computes the whole prompt with a mask of

@@ -201,7 +201,7 @@ pub struct RewardRoles {
 
 impl RewardRoles {
     /// Sorts parts, given as `(name, kind)`, by words in their kind. A kind without such a word (a
-    /// script, a webhook) leaves it to the name. A part may have neither role.
+    /// function in Python, a webhook) leaves it to the name. A part may have neither role.
     pub fn of<'a>(parts: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         const FORMAT: [&str; 8] =
             ["format", "xml", "json", "schema", "think", "tags", "regex", "syntax"];
@@ -362,8 +362,8 @@ impl HealthMonitor {
         &self.state
     }
 
-    fn active(&self) -> impl Iterator<Item = WarningKind> {
-        self.state.episodes.iter().filter(|(_, episode)| episode.active).map(|(kind, _)| *kind)
+    fn is_active(&self, kind: WarningKind) -> bool {
+        self.state.episodes.get(&kind).is_some_and(|episode| episode.active)
     }
 
     /// Adds a step; logs, counts and returns the warnings that it raises.
@@ -381,10 +381,9 @@ impl HealthMonitor {
         for Warning { kind, .. } in &raised {
             metrics.train.warnings.with_label_values(&[kind.as_str()]).inc();
         }
-        let active: Vec<WarningKind> = self.active().collect();
         for kind in WarningKind::ALL {
-            let active = i64::from(active.contains(kind));
-            metrics.train.warning_active.with_label_values(&[kind.as_str()]).set(active);
+            let gauge = metrics.train.warning_active.with_label_values(&[kind.as_str()]);
+            gauge.set(i64::from(self.is_active(*kind)));
         }
         raised
     }
@@ -500,7 +499,7 @@ impl HealthMonitor {
 
     fn flat_reward(&self, record: &StepRecord) -> Signal {
         let (Some(rise), Some(std), Some(mean)) =
-            (trend(&self.state.rewards, WINDOW), mean(&self.state.stds), mean(&self.state.rewards))
+            (trend(&self.state.rewards), mean(&self.state.stds), mean(&self.state.rewards))
         else {
             return Signal::Unknown;
         };
@@ -521,7 +520,6 @@ impl HealthMonitor {
         })
     }
 
-    /// Whether a mean reward is within a tenth of the configured maximum.
     fn is_maximal(&self, mean: f64) -> bool {
         self.config.reward_max.is_some_and(|max| mean >= max - 0.1 * max.abs())
     }
@@ -553,9 +551,9 @@ impl HealthMonitor {
     /// Bad if length and reward rise together without correctness.
     fn length_growth(&self) -> Option<Signal> {
         let state = &self.state;
-        let growth = trend(&state.lengths, WINDOW)?;
-        let correctness = trend(&state.correctness, WINDOW)?;
-        let reward = trend(&state.rewards, WINDOW)?;
+        let growth = trend(&state.lengths)?;
+        let correctness = trend(&state.correctness)?;
+        let reward = trend(&state.rewards)?;
         let (length, std) = (mean(&state.lengths)?, mean(&state.stds)?);
         // Relative to the left end of the line through the window.
         let share = if length > 0.0 { growth / (length - growth / 2.0).max(1.0) } else { 0.0 };
@@ -596,10 +594,10 @@ fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-/// The rise of the least-squares line from first to last value; `None` until there are `window` values.
-fn trend(values: &[f64], window: usize) -> Option<f64> {
+/// The rise of the least-squares line from first to last value; `None` until there are [`WINDOW`] values.
+fn trend(values: &[f64]) -> Option<f64> {
     let n = values.len();
-    if n < window.max(2) {
+    if n < WINDOW {
         return None;
     }
     let center = (n - 1) as f64 / 2.0;

@@ -24,6 +24,10 @@ fn with(config: WarningConfig, state: MonitorState) -> HealthMonitor {
     HealthMonitor { config, roles: roles(), state }
 }
 
+fn active(monitor: &HealthMonitor) -> Vec<WarningKind> {
+    WarningKind::ALL.iter().copied().filter(|kind| monitor.is_active(*kind)).collect()
+}
+
 /// Observes the steps that `metrics` describes; returns the warnings raised.
 fn run(
     monitor: &mut HealthMonitor,
@@ -92,10 +96,10 @@ fn every_kind_is_raised_once_ends_and_can_be_raised_again() {
         let raised = run(&mut monitor, 1..100, metrics);
         assert_eq!(raised.len(), 1, "{kind}: {raised:?}");
         assert_eq!((raised[0].kind, raised[0].step), (kind, at), "{raised:?}");
-        assert_eq!(monitor.active().collect::<Vec<_>>(), [kind]);
+        assert_eq!(active(&monitor), [kind]);
         // Healthy steps end the episode; unhealthy ones begin another.
         assert_eq!(run(&mut monitor, 100..260, healthy), []);
-        assert_eq!(monitor.active().count(), 0, "{kind}");
+        assert_eq!(active(&monitor), [], "{kind}");
         assert_eq!(run(&mut monitor, 260..360, metrics).len(), 1, "{kind}");
     }
 }
@@ -180,7 +184,7 @@ fn missing_metrics_neither_raise_nor_end_warnings() {
     let mut monitor = monitor();
     run(&mut monitor, 1..6, |s| healthy_except(s, &[("kl", 0.9)]));
     run(&mut monitor, 6..50, |_| Vec::new());
-    assert_eq!(monitor.active().collect::<Vec<_>>(), [WarningKind::KlExplosion]);
+    assert_eq!(active(&monitor), [WarningKind::KlExplosion]);
 }
 
 #[test]
@@ -228,14 +232,10 @@ fn messages_contain_the_numbers() {
 fn roles_come_from_the_kind_or_else_the_name() {
     assert_eq!(roles().format, ["form"]);
     assert_eq!(roles().correctness, ["right"]);
-    let scripts =
-        RewardRoles::of([("xml_tags", "script"), ("accuracy", "webhook"), ("tone", "judge")]);
+    let own = RewardRoles::of([("xml_tags", "python"), ("accuracy", "webhook"), ("tone", "judge")]);
     let code = RewardRoles::of([("runs", "code"), ("compiles", "code_syntax"), ("a", "python")]);
     assert_eq!((code.format, code.correctness), (vec!["compiles".into()], vec!["runs".into()]));
-    assert_eq!(
-        (scripts.format, scripts.correctness),
-        (vec!["xml_tags".into()], vec!["accuracy".into()])
-    );
+    assert_eq!((own.format, own.correctness), (vec!["xml_tags".into()], vec!["accuracy".into()]));
 }
 
 fn metrics() -> impl Strategy<Value = Vec<(&'static str, f64)>> {
@@ -259,13 +259,13 @@ proptest! {
                 let text = serde_json::to_string(resumed.state()).unwrap();
                 resumed = with(WarningConfig::default(), serde_json::from_str(&text).unwrap());
             }
-            let before: Vec<WarningKind> = whole.active().collect();
+            let before = active(&whole);
             let raised = whole.detect(&record);
             prop_assert_eq!(&raised, &resumed.detect(&record));
             prop_assert_eq!(whole.detect(&record), []);
             for warning in raised {
                 prop_assert!(!before.contains(&warning.kind));
-                prop_assert!(whole.active().any(|kind| kind == warning.kind));
+                prop_assert!(whole.is_active(warning.kind));
             }
         }
     }

@@ -112,7 +112,6 @@ const MIN_FAILURES: u64 = 3;
 /// Largest share of failed requests of the canary beyond that of the active version.
 const MAX_ERROR_RISE: f64 = 0.05;
 
-/// What one version has got.
 #[derive(Clone, Copy, Debug, Default)]
 struct ArmCounts {
     ratings: u64,
@@ -129,7 +128,6 @@ impl ArmCounts {
     }
 }
 
-/// A test of the pairs of some ratings.
 struct VersionComparison {
     /// Pairs of ratings by stage, route and part. The versions' shares are constant within a stage only: just
     /// after a change, the test would take a difference in speed for one in quality.

@@ -8,7 +8,6 @@
 //! probability of at most alpha (Ville's inequality), however often it is looked at. The mean of the
 //! wealth of several bets has the same property, and grows nearly as fast as the best of them.
 
-/// Number of bets.
 const BETS: usize = 12;
 
 /// The largest bet, as a share of the one that a single difference could ruin.
@@ -17,7 +16,6 @@ const LARGEST: f64 = 0.9;
 /// Whether the evidence permits a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CanaryVerdict {
-    /// Not yet.
     #[default]
     Continue,
     /// The canary is not worse by more than the margin.
@@ -26,7 +24,6 @@ pub enum CanaryVerdict {
     Worse,
 }
 
-/// The logarithms of the wealth of each bet.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct BettingWealth {
     bets: Vec<f64>,
@@ -49,7 +46,6 @@ impl BettingWealth {
         }
     }
 
-    /// Logarithm of the mean wealth.
     fn log(&self) -> f64 {
         let most = self.logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = self.logs.iter().map(|log| (log - most).exp()).sum();
@@ -107,7 +103,6 @@ impl SequentialTest {
         }
     }
 
-    /// The verdict so far.
     pub fn verdict(&self) -> CanaryVerdict {
         self.verdict
     }
@@ -129,7 +124,6 @@ impl SequentialTest {
     }
 }
 
-/// Number and sum of ratings.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct RatingSum {
     count: u64,

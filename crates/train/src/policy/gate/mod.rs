@@ -36,11 +36,7 @@ pub const PARITY_TOLERANCE: f64 = 1e-3;
 /// The same if the engine, or the trainer's products (`train.compute`), are in 16 bits.
 pub(super) const PARITY_TOLERANCE_HALF: f64 = 5e-2;
 
-/// Tokens that the parity probe samples.
 const PROBE_TOKENS: u32 = 16;
-
-/// Confidence at which a difference counts, one-sided.
-const CONFIDENCE: f64 = 0.95;
 
 /// Smallest entropy, as a share of the active version's.
 const MIN_ENTROPY_SHARE: f64 = 0.3;
@@ -63,7 +59,6 @@ const MAX_TOKEN_KL: f64 = 10.0;
 /// Tokens by which the mean length may always differ, because short answers vary by a few tokens.
 const LENGTH_SLACK: f64 = 8.0;
 
-/// A candidate and what it is compared with.
 pub(super) struct Examination<'a> {
     pub publisher: &'a dyn Publisher,
     pub candidate: &'a dyn Candidate,
@@ -199,8 +194,7 @@ fn check_drift(
             compared.iter().map(|c| (of(&c.candidate), of(&c.active))).collect();
         let surplus: Vec<f64> =
             measured.iter().map(|(own, active)| surplus(*own, *active)).collect();
-        let exceeds =
-            MeanBounds::of(&surplus, CONFIDENCE).is_some_and(|bounds| bounds.lower > limit);
+        let exceeds = MeanBounds::of(&surplus).is_some_and(|bounds| bounds.lower > limit);
         let own = mean(measured.iter().map(|(own, _)| *own));
         let active = mean(measured.iter().map(|(_, active)| *active));
         let detail = format!("{own:.3}, of the active version {active:.3}");
@@ -222,7 +216,6 @@ fn length(completion: &Completion) -> f64 {
     completion.tokens.len() as f64
 }
 
-/// Whether a completion ended at its token limit, as 0 or 1.
 fn truncated(completion: &Completion) -> f64 {
     f64::from(u8::from(completion.finish == FinishReason::Length))
 }
@@ -294,7 +287,7 @@ async fn check_rewards(
         if !not_below(checks, &name, &scores.totals, 0.0) {
             return;
         }
-        let mean = MeanBounds::of(&scores.own, CONFIDENCE).map(|bounds| bounds.mean);
+        let mean = MeanBounds::of(&scores.own).map(|bounds| bounds.mean);
         if let (Some(check), Some(mean)) = (checks.last_mut(), mean) {
             check.detail += &format!("; its mean reward is {mean:.3}");
         }
@@ -330,7 +323,7 @@ async fn add_scores(
 
 /// Adds a check that fails if the mean difference is below `least` with confidence; returns whether it passed.
 fn not_below(checks: &mut Vec<PolicyCheck>, name: &str, differences: &[f64], least: f64) -> bool {
-    let Some(bounds) = MeanBounds::of(differences, CONFIDENCE) else { return true };
+    let Some(bounds) = MeanBounds::of(differences) else { return true };
     let (low, high) = (bounds.lower, bounds.upper);
     let detail = format!(
         "difference to the active version, {low:+.3} to {high:+.3} on {} prompts",

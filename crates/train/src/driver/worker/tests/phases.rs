@@ -14,7 +14,7 @@ use hone_core::types::{GroupId, GroupState, PolicyState, PolicyVersion};
 use super::world::{Parts, every_step, record_group};
 use crate::config::{TrainConfig, ZeroVariance};
 use crate::driver::report::StatusCell;
-use crate::driver::trainer::{SETTLE_TIME, TrainPhase, TrainTurn, Trainer, replayable};
+use crate::driver::trainer::{SETTLE_TIME, TrainPhase, Trainer, replayable};
 use crate::driver::{StepGate, ThreadPools, TrainState};
 use crate::learning::checkpoint::step_dir;
 use crate::policy::PolicyConfig;
@@ -26,6 +26,8 @@ struct Stepper<'a> {
     status: &'a StatusCell,
     trainer: Trainer<'a>,
     phase: Option<TrainPhase>,
+    /// The time until the next turn.
+    wait: Duration,
     gate: StepGate,
     token: u32,
 }
@@ -65,6 +67,7 @@ fn stepped_in(
         status: &status,
         trainer,
         phase: Some(phase),
+        wait: Duration::ZERO,
         gate: StepGate::default(),
         token: 3,
     };
@@ -77,28 +80,21 @@ fn stepped_in(
 impl Stepper<'_> {
     /// A turn after which something follows at once.
     fn moves_to(&mut self, wanted: &str) {
-        match self.turn() {
-            TrainTurn::Next(phase) => {
-                assert_eq!(name(&phase), wanted);
-                self.phase = Some(phase);
-            }
-            TrainTurn::Rest(phase) => panic!("it rests in {}, not {wanted}", name(&phase)),
-        }
+        assert_eq!((self.turn(), true), (wanted, self.wait.is_zero()));
     }
 
     /// A turn in which nothing happens.
     fn rests_in(&mut self, wanted: &str, state: TrainState) {
-        match self.turn() {
-            TrainTurn::Rest(phase) => {
-                assert_eq!((name(&phase), self.status.read().state), (wanted, state));
-                self.phase = Some(phase);
-            }
-            TrainTurn::Next(phase) => panic!("it moves to {}, not {wanted}", name(&phase)),
-        }
+        let phase = self.turn();
+        assert_eq!((phase, self.status.read().state), (wanted, state));
+        assert!(!self.wait.is_zero(), "something follows {wanted}");
     }
 
-    fn turn(&mut self) -> TrainTurn {
-        self.trainer.tick(self.phase.take().unwrap(), &self.gate).unwrap()
+    /// The name of the phase that follows.
+    fn turn(&mut self) -> &'static str {
+        let (phase, wait) = self.trainer.tick(self.phase.take().unwrap(), &self.gate).unwrap();
+        self.wait = wait;
+        name(self.phase.insert(phase))
     }
 
     /// Records the groups of a step, sampled by `version`.

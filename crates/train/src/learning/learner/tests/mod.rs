@@ -178,7 +178,7 @@ fn truncated_completions_are_left_out_if_configured() {
 #[test]
 fn with_a_sampler_correction_the_ratio_is_relative_to_the_first_pass() {
     let mut config = TrainConfig { num_iterations: 3, ..tiny_config() };
-    config.sampler_correction.mode = CorrectionMode::TokenTruncate;
+    config.sampler_correction.kind = CorrectionMode::TokenTruncate;
     config.lora.dropout = 0.2;
     let mut learner = tiny_learner(&config);
     let mut samples = batch(3);
@@ -295,7 +295,7 @@ fn age(sample: &mut TrainSample, change: f32) {
 fn a_late_sample_counts_by_the_truncated_weight_of_its_sequence() {
     for mode in [CorrectionMode::None, CorrectionMode::TokenTruncate] {
         let mut config = TrainConfig { num_iterations: 2, ..tiny_config() };
-        config.sampler_correction.mode = mode;
+        config.sampler_correction.kind = mode;
         let (mut learner, mut other) = (tiny_learner(&config), tiny_learner(&config));
         let mut samples = recorded(&learner, 3);
         let mut scaled = samples.clone();
@@ -353,7 +353,7 @@ fn the_likelihood_of_corrections_rises_beside_other_samples() {
     // Two updates with a sampler correction: neither the ratio nor the KL concerns corrections.
     let mut config =
         TrainConfig { correction_weight: 1.0, num_iterations: 2, micro_batch: 4, ..tiny_config() };
-    config.sampler_correction.mode = CorrectionMode::TokenTruncate;
+    config.sampler_correction.kind = CorrectionMode::TokenTruncate;
     let mut learner = tiny_learner(&config);
     let corrections = [correction(&[5, 6, 7], &[30, 31, 2]), correction(&[8, 9], &[40, 2])];
     let before = nll(&learner, &corrections);

@@ -8,7 +8,10 @@ use hone_model::adapter::LoraConfig;
 use hone_model::testing::values;
 
 use super::{batch, recorded};
-use crate::config::{CorrectionMode, OptimizerKind, PeakRate, ScheduleKind, TrainConfig};
+use crate::config::{
+    AverageConfig, AverageKind, CorrectionMode, OptimizerKind, PeakRate, Schedule, ScheduleKind,
+    TrainConfig,
+};
 use crate::learning::checkpoint::step_dir;
 use crate::learning::learner::{Learner, StepStats};
 use crate::testing::{tiny_config, tiny_learner};
@@ -23,7 +26,7 @@ fn bits(learner: &Learner) -> [Vec<u64>; 2] {
 /// Many features at once.
 fn busy(average: TrainConfig) -> TrainConfig {
     TrainConfig {
-        optimizer: OptimizerKind::AdamW8bit,
+        optimizer: OptimizerKind::AdamW8bit.into(),
         num_iterations: 2,
         micro_batch: 4,
         // Wide enough to quantize A and B of some modules.
@@ -61,11 +64,16 @@ fn resumes_exactly(config: &TrainConfig) -> StepStats {
     last
 }
 
+fn ema(decay: f64) -> AverageConfig {
+    AverageConfig { decay, ..AverageKind::Ema.into() }
+}
+
 #[test]
 fn averages_and_eight_bit_moments_resume_exactly() {
     // Averaging starts before and after the checkpoint.
-    for (ema_decay, swa_start) in [(0.7, 0), (0.0, 2), (0.0, 5)] {
-        resumes_exactly(&busy(TrainConfig { ema_decay, swa_start, ..tiny_config() }));
+    let swa = |start| AverageConfig { start, ..AverageKind::Swa.into() };
+    for average in [ema(0.7), swa(2), swa(5)] {
+        resumes_exactly(&busy(TrainConfig { average, ..tiny_config() }));
     }
 }
 
@@ -76,13 +84,12 @@ fn an_interrupted_run_continues_with_the_same_numbers() {
     config.lora.dropout = 0.2;
     config.kl.target = 0.001;
     config.entropy.target = 9.0;
-    config.sampler_correction.mode = CorrectionMode::SequenceMask;
+    config.sampler_correction.kind = CorrectionMode::SequenceMask;
     config.top_entropy_quantile = 0.8;
     let last = resumes_exactly(&TrainConfig {
         seed: 7,
-        schedule: ScheduleKind::Cosine,
+        schedule: Schedule { steps: 20, ..ScheduleKind::Cosine.into() },
         warmup_steps: Some(2.0),
-        total_steps: 20,
         weight_decay: 0.01,
         num_iterations: 2,
         micro_batch: 4,
@@ -96,7 +103,7 @@ fn an_interrupted_run_continues_with_the_same_numbers() {
 #[test]
 fn the_average_is_served_scored_and_written() {
     let dir = tempfile::tempdir().unwrap();
-    let mut learner = tiny_learner(&TrainConfig { ema_decay: 0.5, ..tiny_config() });
+    let mut learner = tiny_learner(&TrainConfig { average: ema(0.5), ..tiny_config() });
     let mut plain = tiny_learner(&tiny_config());
     let mut after = Vec::new();
     for step in 0..2 {
@@ -127,7 +134,7 @@ fn the_average_is_served_scored_and_written() {
 #[test]
 fn samples_of_a_served_average_are_off_policy_and_not_refused() {
     let config = TrainConfig {
-        ema_decay: 0.9,
+        average: ema(0.9),
         max_sampler_difference: 1e-4,
         learning_rate: PeakRate::Fixed(0.05),
         ..tiny_config()
@@ -153,7 +160,7 @@ fn saved(learner: &Learner, dir: &Path) -> Vec<Vec<u8>> {
 #[test]
 fn a_skipped_step_does_not_change_the_saved_state() {
     let dir = tempfile::tempdir().unwrap();
-    let config = busy(TrainConfig { ema_decay: 0.9, ..tiny_config() });
+    let config = busy(TrainConfig { average: ema(0.9), ..tiny_config() });
     let mut learner = tiny_learner(&config);
     learner.step(&batch(1), 9, 16).unwrap();
     let before = saved(&learner, &step_dir(dir.path(), 1));
@@ -170,7 +177,7 @@ fn a_failing_iteration_undoes_the_earlier_ones() {
     // The first update is finite, but so large that the second pass is not.
     let config = TrainConfig {
         num_iterations: 3,
-        ema_decay: 0.9,
+        average: ema(0.9),
         learning_rate: PeakRate::Fixed(1e25),
         max_grad_norm: 0.0,
         ..tiny_config()

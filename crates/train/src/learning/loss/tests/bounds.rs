@@ -2,21 +2,15 @@
 
 use super::{config, sampler_weights, token_loss};
 use crate::config::{
-    CorrectionConfig, CorrectionMode, KlConfig, KlEstimator, LossKind, SapoConfig, TrainConfig,
-    VespoConfig,
+    CorrectionConfig, CorrectionMode, KlConfig, KlEstimator, Loss, LossKind, TrainConfig,
 };
 
 /// The losses whose gradient passes through the ratio or the KL, with and without bounds on the ratio.
 fn settings() -> Vec<TrainConfig> {
     let estimators = [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3, KlEstimator::Corrected];
-    let losses = [
-        LossKind::Grpo,
-        LossKind::Gspo,
-        LossKind::Sapo(SapoConfig::default()),
-        LossKind::Reinforce,
-    ];
-    let with = |loss, estimator| TrainConfig {
-        loss,
+    let losses = [LossKind::Grpo, LossKind::Gspo, LossKind::Sapo, LossKind::Reinforce];
+    let with = |loss: LossKind, estimator| TrainConfig {
+        loss: loss.into(),
         kl: KlConfig { estimator, ..KlConfig::default() },
         ..config(0.2, 0.2, 0.1)
     };
@@ -83,11 +77,11 @@ fn by_default_a_negative_advantage_has_no_gradient_above_a_ratio_of_three() {
 #[test]
 fn weights_of_the_sampler_and_of_vespo_are_finite() {
     for mode in [CorrectionMode::TokenMask, CorrectionMode::SequenceTruncate] {
-        let bounds = CorrectionConfig { mode, clip_min: 0.1, clip_max: 0.0 };
+        let bounds = CorrectionConfig { kind: mode, clip_min: 0.1, clip_max: 0.0 };
         let weights = sampler_weights(&bounds, &[-1.0, -1.0], &[-900.0, -900.0]);
         assert!(weights.iter().all(|rho| *rho == 20.0_f64.exp()), "{weights:?}");
     }
-    let steep = VespoConfig { k_pos: 1e3, lambda_pos: 1e-4, ..VespoConfig::default() };
+    let steep = Loss { k_pos: 1e3, lambda_pos: 1e-4, ..Loss::default() };
     assert!(super::super::vespo_weight(&[-1.0], &[-17.0], &[], 1.0, &steep).is_finite());
 }
 
@@ -102,7 +96,7 @@ fn a_logprob_that_is_not_a_number_makes_the_loss_not_a_number() {
         CorrectionMode::SequenceMask,
         CorrectionMode::SequenceTruncate,
     ] {
-        let bounds = CorrectionConfig { mode, clip_min: 0.1, clip_max: 2.0 };
+        let bounds = CorrectionConfig { kind: mode, clip_min: 0.1, clip_max: 2.0 };
         assert!(sampler_weights(&bounds, &[f64::NAN], &[-1.0])[0].is_nan());
     }
 }

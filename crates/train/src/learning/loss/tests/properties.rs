@@ -37,13 +37,13 @@ fn any_config() -> impl Strategy<Value = TrainConfig> {
     (kind, level, estimator, mode, bounds, 0.0..0.5_f64, 0.0..0.2_f64).prop_map(
         |(loss, level, estimator, mode, (delta, dual_clip), beta, off_policy_mask_threshold)| {
             TrainConfig {
-                loss,
+                loss: loss.into(),
                 importance_sampling_level: level,
                 delta,
                 dual_clip,
                 kl: KlConfig { estimator, ..KlConfig::default() },
                 off_policy_mask_threshold,
-                sampler_correction: CorrectionConfig { mode, clip_min: 0.6, clip_max: 1.7 },
+                sampler_correction: CorrectionConfig { kind: mode, clip_min: 0.6, clip_max: 1.7 },
                 ..super::config(0.2, 0.3, beta)
             }
         },
@@ -79,7 +79,7 @@ fn run(
         logprobs: &column(|t| t.0),
         entropies: &column(|t| t.1),
         recorded: &column(|t| t.2),
-        old: (config.sampler_correction.mode != CorrectionMode::None).then_some(&old),
+        old: (config.sampler_correction.kind != CorrectionMode::None).then_some(&old),
         reference: Some(&column(|t| t.4)),
         advantage,
     };
@@ -131,7 +131,7 @@ proptest! {
         least in prop::option::of(0.0..2.0_f64),
     ) {
         // These treat the ratio as a constant; the reference cases cover them.
-        prop_assume!(!matches!(config.loss, LossKind::Cispo | LossKind::Vespo(_)));
+        prop_assume!(!matches!(config.loss.kind, LossKind::Cispo | LossKind::Vespo));
         let weights = LossCoefficients {
             token: 0.7,
             entropy,
@@ -175,7 +175,7 @@ proptest! {
                 prop_assert_eq!(out.dloss_dentropy[t], 0.0);
                 // All tokens change the one ratio of a sequence.
                 let by_token = config.importance_sampling_level == RatioLevel::Token;
-                if by_token && config.loss != LossKind::Gspo {
+                if by_token && config.loss.kind != LossKind::Gspo {
                     prop_assert_eq!(out.dloss_dlogp[t], 0.0);
                 }
             }
@@ -223,7 +223,7 @@ proptest! {
         advantage in -2.0..0.0_f64,
         config in any_config(),
     ) {
-        prop_assume!(config.delta > 0.0 || !config.loss.clips());
+        prop_assume!(config.delta > 0.0 || !config.loss.kind.clips());
         let weights = plain(&config);
         let dual = TrainConfig { dual_clip: 1.2, ..config.clone() };
         let without = TrainConfig { dual_clip: 0.0, ..config };

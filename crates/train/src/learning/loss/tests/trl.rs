@@ -56,7 +56,7 @@ fn compute(data: &Data, config: &TrainConfig, max_tokens: usize) -> (f64, Vec<f6
     let sequences: Vec<usize> = (0..data.lengths.len()).collect();
     let objective =
         Objective::new(config, &adaptive, &data.lengths, &sequences, max_tokens, &entropies, 0);
-    let corrected = config.sampler_correction.mode != CorrectionMode::None;
+    let corrected = config.sampler_correction.kind != CorrectionMode::None;
     let (mut gradients, mut totals) = (Vec::new(), StepTotals::of_one_pass());
     let mut start = 0;
     for (index, length) in data.lengths.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Recorded chat completions: list, read, change of metadata and erasure. Only the key that asked for a
-//! completion sees it.
+//! Recorded completions: list, read, change of metadata and erasure, and the items of a response's input. Only the key
+//! that asked for a completion sees it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,32 +10,32 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use hone_core::types::{Interaction, InteractionId, PromptSource, SampleOrigin, ToolCall, now_ms};
+use hone_core::types::{
+    ClientEndpoint, Interaction, InteractionId, Message, PromptSource, ResponseOptions, Role,
+    Sample, SampleOrigin, now_ms,
+};
 use hone_store::{Op, StoreError};
 
-use super::answer::{recorded, recorded_form};
-use super::{ChatCompletion, Choice};
-use crate::auth::Caller;
-use crate::body::{Field, FieldTable, Fields, JsonObject, PathText, QueryObject, invalid};
-use crate::error::{ApiError, JsonResult};
-use crate::feedback::recording::find_interaction;
-use crate::generate::Usage;
-use crate::generate::fields::{metadata, metadata_schema};
-use crate::generate::prompt::tool_format;
-use crate::state::{AppState, Call};
+use super::auth::Caller;
+use super::body::{Call, Field, FieldTable, Fields, JsonObject, PathText, QueryObject, invalid};
+use super::chat::answer::{MessageEnd, MessageItem, WholeMessage, recorded, recorded_form};
+use super::chat::{ChatCompletion, Choice};
+use super::error::{ApiError, JsonResult};
+use super::feedback::posted::find_interaction;
+use super::generate::prompt::tool_format;
+use super::generate::{CompletionTokens, Usage, metadata, metadata_schema};
+use super::responses::wire::{DeletedResponse, OutputItem, ResponseObject, ResponseOutput};
+use super::state::AppState;
 
 /// Completions that one request for a page reads at most, because filters may admit few.
 const MAX_READ: usize = 2000;
-/// Completions that are read at once.
 const CHUNK: usize = 100;
 
-/// The fields of a change.
 pub const UPDATE_FIELDS: FieldTable =
     &[&[Field::json("metadata", metadata_schema, "The new metadata.").required()]];
 
 type Completions = ListPage<StoredCompletion>;
 
-/// `GET /v1/chat/completions`
 pub async fn list(
     Call(state, caller): Call,
     QueryObject(query): QueryObject,
@@ -48,7 +48,6 @@ pub async fn list(
     Ok(Json(page))
 }
 
-/// `GET /v1/chat/completions/{id}`
 pub async fn retrieve(call: Call, PathText(id): PathText) -> JsonResult<StoredCompletion> {
     let interaction = find_chat(&call, &id).await?;
     // Further choices of the completion may still be queued for the ledger.
@@ -56,7 +55,6 @@ pub async fn retrieve(call: Call, PathText(id): PathText) -> JsonResult<StoredCo
     read_stored(call.0, interaction).await
 }
 
-/// `GET /v1/chat/completions/{id}/messages`
 pub async fn messages(
     call: Call,
     PathText(id): PathText,
@@ -72,21 +70,13 @@ pub async fn messages(
         .enumerate()
         .map(|(place, message)| {
             let id = format!("{completion}-{place}");
-            let message = StoredMessage {
-                id: id.clone(),
-                role: message.role.as_str(),
-                content: message.content,
-                name: message.name,
-                tool_calls: message.tool_calls,
-                tool_call_id: message.tool_call_id,
-            };
-            (id, message)
+            let message = Message { reasoning: None, ..message };
+            (id.clone(), StoredMessage { id, message })
         })
         .collect();
     Ok(Json(ListPage::cut(all, &page, "a message of this completion")?))
 }
 
-/// `POST /v1/chat/completions/{id}`
 pub async fn update(
     call: Call,
     PathText(id): PathText,
@@ -157,7 +147,6 @@ async fn find_chat(call: &Call, text: &str) -> Result<Interaction, ApiError> {
     Ok(interaction)
 }
 
-/// The response with a completion.
 async fn read_stored(
     state: Arc<AppState>,
     interaction: Interaction,
@@ -248,14 +237,8 @@ pub struct StoredCompletion {
 pub struct StoredMessage {
     /// The completion's id, `-` and the message's place.
     id: String,
-    role: &'static str,
-    content: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<ToolCall>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tool_call_id: Option<String>,
+    #[serde(flatten)]
+    message: Message,
 }
 
 /// A part of a list, in OpenAI's shape.
@@ -321,10 +304,7 @@ pub struct DeletedCompletion {
 
 /// Entries of a page unless the client wants another number.
 const DEFAULT_LIMIT: usize = 20;
-/// Largest number of entries of a page.
 const MAX_LIMIT: usize = 100;
-/// The part of a parameter's name before a key of `metadata`.
-const METADATA: &str = "metadata[";
 
 /// The parameters of a page.
 const PAGE: &[Field] = &page_fields("By time; default `asc`.");
@@ -339,7 +319,6 @@ const fn page_fields(order: &'static str) -> [Field; 3] {
     ]
 }
 
-/// The parameters of a page of completions.
 pub const COMPLETIONS: FieldTable = &[
     PAGE,
     &[
@@ -348,7 +327,6 @@ pub const COMPLETIONS: FieldTable = &[
     ],
 ];
 
-/// The parameters of a page of messages.
 pub const MESSAGES: FieldTable = &[PAGE];
 
 fn limit_schema() -> Value {
@@ -377,7 +355,6 @@ impl<'a> PageQuery<'a> {
     }
 }
 
-/// The query of a list of completions.
 struct CompletionQuery {
     after: Option<InteractionId>,
     limit: usize,
@@ -389,15 +366,14 @@ struct CompletionQuery {
 impl CompletionQuery {
     /// Reads a query. An entry of `metadata` is the parameter `metadata[KEY]`.
     fn read(mut query: Map<String, Value>) -> Result<Self, ApiError> {
-        let is_entry = |name: &str| name.starts_with(METADATA) && name.ends_with(']');
-        let names: Vec<String> = query.keys().filter(|name| is_entry(name)).cloned().collect();
         let mut metadata = BTreeMap::new();
-        for name in names {
-            let key = name.strip_prefix(METADATA).and_then(|rest| rest.strip_suffix(']'));
-            if let (Some(key), Some(Value::String(value))) = (key, query.remove(&name)) {
-                metadata.insert(key.to_owned(), value);
-            }
-        }
+        query.retain(|name, value| {
+            let key = name.strip_prefix("metadata[").and_then(|rest| rest.strip_suffix(']'));
+            let entry = key.and_then(|key| Some((key.to_owned(), value.as_str()?.to_owned())));
+            let is_entry = entry.is_some();
+            metadata.extend(entry);
+            !is_entry
+        });
         let fields = Fields::of(&query, COMPLETIONS)?;
         let PageQuery { after, limit, newest_first } = PageQuery::read(&fields)?;
         let id = |text: &str| {
@@ -414,4 +390,168 @@ impl CompletionQuery {
         self.model.as_ref().is_none_or(|model| *model == interaction.model)
             && self.metadata.iter().all(has)
     }
+}
+
+// Recorded responses.
+
+/// The parameters of a read. Streams cannot be resumed.
+pub const RETRIEVE: FieldTable = &[
+    INCLUDE,
+    &[
+        Field::ignored("include_obfuscation"),
+        Field::only("stream", "\"false\""),
+        Field::refused("starting_after"),
+    ],
+];
+pub const ITEMS: FieldTable = &[NEWEST_PAGE, INCLUDE];
+/// What a recorded response has beside its text is not recorded.
+const INCLUDE: &[Field] = &[Field::ignored("include"), Field::ignored("include[]")];
+
+pub struct RecordedResponse {
+    pub interaction: Interaction,
+    pub options: ResponseOptions,
+    sample: Sample,
+    /// The parts of the answer, at least one.
+    pub items: Vec<MessageItem>,
+    reasoning_tokens: usize,
+    end: MessageEnd,
+}
+
+/// An item of the input.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum ListedItem {
+    Input(InputMessage),
+    Output(OutputItem),
+}
+
+/// What a client sent.
+#[derive(Serialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum InputMessage {
+    Message {
+        id: String,
+        #[schemars(extend("enum" = ["user", "system", "developer"]))]
+        role: &'static str,
+        #[schemars(extend("const" = "completed"))]
+        status: &'static str,
+        content: [InputText; 1],
+    },
+    FunctionCallOutput {
+        id: String,
+        call_id: String,
+        output: String,
+        #[schemars(extend("const" = "completed"))]
+        status: &'static str,
+    },
+}
+
+/// The text of a message.
+#[derive(Serialize, JsonSchema)]
+pub struct InputText {
+    #[schemars(extend("const" = "input_text"))]
+    r#type: &'static str,
+    text: String,
+}
+
+pub async fn retrieve_response(
+    call: Call,
+    PathText(id): PathText,
+    QueryObject(query): QueryObject,
+) -> JsonResult<ResponseObject> {
+    Fields::of(&query, RETRIEVE)?;
+    let found = find_response(&call, "id", &id).await?;
+    let RecordedResponse { interaction, sample, items, reasoning_tokens, end, .. } = found;
+    let usage = Usage {
+        completion_tokens_details: Some(CompletionTokens { reasoning_tokens }),
+        ..Usage::new(interaction.prompt_ids.len(), sample.ids.len())
+    };
+    let output = ResponseOutput::whole(interaction.id, items, end);
+    let response = ResponseObject::new(&interaction, Some(sample.version));
+    Ok(Json(response.ended(end, output, usage.into(), sample.created)))
+}
+
+pub async fn delete_response(call: Call, PathText(id): PathText) -> JsonResult<DeletedResponse> {
+    let RecordedResponse { interaction, .. } = find_response(&call, "id", &id).await?;
+    erase(&call.0, &interaction).await?;
+    Ok(Json(DeletedResponse { id, object: "response", deleted: true }))
+}
+
+pub async fn input_items(
+    call: Call,
+    PathText(id): PathText,
+    QueryObject(query): QueryObject,
+) -> JsonResult<ListPage<ListedItem>> {
+    let fields = Fields::of(&query, ITEMS)?;
+    let newest_first = fields.text("order")? != Some("asc");
+    let page = PageQuery { newest_first, ..PageQuery::read(&fields)? };
+    let RecordedResponse { interaction, options, .. } = find_response(&call, "id", &id).await?;
+    let own = interaction.messages.into_iter().skip(usize::from(options.instructions));
+    let mut all = Vec::new();
+    for message in own {
+        // No item of an output has an id with this letter.
+        let id = |prefix: &str, at: usize| format!("{prefix}_{}i{at:04x}", interaction.id);
+        if message.role != Role::Assistant {
+            let at = all.len();
+            all.push(sent(message, |prefix| id(prefix, at)));
+            continue;
+        }
+        for item in answered(message) {
+            let at = all.len();
+            let item = OutputItem::whole(item, |prefix| id(prefix, at));
+            all.push((item.id().to_owned(), ListedItem::Output(item)));
+        }
+    }
+    Ok(Json(ListPage::cut(all, &page, "an item of this response's input")?))
+}
+
+/// A response that this key asked for, by the id in the field `param`.
+pub async fn find_response(
+    call: &Call,
+    param: &str,
+    text: &str,
+) -> Result<RecordedResponse, ApiError> {
+    let (state, unknown) = (&call.0, || ApiError::no_such_completion(param, text));
+    let interaction = find(call, param, text).await?;
+    let options = match &interaction.endpoint {
+        ClientEndpoint::Responses(options) if interaction.completion_id() == text => {
+            options.clone()
+        }
+        _ => return Err(unknown()),
+    };
+    let samples = state.store.samples_of(interaction.id)?;
+    let sample = samples.into_iter().find(|sample| sample.origin == SampleOrigin::Served);
+    let sample = sample.ok_or_else(unknown)?;
+    let codec = state.engine.codec();
+    let form = recorded_form(codec, &interaction, tool_format(state));
+    let message = recorded(codec, form.as_ref(), &sample, &interaction.stop);
+    let WholeMessage { mut items, reasoning_tokens, end, .. } = message;
+    if items.is_empty() {
+        items.push(MessageItem::Text(String::new()));
+    }
+    Ok(RecordedResponse { interaction, options, sample, items, reasoning_tokens, end })
+}
+
+/// The items of a message of the assistant.
+fn answered(message: Message) -> impl Iterator<Item = MessageItem> {
+    let Message { reasoning, content, tool_calls, .. } = message;
+    let reasoning = reasoning.map(MessageItem::Reasoning);
+    let text = (!content.is_empty() || tool_calls.is_empty()).then_some(MessageItem::Text(content));
+    reasoning.into_iter().chain(text).chain(tool_calls.into_iter().map(MessageItem::Call))
+}
+
+/// A message of the client with its id, which `id` makes of a prefix.
+fn sent(message: Message, id: impl Fn(&str) -> String) -> (String, ListedItem) {
+    let (role, text, status) = (message.role.as_str(), message.content, "completed");
+    let (id, item) = match message.tool_call_id {
+        Some(call_id) => {
+            let id = id("fco");
+            (id.clone(), InputMessage::FunctionCallOutput { id, call_id, output: text, status })
+        }
+        None => {
+            let (id, content) = (id("msg"), [InputText { r#type: "input_text", text }]);
+            (id.clone(), InputMessage::Message { id, role, status, content })
+        }
+    };
+    (id, ListedItem::Input(item))
 }
