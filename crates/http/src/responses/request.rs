@@ -75,9 +75,10 @@ const REASONING: FieldTable = &[&[
     Field::one_of("summary", &SUMMARIES, "Has no effect."),
     Field::one_of("generate_summary", &SUMMARIES, "Has no effect."),
 ]];
+const VERBOSITIES: [&str; 3] = ["low", "medium", "high"];
 const TEXT: FieldTable = &[&[
     Field::json("format", format_schema, ""),
-    Field::one_of("verbosity", &["low", "medium", "high"], "Has no effect."),
+    Field::json("verbosity", || json!({"enum": VERBOSITIES}), "Has no effect."),
 ]];
 const STREAM_OPTIONS: FieldTable =
     &[&[Field::flag("include_obfuscation", "Has no effect: events are not obfuscated.")]];
@@ -159,8 +160,11 @@ fn text_format(
     fields: &Fields<'_>,
 ) -> Result<(Option<RequestedGrammar>, Option<String>), ApiError> {
     const TYPES: &str = "\"text\", \"json_object\" or \"json_schema\"";
-    let text = fields.inner("text");
-    let Some(value) = text.and_then(|text| text.get("format")) else { return Ok((None, None)) };
+    let Some(text) = fields.inner("text") else { return Ok((None, None)) };
+    text.read("verbosity", "\"low\", \"medium\" or \"high\"", |value| {
+        VERBOSITIES.contains(&value.as_str()?).then_some(())
+    })?;
+    let Some(value) = text.get("format") else { return Ok((None, None)) };
     let format = Fields::at("text.format", value)?;
     match format.required("type", TYPES)? {
         "text" => {

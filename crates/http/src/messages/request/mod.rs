@@ -78,9 +78,9 @@ const TOOL: FieldTable = &[&[
 ]];
 
 const THINKING: FieldTable = &[&[
-    Field::one_of("type", &["enabled", "disabled", "adaptive"], "").required(),
+    Field::json("type", || json!({"enum": ["enabled", "disabled", "adaptive"]}), "").required(),
     Field::integer("budget_tokens", 1, MAX_TOKENS, "Has no effect."),
-    Field::one_of("display", &["summarized"], ""),
+    Field::json("display", || json!({"const": "summarized"}), ""),
 ]];
 
 const OUTPUT: FieldTable = &[&[
@@ -89,7 +89,7 @@ const OUTPUT: FieldTable = &[&[
 ]];
 
 const OUTPUT_FORMAT: FieldTable = &[&[
-    Field::one_of("type", &["json_schema"], "").required(),
+    Field::json("type", || json!({"const": "json_schema"}), "").required(),
     Field::json("schema", || json!({"type": "object"}), "").required(),
 ]];
 
@@ -164,7 +164,9 @@ fn prompt(fields: &Fields<'_>) -> Result<MessagesPrompt, ApiError> {
 fn output_format(fields: &Fields<'_>) -> Result<Option<RequestedGrammar>, ApiError> {
     let config = fields.inner("output_config");
     let Some(format) = config.and_then(|config| config.inner("format")) else { return Ok(None) };
-    format.required("type", "\"json_schema\"")?;
+    if format.required("type", "\"json_schema\"")? != "json_schema" {
+        return Err(format.invalid("type", "\"json_schema\""));
+    }
     let schema = format.object("schema")?.ok_or_else(|| format.missing("schema", "an object"))?;
     let spec = GrammarSpec::JsonSchema(Value::Object(schema.clone()).to_string());
     Ok(Some(RequestedGrammar { spec, field: format.path("schema") }))
@@ -257,8 +259,16 @@ fn tool_choice(fields: &Fields<'_>, tools: &[Tool]) -> Result<(ToolChoice, bool)
 fn template_variables(fields: &Fields<'_>) -> Result<Map<String, Value>, ApiError> {
     let mut variables = Map::new();
     if let Some(thinking) = fields.inner("thinking") {
-        let kind = thinking.required("type", "\"enabled\", \"disabled\" or \"adaptive\"")?;
-        variables.insert("enable_thinking".to_owned(), Value::from(kind != "disabled"));
+        if thinking.text("display")?.is_some_and(|display| display != "summarized") {
+            return Err(thinking.invalid("display", "absent or \"summarized\""));
+        }
+        let kinds = "\"enabled\", \"disabled\" or \"adaptive\"";
+        let enabled = match thinking.required("type", kinds)? {
+            "enabled" | "adaptive" => true,
+            "disabled" => false,
+            _ => return Err(thinking.invalid("type", kinds)),
+        };
+        variables.insert("enable_thinking".to_owned(), Value::from(enabled));
     }
     let effort = fields.inner("output_config").and_then(|config| config.get("effort"));
     if let Some(effort) = effort {
