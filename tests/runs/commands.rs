@@ -124,7 +124,8 @@ fn a_resumed_run_learns_and_is_evaluated() {
     assert!(saved.ends_with(report["configuration_text"].as_str().unwrap()));
     let changed = written.lines().find(|line| line.starts_with("| train.max\\_steps "));
     assert!(
-        changed.is_some_and(|row| row.contains("| 24 ")) && written.contains("train.optimizer")
+        changed.is_some_and(|row| row.contains("| 24 "))
+            && written.contains("optimizer = \"adamw\"")
     );
     let repeated = ok(&["train", "--config", copy.to_str().unwrap(), "--json"]).stdout;
     let repeated: Value = serde_json::from_slice(&repeated).unwrap();

@@ -35,7 +35,7 @@ pub struct Bench {
 enum BenchCommand {
     /// Worst time of each reward function; exit code 1 if one needs more than 1 ms for 4 kB
     Rewards,
-    /// Time, throughput and memory of an optimizer step, compared with the machine's limits
+    /// Time, throughput and memory of an optimizer step
     Train(train::TrainBenchOptions),
     /// Throughput of the native sampler, compared with the limits of memory and arithmetic
     Sample(sample::SampleOptions),

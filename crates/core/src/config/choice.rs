@@ -14,7 +14,7 @@ use strum::VariantNames;
 use super::Checked;
 
 /// What [`choice!`](crate::choice) generates in addition to the struct.
-pub trait Choice: Copy + From<Self::Kind> {
+pub trait ConfigChoice: Copy + From<Self::Kind> {
     /// The enum of the names.
     type Kind: FromStr + Into<&'static str> + VariantNames;
 
@@ -70,7 +70,10 @@ impl Scalar for u64 {
 ///
 /// # Errors
 /// Those of the serializer.
-pub fn serialize<C: Choice, S: Serializer>(choice: &C, serializer: S) -> Result<S::Ok, S::Error> {
+pub fn serialize<C: ConfigChoice, S: Serializer>(
+    choice: &C,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     let values = |mut choice: C| -> Vec<(&str, Value)> {
         choice.parameters().into_iter().map(|(name, place)| (name, place.get())).collect()
     };
@@ -93,13 +96,15 @@ pub fn serialize<C: Choice, S: Serializer>(choice: &C, serializer: S) -> Result<
 ///
 /// # Errors
 /// For an unknown name, an unknown parameter, or a value of the wrong type.
-pub fn deserialize<'de, C: Choice, D: Deserializer<'de>>(deserializer: D) -> Result<C, D::Error> {
+pub fn deserialize<'de, C: ConfigChoice, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<C, D::Error> {
     deserializer.deserialize_any(ChoiceVisitor(PhantomData))
 }
 
 struct ChoiceVisitor<C>(PhantomData<C>);
 
-impl<'de, C: Choice> Visitor<'de> for ChoiceVisitor<C> {
+impl<'de, C: ConfigChoice> Visitor<'de> for ChoiceVisitor<C> {
     type Value = C;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -122,7 +127,7 @@ impl<'de, C: Choice> Visitor<'de> for ChoiceVisitor<C> {
         }
         let kind = kind.ok_or_else(|| de::Error::missing_field("kind"))?;
         let mut choice: C = self.visit_str(&kind)?;
-        let mut known = Vec::new();
+        let mut known = vec!["kind"];
         for (name, place) in choice.parameters() {
             known.push(name);
             if values.remove(name).is_some_and(|value| !place.set(value)) {
@@ -132,15 +137,15 @@ impl<'de, C: Choice> Visitor<'de> for ChoiceVisitor<C> {
         match values.keys().next() {
             None => Ok(choice),
             Some(key) => {
-                let known = if known.is_empty() { "kind".to_owned() } else { known.join("`, `") };
+                let known = known.join("`, `");
                 Err(de::Error::custom(format!("unknown field `{key}`, expected one of `{known}`")))
             }
         }
     }
 }
 
-/// Defines a [`Choice`](crate::config::choice::Choice): a struct of the kind, whose default is that of its enum, and
-/// of the parameters of some kinds, each as in [`parameters!`](crate::parameters).
+/// Defines a [`ConfigChoice`](crate::config::choice::ConfigChoice): a struct of the kind, whose default is that of its
+/// enum, and of the parameters of some kinds, each as in [`parameters!`](crate::parameters).
 #[macro_export]
 macro_rules! choice {
     (
@@ -172,7 +177,7 @@ macro_rules! choice {
             }
         }
 
-        impl $crate::config::choice::Choice for $name {
+        impl $crate::config::choice::ConfigChoice for $name {
             type Kind = $kind;
 
             fn kind(&self) -> $kind {

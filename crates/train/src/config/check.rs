@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use serde::Serialize;
 
-use hone_core::config::choice::Choice;
+use hone_core::config::choice::ConfigChoice;
 use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, Problem, above, quoted};
 
