@@ -25,7 +25,7 @@ pub enum Op {
     Interaction(Box<Interaction>),
     /// Records a completion.
     Sample(Box<Sample>),
-    /// Makes a conversation findable by the digest of what was said ([`Store::turns`](crate::Store::turns)).
+    /// Makes a conversation findable by the digest of what was said ([`Ledger::turns`](crate::Ledger::turns)).
     /// Has no effect if the prompt is not recorded.
     Turn {
         /// Digest of the messages of the prompt, and of the choice if there is one.
