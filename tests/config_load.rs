@@ -186,7 +186,7 @@ fn values_out_of_range_are_refused() {
     );
     assert_snapshot!(error("[train.optimizer]\nkind = 'adamw'\nbeta2 = 1.0"), @"train.optimizer.beta2 is 1: it must be at least 0 and less than 1");
     assert_snapshot!(error("[train]\nschedule = 'cosine'\nmax_steps = 1000\nwarmup_steps = 2000"), @"train.warmup_steps is 2000: it must be less than the schedule's steps (1000)");
-    assert_snapshot!(error("[train]\nschedule = 'cosine'"), @"train.max_steps is 0: it must be at least 1 with a train.schedule that ends and no train.epochs");
+    assert_snapshot!(error("[train]\nschedule = 'cosine'"), @"train.max_steps is 0: it must be at least 1 with a train.schedule that ends but has no steps and no train.epochs");
     assert_snapshot!(error("[train]\nwarmup_steps = 0.1"), @"train.max_steps is 0: it must be at least 1 with train.warmup_steps below 1 and no train.epochs");
     assert!(parse("[train]\nschedule = 'cosine'\nwarmup_steps = 0.1\nepochs = 1").is_ok());
     // The default warm-up fits any schedule.

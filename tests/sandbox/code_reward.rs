@@ -227,6 +227,8 @@ async fn calls_compare_returned_values() {
     ];
     let values = score_with(&reward, &key("pairs"), &texts).await;
     assert_eq!(values, [Some(1.0), Some(0.0), Some(0.0)]);
+    let assertions = [("tests", "assert double(1) == 2\nassert double(1) == 3")];
+    assert_eq!(score_with(&reward, &assertions, &texts[..1]).await, [Some(0.0)]);
 }
 
 #[tokio::test]

@@ -57,7 +57,7 @@ pub struct CompactReport {
 /// Counts the rows of each table.
 ///
 /// # Errors
-/// `InUse`, `NewerSchema`, `OlderSchema`, or why the file cannot be read.
+/// `InUse`, another schema, or why the file cannot be read.
 pub fn stats(path: &Path) -> Result<StoreStats, StoreError> {
     file::guarded(path, || Ledger::from(open(path)?).stats())
 }

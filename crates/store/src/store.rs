@@ -59,7 +59,7 @@ impl Store {
     /// Opens or creates the file, migrates it and starts the writer thread.
     ///
     /// # Errors
-    /// `InUse`, `NewerSchema`, `Corrupt` if the file is a redb file but not a ledger, or the error
+    /// `InUse`, a newer schema, `Corrupt` if the file is a redb file but not a ledger, or the error
     /// of redb or the operating system.
     pub fn open(
         path: &Path,

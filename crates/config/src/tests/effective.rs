@@ -4,7 +4,8 @@ use crate::{load_from, parse};
 const TEXT: &str = "[server]\nclient_keys = ['sesame', 'open']\nadmin_keys = ['admin']\n\
         [[server.keys]]\nname = 'web'\nkey = 'swordfish'\nscopes = ['chat']\nexpires = 2999-12-31\n\
         [dataset]\npath = 'a.jsonl'\nfew_shot = [{ user = '1+1', assistant = '2' }]\n\
-        [train]\nlearning_rate = 'auto'\nbeta = 0.5\n[train.lora]\nrank_pattern = { q_proj = 4 }\n\
+        [train]\nlearning_rate = 'auto'\nbeta = 0.5\noptimizer = { kind = 'adamw', beta2 = 0.99 }\n\
+        schedule = { kind = 'cosine', steps = 9, min_learning_rate = 1e-6 }\n[train.lora]\nrank_pattern = { q_proj = 4 }\n\
         [[route]]\nname = 'default'\n[[route.reward]]\nname = 'judged'\nkind = 'judge'\n\
         base_url = 'http://127.0.0.1:1'\nmodel = 'm'\napi_key_env = 'JUDGE_KEY'\nrubric = 'helpfulness'\n";
 
@@ -42,5 +43,10 @@ fn only_changed_keys_differ() {
         server.keys = 1 table
         train.beta = 0.5
         train.lora.rank_pattern.q_proj = 4
+        train.optimizer.beta2 = 0.99
+        train.optimizer.kind = "adamw"
+        train.schedule.kind = "cosine"
+        train.schedule.min_learning_rate = 0.000001
+        train.schedule.steps = 9
         "#);
 }

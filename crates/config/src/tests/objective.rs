@@ -54,6 +54,23 @@ fn a_loss_or_delta_without_a_dual_clip_needs_no_other_key() {
 }
 
 #[test]
+fn every_parameter_of_a_choice_has_a_range() {
+    for (key, kind, parameters) in [
+        ("schedule", "polynomial", &["min_learning_rate", "power"][..]),
+        ("optimizer", "adamw_8bit", &["beta1", "beta2", "eps"]),
+        ("average", "ema", &["decay"]),
+        ("loss", "sapo", &["tau_pos", "tau_neg"]),
+        ("loss", "vespo", &["k_pos", "lambda_pos", "k_neg", "lambda_neg"]),
+        ("sampler_correction", "token_mask", &["clip_min", "clip_max"]),
+    ] {
+        for (parameter, value) in parameters.iter().flat_map(|p| [(p, "nan"), (p, "-1.0")]) {
+            let error = error(&format!("{key} = {{ kind = '{kind}', {parameter} = {value} }}"));
+            assert!(error.starts_with(&format!("train.{key}.{parameter} is ")), "{error}");
+        }
+    }
+}
+
+#[test]
 fn contradicting_values_are_refused() {
     assert_snapshot!(error("loss = 'cispo'\ndelta = 2.0"), @r#"train.delta is 2: it must be 0 with train.loss "cispo", which has no clipped ratio"#);
     assert_snapshot!(error("loss = { kind = 'vespo', k_neg = -1.0 }"), @"train.loss.k_neg is -1: it must be a finite number, 0 or more");

@@ -141,7 +141,11 @@ fn schedule(c: &TrainConfig) -> Checked {
         // The dataset determines their number, and the configuration is then checked again.
         return Ok(());
     }
-    let key = if ends { "a train.schedule that ends" } else { "train.warmup_steps below 1" };
+    let key = if ends {
+        "a train.schedule that ends but has no steps"
+    } else {
+        "train.warmup_steps below 1"
+    };
     let allowed = format!("at least 1 with {key} and no train.epochs");
     let is_endless = !ends && !c.warms_up_by_share();
     ensure(is_endless || steps > 0, "train.max_steps", c.max_steps, allowed)?;
