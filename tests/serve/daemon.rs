@@ -28,7 +28,7 @@ fn selected(backend: EngineBackend) -> &'static [(&'static str, &'static str)] {
 pub struct Daemon {
     child: Child,
     pub url: String,
-    client: reqwest::Client,
+    pub client: reqwest::Client,
 }
 
 impl Daemon {
