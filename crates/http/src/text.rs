@@ -212,9 +212,9 @@ pub async fn create(call: Call, JsonObject(body): JsonObject) -> Result<Response
     let stream = text.request.stream;
     let (request, prompts) = (text.request, interactions);
     let sampling = SamplingRequest { request, prompts, grammar: None, permit, arrived };
-    let offsets = vec![0; head.choices()];
+    let (offsets, whole) = (vec![0; head.choices()], vec![WholeText::default(); head.choices()]);
     let run = RequestRun::new(state, sampling);
-    let wire = TextWire { run, head, include_usage: text.include_usage, offsets };
+    let wire = TextWire { run, head, include_usage: text.include_usage, offsets, whole };
     sse::respond(wire, stream).await
 }
 
@@ -284,9 +284,11 @@ struct TextWire {
     include_usage: bool,
     /// The length of each choice's text so far, in characters.
     offsets: Vec<usize>,
+    /// What is kept of each choice for a whole response.
+    whole: Vec<WholeText>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct WholeText {
     text: String,
     /// All tokens except the stop token; empty unless log-probabilities are requested.
@@ -354,16 +356,17 @@ impl ToWire for TextWire {
         events
     }
 
-    fn whole(self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError> {
-        let mut whole = Vec::new();
-        whole.resize_with(self.head.choices(), WholeText::default);
-        for update in updates {
-            let own = whole.get_mut(update.index as usize).ok_or_else(ApiError::internal)?;
-            own.text.push_str(&update.text);
-            own.tokens.extend(update.tokens);
-            own.finish = update.finish;
-        }
-        let choices = self.head.whole(self.run.state.engine.codec(), whole.into_iter()).collect();
+    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
+        let own = self.whole.get_mut(update.index as usize).ok_or_else(ApiError::internal)?;
+        own.text.push_str(&update.text);
+        own.tokens.extend(update.tokens);
+        own.finish = update.finish;
+        Ok(())
+    }
+
+    fn whole(mut self) -> Result<Response, ApiError> {
+        let whole = std::mem::take(&mut self.whole).into_iter();
+        let choices = self.head.whole(self.run.state.engine.codec(), whole).collect();
         let version = self.run.version().unwrap_or_default();
         let completion = self.head.completion(version, choices, Some(Some(self.run.usage())));
         Ok(Json(completion).into_response())

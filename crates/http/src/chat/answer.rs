@@ -176,15 +176,12 @@ impl Answers {
     }
 
     /// Divides what was sampled, and keeps it for whole messages.
-    pub fn keep(&mut self, updates: Vec<ChoiceUpdate>) -> Result<(), ApiError> {
-        for update in updates {
-            let answer = self.choices.get_mut(update.index as usize);
-            let answer = answer.ok_or_else(ApiError::internal)?;
-            let MessageUpdate { tokens, token_ids, end, .. } = answer.update(update);
-            answer.whole.tokens.extend(tokens);
-            answer.whole.token_ids.extend(token_ids);
-            answer.whole.end = end.unwrap_or_default();
-        }
+    pub fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
+        let answer = self.choices.get_mut(update.index as usize).ok_or_else(ApiError::internal)?;
+        let MessageUpdate { tokens, token_ids, end, .. } = answer.update(update);
+        answer.whole.tokens.extend(tokens);
+        answer.whole.token_ids.extend(token_ids);
+        answer.whole.end = end.unwrap_or_default();
         Ok(())
     }
 

@@ -94,8 +94,11 @@ impl ToWire for ChatWire {
         events
     }
 
-    fn whole(mut self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError> {
-        self.begun.answers.keep(updates)?;
+    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
+        self.begun.answers.keep(update)
+    }
+
+    fn whole(self) -> Result<Response, ApiError> {
         let usage = self.begun.usage();
         let AnswerRun { run, interaction, answers } = self.begun;
         let codec = run.state.engine.codec();

@@ -48,8 +48,11 @@ pub trait ToWire: Send + 'static {
     /// The last events of a whole run, if there are any.
     fn last(&mut self) -> String;
 
-    /// The whole response, of all updates.
-    fn whole(self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError>;
+    /// Keeps an update for the whole response, in which its text takes a fraction of its memory.
+    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError>;
+
+    /// The whole response, of what was kept.
+    fn whole(self) -> Result<Response, ApiError>;
 }
 
 /// Answers with a run's response, streamed or whole. A stream sends its headers after a choice has started, so that a
@@ -61,12 +64,11 @@ pub async fn respond(mut wire: impl ToWire, stream: bool) -> Result<Response, Ap
         return Ok(with_version(streamed(events_of(wire), keep_alive), version));
     }
     wire.run().pace.read_whole();
-    let mut updates = Vec::new();
     while let Some(update) = wire.run().next().await {
-        updates.push(update?);
+        wire.keep(update?)?;
     }
     let version = wire.run().version();
-    Ok(with_version(wire.whole(updates)?, version))
+    Ok(with_version(wire.whole()?, version))
 }
 
 /// Adds the policy version to a response, if it is known.

@@ -81,8 +81,11 @@ impl ToWire for ResponseWire {
         self.end(response)
     }
 
-    fn whole(mut self, updates: Vec<ChoiceUpdate>) -> Result<Response, ApiError> {
-        self.update(updates)?;
+    fn keep(&mut self, update: ChoiceUpdate) -> Result<(), ApiError> {
+        self.update(vec![update]).map(drop)
+    }
+
+    fn whole(self) -> Result<Response, ApiError> {
         Ok(Json(self.ended()).into_response())
     }
 }
