@@ -339,7 +339,8 @@ impl KeyConfig {
         }
         let distinct: BTreeSet<_> = self.scopes.iter().collect();
         if self.scopes.is_empty() || distinct.len() < self.scopes.len() {
-            let allowed = "a list of \"chat\", \"feedback\", \"graders\" or \"admin\", each once";
+            let allowed =
+                "a list of \"chat\", \"feedback\", \"graders\", \"read\" or \"admin\", each once";
             let shown = self.scopes.iter().map(|scope| format!("{:?}", scope.as_str()));
             let shown = format!("[{}]", shown.collect::<Vec<_>>().join(", "));
             return Err(Problem::value(&format!("{at}.scopes"), shown, allowed));
