@@ -636,7 +636,7 @@ pub const COMPARE: FieldTable = &[&[
 
 /// A prompt that both versions answered.
 #[derive(Serialize, JsonSchema)]
-pub struct ComparedPrompt {
+pub struct PromptPair {
     /// The last message of a user.
     prompt: String,
     left: ComparedAnswer,
@@ -654,7 +654,7 @@ pub struct ComparedAnswer {
 pub async fn compare(
     State(state): AppContext,
     QueryObject(query): QueryObject,
-) -> JsonResult<List<ComparedPrompt>> {
+) -> JsonResult<List<PromptPair>> {
     let fields = Fields::of(&query, COMPARE)?;
     let version = |name| -> Result<u64, ApiError> {
         number(&fields, name)?.ok_or_else(|| fields.missing(name, "a policy version"))
@@ -671,7 +671,7 @@ fn compared(
     state: &AppState,
     versions: [u64; 2],
     limit: usize,
-) -> Result<Vec<ComparedPrompt>, StoreError> {
+) -> Result<Vec<PromptPair>, StoreError> {
     let mut answers: BTreeMap<[u8; 16], [Option<ComparedAnswer>; 2]> = BTreeMap::new();
     let mut found = Vec::new();
     let mut last = None;
@@ -698,7 +698,7 @@ fn compared(
             if let ([Some(left), Some(right)], false) = (&*own, was_complete) {
                 let user = interaction.messages.iter().rfind(|message| message.role == Role::User);
                 let prompt = user.map_or_else(String::new, |message| message.content.clone());
-                found.push(ComparedPrompt { prompt, left: left.clone(), right: right.clone() });
+                found.push(PromptPair { prompt, left: left.clone(), right: right.clone() });
             }
             if found.len() == limit {
                 return Ok(found);

@@ -25,7 +25,7 @@ use crate::chat::{self, ChatChunk, ChatCompletion};
 use crate::config::ServerConfig;
 use crate::console;
 use crate::console::ledger::{
-    self, AnswerDetail, AnswerSummary, ComparedPrompt, GroupSummary, RaterPost, StepSummary,
+    self, AnswerDetail, AnswerSummary, GroupSummary, PromptPair, RaterPost, StepSummary,
 };
 use crate::console::live::{self, CanaryReport, Overview, RewardTestResult, RouteRewards};
 use crate::error::ApiError;
@@ -469,7 +469,7 @@ fn console_routes() -> Vec<ApiRoute> {
         route(GET, "/admin/compare", ledger::compare)
             .named("compareVersions", "Recorded completions of two versions for the same prompts")
             .query(ledger::COMPARE)
-            .answers::<List<ComparedPrompt>>(),
+            .answers::<List<PromptPair>>(),
         route(GET, "/admin/rewards", live::rewards)
             .named("listRewards", "The parts of each route's reward")
             .answers::<List<RouteRewards>>(),
