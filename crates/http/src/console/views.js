@@ -180,7 +180,8 @@ let versionCount = 50;
 function checks(record) {
   if (!record.checks.length) return muted(record.reason ?? 'no checks');
   const failed = record.checks.filter(({ passed }) => !passed);
-  const summary = failed.length ? badge(`failed ${failed.map(({ name }) => name).join(', ')}`, 'bad') : badge(`${record.checks.length} checks passed`, 'good');
+  const withdrawn = record.state === 'rolled_back' && !failed.length;
+  const summary = withdrawn ? badge('checks passed, withdrawn later', 'warn') : failed.length ? badge(`failed ${failed.map(({ name }) => name).join(', ')}`, 'bad') : badge(`${record.checks.length} checks passed`, 'good');
   return h('details', {}, h('summary', {}, summary), record.reason && h('p', {}, record.reason),
     table(`Checks of version ${record.version}`, ['Check', '', '#Value', '#Bound', 'Measurement'], record.checks.map((check) =>
       [check.name, badge(check.passed ? 'passed' : 'failed', check.passed ? 'good' : 'bad'), number(check.value), number(check.bound), check.detail])));
