@@ -474,7 +474,7 @@ async function data({ refresh }) {
   const name = h('input', { required: true, value: `backup-${new Date().toISOString().slice(0, 10)}`, size: 24 });
   const erase = async (event) => {
     event.preventDefault();
-    const value = kind.value === 'before' ? Date.parse(input.value) : input.value.trim();
+    const value = input.value.trim();
     const post_ = (dry_run) => post('admin/erase', { [kind.value]: value, dry_run });
     let would;
     try {
@@ -502,15 +502,16 @@ async function data({ refresh }) {
       action: 'Write the backup',
     }, () => post('admin/backup', { name: name.value }), (made) => `The backup is in ${made.path} (${bytes(made.bytes)}).`);
   };
-  const retention = found && Object.entries(found.retention ?? {});
+  const retention = Object.entries(found?.retention ?? {});
   return [
     found ? tiles([
-      ['Ledger', bytes(found.ledger_bytes)], ['Adapters', bytes(found.adapters_bytes)], ['Checkpoints', bytes(found.checkpoints_bytes)], ['Free', bytes(found.free_bytes), 'of the disk'],
+      ['Ledger', bytes(found.ledger_bytes)], ['Adapters', bytes(found.adapters_bytes)], ['Checkpoints', bytes(found.checkpoints_bytes)], found.backups_bytes === undefined ? null : ['Backups', bytes(found.backups_bytes)],
+      ['Free', bytes(found.free_bytes), 'of the disk'],
       ['Oldest record', found.oldest === null ? '–' : h('span', {}, time(found.oldest))],
     ]) : missing('Sizes'),
     found ? grid(
       section('Records', bars(Object.entries(found.rows ?? {}).map(([table_, count]) => [table_.replaceAll('_', ' '), count]))),
-      section('Retention', retention.length ? table('Retention', ['Rule', 'Value'], retention.map(([rule, value]) => [rule, text(value)])) : notice('Records are kept without a limit (store.retention).'),
+      section('Retention', retention.length ? table('Retention', ['Rule', 'Value'], retention.map(([rule, value]) => [rule, text(value)])) : found.retention ? notice('Records are kept without a limit.') : missing('Limits'),
         Object.keys(found.retention_removed ?? {}).length ? h('p', { class: 'muted' }, `Removed so far: ${text(found.retention_removed)}`) : null),
     ) : null,
     section('Erase', h('form', { class: 'row', onsubmit: erase }, field('What', kind), field('Id, name or date', input), h('button', { type: 'submit', class: 'danger' }, 'Erase …')),
@@ -523,7 +524,7 @@ async function data({ refresh }) {
 // Keys and audit.
 
 async function keys({ refresh, part }) {
-  const [known, audit] = await Promise.all([getIfThere('admin/keys'), getIfThere(`admin/audit${query({ limit: 100, after: part })}`)]);
+  const [known, audit] = await Promise.all([getIfThere('admin/keys'), getIfThere(`admin/audit${query({ after: part })}`)]);
   const download = () => {
     const url = URL.createObjectURL(new Blob([JSON.stringify(audit.data, null, 1)], { type: 'application/json' }));
     h('a', { href: url, download: 'hone-audit.json' }).click();
