@@ -484,7 +484,7 @@ async function data({ refresh }) {
       return;
     }
     const done = await act({
-      title: `Erase ${SCOPES.find(([own]) => own === kind.value)[1]}?`,
+      title: `Erase ${SCOPES.find(([own]) => own === kind.value)[1]}: ${value}?`,
       effects: [
         `${would.completions} prompts, ${would.samples} completions and ${would.feedback} pieces of feedback are deleted for good.`,
         would.versions.length ? `Versions trained on them keep what they learned: ${would.versions.map((version) => `v${version}`).join(', ')}.` : 'No version was trained on them.',
