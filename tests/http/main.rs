@@ -9,6 +9,7 @@
 mod access;
 mod admin;
 mod chat;
+mod console;
 mod disconnects;
 mod endpoints;
 mod feedback;

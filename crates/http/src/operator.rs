@@ -58,7 +58,7 @@ pub async fn crowded() -> ApiError {
 }
 
 /// Why requests cannot be served or recorded.
-fn unready(state: &AppState) -> Vec<String> {
+pub fn unready(state: &AppState) -> Vec<String> {
     if !state.ready.load(Ordering::Acquire) {
         return vec!["the server is shutting down".to_owned()];
     }

@@ -16,7 +16,7 @@ use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_rollout::Rollout;
 use hone_store::{Store, StoreError};
-use hone_train::policy::{Policies, PolicyError, VersionRating};
+use hone_train::policy::{CanaryStatus, Policies, PolicyError, VersionRating};
 use hone_train::{TrainError, TrainHandle, TrainStatus};
 
 use super::auth::KeyRing;
@@ -165,6 +165,10 @@ pub trait PolicyControl: Send + Sync {
     ) -> Result<PolicyRecord, PolicyError>;
     /// Keeps a version's files, or lets them be deleted again.
     async fn pin(&self, version: PolicyVersion, pinned: bool) -> Result<PolicyRecord, PolicyError>;
+    /// The evidence of the canary in progress.
+    fn canary_status(&self) -> Option<CanaryStatus> {
+        None
+    }
     /// The canary that a request with this key must get; `None` is the active version.
     fn assign(&self, key: &str) -> Option<PolicyVersion>;
     /// Adds a rating to the evidence of a canary.
@@ -190,6 +194,9 @@ impl PolicyControl for Policies {
     }
     async fn pin(&self, version: PolicyVersion, pinned: bool) -> Result<PolicyRecord, PolicyError> {
         self.pin(version, pinned).await
+    }
+    fn canary_status(&self) -> Option<CanaryStatus> {
+        self.canary_status()
     }
     fn assign(&self, key: &str) -> Option<PolicyVersion> {
         self.assign(key)

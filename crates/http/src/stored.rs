@@ -280,7 +280,7 @@ impl<T> ListPage<T> {
     }
 
     /// `data` has each entry with its id. The next page begins after `last`, or else after the last entry.
-    fn new(data: Vec<(String, T)>, last: Option<String>, has_more: bool) -> Self {
+    pub fn new(data: Vec<(String, T)>, last: Option<String>, has_more: bool) -> Self {
         Self {
             object: "list",
             first_id: data.first().map(|(id, _)| id.clone()),

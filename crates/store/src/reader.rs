@@ -116,6 +116,49 @@ impl Ledger {
         })
     }
 
+    /// At most `limit` records whose keys are UUIDv7, newest first; those before `before`, if that is given.
+    fn newest<R: LedgerRecord>(
+        &self,
+        table: TableDefinition<'static, &'static Id, Bytes>,
+        before: Option<Uuid>,
+        limit: usize,
+    ) -> Result<Vec<R>, StoreError> {
+        let before = before.map(Uuid::into_bytes);
+        self.read(|tx| {
+            let rows = tx.open_table(table)?;
+            let end = before.as_ref().map_or(Bound::Included(&IDS.1), Bound::Excluded);
+            let range = rows.range::<&Id>((Bound::Included(&IDS.0), end))?;
+            range.rev().take(limit).map(|row| decode(row?.1.value())).collect()
+        })
+    }
+
+    /// At most `limit` prompts of live traffic and datasets, newest first, of those before `before`.
+    pub fn newest_interactions(
+        &self,
+        before: Option<Uuid>,
+        limit: usize,
+    ) -> Result<Vec<Interaction>, StoreError> {
+        self.newest(format::INTERACTIONS, before, limit)
+    }
+
+    /// At most `limit` pieces of feedback, replaced ones included, newest first, of those before `before`.
+    pub fn newest_feedback(
+        &self,
+        before: Option<Uuid>,
+        limit: usize,
+    ) -> Result<Vec<Reward>, StoreError> {
+        self.newest(format::FEEDBACK, before, limit)
+    }
+
+    /// At most `limit` groups in any state, newest first, of those before `before`.
+    pub fn newest_groups(
+        &self,
+        before: Option<Uuid>,
+        limit: usize,
+    ) -> Result<Vec<Group>, StoreError> {
+        self.newest(format::GROUPS, before, limit)
+    }
+
     /// One prompt.
     pub fn interaction(&self, id: InteractionId) -> Result<Option<Interaction>, StoreError> {
         self.find(format::INTERACTIONS, id.0.as_bytes())

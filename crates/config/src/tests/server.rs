@@ -56,9 +56,9 @@ fn names_scopes_and_lists_are_checked() {
     };
     let one = entry("a", "['chat']", "x");
     assert_snapshot!(error(&entry("a b", "['chat']", "x")), @r#"server.keys[0].name is "a b": it must be 1 to 64 letters, digits, '_', '-' or '.'"#);
-    assert_snapshot!(error(&entry("a", "[]", "x")), @r#"server.keys[0].scopes is []: it must be a list of "chat", "feedback", "graders" or "admin", each once"#);
-    assert_snapshot!(error(&entry("a", "['chat', 'chat']", "x")), @r#"server.keys[0].scopes is ["chat", "chat"]: it must be a list of "chat", "feedback", "graders" or "admin", each once"#);
-    assert_snapshot!(error(&entry("a", "['root']", "x")), @r#"server.keys[0].scopes[0] is "root": it must be "chat", "feedback", "graders" or "admin""#);
+    assert_snapshot!(error(&entry("a", "[]", "x")), @r#"server.keys[0].scopes is []: it must be a list of "chat", "feedback", "graders", "read" or "admin", each once"#);
+    assert_snapshot!(error(&entry("a", "['chat', 'chat']", "x")), @r#"server.keys[0].scopes is ["chat", "chat"]: it must be a list of "chat", "feedback", "graders", "read" or "admin", each once"#);
+    assert_snapshot!(error(&entry("a", "['root']", "x")), @r#"server.keys[0].scopes[0] is "root": it must be "chat", "feedback", "graders", "read" or "admin""#);
     assert_snapshot!(error(&(one.clone() + entry("a", "['chat']", "y").as_str())), @r#"server.keys has the name "a" twice: each key must have its own"#);
     assert_snapshot!(error(&(one.clone() + entry("b", "['chat']", "x").as_str())), @r#"server.keys has for "b" a key that another entry, server.client_keys or server.admin_keys has too: each must have its own"#);
     assert_snapshot!(error(&format!("[server]\nclient_keys = ['x']\n{one}")), @r#"server.keys has for "a" a key that another entry, server.client_keys or server.admin_keys has too: each must have its own"#);

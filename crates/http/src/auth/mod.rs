@@ -1,7 +1,7 @@
 //! Authentication by bearer keys.
 //!
 //! Each route except [`PUBLIC`] requires a scope. A key opens the routes of its scopes. Without a key
-//! that has a scope of `/v1`, `/v1` requires no key. Without a key that has the scope `admin`, `/admin`
+//! that has a scope of `/v1`, `/v1` requires no key. Without a key that has the scope `admin` or `read`, `/admin`
 //! answers only programs on the same machine. Requests that are accepted because they are local must
 //! name this machine in the header `Host` (`HostRule`). [`KeyRing`] has the keys, and what each has used of its limits.
 
@@ -26,9 +26,9 @@ use hone_core::types::{UnixMillis, now_ms};
 use super::error::{ApiError, ErrorCode};
 use crate::config::{KeyConfig, KeyHash, KeyLimits, KeyScope, ServerConfig, hash_key};
 
-/// Routes that need no key. The document is the same for every server; `/metrics` (see [`Access::Host`]) contains
+/// Routes that need no key. The document and the console's page are the same for every server; `/metrics` (see [`Access::Host`]) contains
 /// counts and model measurements, but no text, key or id. To hide those too, bind Hone to a private address.
-const PUBLIC: [&str; 3] = ["/livez", "/readyz", "/openapi.json"];
+const PUBLIC: [&str; 5] = ["/livez", "/readyz", "/openapi.json", "/console", "/console/{file}"];
 
 /// Routes that sample completions.
 const SAMPLING: [&str; 4] =
@@ -100,7 +100,8 @@ pub async fn authenticate(
         return ApiError::body("the header Host must not be repeated").into_response();
     }
     let samples = request.method() == Method::POST && SAMPLING.contains(&path);
-    let mut caller = match authenticator.check(&access(path), &request, now_ms()) {
+    let mut caller = match authenticator.check(&access(path, request.method()), &request, now_ms())
+    {
         Ok(caller) => caller,
         Err(error) => return error.into_response(),
     };
@@ -123,8 +124,8 @@ pub async fn authenticate(
     response
 }
 
-/// What the route at `path` requires.
-pub fn access(path: &str) -> Access {
+/// What the route at `path` requires for a method.
+pub fn access(path: &str, method: &Method) -> Access {
     let below = |prefix: &str| {
         path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
@@ -133,7 +134,8 @@ pub fn access(path: &str) -> Access {
     } else if path == "/metrics" {
         Access::Host
     } else if below("/admin") {
-        Access::Scopes(&[KeyScope::Admin])
+        let reads = matches!(*method, Method::GET | Method::HEAD);
+        Access::Scopes(if reads { &KeyScope::OPERATOR } else { &[KeyScope::Admin] })
     } else if below("/v1/feedback") {
         Access::Scopes(&[KeyScope::Feedback, KeyScope::Chat])
     } else if below("/v1/fine_tuning") {
@@ -173,7 +175,7 @@ impl Authenticator {
         };
         let keys = self.ring.current();
         let is_admin = scopes.contains(&KeyScope::Admin);
-        let required: &[_] = if is_admin { &[KeyScope::Admin] } else { &KeyScope::CLIENT };
+        let required: &[_] = if is_admin { &KeyScope::OPERATOR } else { &KeyScope::CLIENT };
         if !keys.has_scope(required) {
             return self.check_without_key(request, is_admin);
         }
@@ -447,7 +449,8 @@ impl KeySet {
 
     /// Refuses a reload that opens routes: a file that is empty while it is written must not; a restart can.
     fn check_protection(&self, before: &Self) -> Result<(), ConfigError> {
-        for (path, scopes) in [("/v1", &KeyScope::CLIENT[..]), ("/admin", &[KeyScope::Admin][..])] {
+        for (path, scopes) in [("/v1", &KeyScope::CLIENT[..]), ("/admin", &KeyScope::OPERATOR[..])]
+        {
             if before.has_scope(scopes) && !self.has_scope(scopes) {
                 return Err(ConfigError::Invalid(format!(
                     "the new keys have none for {path}, which would then need no key: restart to remove \

@@ -36,7 +36,10 @@ fn ask(
 ) -> Result<Option<String>, StatusCode> {
     let request = request(path, more, Version::HTTP_11, Some(peer));
     let status = |error: ApiError| error.into_response().status();
-    authenticator.check(&access(path), &request, 1000).map(|c| c.key_id).map_err(status)
+    authenticator
+        .check(&access(path, request.method()), &request, 1000)
+        .map(|c| c.key_id)
+        .map_err(status)
 }
 
 fn with_key(
@@ -88,18 +91,19 @@ fn a_key_opens_the_routes_of_its_scopes() {
         key("asks", "['chat']"),
         key("rates", "['feedback']"),
         key("grades", "['graders']"),
+        key("reads", "['read']"),
         key("operates", "['admin']"),
         key("both", "['chat', 'admin']"),
     ];
     let keys = authenticator(&text.concat());
-    let all = ["asks", "rates", "grades", "operates", "both"];
+    let all = ["asks", "rates", "grades", "reads", "operates", "both"];
     for (path, allowed) in [
         ("/v1/chat/completions", &["asks", "both"][..]),
         ("/v1/models", &["asks", "both"]),
         ("/v1/feedback", &["asks", "rates", "both"]),
         ("/v1/fine_tuning/alpha/graders/run", &["grades"]),
         ("/v1/fine_tuning", &["grades"]),
-        ("/admin/train", &["operates", "both"]),
+        ("/admin/train", &["reads", "operates", "both"]),
         ("/nowhere", &all),
         ("/adminx", &all),
         ("/", &all),
@@ -181,12 +185,12 @@ fn refusals_name_the_key_and_the_scope() {
         let bearer = key.map(|key| format!("Bearer {key}"));
         let pairs: Vec<_> = bearer.iter().map(|value| ("authorization", value.as_str())).collect();
         let request = request(path, &pairs, Version::HTTP_11, None);
-        keys.check(&access(path), &request, 0).unwrap_err().to_json()
+        keys.check(&access(path, request.method()), &request, 0).unwrap_err().to_json()
     };
     insta::assert_snapshot!(message("/v1/models", None), @r#"{"error":{"message":"the header \"Authorization: Bearer KEY\" is required, with a key that has the scope chat","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#);
     insta::assert_snapshot!(message("/v1/feedback", Some("x")), @r#"{"error":{"message":"the key in the header Authorization is unknown; it is required, with a key that has the scope feedback or chat","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#);
     insta::assert_snapshot!(message("/v1/fine_tuning/alpha/graders/run", Some("secret")), @r#"{"error":{"message":"the key \"web\" lacks the scope graders: it has chat and feedback","type":"invalid_request_error","param":null,"code":"missing_scope"}}"#);
-    insta::assert_snapshot!(message("/admin/train", Some("secret")), @r#"{"error":{"message":"the key \"web\" lacks the scope admin: it has chat and feedback","type":"invalid_request_error","param":null,"code":"missing_scope"}}"#);
+    insta::assert_snapshot!(message("/admin/train", Some("secret")), @r#"{"error":{"message":"the key \"web\" lacks the scope read or admin: it has chat and feedback","type":"invalid_request_error","param":null,"code":"missing_scope"}}"#);
 }
 
 mod host {

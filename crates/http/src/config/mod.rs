@@ -230,6 +230,8 @@ pub enum KeyScope {
     Feedback,
     /// Graders.
     Graders,
+    /// Reading below `/admin`.
+    Read,
     /// `/admin`.
     Admin,
 }
@@ -237,6 +239,8 @@ pub enum KeyScope {
 impl KeyScope {
     /// The scopes of `/v1`.
     pub const CLIENT: [Self; 3] = [Self::Chat, Self::Feedback, Self::Graders];
+    /// The scopes that read below `/admin`.
+    pub const OPERATOR: [Self; 2] = [Self::Read, Self::Admin];
 
     /// The name in a configuration.
     pub fn as_str(self) -> &'static str {
@@ -244,6 +248,7 @@ impl KeyScope {
             Self::Chat => "chat",
             Self::Feedback => "feedback",
             Self::Graders => "graders",
+            Self::Read => "read",
             Self::Admin => "admin",
         }
     }
@@ -334,7 +339,8 @@ impl KeyConfig {
         }
         let distinct: BTreeSet<_> = self.scopes.iter().collect();
         if self.scopes.is_empty() || distinct.len() < self.scopes.len() {
-            let allowed = "a list of \"chat\", \"feedback\", \"graders\" or \"admin\", each once";
+            let allowed =
+                "a list of \"chat\", \"feedback\", \"graders\", \"read\" or \"admin\", each once";
             let shown = self.scopes.iter().map(|scope| format!("{:?}", scope.as_str()));
             let shown = format!("[{}]", shown.collect::<Vec<_>>().join(", "));
             return Err(Problem::value(&format!("{at}.scopes"), shown, allowed));

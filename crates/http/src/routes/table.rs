@@ -23,6 +23,11 @@ use crate::auth::{Access, access};
 use crate::body::{Field, FieldTable, List, check_length, fields_of, object_schema};
 use crate::chat::{self, ChatChunk, ChatCompletion};
 use crate::config::ServerConfig;
+use crate::console;
+use crate::console::ledger::{
+    self, AnswerDetail, AnswerSummary, GroupSummary, PromptPair, RaterPost, StepSummary,
+};
+use crate::console::live::{self, CanaryReport, Overview, RewardTestResult, RouteRewards};
 use crate::error::ApiError;
 use crate::feedback::{self, FeedbackRecord, FeedbackResponse, ListedResponse};
 use crate::generate::model::{self, DetokenizedText, ModelObject, TokenizedText};
@@ -148,8 +153,20 @@ impl ApiRoute {
         self
     }
 
-    pub fn answers_text(mut self) -> Self {
-        self.answers.push(("text/plain", SchemaGenerator::subschema_for::<str>));
+    /// The response is a stream of `T`.
+    pub fn sends<T: JsonSchema>(mut self) -> Self {
+        self.answers.push(("text/event-stream", events_of::<T>));
+        self
+    }
+
+    pub fn answers_text(self) -> Self {
+        self.answers_in(&["text/plain"])
+    }
+
+    /// The response is a text of one of these types.
+    pub fn answers_in(mut self, types: &[&'static str]) -> Self {
+        let schema: SchemaOf = SchemaGenerator::subschema_for::<str>;
+        self.answers.extend(types.iter().map(|name| (*name, schema)));
         self
     }
 
@@ -169,7 +186,7 @@ fn events_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 }
 
 /// The groups of routes, by the beginning of their paths.
-const TAGS: [(&str, &str); 16] = [
+const TAGS: [(&str, &str); 26] = [
     ("/v1/chat/completions", "Chat completions"),
     ("/v1/completions", "Text completions"),
     ("/v1/responses", "Responses"),
@@ -183,13 +200,26 @@ const TAGS: [(&str, &str); 16] = [
     ("/admin/policies", "Policy versions"),
     ("/admin/feedback", "Quarantine"),
     ("/admin/completions", "Erasure"),
+    ("/admin/answers", "Console"),
+    ("/admin/canary", "Console"),
+    ("/admin/compare", "Console"),
+    ("/admin/events", "Console"),
+    ("/admin/groups", "Console"),
+    ("/admin/metrics", "Console"),
+    ("/admin/ratings", "Console"),
+    ("/admin/rewards", "Console"),
+    ("/admin/steps", "Console"),
+    ("/console", "Console"),
     ("/openapi.json", "OpenAPI document"),
     ("/metrics", "Probes and metrics"),
     ("/", "Probes and metrics"),
 ];
 
 pub fn routes(config: &ServerConfig) -> Vec<ApiRoute> {
-    [sampling(), records(), graders(config), operators()].into_iter().flatten().collect()
+    [sampling(), records(), graders(config), operators(), console_routes()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 /// The routes that sample or tokenize.
@@ -399,6 +429,59 @@ fn operators() -> Vec<ApiRoute> {
     ]
 }
 
+/// The console, and what only it reads.
+fn console_routes() -> Vec<ApiRoute> {
+    vec![
+        route(GET, "/console", console::page)
+            .named("getConsole", "The console, a page for operators")
+            .answers_in(&["text/html"]),
+        route(GET, "/console/{file}", console::asset)
+            .named("getConsoleFile", "A file of the console")
+            .answers_in(&["text/css", "text/javascript", "image/svg+xml"]),
+        route(GET, "/admin/events", live::events)
+            .named("streamOverview", "The state of the daemon each second, as server-sent events")
+            .sends::<Overview>(),
+        route(GET, "/admin/metrics", operator::metrics)
+            .named("readMetrics", "As `/metrics`, with a key and for every `Host`")
+            .answers_text(),
+        route(GET, "/admin/canary", live::canary)
+            .named("getCanary", "The evidence of the canary in progress")
+            .answers::<CanaryReport>(),
+        route(GET, "/admin/steps", ledger::steps)
+            .named("listSteps", "Measurements of the trainer's steps, in order")
+            .query(ledger::STEPS)
+            .answers::<List<StepSummary>>(),
+        route(GET, "/admin/answers", ledger::answers)
+            .named("listAnswers", "Recorded prompts with their completions, newest first")
+            .query(ledger::ANSWERS)
+            .answers::<ListPage<AnswerSummary>>(),
+        route(GET, "/admin/answers/{id}", ledger::answer)
+            .named("getAnswer", "A recorded prompt with its completions, their tokens and rewards")
+            .answers::<AnswerDetail>(),
+        route(GET, "/admin/ratings", ledger::ratings)
+            .named("listRatings", "Feedback of all keys, newest first")
+            .query(ledger::RATINGS)
+            .answers::<ListPage<RaterPost>>(),
+        route(GET, "/admin/groups", ledger::groups)
+            .named("listGroups", "Groups of completions, newest first")
+            .query(ledger::GROUPS)
+            .answers::<ListPage<GroupSummary>>(),
+        route(GET, "/admin/compare", ledger::compare)
+            .named("compareVersions", "Recorded completions of two versions for the same prompts")
+            .query(ledger::COMPARE)
+            .answers::<List<PromptPair>>(),
+        route(GET, "/admin/rewards", live::rewards)
+            .named("listRewards", "The parts of each route's reward")
+            .answers::<List<RouteRewards>>(),
+        route(POST, "/admin/rewards/test", live::test_reward)
+            .named("testReward", "Score a text with a route's graders")
+            .takes("RewardTest", live::TEST_FIELDS)
+            .example(json!({"route": "default", "prompt": "What is 12 + 7?", "completion": "19"}))
+            .answers::<RewardTestResult>()
+            .errors(&[404]),
+    ]
+}
+
 /// The OpenAPI document as JSON text.
 #[derive(Clone)]
 pub struct ApiDocument(pub Bytes);
@@ -488,7 +571,7 @@ impl Builder {
             "summary": route.summary,
             "tags": [route.tag()],
             "parameters": parameters(route),
-            "security": security(route.path),
+            "security": security(route),
             "responses": responses,
         });
         if !route.bodies.is_empty() {
@@ -581,8 +664,8 @@ fn path_schema(name: &str) -> Value {
 }
 
 /// A key with one of the scopes, in one of two headers, or no key if the server requires none.
-fn security(path: &str) -> Vec<Value> {
-    let Access::Scopes(scopes) = access(path) else { return Vec::new() };
+fn security(route: &ApiRoute) -> Vec<Value> {
+    let Access::Scopes(scopes) = access(route.path, &route.method) else { return Vec::new() };
     let with =
         |scheme: &'static str| scopes.iter().map(move |scope| json!({scheme: [scope.as_str()]}));
     with("bearer").chain(with("apiKey")).chain([json!({})]).collect()
@@ -591,7 +674,7 @@ fn security(path: &str) -> Vec<Value> {
 /// The statuses of a route's errors.
 fn errors_of(route: &ApiRoute) -> BTreeSet<u16> {
     let mut errors: BTreeSet<u16> = route.errors.iter().copied().collect();
-    if let Access::Scopes(_) = access(route.path) {
+    if let Access::Scopes(_) = access(route.path, &route.method) {
         errors.extend([401, 403, 429, 500, 503]);
     }
     if !route.bodies.is_empty() {

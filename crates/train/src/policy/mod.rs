@@ -30,7 +30,7 @@ use hone_store::{Op, StoreError};
 
 use crate::error::{LearnError, Result};
 
-pub use canary::VersionRating;
+pub use canary::{ArmCounts, CanaryPoint, CanaryStatus, VersionRating};
 pub use config::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion};
 pub use gate::{ExamPrompt, Examiner, PARITY_TOLERANCE};
 pub use registry::{Policies, PolicySetup, Suspension};

@@ -14,7 +14,7 @@ use hone_engine::{EngineError, Publisher};
 use hone_store::{Op, Store};
 
 use super::PolicyError;
-use super::canary::{Canary, VersionRating};
+use super::canary::{Canary, CanaryStatus, VersionRating};
 use super::config::PolicyConfig;
 use super::gate::Examiner;
 use super::{ADAPTERS, KnownDigests, base_record};
@@ -405,6 +405,11 @@ impl Policies {
     /// The version of the canary in progress.
     pub fn canary(&self) -> Option<PolicyVersion> {
         self.canary.version()
+    }
+
+    /// The evidence of the canary in progress.
+    pub fn canary_status(&self) -> Option<CanaryStatus> {
+        self.canary.status()
     }
 
     /// The version that a request with this key must get; `None` is the active one. A key keeps its version

@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use schemars::JsonSchema;
+use serde::Serialize;
 use tokio::sync::Notify;
 
 use hone_core::digest::Digest;
@@ -75,6 +77,11 @@ impl Canary {
         self.running.lock().as_ref().map(|evidence| evidence.version)
     }
 
+    /// As [`super::Policies::canary_status`].
+    pub fn status(&self) -> Option<CanaryStatus> {
+        Some(self.running.lock().as_ref()?.status(&self.config))
+    }
+
     /// As [`super::Policies::assign`].
     pub fn assign(&self, key: &str) -> Option<PolicyVersion> {
         let running = self.running.lock();
@@ -112,12 +119,65 @@ const MIN_FAILURES: u64 = 3;
 /// Largest share of failed requests of the canary beyond that of the active version.
 const MAX_ERROR_RISE: f64 = 0.05;
 
-#[derive(Clone, Copy, Debug, Default)]
-struct ArmCounts {
-    ratings: u64,
-    requests: u64,
-    failures: u64,
+/// What is known of one of the two versions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct ArmCounts {
+    /// Ratings that count.
+    pub ratings: u64,
+    /// Requests that ended.
+    pub requests: u64,
+    /// Requests that failed.
+    pub failures: u64,
 }
+
+/// The evidence of a canary after a rating.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct CanaryPoint {
+    /// When.
+    pub at: UnixMillis,
+    /// Ratings of both versions until then.
+    pub ratings: u64,
+    /// Natural logarithm of the evidence for "not worse by more than the margin".
+    pub not_worse: f64,
+    /// Natural logarithm of the evidence for "worse".
+    pub worse: f64,
+}
+
+/// A canary in progress.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct CanaryStatus {
+    /// The version that a share of the traffic gets.
+    pub version: PolicyVersion,
+    /// The active version, which it is compared with.
+    pub control: PolicyVersion,
+    /// The share.
+    pub share: f64,
+    /// When each share began, the current one last.
+    pub stages: Vec<UnixMillis>,
+    /// When the canary ends without a decision.
+    pub deadline: UnixMillis,
+    /// Ratings after which it ends without a decision; 0 is no limit.
+    pub max_ratings: u64,
+    /// What happens at these limits.
+    pub on_limit: &'static str,
+    /// The evidence at which the test decides, as a natural logarithm.
+    pub needed: f64,
+    /// Difference of the mean rating by which the canary may be worse, as a share of the range.
+    pub margin: f64,
+    /// The mean difference, canary minus active version; null without a pair of ratings.
+    pub mean: Option<f64>,
+    /// The canary's ratings and requests.
+    pub canary: ArmCounts,
+    /// Those of the active version.
+    pub active: ArmCounts,
+    /// API keys that rated.
+    pub raters: usize,
+    /// The evidence over time, thinned to some hundred points.
+    pub evidence: Vec<CanaryPoint>,
+}
+
+/// Most points of [`CanaryStatus::evidence`].
+const MAX_POINTS: usize = 512;
 
 impl ArmCounts {
     /// Whether the share of failures is higher than that of `other` by more than [`MAX_ERROR_RISE`].
@@ -161,6 +221,9 @@ struct CanaryEvidence {
     rated: HashSet<SampleId>,
     canary_counts: ArmCounts,
     control_counts: ArmCounts,
+    trail: Vec<CanaryPoint>,
+    /// Ratings between two points.
+    stride: u64,
     started: Instant,
     /// How long the canary ran in earlier processes. Otherwise restarts would postpone its limit for ever.
     before: Duration,
@@ -183,6 +246,8 @@ impl CanaryEvidence {
             rated: HashSet::new(),
             canary_counts: ArmCounts::default(),
             control_counts: ArmCounts::default(),
+            trail: Vec::new(),
+            stride: 1,
             started: Instant::now(),
             before: Duration::from_millis(now_ms().saturating_sub(created)),
         }
@@ -212,6 +277,52 @@ impl CanaryEvidence {
             let counts =
                 if is_canary(rating) { &mut self.canary_counts } else { &mut self.control_counts };
             counts.ratings += 1;
+        }
+        self.add_point();
+    }
+
+    /// Adds the evidence of now to the trail, and thins it when it is long.
+    fn add_point(&mut self) {
+        let ratings = self.canary_counts.ratings + self.control_counts.ratings;
+        if self.trail.last().is_some_and(|last| ratings < last.ratings + self.stride) {
+            return;
+        }
+        let test = &self.all.test;
+        let (not_worse, worse) = (test.evidence_not_worse(), test.evidence_worse());
+        self.trail.push(CanaryPoint { at: now_ms(), ratings, not_worse, worse });
+        if self.trail.len() >= MAX_POINTS {
+            let mut keeps = false;
+            self.trail.retain(|_| {
+                keeps = !keeps;
+                keeps
+            });
+            self.stride *= 2;
+        }
+    }
+
+    fn status(&self, config: &CanaryConfig) -> CanaryStatus {
+        let left = Duration::from_secs(config.max_seconds)
+            .saturating_sub(self.before + self.started.elapsed());
+        let left = UnixMillis::try_from(left.as_millis()).unwrap_or(UnixMillis::MAX);
+        CanaryStatus {
+            version: self.version,
+            control: self.control,
+            share: self.share(config),
+            stages: self.stages.clone(),
+            deadline: now_ms().saturating_add(left),
+            max_ratings: config.max_ratings,
+            on_limit: match config.on_limit {
+                CanaryLimit::Promote => "promote",
+                CanaryLimit::RollBack => "roll_back",
+                CanaryLimit::Estimate => "estimate",
+            },
+            needed: -config.alpha.ln(),
+            margin: config.margin,
+            mean: self.all.test.mean(),
+            canary: self.canary_counts,
+            active: self.control_counts,
+            raters: self.shares.raters(),
+            evidence: self.trail.clone(),
         }
     }
 
