@@ -1,26 +1,27 @@
 //! The commands: parses the command line, runs the command, and sets the exit code.
 
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, BufReader, IsTerminal, Read, Write};
 use std::path::Path;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use serde::Serialize;
 
 use crate::app::adapters::{Export, VersionChoice};
 use crate::app::generate::GenerateOptions;
 use crate::cli::{
     AdaptersCommand, Cli, Command, ConfigArgs, DataArgs, DbCommand, EvalArgs, GenerateArgs,
-    RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
+    InitArgs, RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
 };
 use crate::config::{Config, LogConfig};
 use crate::runs::eval::EvalOptions;
 use crate::runs::from_ledger::train::FromLedgerOptions;
 use crate::runs::report::Ending;
 use crate::runs::train::TrainOptions;
+use crate::starter::{Starter, Teacher};
 use crate::{UsageError, app, config, import_trl as trl, logging, runs, usage};
 use hone_core::types::{Message, Role, SamplingParams};
 use hone_demo::{DaemonHandle, DemoOptions, DemoUsage};
@@ -65,6 +66,7 @@ fn check_clock(now: SystemTime) -> anyhow::Result<()> {
 
 fn run(command: Command, out: &mut Output) -> Outcome {
     match command {
+        Command::Init(args) => init(args, out),
         Command::Serve(args) => serve(args, out),
         Command::Demo(options) => run_demo(options, out),
         Command::Train(args) => train(args, out),
@@ -76,7 +78,34 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Rewards { command: RewardsCommand::List } => list_rewards(out),
         Command::Rewards { command: RewardsCommand::Test(args) } => test_rewards(args, out),
         Command::Adapters { command } => adapters(command, out),
+        Command::Completions { shell } => {
+            // Into memory first, because the generator panics on a closed pipe.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "hone", &mut script);
+            out.write_all(&script)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { to } => {
+            let place = || format!("--to: {}", to.display());
+            std::fs::create_dir_all(&to).with_context(place)?;
+            clap_mangen::generate_to(Cli::command(), &to).with_context(place)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+fn init(args: InitArgs, out: &mut Output) -> Outcome {
+    let InitArgs { target, model, learn_from, dataset } = args;
+    if learn_from == Some(Teacher::Feedback) && dataset.is_some() {
+        let why = "--dataset is for --learn-from answers: feedback needs no dataset";
+        return Err(usage(anyhow::Error::msg(why)));
+    }
+    let mut starter = Starter { model, teacher: learn_from, dataset };
+    if io::stdin().is_terminal() {
+        starter.ask(&mut BufReader::new(io::stdin()), &mut io::stderr())?;
+    }
+    write!(out, "{}", starter.write(&target)?)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn load(file: Option<&Path>) -> anyhow::Result<Config> {

@@ -166,3 +166,38 @@ fn a_daemon_whose_output_is_closed_keeps_serving() {
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     assert_eq!(daemon.wait().unwrap().code(), Some(0));
 }
+
+/// The shells' own parsers accept the scripts; a shell that is not installed is skipped.
+#[test]
+fn the_completions_are_scripts_of_their_shells() {
+    let dir = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = hone(&["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && script.contains("import-trl"), "{shell}");
+        let file = dir.path().join(shell);
+        std::fs::write(&file, script).unwrap();
+        if !["bash", "zsh", "fish"].contains(&shell) {
+            continue;
+        }
+        match Command::new(shell).arg("-n").arg(&file).output() {
+            Ok(checked) => assert!(checked.status.success(), "{shell}: {}", stderr(&checked)),
+            Err(_) => hone_core::testing::skip(&format!("completions: {shell} is not installed")),
+        }
+    }
+    assert_eq!(hone(&["completions", "tcsh"]).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("man1");
+    let output = hone(&["man", "--to", to.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    for (page, flag) in
+        [("hone", "completions"), ("hone-serve", "explain"), ("hone-db-check", "data")]
+    {
+        let text = std::fs::read_to_string(to.join(format!("{page}.1"))).unwrap();
+        assert!(text.contains(".TH") && text.contains(flag), "{page}: {text}");
+    }
+}
