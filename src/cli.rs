@@ -10,6 +10,7 @@ use hone_model::weights::Quantize;
 
 use crate::app::adapters::VersionChoice;
 use crate::app::generate::Weights;
+use crate::ledger::trl::{TableFormat, TrlColumns};
 use crate::runs::from_ledger::filter::LedgerFilter;
 use crate::starter::Teacher;
 use hone_config::flags::{engine_backend, quantize};
@@ -228,8 +229,39 @@ pub(crate) enum DbCommand {
     Check(DataArgs),
     /// Release unused space
     Compact(DataArgs),
-    /// Print every record as a line of JSON
-    Export(DataArgs),
+    /// Browse versions, steps and completions in the terminal
+    Inspect(DataArgs),
+    /// Print every record as a line of JSON, or completions in the columns of TRL
+    Export(ExportArgs),
+    /// Make a new ledger from a file that `hone db export` wrote
+    Import {
+        /// The file: every record as a line of JSON
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        #[command(flatten)]
+        data: DataArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Completions in these columns, which TRL and `datasets` read [default: every record as it is]
+    #[arg(long, value_name = "COLUMNS", value_enum)]
+    pub(crate) columns: Option<TrlColumns>,
+    /// Form of the columns
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t, requires = "columns")]
+    pub(crate) format: TableFormat,
+    /// Reward part that counts [default: the sum of all parts]
+    #[arg(long, value_name = "NAME", requires = "columns")]
+    pub(crate) part: Option<String>,
+    /// A completion with a larger reward has the label true
+    #[arg(long, value_name = "REWARD", requires = "columns", default_value_t = 0.5)]
+    pub(crate) threshold: f64,
+    /// Write a file, which must not exist [default: standard output]
+    #[arg(long, value_name = "FILE", required_if_eq("format", "parquet"))]
+    pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
 }
 
 #[derive(Debug, Subcommand)]

@@ -13,10 +13,12 @@ use serde::Serialize;
 use crate::app::adapters::{Export, VersionChoice};
 use crate::app::generate::GenerateOptions;
 use crate::cli::{
-    AdaptersCommand, Cli, Command, ConfigArgs, DataArgs, DbCommand, EvalArgs, GenerateArgs,
-    InitArgs, RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
+    AdaptersCommand, Cli, Command, ConfigArgs, DataArgs, DbCommand, EvalArgs, ExportArgs,
+    GenerateArgs, InitArgs, RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
 };
 use crate::config::{Config, LogConfig};
+use crate::ledger::inspect::Inspector;
+use crate::ledger::trl::TrlExport;
 use crate::runs::eval::EvalOptions;
 use crate::runs::from_ledger::train::FromLedgerOptions;
 use crate::runs::report::Ending;
@@ -30,7 +32,7 @@ use hone_model::adapter::merge::Precision;
 use hone_report::terminal::visible;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
-use hone_store::maintain;
+use hone_store::{Ledger, StoreError, maintain};
 
 /// Exit code of a run that a signal ended, as shells report Ctrl-C.
 const INTERRUPTED: u8 = 130;
@@ -470,11 +472,57 @@ fn db(command: DbCommand, out: &mut Output) -> Outcome {
         DbCommand::Compact(data) => {
             writeln!(out, "{}", serde_json::to_string(&maintain::compact(&ledger(data))?)?)?;
         }
-        DbCommand::Export(data) => {
-            maintain::export(&ledger(data), out)?;
+        DbCommand::Inspect(data) => {
+            ensure!(
+                io::stdout().is_terminal() && io::stdin().is_terminal(),
+                "`hone db inspect` needs a terminal; `hone db export` writes the records for other programs"
+            );
+            Inspector::new(open_ledger(&data)?)?.run()?;
+        }
+        DbCommand::Export(args) => export(args, out)?,
+        DbCommand::Import { file, data } => {
+            let place = || file.display().to_string();
+            let lines = BufReader::new(std::fs::File::open(&file).with_context(place)?);
+            std::fs::create_dir_all(&data.data).with_context(|| data.data.display().to_string())?;
+            let report = hone_store::import(&ledger(data), lines).with_context(place)?;
+            writeln!(out, "{}", serde_json::to_string(&report)?)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The ledger of a stopped daemon, to read it.
+fn open_ledger(data: &DataArgs) -> anyhow::Result<Ledger> {
+    let opened = Ledger::open_read_only(&data.data.join(app::LEDGER));
+    opened.map_err(|error| match error {
+        StoreError::InUse(_) => anyhow::Error::new(error)
+            .context("stop the daemon first, or use a backup of its data directory"),
+        error => error.into(),
+    })
+}
+
+fn export(args: ExportArgs, out: &mut Output) -> anyhow::Result<()> {
+    let ExportArgs { columns, format, part, threshold, output, data } = args;
+    let mut file = match &output {
+        Some(path) => {
+            let created = std::fs::File::create_new(path);
+            let place = || format!("--output: {} cannot be written", path.display());
+            Some(io::BufWriter::new(created.with_context(place)?))
+        }
+        None => None,
+    };
+    let out: &mut (dyn Write + Send) = match &mut file {
+        Some(file) => file,
+        None => out,
+    };
+    match columns {
+        None => drop(maintain::export(&data.data.join(app::LEDGER), out)?),
+        Some(columns) => {
+            let export = TrlExport { columns, format, part, threshold };
+            print_note(&export.write(&open_ledger(&data)?, out)?.to_string());
+        }
+    }
+    Ok(())
 }
 
 fn list_rewards(out: &mut Output) -> Outcome {

@@ -8,6 +8,7 @@ pub mod app;
 pub mod cli;
 pub mod commands;
 mod import_trl;
+mod ledger;
 pub mod logging;
 mod runs;
 mod starter;
