@@ -25,6 +25,7 @@ use crate::runs::report::Ending;
 use crate::runs::train::TrainOptions;
 use crate::starter::{Starter, Teacher};
 use crate::{UsageError, app, config, import_trl as trl, logging, runs, usage};
+use hone_core::files::keep_files_private;
 use hone_core::types::{Message, Role, SamplingParams};
 use hone_demo::{DaemonHandle, DemoOptions, DemoUsage};
 use hone_engine::EngineError;
@@ -481,6 +482,7 @@ fn db(command: DbCommand, out: &mut Output) -> Outcome {
         }
         DbCommand::Export(args) => export(args, out)?,
         DbCommand::Import { file, data } => {
+            keep_files_private();
             let place = || file.display().to_string();
             let lines = BufReader::new(std::fs::File::open(&file).with_context(place)?);
             std::fs::create_dir_all(&data.data).with_context(|| data.data.display().to_string())?;
@@ -503,6 +505,7 @@ fn open_ledger(data: &DataArgs) -> anyhow::Result<Ledger> {
 
 fn export(args: ExportArgs, out: &mut Output) -> anyhow::Result<()> {
     let ExportArgs { columns, format, part, threshold, output, data } = args;
+    keep_files_private();
     let mut file = match &output {
         Some(path) => {
             let created = std::fs::File::create_new(path);
