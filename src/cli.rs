@@ -10,7 +10,8 @@ use hone_model::weights::Quantize;
 
 use crate::app::adapters::VersionChoice;
 use crate::app::generate::Weights;
-use crate::ledger::trl::{TableFormat, TrlColumns};
+use crate::ledger::row::TrlColumns;
+use crate::ledger::trl::TableFormat;
 use crate::runs::from_ledger::filter::LedgerFilter;
 use crate::starter::Teacher;
 use hone_config::flags::{engine_backend, quantize};

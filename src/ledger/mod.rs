@@ -2,4 +2,5 @@
 
 pub(crate) mod inspect;
 mod parquet;
+pub(crate) mod row;
 pub(crate) mod trl;

@@ -1,4 +1,4 @@
-//! Writes rows of [`super::trl`] as Parquet.
+//! Writes rows as Parquet.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use ::parquet::schema::parser::parse_message_type;
 use anyhow::Context;
 
-use super::trl::{Cell, TrlColumns, TrlRow};
+use super::row::{Cell, TrlColumns, TrlRow};
 
 /// Rows of a row group.
 const GROUP: usize = 4096;

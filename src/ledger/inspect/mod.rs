@@ -27,7 +27,7 @@ const HELP: &str =
 
 /// What a row of a list opens.
 #[derive(Clone, Debug)]
-enum Target {
+enum RowTarget {
     Version(PolicyVersion),
     Step(u64),
     Sample(Box<Sample>),
@@ -36,20 +36,20 @@ enum Target {
 /// The content of a page.
 #[derive(Debug)]
 enum Content {
-    List { header: Vec<&'static str>, widths: Vec<u16>, rows: Vec<(Vec<String>, Target)> },
+    List { header: Vec<&'static str>, widths: Vec<u16>, rows: Vec<(Vec<String>, RowTarget)> },
     Text(Vec<Line<'static>>),
 }
 
 /// What the terminal shows.
 #[derive(Debug)]
-struct Page {
+struct ShownPage {
     title: String,
     content: Content,
     /// The selected row, or the first visible line.
     position: usize,
 }
 
-impl Page {
+impl ShownPage {
     fn new(title: impl Into<String>, content: Content) -> Self {
         Self { title: title.into(), content, position: 0 }
     }
@@ -66,7 +66,7 @@ impl Page {
 /// The pages that were opened; the last one is shown.
 pub(crate) struct Inspector {
     ledger: Ledger,
-    pages: Vec<Page>,
+    pages: Vec<ShownPage>,
 }
 
 impl Inspector {
@@ -124,9 +124,9 @@ impl Inspector {
                     && let Some((_, target)) = rows.get(at)
                 {
                     let opened = match target {
-                        Target::Version(version) => completions(&self.ledger, Some(*version))?,
-                        Target::Step(step) => completions_of_step(&self.ledger, *step)?,
-                        Target::Sample(sample) => completion(&self.ledger, sample)?,
+                        RowTarget::Version(version) => completions(&self.ledger, Some(*version))?,
+                        RowTarget::Step(step) => completions_of_step(&self.ledger, *step)?,
+                        RowTarget::Sample(sample) => completion(&self.ledger, sample)?,
                     };
                     self.pages.push(opened);
                 }
@@ -138,7 +138,7 @@ impl Inspector {
 }
 
 /// Draws a page.
-fn render(frame: &mut Frame<'_>, page: &Page) {
+fn render(frame: &mut Frame<'_>, page: &ShownPage) {
     let [body, help] =
         Layout::vertical([Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
     let block = Block::bordered().title(format!(" {} ", page.title).bold());
@@ -164,7 +164,7 @@ fn render(frame: &mut Frame<'_>, page: &Page) {
 
 // The pages.
 
-fn versions(ledger: &Ledger) -> Result<Page, StoreError> {
+fn versions(ledger: &Ledger) -> Result<ShownPage, StoreError> {
     let rows = ledger.policies()?.into_iter().rev().map(|record| {
         let checks = record.checks.iter().filter(|check| !check.passed).map(|check| &*check.name);
         let notes = record.reason.as_deref().into_iter().chain(checks).collect::<Vec<_>>();
@@ -177,14 +177,14 @@ fn versions(ledger: &Ledger) -> Result<Page, StoreError> {
             date(record.created),
             one_line(&notes.join(", ")),
         ];
-        (cells, Target::Version(record.version))
+        (cells, RowTarget::Version(record.version))
     });
     let header = vec!["version", "parent", "step", "state", "reward", "made", "why"];
     let content = Content::List { header, widths: vec![7, 7, 7, 11, 7, 19], rows: rows.collect() };
-    Ok(Page::new("versions (Enter: their completions)", content))
+    Ok(ShownPage::new("versions (Enter: their completions)", content))
 }
 
-fn steps(ledger: &Ledger) -> Result<Page, StoreError> {
+fn steps(ledger: &Ledger) -> Result<ShownPage, StoreError> {
     let rows = ledger.steps(0, usize::MAX)?.into_iter().rev().map(|record| {
         let metric = |name: &str| number(record.metrics.get(name).copied());
         let cells = vec![
@@ -195,14 +195,14 @@ fn steps(ledger: &Ledger) -> Result<Page, StoreError> {
             metric("entropy"),
             date(record.created),
         ];
-        (cells, Target::Step(record.step))
+        (cells, RowTarget::Step(record.step))
     });
     let header = vec!["step", "groups", "reward", "KL", "entropy", "ended"];
     let content = Content::List { header, widths: vec![7, 7, 9, 9, 9], rows: rows.collect() };
-    Ok(Page::new("steps (Enter: their completions)", content))
+    Ok(ShownPage::new("steps (Enter: their completions)", content))
 }
 
-fn completions(ledger: &Ledger, version: Option<PolicyVersion>) -> Result<Page, StoreError> {
+fn completions(ledger: &Ledger, version: Option<PolicyVersion>) -> Result<ShownPage, StoreError> {
     let samples = ledger.newest_samples(version, LISTED)?;
     let of = version.map(|version| format!(" of version {version}")).unwrap_or_default();
     let title = match samples.len() {
@@ -212,7 +212,7 @@ fn completions(ledger: &Ledger, version: Option<PolicyVersion>) -> Result<Page, 
     list(ledger, title, samples)
 }
 
-fn completions_of_step(ledger: &Ledger, step: u64) -> Result<Page, StoreError> {
+fn completions_of_step(ledger: &Ledger, step: u64) -> Result<ShownPage, StoreError> {
     let mut samples = Vec::new();
     for record in ledger.steps(step, 1)? {
         for id in record.groups {
@@ -224,7 +224,7 @@ fn completions_of_step(ledger: &Ledger, step: u64) -> Result<Page, StoreError> {
     list(ledger, format!("{} completions of step {step}", samples.len()), samples)
 }
 
-fn list(ledger: &Ledger, title: String, samples: Vec<Sample>) -> Result<Page, StoreError> {
+fn list(ledger: &Ledger, title: String, samples: Vec<Sample>) -> Result<ShownPage, StoreError> {
     let mut rows = Vec::with_capacity(samples.len());
     for sample in samples {
         let rewards = ledger.rewards_of(sample.id)?;
@@ -238,14 +238,14 @@ fn list(ledger: &Ledger, title: String, samples: Vec<Sample>) -> Result<Page, St
             number(total),
             shortened(&one_line(&sample.text), 300).into_owned(),
         ];
-        rows.push((cells, Target::Sample(Box::new(sample))));
+        rows.push((cells, RowTarget::Sample(Box::new(sample))));
     }
     let header = vec!["sampled", "version", "origin", "tokens", "reward", "text"];
     let content = Content::List { header, widths: vec![19, 7, 10, 6, 7], rows };
-    Ok(Page::new(title, content))
+    Ok(ShownPage::new(title, content))
 }
 
-fn completion(ledger: &Ledger, sample: &Sample) -> Result<Page, StoreError> {
+fn completion(ledger: &Ledger, sample: &Sample) -> Result<ShownPage, StoreError> {
     let mut lines = Vec::new();
     let mut add = |heading: &str, text: &str| {
         lines.push(Line::from(heading.to_owned()).bold());
@@ -282,7 +282,7 @@ fn completion(ledger: &Ledger, sample: &Sample) -> Result<Page, StoreError> {
             number(Some(mean)),
         ),
     );
-    Ok(Page::new("completion", Content::Text(lines)))
+    Ok(ShownPage::new("completion", Content::Text(lines)))
 }
 
 fn origin(sample: &Sample) -> &'static str {

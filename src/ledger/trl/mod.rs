@@ -1,4 +1,4 @@
-//! `hone db export --columns`: completions in the columns of TRL's dataset formats, which `datasets` reads.
+//! `hone db export` with `--columns`: completions in the columns of TRL's dataset formats, which `datasets` reads.
 //!
 //! Prompts and completions are conversations: lists of `{role, content}`. A row is left out, and counted, if its prompt
 //! is kept for exams, if it has calls of tools, which these columns cannot express, or if nothing rates it.
@@ -14,20 +14,10 @@ use hone_core::types::{Interaction, Message, Role, Sample, SampleId, SampleOrigi
 use hone_store::Ledger;
 
 use super::parquet::ParquetRows;
+use super::row::{Cell, TrlColumns, TrlRow};
 
 /// Prompts that are read at once.
 const PAGE: usize = 256;
-
-/// The columns of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TrlColumns {
-    /// prompt, completion, reward: every completion with its reward
-    Reward,
-    /// prompt, chosen, rejected: the best and the worst completion of a prompt, and corrections
-    Preference,
-    /// prompt, completion, label: whether the reward is above --threshold
-    Label,
-}
 
 /// The form of the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -49,19 +39,6 @@ pub(crate) struct TrlExport {
     /// The largest reward whose label is false.
     pub(crate) threshold: f64,
 }
-
-/// A value of a row.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Cell {
-    Conversation(Vec<Message>),
-    Text(String),
-    Number(f64),
-    Integer(i64),
-    Flag(bool),
-}
-
-/// The values of a row by column, in one order for all rows.
-pub(super) type TrlRow = Vec<(&'static str, Cell)>;
 
 /// How many rows were written, and how many completions or prompts were left out, by reason.
 #[derive(Debug, Default, PartialEq, Eq)]
