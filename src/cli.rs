@@ -10,7 +10,10 @@ use hone_model::weights::Quantize;
 
 use crate::app::adapters::VersionChoice;
 use crate::app::generate::Weights;
+use crate::ledger::row::TrlColumns;
+use crate::ledger::trl::TableFormat;
 use crate::runs::from_ledger::filter::LedgerFilter;
+use crate::starter::Teacher;
 use hone_config::flags::{engine_backend, quantize};
 use hone_demo::DemoOptions;
 
@@ -27,6 +30,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Write a starter configuration for a model of one's own, from which a first run learns
+    Init(InitArgs),
     /// Show how a model improves from the rewards of simulated users, and report the result
     Demo(DemoOptions),
     /// Serve a model and keep training it
@@ -63,6 +68,35 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: AdaptersCommand,
     },
+    /// Print the script with which a shell completes Hone's commands and flags
+    Completions {
+        /// The shell
+        #[arg(value_name = "SHELL")]
+        shell: clap_complete::Shell,
+    },
+    /// Write a manual page for each command
+    Man {
+        /// Directory of the pages, such as /usr/local/share/man/man1; it is created
+        #[arg(long, value_name = "DIR")]
+        to: PathBuf,
+    },
+}
+
+/// What is not given is asked for if standard input is a terminal.
+#[derive(Debug, Args)]
+pub(crate) struct InitArgs {
+    /// Directory to write hone.toml and example prompts into; it is created, and no file is replaced
+    #[arg(value_name = "DIR", default_value = ".")]
+    pub(crate) target: PathBuf,
+    /// Model: a Hugging Face directory or hub id, or a GGUF file [default: the embedded model]
+    #[arg(long, value_name = "DIR|HUB_ID|FILE")]
+    pub(crate) model: Option<String>,
+    /// What teaches the model [default: answers]
+    #[arg(long, value_name = "TEACHER", value_enum)]
+    pub(crate) learn_from: Option<Teacher>,
+    /// Prompts with answers: JSONL, CSV or Parquet, or hf://OWNER/NAME [default: example prompts]
+    #[arg(long, value_name = "FILE|HF_URL")]
+    pub(crate) dataset: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -196,8 +230,39 @@ pub(crate) enum DbCommand {
     Check(DataArgs),
     /// Release unused space
     Compact(DataArgs),
-    /// Print every record as a line of JSON
-    Export(DataArgs),
+    /// Browse versions, steps and completions in the terminal
+    Inspect(DataArgs),
+    /// Print every record as a line of JSON, or completions in the columns of TRL
+    Export(ExportArgs),
+    /// Make a new ledger from a file that `hone db export` wrote
+    Import {
+        /// The file: every record as a line of JSON
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        #[command(flatten)]
+        data: DataArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Completions in these columns, which TRL and `datasets` read [default: every record as it is]
+    #[arg(long, value_name = "COLUMNS", value_enum)]
+    pub(crate) columns: Option<TrlColumns>,
+    /// Form of the columns
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t, requires = "columns")]
+    pub(crate) format: TableFormat,
+    /// Reward part that counts [default: the sum of all parts]
+    #[arg(long, value_name = "NAME", requires = "columns")]
+    pub(crate) part: Option<String>,
+    /// A completion with a larger reward has the label true
+    #[arg(long, value_name = "REWARD", requires = "columns", default_value_t = 0.5)]
+    pub(crate) threshold: f64,
+    /// Write a file, which must not exist [default: standard output]
+    #[arg(long, value_name = "FILE", required_if_eq("format", "parquet"))]
+    pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
 }
 
 #[derive(Debug, Subcommand)]

@@ -1,27 +1,31 @@
 //! The commands: parses the command line, runs the command, and sets the exit code.
 
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, BufReader, IsTerminal, Read, Write};
 use std::path::Path;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use serde::Serialize;
 
 use crate::app::adapters::{Export, VersionChoice};
 use crate::app::generate::GenerateOptions;
 use crate::cli::{
-    AdaptersCommand, Cli, Command, ConfigArgs, DataArgs, DbCommand, EvalArgs, GenerateArgs,
-    RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
+    AdaptersCommand, Cli, Command, ConfigArgs, DataArgs, DbCommand, EvalArgs, ExportArgs,
+    GenerateArgs, InitArgs, RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
 };
 use crate::config::{Config, LogConfig};
+use crate::ledger::inspect::Inspector;
+use crate::ledger::trl::TrlExport;
 use crate::runs::eval::EvalOptions;
 use crate::runs::from_ledger::train::FromLedgerOptions;
 use crate::runs::report::Ending;
 use crate::runs::train::TrainOptions;
+use crate::starter::{Starter, Teacher};
 use crate::{UsageError, app, config, import_trl as trl, logging, runs, usage};
+use hone_core::files::keep_files_private;
 use hone_core::types::{Message, Role, SamplingParams};
 use hone_demo::{DaemonHandle, DemoOptions, DemoUsage};
 use hone_engine::EngineError;
@@ -29,7 +33,7 @@ use hone_model::adapter::merge::Precision;
 use hone_report::terminal::visible;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
-use hone_store::maintain;
+use hone_store::{Ledger, StoreError, maintain};
 
 /// Exit code of a run that a signal ended, as shells report Ctrl-C.
 const INTERRUPTED: u8 = 130;
@@ -65,6 +69,7 @@ fn check_clock(now: SystemTime) -> anyhow::Result<()> {
 
 fn run(command: Command, out: &mut Output) -> Outcome {
     match command {
+        Command::Init(args) => init(args, out),
         Command::Serve(args) => serve(args, out),
         Command::Demo(options) => run_demo(options, out),
         Command::Train(args) => train(args, out),
@@ -76,7 +81,34 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Rewards { command: RewardsCommand::List } => list_rewards(out),
         Command::Rewards { command: RewardsCommand::Test(args) } => test_rewards(args, out),
         Command::Adapters { command } => adapters(command, out),
+        Command::Completions { shell } => {
+            // Into memory first, because the generator panics on a closed pipe.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "hone", &mut script);
+            out.write_all(&script)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man { to } => {
+            let place = || format!("--to: {}", to.display());
+            std::fs::create_dir_all(&to).with_context(place)?;
+            clap_mangen::generate_to(Cli::command(), &to).with_context(place)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+fn init(args: InitArgs, out: &mut Output) -> Outcome {
+    let InitArgs { target, model, learn_from, dataset } = args;
+    if learn_from == Some(Teacher::Feedback) && dataset.is_some() {
+        let why = "--dataset is for --learn-from answers: feedback needs no dataset";
+        return Err(usage(anyhow::Error::msg(why)));
+    }
+    let mut starter = Starter { model, teacher: learn_from, dataset };
+    if io::stdin().is_terminal() {
+        starter.ask(&mut BufReader::new(io::stdin()), &mut io::stderr())?;
+    }
+    write!(out, "{}", starter.write(&target)?)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn load(file: Option<&Path>) -> anyhow::Result<Config> {
@@ -441,11 +473,59 @@ fn db(command: DbCommand, out: &mut Output) -> Outcome {
         DbCommand::Compact(data) => {
             writeln!(out, "{}", serde_json::to_string(&maintain::compact(&ledger(data))?)?)?;
         }
-        DbCommand::Export(data) => {
-            maintain::export(&ledger(data), out)?;
+        DbCommand::Inspect(data) => {
+            ensure!(
+                io::stdout().is_terminal() && io::stdin().is_terminal(),
+                "`hone db inspect` needs a terminal; `hone db export` writes the records for other programs"
+            );
+            Inspector::new(open_ledger(&data)?)?.run()?;
+        }
+        DbCommand::Export(args) => export(args, out)?,
+        DbCommand::Import { file, data } => {
+            keep_files_private();
+            let place = || file.display().to_string();
+            let lines = BufReader::new(std::fs::File::open(&file).with_context(place)?);
+            std::fs::create_dir_all(&data.data).with_context(|| data.data.display().to_string())?;
+            let report = hone_store::import(&ledger(data), lines).with_context(place)?;
+            writeln!(out, "{}", serde_json::to_string(&report)?)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The ledger of a stopped daemon, to read it.
+fn open_ledger(data: &DataArgs) -> anyhow::Result<Ledger> {
+    let opened = Ledger::open_read_only(&data.data.join(app::LEDGER));
+    opened.map_err(|error| match error {
+        StoreError::InUse(_) => anyhow::Error::new(error)
+            .context("stop the daemon first, or use a backup of its data directory"),
+        error => error.into(),
+    })
+}
+
+fn export(args: ExportArgs, out: &mut Output) -> anyhow::Result<()> {
+    let ExportArgs { columns, format, part, threshold, output, data } = args;
+    keep_files_private();
+    let mut file = match &output {
+        Some(path) => {
+            let created = std::fs::File::create_new(path);
+            let place = || format!("--output: {} cannot be written", path.display());
+            Some(io::BufWriter::new(created.with_context(place)?))
+        }
+        None => None,
+    };
+    let out: &mut (dyn Write + Send) = match &mut file {
+        Some(file) => file,
+        None => out,
+    };
+    match columns {
+        None => drop(maintain::export(&data.data.join(app::LEDGER), out)?),
+        Some(columns) => {
+            let export = TrlExport { columns, format, part, threshold };
+            print_note(&export.write(&open_ledger(&data)?, out)?.to_string());
+        }
+    }
+    Ok(())
 }
 
 fn list_rewards(out: &mut Output) -> Outcome {

@@ -1,14 +1,17 @@
 //! Hone serves a language model and trains it with the rewards of its users.
 //!
 //! This package combines the crates in `crates/` into one binary: the command line ([`cli`]), the
-//! composition of the daemon ([`app`]), runs on a dataset and the conversion of TRL's configurations.
+//! composition of the daemon ([`app`]), runs on a dataset, the starter configuration and the
+//! conversion of TRL's configurations.
 
 pub mod app;
 pub mod cli;
 pub mod commands;
 mod import_trl;
+mod ledger;
 pub mod logging;
 mod runs;
+mod starter;
 
 pub use hone_config as config;
 

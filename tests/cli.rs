@@ -166,3 +166,63 @@ fn a_daemon_whose_output_is_closed_keeps_serving() {
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     assert_eq!(daemon.wait().unwrap().code(), Some(0));
 }
+
+#[tokio::test]
+async fn an_export_is_imported_and_no_file_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    create_ledger(Path::new(&path("data"))).await;
+    let (data, copy, lines) = (path("data"), path("copy"), path("lines.jsonl"));
+    let export = ["db", "export", "--data", &data, "--output", &lines];
+    assert!(hone(&export).status().unwrap().success());
+    let refused = |args: &[&str], code, reason: &str| {
+        let output = hone(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}");
+        assert!(stderr(&output).contains(reason), "{}", stderr(&output));
+    };
+    refused(&export, 1, "lines.jsonl cannot be written");
+    let import = ["db", "import", &lines, "--data", &copy];
+    assert!(hone(&import).status().unwrap().success());
+    assert!(hone(&["db", "check", "--data", &copy]).status().unwrap().success());
+    refused(&import, 1, "exists already, and is not replaced");
+    let columns = ["db", "export", "--data", &data, "--columns", "label"];
+    refused(&[&columns[..], &["--format", "parquet"]].concat(), 2, "--output");
+    refused(&["db", "export", "--data", &data, "--part", "thumbs"], 2, "--columns");
+    refused(&columns, 0, "note: 0 rows written");
+    refused(&["db", "inspect", "--data", &data], 1, "needs a terminal");
+}
+
+/// The shells' own parsers accept the scripts; a shell that is not installed is skipped.
+#[test]
+fn the_completions_are_scripts_of_their_shells() {
+    let dir = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = hone(&["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && script.contains("import-trl"), "{shell}");
+        let file = dir.path().join(shell);
+        std::fs::write(&file, script).unwrap();
+        if !["bash", "zsh", "fish"].contains(&shell) {
+            continue;
+        }
+        match Command::new(shell).arg("-n").arg(&file).output() {
+            Ok(checked) => assert!(checked.status.success(), "{shell}: {}", stderr(&checked)),
+            Err(_) => hone_core::testing::skip(&format!("completions: {shell} is not installed")),
+        }
+    }
+    assert_eq!(hone(&["completions", "tcsh"]).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("man1");
+    let output = hone(&["man", "--to", to.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    for (page, flag) in
+        [("hone", "completions"), ("hone-serve", "explain"), ("hone-db-check", "data")]
+    {
+        let text = std::fs::read_to_string(to.join(format!("{page}.1"))).unwrap();
+        assert!(text.contains(".TH") && text.contains(flag), "{page}: {text}");
+    }
+}

@@ -18,7 +18,8 @@ use super::documents::{FOLDERS, documents};
 use super::root;
 
 /// Options of Hone whose value is a file or directory that the command writes.
-const WRITTEN: &[&str] = &["json", "merged", "output", "peft", "report", "write_model"];
+const WRITTEN: &[&str] =
+    &["json", "merged", "output", "peft", "report", "target", "to", "write_model"];
 
 /// Values that are a model without a path.
 const MODELS: &[&str] = &["embedded", "100m", "100m-bf16"];

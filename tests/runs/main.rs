@@ -7,6 +7,7 @@ mod data;
 mod from_ledger;
 mod generate;
 mod hub;
+mod starter;
 mod upgrade;
 
 use std::path::Path;

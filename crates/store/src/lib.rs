@@ -32,15 +32,18 @@
 mod error;
 mod file;
 mod format;
+mod import;
 pub mod maintain;
 mod migrate;
 mod op;
+mod pages;
 mod reader;
 mod store;
 mod write;
 
 pub use error::StoreError;
 pub use file::{CACHE_BYTES, Ledger};
+pub use import::{ImportReport, import};
 pub use op::{
     Committed, CorrectionEntry, ERASED, FeedbackEntry, FeedbackOutcome, MERGED, Op, QUARANTINED,
     QuarantinedKey,

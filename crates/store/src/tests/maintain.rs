@@ -2,7 +2,7 @@ use super::*;
 use crate::format::codec::{LedgerRecord, RECORD_VERSION, decode, encode};
 use crate::format::{GROUPS, READY, SAMPLES};
 use crate::maintain::{check, compact, export, stats};
-use crate::{Ledger, StoreError, file};
+use crate::{Ledger, StoreError, file, import};
 
 fn fill(path: &Path) {
     let store = open(path);
@@ -185,4 +185,45 @@ fn damaged_pages_are_errors_and_not_panics() {
         found += u32::from(counted.is_err() || exported.is_err());
     }
     assert!(found > 0, "no damage was found");
+}
+
+/// Everything that an export has, and the indexes, are as before.
+#[test]
+fn an_import_of_an_export_has_the_same_records_and_indexes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("ledger.redb"), dir.path().join("copy.redb"));
+    fill(&path);
+    let store = open(&path);
+    // One that waits for a group, one that came after its group, and an erased prompt with a group.
+    store.commit_blocking(prompt_ops(30, 0)).unwrap();
+    store.commit_blocking(vec![feedback(thumbs(30, 1.0, 30))]).unwrap();
+    store.commit_blocking(vec![Op::Erase(interaction(5).id, 7)]).unwrap();
+    let waiting = |ledger: &Ledger| ledger.ungrouped_feedback(u64::MAX, 100).unwrap();
+    let (ready, ungrouped) = (store.ready_groups(100).unwrap(), waiting(&store));
+    assert!(!ungrouped.is_empty() && !ready.is_empty());
+    drop(store);
+    let mut lines = Vec::new();
+    export(&path, &mut lines).unwrap();
+    lines.extend_from_slice(b"\n{\"table\":\"later\",\"row\":{}}\n");
+
+    let report = import(&copy, &lines[..]).unwrap();
+    assert_eq!(report.left_out, [("later".to_owned(), 1)].into());
+    assert_eq!(report.imported["samples"], stats(&path).unwrap().samples);
+    assert_eq!(stats(&copy).unwrap(), stats(&path).unwrap());
+    let mut again = Vec::new();
+    export(&copy, &mut again).unwrap();
+    assert!(lines.starts_with(&again));
+    let ledger = Ledger::open_read_only(&copy).unwrap();
+    assert_eq!((ledger.ready_groups(100).unwrap(), waiting(&ledger)), (ready, ungrouped));
+    drop(ledger);
+    assert!(check(&copy).unwrap().is_healthy());
+
+    let refused =
+        |lines: &[u8]| import(&dir.path().join("bad.redb"), lines).unwrap_err().to_string();
+    assert!(import(&copy, &lines[..]).unwrap_err().to_string().contains("exists already"));
+    assert!(refused(b"{}").contains("line 1"), "{}", refused(b"{}"));
+    assert!(refused(b"\n{\"table\":\"steps\",\"row\":1}").contains("line 2"));
+    let half: Vec<u8> = lines.split_inclusive(|b| *b == b'\n').skip(1).flatten().copied().collect();
+    assert!(refused(&half).contains("its interaction is missing"), "{}", refused(&half));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing is left of them");
 }
