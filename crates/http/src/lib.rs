@@ -7,7 +7,7 @@
 //! has a function `from_wire`, which makes the one internal request of a body, and a type that implements
 //! `ToWire`, which makes the response of what is sampled: `chat`, `text` (completions), `responses` (OpenAI's
 //! Responses) and `messages` (Anthropic's API). `stored` has the endpoints of recorded completions, `operator` those of
-//! `/admin`, probes and metrics.
+//! `/admin`, probes and metrics, `data` those that erase, back up and audit.
 //!
 //! Invariants: every response is JSON, except streams and `/metrics`; every error has OpenAI's shape, or
 //! Anthropic's on `/v1/messages`; a completion is queued for the ledger before its last byte is sent, or
@@ -18,6 +18,7 @@ mod auth;
 mod body;
 mod chat;
 pub mod config;
+mod data;
 mod error;
 mod feedback;
 mod generate;

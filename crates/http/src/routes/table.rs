@@ -17,12 +17,14 @@ use serde_json::{Map, Value, json};
 
 use hone_core::types::PolicyRecord;
 use hone_reward::grader::GradeOutcome;
+use hone_store::Backup;
 use hone_train::TrainStatus;
 
 use crate::auth::{Access, access};
 use crate::body::{Field, FieldTable, List, check_length, fields_of, object_schema};
 use crate::chat::{self, ChatChunk, ChatCompletion};
 use crate::config::ServerConfig;
+use crate::data::{self, AuditList, DataStatus, ErasureReport};
 use crate::error::ApiError;
 use crate::feedback::{self, FeedbackRecord, FeedbackResponse, ListedResponse};
 use crate::generate::model::{self, DetokenizedText, ModelObject, TokenizedText};
@@ -169,7 +171,7 @@ fn events_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 }
 
 /// The groups of routes, by the beginning of their paths.
-const TAGS: [(&str, &str); 16] = [
+const TAGS: [(&str, &str); 20] = [
     ("/v1/chat/completions", "Chat completions"),
     ("/v1/completions", "Text completions"),
     ("/v1/responses", "Responses"),
@@ -183,6 +185,10 @@ const TAGS: [(&str, &str); 16] = [
     ("/admin/policies", "Policy versions"),
     ("/admin/feedback", "Quarantine"),
     ("/admin/completions", "Erasure"),
+    ("/admin/erase", "Erasure"),
+    ("/admin/data", "Data"),
+    ("/admin/backup", "Data"),
+    ("/admin/audit", "Audit"),
     ("/openapi.json", "OpenAPI document"),
     ("/metrics", "Probes and metrics"),
     ("/", "Probes and metrics"),
@@ -381,6 +387,24 @@ fn operators() -> Vec<ApiRoute> {
         route(DELETE, "/admin/completions/{id}", stored::delete_any)
             .named("eraseCompletion", "Erase a recorded completion of any key")
             .answers::<DeletedCompletion>(),
+        route(GET, "/admin/data", data::status)
+            .named("getData", "Sizes and rows of the recorded data")
+            .answers::<DataStatus>(),
+        route(POST, "/admin/erase", data::erase)
+            .named("eraseData", "Erase by completion, session, end user, key or date")
+            .takes("ErasePost", data::ERASE_FIELDS)
+            .example(json!({"before": "2026-01-31", "dry_run": true}))
+            .answers::<ErasureReport>(),
+        route(POST, "/admin/backup", data::backup)
+            .named("backUpData", "Write a backup of the running daemon")
+            .takes("BackupPost", data::BACKUP_FIELDS)
+            .example(json!({"name": "before-upgrade"}))
+            .answers::<Backup>()
+            .errors(&[409]),
+        route(GET, "/admin/audit", data::audit_list)
+            .named("listActions", "List the actions of operators, newest first")
+            .query(data::AUDIT_FIELDS)
+            .answers::<AuditList>(),
         route(GET, "/livez", operator::live)
             .named("getLiveness", "Whether the process runs")
             .answers::<ProbeStatus>(),
