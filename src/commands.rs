@@ -34,7 +34,7 @@ use hone_model::adapter::merge::Precision;
 use hone_report::terminal::visible;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
-use hone_store::{Ledger, Selection, StoreError, maintain};
+use hone_store::{ErasureFilter, Ledger, StoreError, maintain};
 
 /// Exit code of a run that a signal ended, as shells report Ctrl-C.
 const INTERRUPTED: u8 = 130;
@@ -546,20 +546,20 @@ fn export(args: ExportArgs, out: &mut Output) -> anyhow::Result<()> {
 }
 
 /// What to erase, and the name of the flag.
-fn selection(args: &EraseArgs) -> anyhow::Result<(Selection, &'static str)> {
+fn selection(args: &EraseArgs) -> anyhow::Result<(ErasureFilter, &'static str)> {
     let EraseArgs { completion, session, end_user, key, before, .. } = args;
     if let Some(id) = completion {
         let found = InteractionId::from_completion_id(id);
         let id = found.ok_or_else(|| {
             usage(anyhow::anyhow!("--completion is {id:?}: it must be the id of a completion"))
         })?;
-        return Ok((Selection::Completion(id), "completion_id"));
+        return Ok((ErasureFilter::Completion(id), "completion_id"));
     }
     let texts = [
-        session.clone().map(|text| (Selection::Session(text), "session_id")),
-        end_user.clone().map(|text| (Selection::EndUser(text), "end_user")),
-        key.clone().map(|text| (Selection::Key(text), "key_id")),
-        before.map(|time| (Selection::Before(time), "before")),
+        session.clone().map(|text| (ErasureFilter::Session(text), "session_id")),
+        end_user.clone().map(|text| (ErasureFilter::EndUser(text), "end_user")),
+        key.clone().map(|text| (ErasureFilter::Key(text), "key_id")),
+        before.map(|time| (ErasureFilter::Before(time), "before")),
     ];
     // clap requires one of them.
     texts.into_iter().flatten().next().context("nothing is selected")

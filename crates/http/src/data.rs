@@ -19,8 +19,8 @@ use uuid::Uuid;
 use hone_core::files::free_bytes;
 use hone_core::types::{InteractionId, UnixMillis};
 use hone_store::{
-    AuditRecord, BACKUPS, Backup, Erasure, Op, Selection, StartedBackup, StoreError, StoreStats,
-    parse_moment, tree_bytes,
+    AuditRecord, BACKUPS, Backup, Erasure, ErasureFilter, Op, StartedBackup, StoreError,
+    StoreStats, parse_moment, tree_bytes,
 };
 use hone_train::TrainError;
 
@@ -146,7 +146,7 @@ pub async fn erase(
 }
 
 /// The only field that selects, and the selection.
-fn selection(fields: &Fields<'_>) -> Result<(&'static str, Selection), ApiError> {
+fn selection(fields: &Fields<'_>) -> Result<(&'static str, ErasureFilter), ApiError> {
     const NAMES: [&str; 5] = ["completion_id", "session_id", "end_user", "key_id", "before"];
     let mut given = NAMES.into_iter().filter(|name| fields.get(name).is_some());
     let (Some(name), None) = (given.next(), given.next()) else {
@@ -161,12 +161,12 @@ fn selection(fields: &Fields<'_>) -> Result<(&'static str, Selection), ApiError>
     let selection = match name {
         "completion_id" => {
             let unknown = || ApiError::no_such_completion(name, text);
-            Selection::Completion(InteractionId::from_completion_id(text).ok_or_else(unknown)?)
+            ErasureFilter::Completion(InteractionId::from_completion_id(text).ok_or_else(unknown)?)
         }
-        "session_id" => Selection::Session(owned),
-        "end_user" => Selection::EndUser(owned),
-        "key_id" => Selection::Key(owned),
-        _ => Selection::Before(parse_moment(text).ok_or_else(|| {
+        "session_id" => ErasureFilter::Session(owned),
+        "end_user" => ErasureFilter::EndUser(owned),
+        "key_id" => ErasureFilter::Key(owned),
+        _ => ErasureFilter::Before(parse_moment(text).ok_or_else(|| {
             fields.invalid(
                 name,
                 "a date such as \"2026-01-31\" or a time such as \"2026-01-31T12:00:00Z\"",

@@ -32,7 +32,7 @@ pub fn parse_moment(text: &str) -> Option<UnixMillis> {
 
 /// Which completions are erased.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Selection {
+pub enum ErasureFilter {
     /// One completion.
     Completion(InteractionId),
     /// The completions of conversations with this `metadata.session_id`, of every key.
@@ -45,7 +45,7 @@ pub enum Selection {
     Before(UnixMillis),
 }
 
-impl Selection {
+impl ErasureFilter {
     fn has_prompt(&self, row: &Interaction) -> bool {
         match self {
             Self::Completion(id) => row.id == *id,
@@ -82,7 +82,7 @@ pub struct Erasure {
 
 /// What a selection finds.
 #[derive(Default)]
-struct Found {
+struct Selected {
     prompts: Vec<InteractionId>,
     /// Feedback on completions that stay.
     feedback: Vec<RewardId>,
@@ -95,7 +95,7 @@ impl Store {
     ///
     /// # Errors
     /// If the ledger cannot be read or written. What was erased before the error stays erased.
-    pub fn erase(&self, selection: &Selection, dry_run: bool) -> Result<Erasure, StoreError> {
+    pub fn erase(&self, selection: &ErasureFilter, dry_run: bool) -> Result<Erasure, StoreError> {
         let found = find(&self.inner.file.snapshot()?, selection)?;
         if dry_run {
             return Ok(found.report);
@@ -111,8 +111,8 @@ impl Store {
     }
 }
 
-fn find(tx: &ReadTransaction, selection: &Selection) -> Result<Found, StoreError> {
-    let mut found = Found::default();
+fn find(tx: &ReadTransaction, selection: &ErasureFilter) -> Result<Selected, StoreError> {
+    let mut found = Selected::default();
     let prompts = tx.open_table(format::INTERACTIONS)?;
     let (samples_of, groups_of) =
         (tx.open_table(format::SAMPLES_OF)?, tx.open_table(format::GROUPS_OF)?);
@@ -133,7 +133,7 @@ fn find(tx: &ReadTransaction, selection: &Selection) -> Result<Found, StoreError
         found.prompts.push(row.id);
         Ok(())
     };
-    if let Selection::Completion(id) = selection {
+    if let ErasureFilter::Completion(id) = selection {
         get(&prompts, id.0.as_bytes())?.map_or(Ok(()), &mut add)?;
     } else {
         for entry in prompts.iter()? {

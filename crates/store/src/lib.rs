@@ -45,7 +45,7 @@ mod store;
 mod write;
 
 pub use copy::{BACKUPS, Backup, LEDGER, StartedBackup, backup, restore, tree_bytes};
-pub use erasure::{Erasure, Selection, parse_moment};
+pub use erasure::{Erasure, ErasureFilter, parse_moment};
 pub use error::StoreError;
 pub use file::{CACHE_BYTES, Ledger};
 pub use import::{ImportReport, import};

@@ -21,7 +21,7 @@ use hone_core::types::{
     StepRecord,
 };
 
-use crate::erasure::{Erasure, Selection};
+use crate::erasure::{Erasure, ErasureFilter};
 use crate::error::StoreError;
 use crate::file::{self, Ledger};
 use crate::format::codec::{LedgerRecord, decode};
@@ -118,7 +118,7 @@ pub fn compact(path: &Path) -> Result<CompactReport, StoreError> {
 /// As [`stats`], or if the file cannot be written.
 pub fn erase(
     path: &Path,
-    selection: &Selection,
+    selection: &ErasureFilter,
     by: &str,
     dry_run: bool,
 ) -> Result<Erasure, StoreError> {

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 
 use super::*;
-use crate::erasure::Selection;
+use crate::erasure::ErasureFilter;
 use crate::retention::{Retention, RetentionKind};
 use crate::{AuditRecord, LEDGER, StartedBackup, backup, maintain, restore};
 
@@ -56,7 +56,7 @@ fn no_file_has_a_text_of_an_erased_end_user() {
     store.commit_blocking(versions.into_iter().map(|v| Op::Policy(Box::new(v))).collect()).unwrap();
     assert!(contains(store.dir.path(), "quagga"));
 
-    let selection = Selection::EndUser("quagga".to_owned());
+    let selection = ErasureFilter::EndUser("quagga".to_owned());
     let planned = store.erase(&selection, true).unwrap();
     assert_eq!((planned.completions, planned.samples, planned.feedback), (1, 2, 1));
     assert_eq!(planned.versions, [1, 2]);
