@@ -5,8 +5,10 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Parser, Subcommand};
 
+use hone_core::types::UnixMillis;
 use hone_engine::EngineBackend;
 use hone_model::weights::Quantize;
+use hone_store::parse_moment;
 
 use crate::app::adapters::VersionChoice;
 use crate::app::generate::Weights;
@@ -230,6 +232,24 @@ pub(crate) enum DbCommand {
     Check(DataArgs),
     /// Release unused space
     Compact(DataArgs),
+    /// Erase completions with everything that belongs to them, and print what was erased as JSON
+    Erase(EraseArgs),
+    /// Copy the data directory as of one moment. A running daemon does so with POST /admin/backup
+    Backup {
+        /// Directory of the backup, which must not exist
+        #[arg(long, value_name = "DIR")]
+        to: PathBuf,
+        #[command(flatten)]
+        data: DataArgs,
+    },
+    /// Copy a backup to an empty data directory and check it
+    Restore {
+        /// Directory of the backup
+        #[arg(long, value_name = "DIR")]
+        from: PathBuf,
+        #[command(flatten)]
+        data: DataArgs,
+    },
     /// Browse versions, steps and completions in the terminal
     Inspect(DataArgs),
     /// Print every record as a line of JSON, or completions in the columns of TRL
@@ -263,6 +283,36 @@ pub(crate) struct ExportArgs {
     pub(crate) output: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) data: DataArgs,
+}
+
+/// What `hone db erase` erases.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("selection").required(true))]
+pub(crate) struct EraseArgs {
+    /// One completion
+    #[arg(long, value_name = "ID", group = "selection")]
+    pub(crate) completion: Option<String>,
+    /// Conversations with this metadata.session_id
+    #[arg(long, value_name = "ID", group = "selection")]
+    pub(crate) session: Option<String>,
+    /// Completions and feedback of an end user, by the name in the field `user` of requests
+    #[arg(long, value_name = "NAME", group = "selection")]
+    pub(crate) end_user: Option<String>,
+    /// Completions and feedback of an API key with its end users, or of one end user, by id
+    #[arg(long, value_name = "ID", group = "selection")]
+    pub(crate) key: Option<String>,
+    /// Completions of before a date or a time, such as 2026-01-31 or 2026-01-31T12:00:00Z
+    #[arg(long, value_name = "DATE", group = "selection", value_parser = moment)]
+    pub(crate) before: Option<UnixMillis>,
+    /// Only print what would be erased
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) data: DataArgs,
+}
+
+fn moment(text: &str) -> Result<UnixMillis, String> {
+    parse_moment(text).ok_or_else(|| "it must be a date or a time of RFC 3339".to_owned())
 }
 
 #[derive(Debug, Subcommand)]

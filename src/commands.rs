@@ -13,8 +13,9 @@ use serde::Serialize;
 use crate::app::adapters::{Export, VersionChoice};
 use crate::app::generate::GenerateOptions;
 use crate::cli::{
-    AdaptersCommand, Cli, Command, ConfigArgs, DataArgs, DbCommand, EvalArgs, ExportArgs,
-    GenerateArgs, InitArgs, RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs, ValidateArgs,
+    AdaptersCommand, Cli, Command, ConfigArgs, DataArgs, DbCommand, EraseArgs, EvalArgs,
+    ExportArgs, GenerateArgs, InitArgs, RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs,
+    ValidateArgs,
 };
 use crate::config::{Config, LogConfig};
 use crate::ledger::inspect::Inspector;
@@ -26,14 +27,14 @@ use crate::runs::train::TrainOptions;
 use crate::starter::{Starter, Teacher};
 use crate::{UsageError, app, config, import_trl as trl, logging, runs, usage};
 use hone_core::files::keep_files_private;
-use hone_core::types::{Message, Role, SamplingParams};
+use hone_core::types::{InteractionId, Message, Role, SamplingParams};
 use hone_demo::{DaemonHandle, DemoOptions, DemoUsage};
 use hone_engine::EngineError;
 use hone_model::adapter::merge::Precision;
 use hone_report::terminal::visible;
 use hone_reward::routes::{RewardConfig, RouteConfig, RouteList};
 use hone_reward::sandbox;
-use hone_store::{Ledger, StoreError, maintain};
+use hone_store::{ErasureFilter, Ledger, StoreError, maintain};
 
 /// Exit code of a run that a signal ended, as shells report Ctrl-C.
 const INTERRUPTED: u8 = 130;
@@ -489,6 +490,22 @@ fn db(command: DbCommand, out: &mut Output) -> Outcome {
             let report = hone_store::import(&ledger(data), lines).with_context(place)?;
             writeln!(out, "{}", serde_json::to_string(&report)?)?;
         }
+        DbCommand::Erase(args) => {
+            let (selection, by) = selection(&args)?;
+            let erased = maintain::erase(&ledger(args.data), &selection, by, args.dry_run)?;
+            writeln!(out, "{}", serde_json::to_string(&erased)?)?;
+        }
+        DbCommand::Backup { to, data } => {
+            let backup = hone_store::backup(&data.data, &to)?;
+            writeln!(out, "{}", serde_json::to_string(&backup)?)?;
+        }
+        DbCommand::Restore { from, data } => {
+            let report = hone_store::restore(&from, &data.data)?;
+            writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+            if !report.is_healthy() {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -526,6 +543,26 @@ fn export(args: ExportArgs, out: &mut Output) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// What to erase, and the name of the flag.
+fn selection(args: &EraseArgs) -> anyhow::Result<(ErasureFilter, &'static str)> {
+    let EraseArgs { completion, session, end_user, key, before, .. } = args;
+    if let Some(id) = completion {
+        let found = InteractionId::from_completion_id(id);
+        let id = found.ok_or_else(|| {
+            usage(anyhow::anyhow!("--completion is {id:?}: it must be the id of a completion"))
+        })?;
+        return Ok((ErasureFilter::Completion(id), "completion_id"));
+    }
+    let texts = [
+        session.clone().map(|text| (ErasureFilter::Session(text), "session_id")),
+        end_user.clone().map(|text| (ErasureFilter::EndUser(text), "end_user")),
+        key.clone().map(|text| (ErasureFilter::Key(text), "key_id")),
+        before.map(|time| (ErasureFilter::Before(time), "before")),
+    ];
+    // clap requires one of them.
+    texts.into_iter().flatten().next().context("nothing is selected")
 }
 
 fn list_rewards(out: &mut Output) -> Outcome {

@@ -9,9 +9,9 @@ use serde::Deserialize;
 use hone_core::files::{FileError, at};
 use hone_core::types::{Lineage, PolicyRecord, PolicyState, PolicyVersion};
 use hone_model::adapter::merge::{Precision, merge};
+use hone_store::LEDGER;
 use hone_train::policy::adapter_digest;
 
-use crate::app::core::LEDGER;
 use crate::app::open_model;
 use crate::config::Config;
 use hone_report::terminal::{MISSING, shown, table};

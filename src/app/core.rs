@@ -18,7 +18,7 @@ use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_reward::routes::RouteConfig;
 use hone_rollout::Rollout;
-use hone_store::{Store, StoreConfig};
+use hone_store::{LEDGER, Retainer, Store, StoreConfig};
 use hone_train::config::PeakRate;
 use hone_train::monitoring::warnings::RewardRoles;
 use hone_train::policy::{ExamPrompt, Examiner, Policies, PolicySetup};
@@ -29,9 +29,6 @@ use super::memory::MemoryReport;
 use super::reward_tools;
 use super::{claim, open_model};
 use crate::config::Config;
-
-/// File name of the ledger in the data directory.
-pub const LEDGER: &str = "ledger.redb";
 
 /// Longest time that a run on a dataset waits for the trainer's running step at its end.
 pub const RUN_GRACE: Duration = Duration::from_secs(30);
@@ -51,6 +48,7 @@ pub struct Core {
     pub metrics: Arc<Metrics>,
     trainer: TrainWorker,
     engines: Engines,
+    _retainer: Retainer,
     /// Declared last, so that it is dropped last: it runs the tasks of the parts above.
     _background: Background,
 }
@@ -189,6 +187,7 @@ impl Core {
             metrics: metrics.clone(),
         };
         let trainer = background.enter(|| TrainWorker::start(setup))?;
+        let retainer = Retainer::start(store.clone(), config.store.retention, data.clone())?;
         Ok(Self {
             engine,
             publisher: engines.publisher.clone(),
@@ -200,6 +199,7 @@ impl Core {
             metrics,
             trainer,
             engines,
+            _retainer: retainer,
             _background: background,
         })
     }

@@ -12,9 +12,9 @@ use hone_core::types::{FinishReason, Message, PolicyVersion, SamplingParams};
 use hone_dataset::with_configured_context;
 use hone_engine::{Codec, Engine, Event, GenerateRequest, ModelDir, Priority, Publisher};
 use hone_sampler::BatchedPublisher;
+use hone_store::LEDGER;
 
 use super::adapters::{FoundVersion, VersionChoice, find};
-use super::core::LEDGER;
 use super::engines::{NativePurpose, load_base, start_native};
 use super::{open_model, owner};
 use crate::config::Config;

@@ -30,8 +30,8 @@ use crate::config::Config;
 use crate::usage;
 use engines::SelfJudge;
 
-pub use self::core::LEDGER;
 pub(crate) use self::core::{Core, RUN_GRACE};
+pub use hone_store::LEDGER;
 pub(crate) use memory::{explain_memory, longest_recorded_sample};
 pub use service::{ReloadSignal, Service, shutdown_signal, start};
 

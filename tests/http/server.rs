@@ -29,7 +29,7 @@ use hone_reward::grader::Backends;
 use hone_reward::routes::RouteList;
 use hone_store::{Store, StoreConfig, StoreStats};
 use hone_train::policy::{PolicyError, VersionRating};
-use hone_train::{TrainError, TrainState, TrainStatus};
+use hone_train::{TrainError, TrainHold, TrainState, TrainStatus};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
 
@@ -96,6 +96,9 @@ impl TrainControl for FakeTrainer {
     fn resume(&self) -> Result<(), TrainError> {
         self.paused.store(false, Ordering::SeqCst);
         Ok(())
+    }
+    async fn hold(&self) -> Result<TrainHold, TrainError> {
+        Err(TrainError::Disabled)
     }
     async fn step(&self) -> Result<TrainStatus, TrainError> {
         if self.training.load(Ordering::SeqCst) {

@@ -13,6 +13,7 @@ use hone_reward::routes::{RouteConfig, RouteList};
 use hone_reward::sandbox::SandboxConfig;
 use hone_reward::tools::GradersConfig;
 use hone_rollout::RolloutConfig;
+use hone_store::Retention;
 use hone_train::config::TrainConfig;
 use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::PolicyConfig;
@@ -32,6 +33,8 @@ pub struct Config {
     /// Hugging Face hub, which the loader reads from the environment.
     #[serde(skip)]
     pub hub: HubConfig,
+    /// Ledger.
+    pub store: LedgerConfig,
     /// Serving engine.
     pub engine: EngineConfig,
     /// Sampling of groups for training.
@@ -75,6 +78,14 @@ hone_core::parameters! {
         /// Free bytes of its file system below which the server is not ready; 0 for any.
         #[serde(skip)]
         pub min_free_bytes: u64 = 256 << 20,
+    }
+}
+
+hone_core::parameters! {
+    /// `[store]`.
+    pub struct LedgerConfig {
+        /// How long records are kept.
+        pub retention: Retention = Retention::default(),
     }
 }
 

@@ -34,6 +34,7 @@ pub(super) fn check(config: &Config) -> Checked {
         return Err(Problem::value("data.dir", "\"\"", "the path of a directory"));
     }
     config.data.check_in("data.")?;
+    config.store.retention.check_as("store.retention")?;
     engine(config)?;
     config.rollout.check()?;
     dataset(config)?;

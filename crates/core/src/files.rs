@@ -151,7 +151,10 @@ pub fn sync_parent(path: &Path) -> Result<(), FileError> {
 }
 
 /// Syncs every file and directory below `dir`, and `dir` itself. Symbolic links are not followed.
-fn sync_tree(dir: &Path) -> Result<(), FileError> {
+///
+/// # Errors
+/// If a file or directory cannot be read or synced.
+pub fn sync_tree(dir: &Path) -> Result<(), FileError> {
     for entry in fs::read_dir(dir).map_err(at(dir))? {
         let entry = entry.map_err(at(dir))?;
         let (path, kind) = (entry.path(), entry.file_type().map_err(at(dir))?);

@@ -7,7 +7,8 @@
 //! has a function `from_wire`, which makes the one internal request of a body, and a type that implements
 //! `ToWire`, which makes the response of what is sampled: `chat`, `text` (completions), `responses` (OpenAI's
 //! Responses) and `messages` (Anthropic's API). `stored` has the endpoints of recorded completions, `operator` those of
-//! `/admin`, probes and metrics, `console` the page for operators and what only it reads.
+//! `/admin`, probes and metrics, `data` those that erase, back up and audit, `console` the page for operators and what
+//! only it reads.
 //!
 //! Invariants: every response is JSON, except streams and `/metrics`; every error has OpenAI's shape, or
 //! Anthropic's on `/v1/messages`; a completion is queued for the ledger before its last byte is sent, or
@@ -19,6 +20,7 @@ mod body;
 mod chat;
 pub mod config;
 mod console;
+mod data;
 mod error;
 mod feedback;
 mod generate;

@@ -17,7 +17,7 @@ use hone_reward::grader::Backends;
 use hone_rollout::Rollout;
 use hone_store::{Store, StoreError};
 use hone_train::policy::{CanaryStatus, Policies, PolicyError, VersionRating};
-use hone_train::{TrainError, TrainHandle, TrainStatus};
+use hone_train::{TrainError, TrainHandle, TrainHold, TrainStatus};
 
 use super::auth::KeyRing;
 use super::error::ApiError;
@@ -132,6 +132,8 @@ pub trait TrainControl: Send + Sync {
     fn resume(&self) -> Result<(), TrainError>;
     /// Takes one step now and returns the status after it.
     async fn step(&self) -> Result<TrainStatus, TrainError>;
+    /// Keeps the trainer from writing until the result is dropped.
+    async fn hold(&self) -> Result<TrainHold, TrainError>;
 }
 
 #[async_trait]
@@ -147,6 +149,9 @@ impl TrainControl for TrainHandle {
     }
     async fn step(&self) -> Result<TrainStatus, TrainError> {
         self.step().await
+    }
+    async fn hold(&self) -> Result<TrainHold, TrainError> {
+        self.hold().await
     }
 }
 

@@ -21,6 +21,9 @@ use crate::error::StoreError;
 /// Size of redb's page cache. Its default of 1 GiB is too much next to a model.
 pub const CACHE_BYTES: usize = 64 << 20;
 
+/// The end of the name of a copy that is being written.
+pub(crate) const COPY_SUFFIX: &str = ".copy";
+
 /// Opens the file, at first and again after an error.
 pub(crate) type Opener = Box<dyn Fn() -> Result<Database, StoreError> + Send + Sync>;
 
@@ -32,6 +35,14 @@ enum FileState {
 }
 
 impl FileState {
+    fn snapshot(&self) -> Result<ReadTransaction, StoreError> {
+        Ok(match self {
+            Self::Open(database) => database.begin_read()?,
+            Self::ReadOnly(database) => database.begin_read()?,
+            closed => return Err(closed.error()),
+        })
+    }
+
     fn error(&self) -> StoreError {
         match self {
             Self::Failed(error) => error.clone(),
@@ -59,11 +70,7 @@ impl Ledger {
         f: impl FnOnce(&ReadTransaction) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let state = self.state.read();
-        f(&match &*state {
-            FileState::Open(database) => database.begin_read()?,
-            FileState::ReadOnly(database) => database.begin_read()?,
-            closed => return Err(closed.error()),
-        })
+        f(&state.snapshot()?)
     }
 
     /// Runs `f` in a durable transaction; see [`write`].
@@ -75,6 +82,22 @@ impl Ledger {
             FileState::Open(database) => write(database, f),
             closed => Err(closed.error()),
         }
+    }
+
+    /// A snapshot of the last commit that outlives this call.
+    pub(crate) fn snapshot(&self) -> Result<ReadTransaction, StoreError> {
+        self.state.read().snapshot()
+    }
+
+    /// Moves another database to the place of the open one, and uses it from now on. Waits for running reads.
+    pub(crate) fn replace(&self, new: Database, at: &Path, path: &Path) -> Result<(), StoreError> {
+        let mut state = self.state.write();
+        if !matches!(*state, FileState::Open(_)) {
+            return Err(state.error());
+        }
+        fs::rename(at, path).map_err(StoreError::io(&path.display().to_string()))?;
+        *state = FileState::Open(new);
+        Ok(sync_parent(path)?)
     }
 
     /// Closes the file and opens it again. Waits for running reads.
@@ -130,7 +153,7 @@ pub(crate) fn create(path: &Path) -> Result<Database, StoreError> {
 fn create_atomically(path: &Path) -> Result<(), StoreError> {
     let temporary = sibling(path, &format!(".{}.new", std::process::id()));
     remove_any(&temporary)?;
-    drop(builder().create(&temporary).map_err(|e| open_error(&temporary, e))?);
+    drop(create_at(&temporary)?);
     // Unlike a rename, a link never replaces a file that another process created meanwhile.
     match fs::hard_link(&temporary, path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -140,6 +163,11 @@ fn create_atomically(path: &Path) -> Result<(), StoreError> {
         _ => remove_any(&temporary)?,
     }
     Ok(sync_parent(path)?)
+}
+
+/// Creates a database that nothing else uses yet.
+pub(crate) fn create_at(path: &Path) -> Result<Database, StoreError> {
+    builder().create(path).map_err(|e| open_error(path, e))
 }
 
 pub(crate) fn open_existing(path: &Path) -> Result<Database, StoreError> {

@@ -29,6 +29,8 @@
 //! [`maintain`] has the offline operations of `hone db`. [`Ledger::open_read_only`] reads a file without ever
 //! writing to it.
 
+mod copy;
+mod erasure;
 mod error;
 mod file;
 mod format;
@@ -38,17 +40,21 @@ mod migrate;
 mod op;
 mod pages;
 mod reader;
+mod retention;
 mod store;
 mod write;
 
+pub use copy::{BACKUPS, Backup, LEDGER, StartedBackup, backup, restore, tree_bytes};
+pub use erasure::{Erasure, ErasureFilter, parse_moment};
 pub use error::StoreError;
 pub use file::{CACHE_BYTES, Ledger};
 pub use import::{ImportReport, import};
 pub use op::{
-    Committed, CorrectionEntry, ERASED, FeedbackEntry, FeedbackOutcome, MERGED, Op, QUARANTINED,
-    QuarantinedKey,
+    AuditRecord, Committed, CorrectionEntry, ERASED, FeedbackEntry, FeedbackOutcome, MERGED, Op,
+    QUARANTINED, QuarantinedKey,
 };
 pub use reader::StoreStats;
+pub use retention::{Retainer, Retention, RetentionKind, other_bytes};
 pub use store::{Store, StoreConfig};
 pub use write::StoreTrouble;
 

@@ -1,29 +1,35 @@
-//! Offline operations: `hone db stats | check | compact | export`.
+//! Offline operations: `hone db stats | check | compact | export | erase`.
 //!
 //! Each function opens the file exclusively, and returns `InUse` while a server has it open.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use redb::{
     Database, Key, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableHandle,
     Value, WriteTransaction,
 };
 use serde::Serialize;
+use serde_json::json;
 use uuid::Uuid;
 
+use hone_core::metrics::Metrics;
 use hone_core::types::{
     Group, GroupState, Interaction, PolicyRecord, Reward, RewardSource, Sample, SampleOrigin,
     StepRecord,
 };
 
+use crate::erasure::{Erasure, ErasureFilter};
 use crate::error::StoreError;
 use crate::file::{self, Ledger};
 use crate::format::codec::{LedgerRecord, decode};
 use crate::format::{self, Bytes, Id, LedgerTables};
 use crate::migrate;
+use crate::op::{AuditRecord, Op};
 use crate::reader::StoreStats;
+use crate::store::{Store, StoreConfig};
 
 /// The result of [`check`].
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -105,6 +111,34 @@ pub fn compact(path: &Path) -> Result<CompactReport, StoreError> {
     Ok(CompactReport { bytes_before, bytes_after: size()? })
 }
 
+/// Erases a selection from the ledger of a stopped daemon, as [`Store::erase`], and then writes the rows to a new
+/// file. `by` is the kind of the selection, for the audit record.
+///
+/// # Errors
+/// As [`stats`], or if the file cannot be written.
+pub fn erase(
+    path: &Path,
+    selection: &ErasureFilter,
+    by: &str,
+    dry_run: bool,
+) -> Result<Erasure, StoreError> {
+    drop(open(path)?);
+    file::guarded(path, || {
+        let metrics = Metrics::new().map_err(|e| StoreError::Failed(e.to_string()))?;
+        let store = Store::open(path, &StoreConfig::default(), Arc::new(metrics))?;
+        let erased = store.erase(selection, dry_run)?;
+        if !dry_run {
+            let detail =
+                json!({"by": by, "completions": erased.completions, "feedback": erased.feedback});
+            let record = AuditRecord::new("command", "erase", "", detail, "ok");
+            store.commit_blocking(vec![Op::Audit(Box::new(record))])?;
+            store.rewrite()?;
+        }
+        futures::executor::block_on(store.close())?;
+        Ok(erased)
+    })
+}
+
 /// Writes every row as one JSON object per line, `{"table": …, "row": …}`, table by table in key
 /// order. Returns the number of lines.
 ///
@@ -154,7 +188,7 @@ fn export_error(error: io::Error) -> StoreError {
     StoreError::io("the export cannot be written")(error)
 }
 
-fn open(path: &Path) -> Result<Database, StoreError> {
+pub(crate) fn open(path: &Path) -> Result<Database, StoreError> {
     let database = file::open_existing(path)?;
     migrate::require_current(&database.begin_read()?)?;
     Ok(database)

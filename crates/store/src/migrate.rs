@@ -9,6 +9,8 @@ use crate::format::{self, LedgerTables};
 
 #[path = "../../../migrations/0001_first_tables.rs"]
 mod m0001;
+#[path = "../../../migrations/0002_audit.rs"]
+mod m0002;
 
 /// A step from the previous schema version.
 pub(crate) struct Migration {
@@ -19,8 +21,10 @@ pub(crate) struct Migration {
 }
 
 /// Every migration, in order. The last leads to [`format::VERSION`].
-pub(crate) const MIGRATIONS: &[Migration] =
-    &[Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run }];
+pub(crate) const MIGRATIONS: &[Migration] = &[
+    Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run },
+    Migration { to: 2, description: m0002::DESCRIPTION, run: m0002::run },
+];
 
 pub(crate) fn to_current(database: &Database) -> Result<(), StoreError> {
     // Each table must have the types of the current schema.

@@ -2,9 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
 use hone_core::types::{
-    Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, Rating, Reward, Sample,
-    SampleId, StepRecord, TokenId, UnixMillis,
+    Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, Rating, Reward, RewardId,
+    Sample, SampleId, StepRecord, TokenId, UnixMillis, now_ms,
 };
 
 /// Reason of groups dropped because all their feedback is quarantined.
@@ -53,6 +58,16 @@ pub enum Op {
     /// Erases a prompt with its completions, their rewards and the feedback on them. Groups that
     /// contain them keep their other members. Later records of the prompt are ignored.
     Erase(InteractionId, UnixMillis),
+    /// Erases a prompt as [`Self::Erase`] does, because it is older than the ledger keeps. No trace remains,
+    /// also no empty group.
+    Expire(InteractionId),
+    /// Erases one piece of feedback, with its correction if it is one. The other raters' ratings of the same
+    /// completion and part stay, and their mean is the part's value.
+    EraseFeedback(RewardId),
+    /// Removes the records of steps up to this one.
+    ExpireSteps(u64),
+    /// Records what an operator did.
+    Audit(Box<AuditRecord>),
     /// Quarantines an API key. If it is quarantined already, the first reason stays.
     Quarantine(QuarantinedKey),
     /// Ends the quarantine of an API key. Feedback whose group was dropped with the reason
@@ -94,7 +109,9 @@ impl Op {
     /// The table that the operation writes, as a metric label.
     pub(crate) fn table(&self) -> &'static str {
         match self {
-            Self::Interaction(_) | Self::Metadata(..) | Self::Erase(..) => "interactions",
+            Self::Interaction(_) | Self::Metadata(..) | Self::Erase(..) | Self::Expire(_) => {
+                "interactions"
+            }
             Self::Sample(_) => "samples",
             Self::Turn { .. } => "turns",
             Self::Reward(_) => "rewards",
@@ -102,7 +119,9 @@ impl Op {
             Self::Quarantine(_) | Self::Release(_) => "quarantine",
             Self::Group(_) | Self::GroupState(..) | Self::DropMembers { .. } => "groups",
             Self::Policy(_) => "policy_versions",
-            Self::Step(_) => "steps",
+            Self::Step(_) | Self::ExpireSteps(_) => "steps",
+            Self::EraseFeedback(_) => "erased_feedback",
+            Self::Audit(_) => "audit",
         }
     }
 }
@@ -154,6 +173,42 @@ pub struct CorrectionEntry {
     pub key_id: Option<String>,
     /// When it arrived.
     pub created: UnixMillis,
+}
+
+/// An action of an operator.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct AuditRecord {
+    /// The key, in the order of the actions.
+    #[schemars(with = "String")]
+    pub id: Uuid,
+    /// When the action ended.
+    pub at: UnixMillis,
+    /// The name of the API key; `local` for a program on the server's machine without a key, and `command` for
+    /// a command of `hone db`.
+    pub actor: String,
+    /// What was done, such as `policies.activate`.
+    pub action: String,
+    /// What it was done to, such as a version or the id of a key; empty if there is only one.
+    pub target: String,
+    /// Further values, without texts of clients.
+    pub detail: Value,
+    /// `ok`, or the error.
+    pub outcome: String,
+}
+
+impl AuditRecord {
+    /// A record of now.
+    pub fn new(actor: &str, action: &str, target: &str, detail: Value, outcome: &str) -> Self {
+        Self {
+            id: Uuid::now_v7(),
+            at: now_ms(),
+            actor: actor.to_owned(),
+            action: action.to_owned(),
+            target: target.to_owned(),
+            detail,
+            outcome: outcome.to_owned(),
+        }
+    }
 }
 
 /// An API key, or an end user of one, whose feedback is recorded but not trained on.

@@ -7,6 +7,7 @@ use std::path::Path;
 use redb::{
     Key, Range, ReadTransaction, ReadableTable, ReadableTableMetadata, TableDefinition, Value,
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -21,10 +22,10 @@ use crate::format;
 use crate::format::codec::{LedgerRecord, decode};
 use crate::format::{Bytes, Id, IdPair};
 use crate::migrate::require_current;
-use crate::op::QuarantinedKey;
+use crate::op::{AuditRecord, QuarantinedKey};
 
 /// Number of rows in each table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StoreStats {
     /// Prompts.
     pub interactions: u64,
@@ -423,6 +424,32 @@ impl Ledger {
         self.numbered(format::STEPS, first, limit)
     }
 
+    /// At most `limit` actions of operators, newest first; those before the action `after`, if that is given.
+    pub fn audit(&self, after: Option<Uuid>, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
+        self.read(|tx| {
+            let rows = tx.open_table(format::AUDIT)?;
+            let end = after.map_or(Bound::Unbounded, |id| Bound::Excluded(*id.as_bytes()));
+            let range = (Bound::Unbounded, end.as_ref());
+            let found = rows.range::<&Id>(range)?.rev().take(limit).map(|row| {
+                let text = row?.1;
+                serde_json::from_str(text.value()).map_err(|error| StoreError::Corrupt {
+                    table: "audit",
+                    reason: error.to_string(),
+                })
+            });
+            found.collect()
+        })
+    }
+
+    /// When the oldest prompt arrived.
+    pub fn oldest(&self) -> Result<Option<UnixMillis>, StoreError> {
+        self.read(|tx| {
+            let rows = tx.open_table(format::INTERACTIONS)?;
+            let first = rows.first()?.map(|(_, bytes)| decode::<Interaction>(bytes.value()));
+            Ok(first.transpose()?.map(|row| row.created))
+        })
+    }
+
     /// Number of rows in each table.
     pub fn stats(&self) -> Result<StoreStats, StoreError> {
         self.read(|tx| {
@@ -437,6 +464,13 @@ impl Ledger {
             })
         })
     }
+}
+
+/// Number of policy versions, and the last step.
+pub(crate) fn versions_and_step(tx: &ReadTransaction) -> Result<(usize, u64), StoreError> {
+    let versions = rows(tx, format::POLICIES)?;
+    let step = tx.open_table(format::STEPS)?.last()?.map_or(0, |(step, _)| step.value());
+    Ok((usize::try_from(versions).unwrap_or(usize::MAX), step))
 }
 
 fn rows<K: Key + 'static>(

@@ -1,7 +1,7 @@
 //! The handle that the rest of Hone uses.
 
 use std::ops::Deref;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -9,14 +9,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
+use hone_core::files::{remove_any, sibling};
 use hone_core::metrics::Metrics;
 use hone_core::types::Lineage;
 
 use crate::error::StoreError;
-use crate::file::{Ledger, Opener, opener};
+use crate::file::{COPY_SUFFIX, Ledger, Opener, opener};
 use crate::migrate;
 use crate::op::{Committed, Op};
-use crate::write::{StoreTrouble, WriteQueue, Writer, WriterEnd, WriterHealth};
+use crate::write::{StoreTrouble, TransactionLog, WriteQueue, Writer, WriterEnd, WriterHealth};
 
 /// The ledger with its writer: [`Ledger`] has the queries. Clones share it. [`Store::close`], or dropping the
 /// last clone, ends the writer thread.
@@ -26,13 +27,20 @@ pub struct Store {
 }
 
 pub(crate) struct StoreInner {
-    file: Arc<Ledger>,
+    /// The ledger's file.
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<Ledger>,
     queue: Arc<WriteQueue>,
     ready: watch::Receiver<usize>,
     feedback: watch::Receiver<u64>,
     lineage: watch::Receiver<Arc<Lineage>>,
     ended: watch::Receiver<WriterEnd>,
     health: Arc<WriterHealth>,
+    /// The transactions while the file is copied.
+    pub(crate) log: Arc<TransactionLog>,
+    /// Held while the file is copied, so that one copy runs at a time.
+    pub(crate) copying: Mutex<()>,
+    pub(crate) metrics: Arc<Metrics>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -66,11 +74,15 @@ impl Store {
         config: &StoreConfig,
         metrics: Arc<Metrics>,
     ) -> Result<Self, StoreError> {
-        Self::start(opener(path), config, metrics, |_| {})
+        let store = Self::start(path, opener(path), config, metrics, |_| {})?;
+        // A process that ended during a copy left it.
+        remove_any(&sibling(path, COPY_SUFFIX))?;
+        Ok(store)
     }
 
     /// [`Self::open`] with another opener, and a writer that `adjust` may change, for tests.
     pub(crate) fn start(
+        path: &Path,
         opener: Opener,
         config: &StoreConfig,
         metrics: Arc<Metrics>,
@@ -92,11 +104,12 @@ impl Store {
         let (lineage_sender, lineage) = watch::channel(Arc::new(lineage));
         let (ended_sender, ended) = watch::channel(None);
         let health = Arc::new(WriterHealth::default());
+        let log = Arc::<TransactionLog>::default();
         let mut writer = Writer {
             file: file.clone(),
             opener,
             queue: queue.clone(),
-            metrics,
+            metrics: metrics.clone(),
             gather: Duration::from_millis(config.group_commit_ms),
             limit: config.queue,
             ready: ready_sender,
@@ -104,6 +117,7 @@ impl Store {
             lineage: lineage_sender,
             ended: ended_sender,
             health: health.clone(),
+            log: log.clone(),
             #[cfg(test)]
             breakpoint: Box::new(|_| {}),
         };
@@ -113,7 +127,21 @@ impl Store {
             .spawn(move || writer.run())
             .map_err(StoreError::io("the writer cannot start"))?;
         let thread = Mutex::new(Some(thread));
-        let inner = StoreInner { file, queue, ready, feedback, lineage, ended, health, thread };
+        let copying = Mutex::default();
+        let inner = StoreInner {
+            path: path.to_owned(),
+            file,
+            queue,
+            ready,
+            feedback,
+            lineage,
+            ended,
+            health,
+            log,
+            copying,
+            metrics,
+            thread,
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 

@@ -30,8 +30,8 @@ mod testing;
 pub use data::packing::TrainSample;
 pub use data::{RecordedGroup, RecordedSample};
 pub use driver::{
-    OfflineSetup, OfflineTrainer, TrainError, TrainFailure, TrainHandle, TrainSetup, TrainState,
-    TrainStatus, TrainWorker,
+    OfflineSetup, OfflineTrainer, TrainError, TrainFailure, TrainHandle, TrainHold, TrainSetup,
+    TrainState, TrainStatus, TrainWorker,
 };
 pub use error::LearnError;
 pub use learning::Snapshot;

@@ -109,6 +109,10 @@ metric_set! {
              unknown, or the disk kept failing, by table.", &["table"]),
         store_records: IntCounterVec("hone_store_records_total",
             "Records committed, by table.", &["table"]),
+        store_file: IntGauge("hone_store_file_bytes", "Size of the ledger's file."),
+        store_expired: IntCounterVec("hone_store_expired_prompts_total",
+            "Prompts that store.retention removed with their completions, by the limit: age or size.",
+            &["reason"]),
 
         reward_value: HistogramVec("hone_reward_value",
             "Values of reward parts, by route and part.", REWARD, &["route", "part"]),

@@ -41,7 +41,7 @@ const PAGE: &[Field] = &[
     Field::json("limit", limit_schema, "Most entries; default 50."),
 ];
 
-fn limit_schema() -> Value {
+pub fn limit_schema() -> Value {
     json!({"type": "integer", "minimum": 1, "maximum": MAX_LIMIT})
 }
 
@@ -49,7 +49,7 @@ fn number_schema() -> Value {
     json!({"type": "integer", "minimum": 0, "maximum": u64::MAX})
 }
 
-fn limit(fields: &Fields<'_>) -> Result<usize, ApiError> {
+pub fn limit(fields: &Fields<'_>) -> Result<usize, ApiError> {
     let limit = fields.read("limit", format_args!("from 1 to {MAX_LIMIT}"), |value| {
         value.as_str()?.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit))
     })?;

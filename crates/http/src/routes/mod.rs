@@ -23,7 +23,7 @@ use super::error::{ApiError, ErrorCode};
 use super::messages::MessageError;
 use super::observe::REQUEST_ID;
 use super::state::AppState;
-use super::{auth, observe, operator};
+use super::{auth, data, observe, operator};
 
 /// Anthropic's name of `x-request-id`.
 const MESSAGES_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
@@ -45,6 +45,7 @@ pub fn router(state: AppState) -> Router {
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         .layer((DefaultBodyLimit::max(most), from_fn_with_state(most, check_length)))
+        .layer(from_fn_with_state(Arc::clone(&state), data::record_actions))
         .layer(from_fn_with_state(authenticator, auth::authenticate))
         .layer(from_fn_with_state(cors, auth::share))
         .layer(CatchPanicLayer::custom(panicked))

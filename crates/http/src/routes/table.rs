@@ -17,6 +17,7 @@ use serde_json::{Map, Value, json};
 
 use hone_core::types::PolicyRecord;
 use hone_reward::grader::GradeOutcome;
+use hone_store::Backup;
 use hone_train::TrainStatus;
 
 use crate::auth::{Access, access};
@@ -28,6 +29,7 @@ use crate::console::ledger::{
     self, AnswerDetail, AnswerSummary, GroupSummary, PromptPair, RaterPost, StepSummary,
 };
 use crate::console::live::{self, CanaryReport, Overview, RewardTestResult, RouteRewards};
+use crate::data::{self, AuditList, DataStatus, ErasureReport};
 use crate::error::ApiError;
 use crate::feedback::{self, FeedbackRecord, FeedbackResponse, ListedResponse};
 use crate::generate::model::{self, DetokenizedText, ModelObject, TokenizedText};
@@ -186,7 +188,7 @@ fn events_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 }
 
 /// The groups of routes, by the beginning of their paths.
-const TAGS: [(&str, &str); 26] = [
+const TAGS: [(&str, &str); 30] = [
     ("/v1/chat/completions", "Chat completions"),
     ("/v1/completions", "Text completions"),
     ("/v1/responses", "Responses"),
@@ -210,6 +212,10 @@ const TAGS: [(&str, &str); 26] = [
     ("/admin/rewards", "Console"),
     ("/admin/steps", "Console"),
     ("/console", "Console"),
+    ("/admin/erase", "Erasure"),
+    ("/admin/data", "Data"),
+    ("/admin/backup", "Data"),
+    ("/admin/audit", "Audit"),
     ("/openapi.json", "OpenAPI document"),
     ("/metrics", "Probes and metrics"),
     ("/", "Probes and metrics"),
@@ -411,6 +417,24 @@ fn operators() -> Vec<ApiRoute> {
         route(DELETE, "/admin/completions/{id}", stored::delete_any)
             .named("eraseCompletion", "Erase a recorded completion of any key")
             .answers::<DeletedCompletion>(),
+        route(GET, "/admin/data", data::status)
+            .named("getData", "Sizes and rows of the recorded data")
+            .answers::<DataStatus>(),
+        route(POST, "/admin/erase", data::erase)
+            .named("eraseData", "Erase by completion, session, end user, key or date")
+            .takes("ErasePost", data::ERASE_FIELDS)
+            .example(json!({"before": "2026-01-31", "dry_run": true}))
+            .answers::<ErasureReport>(),
+        route(POST, "/admin/backup", data::backup)
+            .named("backUpData", "Write a backup of the running daemon")
+            .takes("BackupPost", data::BACKUP_FIELDS)
+            .example(json!({"name": "before-upgrade"}))
+            .answers::<Backup>()
+            .errors(&[409]),
+        route(GET, "/admin/audit", data::audit_list)
+            .named("listActions", "List the actions of operators, newest first")
+            .query(data::AUDIT_FIELDS)
+            .answers::<AuditList>(),
         route(GET, "/livez", operator::live)
             .named("getLiveness", "Whether the process runs")
             .answers::<ProbeStatus>(),

@@ -5,12 +5,15 @@
 
 pub(crate) mod codec;
 
-use redb::{Table, TableDefinition, WriteTransaction};
+use redb::{
+    Key as RedbKey, ReadTransaction, ReadableTable, ReadableTableMetadata, Table, TableDefinition,
+    Value, WriteTransaction,
+};
 
 use crate::error::StoreError;
 
 /// The schema version that this binary reads and writes.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// The bytes of a UUIDv7.
 pub(crate) type Id = [u8; 16];
@@ -44,7 +47,41 @@ macro_rules! tables {
                 Ok(Self { $($field: tx.open_table($table)?,)+ })
             }
         }
+
+        /// Writes the rows of a snapshot, without the pages that replaced and erased rows leave, into an
+        /// empty database. The caller makes the transaction durable.
+        pub(crate) fn copy_all(from: &ReadTransaction, to: &WriteTransaction) -> Result<(), StoreError> {
+            copy_table(from, to, META)?;
+            $(copy_table(from, to, $table)?;)+
+            Ok(())
+        }
+
+        /// Bytes of the rows and of the pages that hold them, without free pages.
+        pub(crate) fn live_bytes(tx: &ReadTransaction) -> Result<u64, StoreError> {
+            Ok(0 $(+ table_bytes(tx, $table)?)+)
+        }
     };
+}
+
+fn copy_table<K: RedbKey + 'static, V: Value + 'static>(
+    from: &ReadTransaction,
+    to: &WriteTransaction,
+    table: TableDefinition<'static, K, V>,
+) -> Result<(), StoreError> {
+    let mut copy = to.open_table(table)?;
+    for row in from.open_table(table)?.iter()? {
+        let (key, value) = row?;
+        copy.insert(key.value(), value.value())?;
+    }
+    Ok(())
+}
+
+fn table_bytes<K: RedbKey + 'static, V: Value + 'static>(
+    tx: &ReadTransaction,
+    table: TableDefinition<'static, K, V>,
+) -> Result<u64, StoreError> {
+    let stats = tx.open_table(table)?.stats()?;
+    Ok(stats.stored_bytes() + stats.metadata_bytes() + stats.fragmented_bytes())
 }
 
 tables!(
@@ -95,4 +132,6 @@ tables!(
     HELD_OUT, held_out, "held_out_prompts": (Text, Key) => ();
     /// API key id or rater -> `(reason as JSON, since)` of its quarantine.
     QUARANTINE, quarantine, "quarantine": Text => (Text, u64);
+    /// What operators did, as JSON, by the record's id.
+    AUDIT, audit, "audit": Key => Text;
 );

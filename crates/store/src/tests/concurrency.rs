@@ -29,7 +29,7 @@ fn gated(path: &Path, queue: usize) -> (Store, Arc<Gate>, Arc<Metrics>) {
     let metrics = metrics();
     let config = StoreConfig { group_commit_ms: 0, queue };
     let inside = gate.clone();
-    let store = Store::start(file::opener(path), &config, metrics.clone(), |writer| {
+    let store = Store::start(path, file::opener(path), &config, metrics.clone(), |writer| {
         writer.breakpoint = Box::new(move |_| inside.pass());
     })
     .unwrap();
@@ -142,7 +142,7 @@ async fn a_panic_in_the_writer_fails_only_its_batch() {
     let armed = Arc::new(AtomicBool::new(true));
     let fuse = armed.clone();
     let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
-    let store = Store::start(file::opener(&path), &config, metrics(), |writer| {
+    let store = Store::start(&path, file::opener(&path), &config, metrics(), |writer| {
         writer.breakpoint = Box::new(move |ops| {
             let bad = ops.iter().any(|op| matches!(op, Op::Policy(_)));
             assert!(!(bad && fuse.load(Ordering::SeqCst)), "planned");
@@ -174,7 +174,7 @@ async fn an_urgent_commit_ends_the_wait_of_earlier_ones() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
     let config = StoreConfig::default();
-    let store = Store::start(file::opener(&path), &config, metrics(), |writer| {
+    let store = Store::start(&path, file::opener(&path), &config, metrics(), |writer| {
         // Longer than the test may run.
         writer.gather = std::time::Duration::from_secs(3600);
     })

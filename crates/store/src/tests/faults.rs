@@ -114,7 +114,7 @@ impl Disk {
 
     pub(super) fn store(&self) -> Result<Store, StoreError> {
         let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
-        Store::start(self.opener(), &config, metrics(), |_| {})
+        Store::start(Path::new("ledger.redb"), self.opener(), &config, metrics(), |_| {})
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod basic;
 mod concurrency;
+mod copy;
 mod corrections;
 mod erase;
 mod faults;

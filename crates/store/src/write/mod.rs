@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use redb::WriteTransaction;
 use tokio::sync::watch;
 
 use hone_core::metrics::Metrics;
-use hone_core::types::Lineage;
+use hone_core::types::{Lineage, RewardId};
 
 use crate::error::StoreError;
 use crate::file::{Ledger, Opener};
@@ -47,6 +48,7 @@ pub(crate) struct Writer {
     pub(crate) lineage: watch::Sender<Arc<Lineage>>,
     pub(crate) ended: watch::Sender<WriterEnd>,
     pub(crate) health: Arc<WriterHealth>,
+    pub(crate) log: Arc<TransactionLog>,
     #[cfg(test)]
     pub(crate) breakpoint: Breakpoint,
 }
@@ -63,6 +65,36 @@ struct Transaction {
     answers: Vec<Committed>,
     counts: AppliedCounts,
     ready: u64,
+}
+
+/// The operations of a batch and the ids of their feedback rows, which applying them again needs.
+pub(crate) type Batch = (Vec<Op>, Vec<RewardId>);
+
+/// The transactions since a snapshot, while the file is copied; `None` at other times.
+pub(crate) type TransactionLog = Mutex<Option<Vec<Vec<Batch>>>>;
+
+/// Applies the batches of one transaction.
+fn apply_all<'b>(
+    tx: &WriteTransaction,
+    batches: impl Iterator<Item = (&'b [Op], &'b [RewardId])>,
+) -> Result<Transaction, StoreError> {
+    let mut tables = Applier::new(tx)?;
+    let mut answers = Vec::new();
+    for (ops, ids) in batches {
+        let mut feedback = Vec::new();
+        for (op, id) in ops.iter().zip(ids) {
+            feedback.extend(tables.apply(op, *id)?);
+        }
+        answers.push(Committed { feedback });
+    }
+    tables.combine_ratings()?;
+    let ready = tables.ready_count()?;
+    Ok(Transaction { answers, counts: tables.counts, ready })
+}
+
+/// Repeats a logged transaction on a copy of the file.
+pub(crate) fn repeat(tx: &WriteTransaction, batches: &[Batch]) -> Result<(), StoreError> {
+    apply_all(tx, batches.iter().map(|(ops, ids)| (&ops[..], &ids[..]))).map(drop)
 }
 
 /// Abandons the queue when the thread ends, even by a panic, so that no caller waits forever.
@@ -140,11 +172,16 @@ impl Writer {
     fn try_commit(&self, jobs: &[WriteJob]) -> Result<Transaction, TransactionFailure> {
         let started = Instant::now();
         self.health.begin();
+        // Held until the transaction is committed and logged, so that a copy of the file misses none.
+        let mut log = self.log.lock();
         let result = catch_unwind(AssertUnwindSafe(|| self.transaction(jobs)));
         let refused = |error: &StoreError| !matches!(error, StoreError::Corrupt { .. });
         self.health.end(matches!(&result, Ok(Err(error)) if refused(error)));
         match result {
             Ok(Ok(transaction)) => {
+                if let Some(log) = &mut *log {
+                    log.push(jobs.iter().map(WriteJob::batch).collect());
+                }
                 let operations: usize = jobs.iter().map(|job| job.ops.len()).sum();
                 self.metrics.store_commit_duration.observe(started.elapsed().as_secs_f64());
                 self.metrics.store_batch_operations.observe(operations as f64);
@@ -166,20 +203,12 @@ impl Writer {
 
     fn transaction(&self, jobs: &[WriteJob]) -> Result<Transaction, StoreError> {
         self.file.write(|tx| {
-            let mut tables = Applier::new(tx)?;
-            let mut answers = Vec::with_capacity(jobs.len());
-            for job in jobs {
+            let batches = jobs.iter().map(|job| {
                 #[cfg(test)]
                 (self.breakpoint)(&job.ops);
-                let mut feedback = Vec::new();
-                for (op, id) in job.ops.iter().zip(&job.feedback_ids) {
-                    feedback.extend(tables.apply(op, *id)?);
-                }
-                answers.push(Committed { feedback });
-            }
-            tables.combine_ratings()?;
-            let ready = tables.ready_count()?;
-            Ok(Transaction { answers, counts: tables.counts, ready })
+                (&job.ops[..], &job.feedback_ids[..])
+            });
+            apply_all(tx, batches)
         })
     }
 

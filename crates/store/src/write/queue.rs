@@ -30,6 +30,11 @@ impl WriteJob {
         let feedback_ids = ops.iter().map(|_| RewardId::new()).collect();
         Self { ops, feedback_ids, reply }
     }
+
+    /// What applying the job again needs.
+    pub(crate) fn batch(&self) -> (Vec<Op>, Vec<RewardId>) {
+        (self.ops.clone(), self.feedback_ids.clone())
+    }
 }
 
 #[derive(Default)]

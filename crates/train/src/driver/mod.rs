@@ -41,6 +41,8 @@ use std::any::Any;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use rayon::ThreadPool;
 use tokio::sync::oneshot;
@@ -59,7 +61,7 @@ use crate::policy::{Policies, PolicyConfig, PolicyError};
 
 pub use offline::{OfflineSetup, OfflineTrainer};
 pub use report::{TrainState, TrainStatus};
-pub use worker::{TrainHandle, TrainWorker};
+pub use worker::{TrainHandle, TrainHold, TrainWorker};
 
 /// Everything that the trainer's thread needs.
 pub struct TrainSetup {
@@ -208,6 +210,8 @@ enum TrainCommand {
     LowerRate,
     /// Take one step now, even if paused.
     Step(StepReply),
+    /// Write nothing until the receiver's sender is dropped; the reply says that this has begun.
+    Hold(oneshot::Sender<()>, Receiver<()>),
     /// Look for ready groups and rollbacks now.
     Wake,
     /// End the thread after the current step.
@@ -230,6 +234,7 @@ impl StepGate {
             TrainCommand::Pause => self.paused = true,
             TrainCommand::Resume => (self.paused, self.resumed) = (false, true),
             TrainCommand::SetStepLimit(limit) => self.step_limit = limit,
+            TrainCommand::Hold(begun, end) => hold(begun, &end),
             other => return Some(other),
         }
         None
@@ -237,5 +242,15 @@ impl StepGate {
 
     fn is_closed(&self, step: u64) -> bool {
         self.paused || self.step_limit.is_some_and(|limit| step >= limit)
+    }
+}
+
+/// Longest hold: whoever asked for it must not stop training.
+const LONGEST_HOLD: Duration = Duration::from_secs(60);
+
+fn hold(begun: oneshot::Sender<()>, end: &Receiver<()>) {
+    // Fails only if the caller no longer waits.
+    if begun.send(()).is_ok() {
+        let _ended = end.recv_timeout(LONGEST_HOLD);
     }
 }

@@ -8,22 +8,31 @@ use redb::ReadableTable;
 use uuid::Uuid;
 
 use hone_core::types::{
-    Group, GroupState, InteractionId, Reward, Sample, SampleId, UnixMillis, key_of_rater,
+    Group, GroupState, InteractionId, Reward, RewardId, RewardSource, Sample, SampleId, StepRecord,
+    UnixMillis, key_of_rater,
 };
 
 use super::groups::ungrouped_key;
 use super::tables::Applier;
 use crate::error::StoreError;
 use crate::format::Id;
+use crate::format::codec::encode;
 use crate::op::ERASED;
 use crate::reader;
 
 impl Applier<'_> {
-    /// Erases a prompt, its completions, their rewards and the feedback on them.
-    pub(super) fn erase(&mut self, id: InteractionId, when: UnixMillis) -> Result<(), StoreError> {
+    /// Erases a prompt, its completions, their rewards and the feedback on them. The prompt's id remains with
+    /// `when`; without that, empty groups go too.
+    pub(super) fn erase(
+        &mut self,
+        id: InteractionId,
+        when: Option<UnixMillis>,
+    ) -> Result<(), StoreError> {
         let Some(row) = self.interaction(id)? else { return Ok(()) };
         let key = id.0.as_bytes();
-        self.erased.insert(key, when)?;
+        if let Some(when) = when {
+            self.erased.insert(key, when)?;
+        }
         if let Some(session) = row.session() {
             self.sessions.remove((row.api_key(), session, key))?;
         }
@@ -36,7 +45,12 @@ impl Applier<'_> {
         let samples: Vec<_> =
             samples.into_iter().map(|id| SampleId(Uuid::from_bytes(id))).collect();
         let groups = self.groups_on(id)?;
-        groups.into_iter().try_for_each(|group| self.leave_group(id, group, &samples))?;
+        for group in groups {
+            let group = self.leave_group(id, group, &samples)?;
+            if when.is_none() && group.members.is_empty() {
+                self.forget_group(&group)?;
+            }
+        }
         samples.into_iter().try_for_each(|sample| self.erase_sample(id, sample))
     }
 
@@ -56,7 +70,7 @@ impl Applier<'_> {
         id: InteractionId,
         mut group: Group,
         erased: &[SampleId],
-    ) -> Result<(), StoreError> {
+    ) -> Result<Group, StoreError> {
         let dropped = GroupState::Dropped(ERASED.to_owned());
         let is_ready = group.state == GroupState::Ready;
         if is_ready && group.is_correction() {
@@ -80,7 +94,85 @@ impl Applier<'_> {
         } else if is_ready {
             group.state = dropped;
         }
-        self.put_group(&group)
+        self.put_group(&group)?;
+        Ok(group)
+    }
+
+    /// Removes a group without members, also from its step's record.
+    fn forget_group(&mut self, group: &Group) -> Result<(), StoreError> {
+        let id = group.id.0.as_bytes();
+        if let GroupState::Trained(step) = group.state {
+            let record: Option<StepRecord> = reader::get(&self.steps, step)?;
+            if let Some(mut record) = record {
+                record.groups.retain(|trained| *trained != group.id);
+                self.steps.insert(step, encode(&record)?.as_slice())?;
+            }
+        }
+        self.ready.remove((group.created, id))?;
+        self.groups_of.remove((group.interaction.0.as_bytes(), id))?;
+        self.groups.remove(id)?;
+        Ok(())
+    }
+
+    /// Erases one piece of feedback. A correction's sample has the same id, with a group of its own.
+    pub(super) fn erase_feedback(&mut self, id: RewardId) -> Result<(), StoreError> {
+        let row: Option<Reward> = reader::get(&self.feedback, id.0.as_bytes())?;
+        let Some(row) = row else { return Ok(()) };
+        let corrected: Option<Sample> = reader::get(&self.samples, id.0.as_bytes())?;
+        if let Some(sample) = corrected {
+            if let Some(group) = self.group(id.0.as_bytes())? {
+                self.leave_group(sample.interaction, group, &[sample.id])?;
+            }
+            self.erase_sample(sample.interaction, sample.id)?;
+        }
+        let (sample, part) = (row.sample.0.as_bytes(), row.name.as_str());
+        let rating = (sample, part, row.key_id.as_deref());
+        let is_newest =
+            self.ratings.get(rating)?.is_some_and(|newest| newest.value() == id.0.as_bytes());
+        if is_newest {
+            self.ratings.remove(rating)?;
+        }
+        self.forget_idempotency(id.0.as_bytes())?;
+        self.feedback.remove(id.0.as_bytes())?;
+        self.feedback_of.remove((sample, id.0.as_bytes()))?;
+        self.combine_without(&row)
+    }
+
+    /// Sets a part's value to the mean of the ratings that remain, or removes it, and with it the comment and
+    /// the rater of the erased row.
+    fn combine_without(&mut self, erased: &Reward) -> Result<(), StoreError> {
+        let Some(current) = self.current_reward(erased.sample, &erased.name)? else {
+            return Ok(());
+        };
+        if current.source != RewardSource::Feedback {
+            return Ok(());
+        }
+        let left = reader::ratings(&self.ratings, &self.feedback, erased.sample, &erased.name)?;
+        let (sample, part) = (erased.sample.0.as_bytes(), erased.name.as_str());
+        let Some(newest) = left.iter().max_by_key(|rating| rating.created) else {
+            let rated: Option<Sample> = reader::get(&self.samples, sample)?;
+            let in_ready_group = match rated {
+                Some(rated) => self.groups_with(rated.interaction, erased.sample, part)?.1,
+                None => false,
+            };
+            if self.waits(erased.sample, part, in_ready_group)? {
+                self.counts.ratings.end(ERASED);
+            }
+            self.ungrouped.remove(ungrouped_key(&current))?;
+            self.rewards.remove((sample, part))?;
+            return Ok(());
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a number of raters")]
+        let mean = left.iter().map(|rating| rating.value).sum::<f64>() / left.len() as f64;
+        let row = Reward {
+            value: Some(mean),
+            comment: None,
+            idempotency_key: None,
+            key_id: newest.key_id.clone(),
+            ..current
+        };
+        self.rewards.insert((sample, part), encode(&row)?.as_slice())?;
+        Ok(())
     }
 
     /// Erases a completion with its rewards and the feedback on it.

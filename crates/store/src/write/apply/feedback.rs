@@ -274,7 +274,7 @@ impl Applier<'_> {
 
     /// Whether a group that was trained on or dropped contains a part of a completion, and whether a
     /// ready one does.
-    fn groups_with(
+    pub(super) fn groups_with(
         &self,
         interaction: InteractionId,
         sample: SampleId,

@@ -22,7 +22,7 @@ use hone_core::types::{
 
 use crate::error::StoreError;
 use crate::format::codec::encode;
-use crate::op::{FeedbackOutcome, Op, QUARANTINED, QuarantinedKey};
+use crate::op::{AuditRecord, FeedbackOutcome, Op, QUARANTINED, QuarantinedKey};
 use crate::reader;
 use groups::{is_dropped, ungrouped_key};
 
@@ -49,7 +49,11 @@ impl Applier<'_> {
             Op::Conversation(turns) => return self.add_conversation(turns, feedback_id).map(Some),
             Op::Correction(entry) => return self.add_correction(entry, feedback_id).map(Some),
             Op::Metadata(id, metadata) => self.set_metadata(*id, metadata)?,
-            Op::Erase(id, when) => self.erase(*id, *when)?,
+            Op::Erase(id, when) => self.erase(*id, Some(*when))?,
+            Op::Expire(id) => self.erase(*id, None)?,
+            Op::EraseFeedback(id) => self.erase_feedback(*id)?,
+            Op::ExpireSteps(last) => self.expire_steps(*last)?,
+            Op::Audit(row) => self.add_audit(row)?,
             Op::Quarantine(row) => self.quarantine_key(row)?,
             Op::Release(key_id) => self.release_key(key_id)?,
             Op::Group(row) => self.add_group(row)?,
@@ -110,7 +114,8 @@ impl Applier<'_> {
     }
 
     fn add_sample(&mut self, row: &Sample) -> Result<(), StoreError> {
-        if self.erased.get(row.interaction.0.as_bytes())?.is_some() {
+        // The prompt is recorded before its completions. It may be erased before they arrive.
+        if self.interactions.get(row.interaction.0.as_bytes())?.is_none() {
             self.count_orphan("samples");
             return Ok(());
         }
@@ -163,6 +168,23 @@ impl Applier<'_> {
         for group in &row.groups {
             self.set_group_state(*group, &GroupState::Trained(row.step))?;
         }
+        Ok(())
+    }
+}
+
+impl Applier<'_> {
+    /// Removes the records of old steps. Their groups keep the number of their step.
+    fn expire_steps(&mut self, last: u64) -> Result<(), StoreError> {
+        self.steps.retain_in(..=last, |_, _| false)?;
+        Ok(())
+    }
+
+    fn add_audit(&mut self, row: &AuditRecord) -> Result<(), StoreError> {
+        let text = serde_json::to_string(row);
+        let text =
+            text.map_err(|e| StoreError::Failed(format!("an action cannot be encoded: {e}")))?;
+        self.audit.insert(row.id.as_bytes(), text.as_str())?;
+        self.count_written("audit");
         Ok(())
     }
 }

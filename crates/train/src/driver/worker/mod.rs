@@ -223,6 +223,16 @@ impl TrainHandle {
         self.send(TrainCommand::LowerRate)
     }
 
+    /// Waits until the trainer has ended its step, and keeps it from writing checkpoints and steps until the
+    /// result is dropped, at most for a minute. A failed trainer is held between its restarts.
+    pub async fn hold(&self) -> Result<TrainHold, TrainError> {
+        let (begun, answer) = oneshot::channel();
+        let (hold, end) = channel();
+        self.send(TrainCommand::Hold(begun, end))?;
+        answer.await.map_err(|_| TrainError::Stopped)?;
+        Ok(TrainHold(hold))
+    }
+
     /// Pauses training once `limit` steps are taken in total, earlier processes included.
     pub fn set_step_limit(&self, limit: Option<u64>) -> Result<(), TrainError> {
         self.send(TrainCommand::SetStepLimit(limit))
@@ -239,6 +249,10 @@ impl TrainHandle {
         answer.await.map_err(|_| TrainError::Stopped)?
     }
 }
+
+/// Keeps the trainer from writing while it exists.
+#[derive(Debug)]
+pub struct TrainHold(#[expect(dead_code, reason = "its drop ends the hold")] Sender<()>);
 
 #[cfg(test)]
 mod tests;
