@@ -9,6 +9,7 @@ pub mod commands;
 mod import_trl;
 pub mod logging;
 mod runs;
+mod telemetry;
 
 pub use hone_config as config;
 

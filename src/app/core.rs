@@ -29,6 +29,7 @@ use super::memory::MemoryReport;
 use super::reward_tools;
 use super::{claim, open_model};
 use crate::config::Config;
+use crate::telemetry;
 
 /// File name of the ledger in the data directory.
 pub const LEDGER: &str = "ledger.redb";
@@ -112,6 +113,7 @@ impl Core {
             set_background(config.train.priority);
         }
         keep_files_private();
+        telemetry::export_metrics(&metrics);
         let data = &config.data.dir;
         std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
         let data = data.canonicalize()?;
