@@ -148,7 +148,7 @@ def check_collector(program, binary, folder):
     port, grpc, log = free_port(), free_port(), folder / "rotel.log"
     command = [program, "start", "--otlp-http-endpoint", f"127.0.0.1:{port}"]
     command += ["--otlp-grpc-endpoint", f"127.0.0.1:{grpc}", "--exporter", "blackhole"]
-    command += ["--pid-file", folder / "rotel.pid", "--debug-log", "traces,metrics"]
+    command += ["--pid-file", folder / "rotel.pid", "--debug-log", "traces", "--debug-log", "metrics"]
     with running([*command, "--debug-log-verbosity", "detailed"], log):
         with hone(binary, folder, f"http://127.0.0.1:{port}") as (url, _):
             ask(url, traceparent=f"00-{TRACE}-{PARENT}-01")
