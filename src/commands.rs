@@ -25,7 +25,7 @@ use crate::runs::from_ledger::train::FromLedgerOptions;
 use crate::runs::report::Ending;
 use crate::runs::train::TrainOptions;
 use crate::starter::{Starter, Teacher};
-use crate::{UsageError, app, config, import_trl as trl, logging, runs, usage};
+use crate::{UsageError, app, config, import_trl as trl, logging, runs, telemetry, usage};
 use hone_core::files::keep_files_private;
 use hone_core::types::{InteractionId, Message, Role, SamplingParams};
 use hone_demo::{DaemonHandle, DemoOptions, DemoUsage};
@@ -50,7 +50,9 @@ pub fn main() -> ExitCode {
     }
     let mut out = Output::default();
     let command = Cli::parse().command;
-    match check_clock(SystemTime::now()).and_then(|()| run(command, &mut out)) {
+    let outcome = check_clock(SystemTime::now()).and_then(|()| run(command, &mut out));
+    telemetry::shutdown();
+    match outcome {
         Ok(code) => code,
         // The reader of a closed pipe has all the output that it wants.
         Err(_) if out.closed => ExitCode::SUCCESS,

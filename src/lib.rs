@@ -12,6 +12,7 @@ mod ledger;
 pub mod logging;
 mod runs;
 mod starter;
+mod telemetry;
 
 pub use hone_config as config;
 

@@ -3,10 +3,15 @@
 use std::io;
 use std::io::IsTerminal as _;
 
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _, fmt};
+
+use hone_core::metrics::SPANS;
 
 use crate::config::{LogConfig, LogFormat};
+use crate::telemetry;
 
 /// Dependencies whose messages at `info` and below help only their own developers.
 const NOISY: [&str; 12] = [
@@ -30,20 +35,32 @@ const NOISY: [&str; 12] = [
 pub fn init(config: &LogConfig) {
     let filter = EnvFilter::try_new(quiet_dependencies(&config.level))
         .unwrap_or_else(|_| EnvFilter::new(quiet_dependencies("info")));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr);
-    // `try_init` fails if a subscriber is installed already.
-    let _already_set = match config.format {
-        LogFormat::Text => builder.try_init().is_err(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init().is_err(),
+    let traces = telemetry::layer(config);
+    let (traces, failed) = match traces {
+        Ok(traces) => (traces, None),
+        Err(error) => (None, Some(format!("{error:#}"))),
     };
+    let lines = fmt::layer().with_ansi(io::stderr().is_terminal()).with_writer(io::stderr);
+    let lines = match config.format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    // `try_init` fails if a subscriber is installed already.
+    let lines = lines.with_filter(filter);
+    let _already_set = tracing_subscriber::registry().with(traces).with(lines).try_init().is_err();
+    if let Some(error) = failed {
+        tracing::error!(error, "nothing is sent to the collector of log.otlp");
+    }
 }
 
 /// The filter with the noisy targets at `warn`, except those that it names. A filter at `warn` or
 /// above is unchanged.
 fn quiet_dependencies(level: &str) -> String {
+    // The last directive of a target counts. Spans of traces are not part of a line.
+    format!("{},{SPANS}=off", without_noise(level))
+}
+
+fn without_noise(level: &str) -> String {
     let parts: Vec<&str> = level.split(',').map(str::trim).filter(|p| !p.is_empty()).collect();
     let bare = parts.iter().filter_map(|p| p.parse::<LevelFilter>().ok()).next_back();
     if bare.is_none_or(|bare| bare <= LevelFilter::WARN) {
@@ -73,7 +90,7 @@ mod tests {
             ("hone=debug, warn", "hone=debug,warn"),
             ("hone=debug", "hone=debug"),
         ] {
-            assert_eq!(quiet_dependencies(level), quiet);
+            assert_eq!(without_noise(level), quiet);
         }
         for level in ["info", "trace", "hone=debug,info", "hone::http=trace,warn", ""] {
             EnvFilter::try_new(quiet_dependencies(level)).unwrap();

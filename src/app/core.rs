@@ -29,6 +29,7 @@ use super::memory::MemoryReport;
 use super::reward_tools;
 use super::{claim, open_model};
 use crate::config::Config;
+use crate::telemetry;
 
 /// Longest time that a run on a dataset waits for the trainer's running step at its end.
 pub const RUN_GRACE: Duration = Duration::from_secs(30);
@@ -110,6 +111,7 @@ impl Core {
             set_background(config.train.priority);
         }
         keep_files_private();
+        telemetry::export_metrics(&metrics);
         let data = &config.data.dir;
         std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
         let data = data.canonicalize()?;

@@ -188,6 +188,25 @@ fn every_alert_uses_exported_metrics() {
     }
 }
 
+#[test]
+fn every_alert_links_to_its_section_of_the_runbook() {
+    let runbook = fs::read_to_string(root().join("docs/runbook.md")).unwrap();
+    let sections: Vec<(&str, &str)> =
+        runbook.split("\n## ").skip(1).filter_map(|section| section.split_once('\n')).collect();
+    let rules = rules();
+    let names: Vec<&str> = rules.iter().map(|rule| rule.name.as_str()).collect();
+    assert_eq!(sections.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names);
+    for (name, text) in sections {
+        for part in ["- **Cause.** ", "- **Check.** ", "- **Action.** "] {
+            assert!(text.contains(part), "{name}: {part}");
+        }
+    }
+    for Rule { name, text, .. } in rules {
+        let link = format!("runbook_url: docs/runbook.md#{}\n", name.to_lowercase());
+        assert!(text.contains(&link), "{name}");
+    }
+}
+
 /// Runs `promtool` in `dashboards/` with `input` on stdin. Reports and returns `None` if it is not
 /// installed.
 fn promtool(arguments: &[&str], input: &str) -> Option<Result<(), String>> {

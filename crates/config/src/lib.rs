@@ -14,6 +14,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
+use hone_core::config::Secret;
 use hone_core::config::describe::{Problem, describe, nearest};
 use hone_hub::HubConfig;
 
@@ -138,6 +139,7 @@ pub fn load_from(
     }
     let resolved = config.graders.resolve(|name| env.get(name).cloned());
     resolved.map_err(|error| ConfigError::Invalid(format!("graders.api_key_env{error}")))?;
+    config.log.headers = env.get("OTEL_EXPORTER_OTLP_HEADERS").map(Secret::new);
     let hub = HubConfig::from_environment(|name| env.get(name).cloned());
     config.hub = hub.map_err(ConfigError::Invalid)?;
     Ok(config)

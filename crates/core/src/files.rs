@@ -42,6 +42,23 @@ pub fn raise_open_limit() -> Option<u64> {
     None
 }
 
+/// The files and sockets that this process has open; 0 if the system does not say.
+pub fn open_files() -> u64 {
+    // Without the one that lists them.
+    fs::read_dir("/proc/self/fd").map_or(0, |open| (open.count() as u64).saturating_sub(1))
+}
+
+/// The number of files and sockets that this process may have open; `None` if there is no limit.
+pub fn open_files_limit() -> Option<u64> {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, getrlimit};
+        getrlimit(Resource::Nofile).current
+    }
+    #[cfg(not(unix))]
+    None
+}
+
 /// Lets only the owner read what this process creates from now on: prompts, completions and keys are private.
 pub fn keep_files_private() {
     #[cfg(unix)]

@@ -11,10 +11,16 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::Response;
 use futures::Stream;
-use tracing::{Instrument as _, Span};
+use opentelemetry::Context as TraceContext;
+use opentelemetry::trace::{
+    SpanContext, SpanId, TraceContextExt as _, TraceFlags, TraceId, TraceState,
+};
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span, info_span};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use uuid::Uuid;
 
-use hone_core::metrics::Metrics;
+use hone_core::metrics::{Metrics, SPANS};
 
 use super::auth::ApiKey;
 use super::error::ApiError;
@@ -35,7 +41,7 @@ pub async fn observe(
         .get::<MatchedPath>()
         .map_or_else(|| UNMATCHED.to_owned(), |p| p.as_str().to_owned());
     let names = RequestNames::of(request.headers());
-    let span = names.span();
+    let span = names.span(request.method(), &route);
     request.extensions_mut().insert(RequestId(names.id.to_str().unwrap_or_default().to_owned()));
     metrics.http_in_flight.inc();
     let mut in_flight = InFlight {
@@ -62,6 +68,11 @@ pub async fn observe(
     Response::from_parts(parts, Body::from_stream(body))
 }
 
+/// Whether a route is not one of the probes and metrics, which are requested all the time.
+fn is_of_api(route: &str) -> bool {
+    route.starts_with("/v1/") || route.starts_with("/admin/")
+}
+
 /// A request in flight. Dropping it records the request's end.
 struct InFlight {
     metrics: Arc<Metrics>,
@@ -84,7 +95,11 @@ impl Drop for InFlight {
         let (method, ms) = (&self.method, (seconds * 1e5).round() / 100.0);
         let key = self.key.as_ref().map(|key| key.entry.name.as_str());
         let _entered = self.span.enter();
-        if route.starts_with("/v1/") || route.starts_with("/admin/") {
+        self.span.record("http.response.status_code", status).record("hone.key", key);
+        if status >= 500 {
+            self.span.record("otel.status_code", "ERROR");
+        }
+        if is_of_api(route) {
             tracing::info!(%method, route, status, ms, key, "request");
         } else {
             tracing::debug!(%method, route, status, ms, key, "request");
@@ -151,12 +166,38 @@ impl RequestNames {
         Self { id, trace: found(TRACEPARENT, is_trace) }
     }
 
-    /// The span of the request, whose fields each log line has.
-    fn span(&self) -> Span {
+    /// The span of the request. Each log line has the fields of the outer one, and traces have the inner one, which
+    /// continues the client's trace and ends when the ledger has the record.
+    fn span(&self, method: &Method, route: &str) -> Span {
         let id = self.id.to_str().unwrap_or_default();
-        let trace = self.trace.as_ref().and_then(|trace| trace.to_str().ok()?.get(3..35));
         // At the highest level, so that no filter removes it from an error.
-        tracing::error_span!("http", id, trace)
+        let logged = tracing::error_span!("http", id, trace = Empty);
+        let client = self.trace.as_ref().and_then(remote);
+        let traced = if is_of_api(route) {
+            logged.in_scope(|| {
+                info_span!(
+                    target: SPANS, "request",
+                    otel.name = format!("{method} {route}"), otel.kind = "server", otel.status_code = Empty,
+                    http.request.method = %method, http.route = route, http.response.status_code = Empty,
+                    hone.request_id = id, hone.key = Empty, hone.policy_version = Empty,
+                    gen_ai.usage.input_tokens = Empty, gen_ai.usage.output_tokens = Empty,
+                )
+            })
+        } else {
+            Span::none()
+        };
+        let mut trace = client.as_ref().map(|client| client.trace_id());
+        if !traced.is_disabled() {
+            if let Some(client) = client {
+                // Fails only without an exporter.
+                let _set = traced.set_parent(TraceContext::new().with_remote_span_context(client));
+            }
+            trace = Some(traced.context().span().span_context().trace_id());
+        }
+        if let Some(trace) = trace.filter(|trace| *trace != TraceId::INVALID) {
+            logged.record("trace", tracing::field::display(trace));
+        }
+        if traced.is_disabled() { logged } else { traced }
     }
 
     /// Adds the names to a response.
@@ -166,6 +207,16 @@ impl RequestNames {
             headers.insert(TRACEPARENT, trace);
         }
     }
+}
+
+/// The client's span of a well-formed `traceparent`.
+fn remote(header: &HeaderValue) -> Option<SpanContext> {
+    let text = header.to_str().ok()?;
+    let mut parts = text.split('-').skip(1);
+    let trace = TraceId::from_hex(parts.next()?).ok()?;
+    let span = SpanId::from_hex(parts.next()?).ok()?;
+    let flags = TraceFlags::new(u8::from_str_radix(parts.next()?, 16).ok()?);
+    Some(SpanContext::new(trace, span, flags, true, TraceState::default()))
 }
 
 /// Whether a client may use this id: it must not disturb a log line.

@@ -11,13 +11,13 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use hone_core::files::free_bytes;
-use hone_core::memory;
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyRecord, PolicyVersion, UnixMillis, now_ms};
 use hone_reward::feedback::QuarantineReason;
 use hone_store::{Op, QuarantinedKey, StoreTrouble};
 use hone_train::TrainStatus;
 
+use crate::auth::ListedKey;
 use crate::body::{Field, FieldTable, Fields, JsonObject, List, PathText};
 use crate::error::{ApiError, ErrorCode, JsonResult};
 use crate::state::{AppState, DiskLimit};
@@ -85,9 +85,6 @@ fn too_full(limit: &DiskLimit) -> Option<String> {
 
 /// `GET /metrics`, in Prometheus' text format.
 pub async fn metrics(State(state): AppContext) -> Result<impl IntoResponse, ApiError> {
-    if let Ok(free) = free_bytes(&state.disk.dir) {
-        state.metrics.data_free.set(bytes(free));
-    }
     encoded(&state.metrics)
 }
 
@@ -99,15 +96,9 @@ pub async fn early_metrics(
 }
 
 fn encoded(metrics: &Metrics) -> Result<impl IntoResponse + use<>, ApiError> {
-    metrics.memory_resident.set(bytes(memory::resident()));
-    metrics.memory_resident_peak.set(bytes(memory::peak_resident()));
     let text = metrics.encode();
     let text = text.map_err(|error| ApiError::logged("cannot encode the metrics", &error))?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
-}
-
-fn bytes(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 // `/admin/train` and `/admin/policies`.
@@ -246,6 +237,11 @@ pub async fn release(State(state): AppContext, PathText(key): PathText) -> JsonR
     tracing::warn!(key, "an operator released a key");
     update_metric(&state)?;
     Ok(Json(ReleasedKey { key_id: key, released: true }))
+}
+
+/// `GET /admin/keys`.
+pub async fn keys(State(state): AppContext) -> Json<List<ListedKey>> {
+    Json(List::new(state.keys.list(now_ms()).into_iter()))
 }
 
 /// Whether a text is the id of an API key, or of an end user with or without a key.

@@ -14,7 +14,7 @@ use reqwest::{Method, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use hone::config::{KeyScope, ServerConfig};
+use hone::config::{KeyConfig, KeyExpiry, KeyScope, ServerConfig};
 use hone_core::metrics::Metrics;
 use hone_http::{Startup, serve};
 
@@ -162,6 +162,45 @@ async fn a_reload_replaces_keys_while_requests_run() {
     assert_eq!(server.keys.reload(&config).unwrap(), 1);
     assert_eq!((status("old").await, status("new").await), (401, 200));
     assert!(stream.text().await.unwrap().ends_with("[DONE]\n\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_listed_with_their_expiry_and_last_use() {
+    let key = |name: &str, scopes: &[KeyScope], expires: &str| KeyConfig {
+        expires: KeyExpiry::parse(expires),
+        ..key(name, scopes)
+    };
+    let keys = vec![
+        key("web", &[KeyScope::Chat], "2100-01-01"),
+        key("old", &[KeyScope::Chat], "2000-01-01"),
+        key("operator", &[KeyScope::Admin], ""),
+    ];
+    let server = Server::with(|s| s.server.keys = keys.clone()).await;
+    let list = async || {
+        let request = server.client.get(server.url("/admin/keys")).bearer_auth("operator");
+        let (status, answer) = read(request.send().await.unwrap()).await;
+        assert_eq!((status, &answer["object"]), (200, &json!("list")));
+        answer["data"].as_array().unwrap().clone()
+    };
+    let first = list().await;
+    assert_eq!(first[0]["name"], "web");
+    assert_eq!((&first[0]["last_used"], &first[0]["expired"]), (&json!(null), &json!(false)));
+    assert_eq!(first[0]["expires"], 4_102_444_800_000_u64);
+    assert_eq!((&first[1]["expired"], &first[2]["expires"]), (&json!(true), &json!(null)));
+    assert!(first[2]["last_used"].is_u64() && first[0].get("key").is_none());
+    assert_eq!(server.chat_as("old", &ask(json!({}))).await.status(), 401);
+    assert_eq!(server.chat_as("web", &ask(json!({}))).await.status(), 200);
+    let config = ServerConfig { keys, ..ServerConfig::default() };
+    server.keys.reload(&config).unwrap();
+    let second = list().await;
+    assert!(second[0]["last_used"].is_u64(), "a reload keeps it");
+    assert_eq!(second[1]["last_used"], json!(null), "a refused request does not count");
+    assert_eq!(
+        server.metric("hone_http_key_expiry_timestamp_seconds").await,
+        Some(4_102_444_800.0)
+    );
+    assert_eq!(server.metric("hone_http_expired_keys").await, Some(1.0));
+    assert!(server.metric("hone_process_open_files").await.is_some_and(|open| open > 0.0));
 }
 
 #[tokio::test(flavor = "multi_thread")]

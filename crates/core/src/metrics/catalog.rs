@@ -1,6 +1,10 @@
 //! The metrics of the service.
 
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Result};
+use parking_lot::RwLock;
+use prometheus::proto::MetricFamily;
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Result};
+
+use crate::{files, memory};
 
 use super::registry::{
     BATCH, FAST, FIRST_TOKEN, MetricDescription, MetricRegistry, REQUEST, REWARD, SLOW, metric_set,
@@ -26,6 +30,16 @@ metric_set! {
         data_free: IntGauge("hone_data_free_bytes",
             "Free bytes of the file system of the data directory when the metrics were read."),
 
+        open_files: IntGauge("hone_process_open_files",
+            "Files and sockets that the process had open when the metrics were read."),
+        open_files_limit: IntGauge("hone_process_open_files_limit",
+            "Files and sockets that the process may have open; 0 if there is no limit."),
+
+        otlp_dropped_spans: IntCounter("hone_otlp_dropped_spans_total",
+            "Spans that were not sent, because the queue was full or the collector did not take them."),
+        otlp_failed_exports: IntCounterVec("hone_otlp_failed_exports_total",
+            "Requests that the collector did not take, by signal.", &["signal"]),
+
         http_requests: IntCounterVec("hone_http_requests_total",
             "HTTP requests answered, by route pattern and status code.", &["route", "code"]),
         http_request_duration: HistogramVec("hone_http_request_duration_seconds",
@@ -47,6 +61,12 @@ metric_set! {
              without a next one, whose client did not read, and idle ones while all were taken, by reason.", &["reason"]),
         http_limited: IntCounterVec("hone_http_limited_requests_total",
             "Requests refused by a limit of the server or of their API key, by limit.", &["reason"]),
+        http_key_expiry: Gauge("hone_http_key_expiry_timestamp_seconds",
+            "Unix time at which the next API key expires; 0 if none will."),
+        http_expired_keys: IntGauge("hone_http_expired_keys",
+            "API keys in the configuration that are expired."),
+        http_certificate_expiry: Gauge("hone_http_certificate_expiry_timestamp_seconds",
+            "Unix time at which the first certificate of server.tls expires; 0 without TLS."),
         http_disconnects: IntCounter("hone_http_disconnects_total",
             "Clients that disconnected before their completion ended."),
         http_continued_prompts: IntCounterVec("hone_http_continued_prompts_total",
@@ -170,9 +190,18 @@ metric_set! {
         pub reward_webhook: CallMetrics = webhook_calls,
         /// Calls to judges.
         pub reward_judge: JudgeMetrics = JudgeMetrics::register,
+        /// What computes metrics whenever they are read.
+        readers: Readers = no_readers,
         // Last, because it copies the descriptions of the metrics above.
         registry: MetricRegistry = MetricRegistry::share,
     }
+}
+
+/// Functions that compute metrics.
+type Readers = RwLock<Vec<Box<dyn Fn(&Metrics) + Send + Sync>>>;
+
+fn no_readers(_: &mut MetricRegistry) -> Result<Readers> {
+    Ok(Readers::default())
 }
 
 impl Metrics {
@@ -190,6 +219,7 @@ impl Metrics {
             (&metrics.feedback_ratings, &["trained"]),
             (&metrics.policy_canaries, &["promoted", "rolled_back"]),
             (&metrics.train.advantages, &["group", "running"]),
+            (&metrics.otlp_failed_exports, &["traces", "metrics"]),
         ] {
             labels.iter().for_each(|label| counter.with_label_values(&[label]).reset());
         }
@@ -201,12 +231,33 @@ impl Metrics {
         &self.registry.descriptions
     }
 
+    /// Computes metrics with `read` whenever they are read, for those that nothing else updates.
+    pub fn read_with(&self, read: impl Fn(&Self) + Send + Sync + 'static) {
+        self.readers.write().push(Box::new(read));
+    }
+
     /// The body of `GET /metrics`.
     ///
     /// # Errors
     /// If a metric cannot be encoded.
     pub fn encode(&self) -> Result<String> {
+        self.read();
         self.registry.encode()
+    }
+
+    /// Every metric that has a sample.
+    pub fn families(&self) -> Vec<MetricFamily> {
+        self.read();
+        self.registry.gather()
+    }
+
+    fn read(&self) {
+        let set = |gauge: &IntGauge, value| gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        set(&self.memory_resident, memory::resident());
+        set(&self.memory_resident_peak, memory::peak_resident());
+        set(&self.open_files, files::open_files());
+        set(&self.open_files_limit, files::open_files_limit().unwrap_or_default());
+        self.readers.read().iter().for_each(|read| read(self));
     }
 }
 

@@ -8,3 +8,6 @@ mod registry;
 
 pub use catalog::{CallMetrics, JudgeMetrics, Metrics, TrainMetrics};
 pub use registry::{MetricDescription, MetricKind};
+
+/// The target of spans that are sent to the collector of `log.otlp`. Logs do not show them.
+pub const SPANS: &str = "otel";

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use prometheus::core::Collector;
-use prometheus::proto::MetricType;
+use prometheus::proto::{MetricFamily, MetricType};
 use prometheus::{Encoder, Error, Registry, Result, TextEncoder};
 
 /// Histogram buckets in seconds for waits inside the process.
@@ -75,6 +75,11 @@ impl MetricRegistry {
     /// Another handle of this registry, with the descriptions of the metrics registered so far.
     pub(super) fn share(&mut self) -> Result<Self> {
         Ok(self.clone())
+    }
+
+    /// Every metric that has a sample.
+    pub(super) fn gather(&self) -> Vec<MetricFamily> {
+        self.registry.gather()
     }
 
     /// The text format that Prometheus scrapes. A metric that has no labeled sample yet is a 0 without

@@ -7,6 +7,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::extract::{ConnectInfo, MatchedPath, Request, State};
@@ -16,15 +17,18 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use parking_lot::{Mutex, RwLock};
+use schemars::JsonSchema;
+use serde::Serialize;
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use hone_core::config::ConfigError;
 use hone_core::config::describe::one_of;
 use hone_core::digest::hex;
+use hone_core::metrics::Metrics;
 use hone_core::types::{UnixMillis, now_ms};
 
 use super::error::{ApiError, ErrorCode};
-use crate::config::{KeyConfig, KeyHash, KeyLimits, KeyScope, ServerConfig, hash_key};
+use crate::config::{KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope, ServerConfig, hash_key};
 
 /// Routes that need no key. The document and the console's page are the same for every server; `/metrics` (see [`Access::Host`]) contains
 /// counts and model measurements, but no text, key or id. To hide those too, bind Hone to a private address.
@@ -242,6 +246,7 @@ fn identify(
         let message = format!("the key {name:?} lacks the scope {needed}: it has {held}");
         return Err(ApiError::new(ErrorCode::MissingScope, message));
     }
+    key.last_used.store(now, Ordering::Relaxed);
     Ok(Caller { key_id: Some(key.id.clone()), key: Some(Arc::clone(key)), slot: None })
 }
 
@@ -364,6 +369,23 @@ pub struct ApiKey {
     /// First 12 hex digits of the key's SHA-256.
     pub id: String,
     pub limiter: Arc<KeyLimiter>,
+    /// When it was accepted last; 0 if not since the start. A reload keeps it.
+    last_used: Arc<AtomicU64>,
+}
+
+/// A key as `GET /admin/keys` lists it.
+#[derive(Serialize, JsonSchema)]
+pub struct ListedKey {
+    /// First 12 hexadecimal digits of the key's SHA-256.
+    id: String,
+    name: String,
+    #[schemars(with = "Vec<String>")]
+    scopes: Vec<KeyScope>,
+    /// Unix milliseconds from which on the key is refused; null if it does not expire.
+    expires: Option<UnixMillis>,
+    /// Unix milliseconds of the last request that the key was accepted for; null if there was none since the start.
+    last_used: Option<UnixMillis>,
+    expired: bool,
 }
 
 impl KeyRing {
@@ -391,6 +413,30 @@ impl KeyRing {
         let count = keys.0.len();
         *self.keys.write() = Arc::new(keys);
         Ok(count)
+    }
+
+    /// Every key, without its secret.
+    pub fn list(&self, now: UnixMillis) -> Vec<ListedKey> {
+        let listed = |key: &ApiKey| ListedKey {
+            id: key.id.clone(),
+            name: key.entry.name.clone(),
+            scopes: key.entry.scopes.clone(),
+            expires: key.entry.expires.map(KeyExpiry::unix_millis),
+            last_used: Some(key.last_used.load(Ordering::Relaxed)).filter(|used| *used > 0),
+            expired: key.entry.expires.is_some_and(|expiry| expiry.has_passed(now)),
+        };
+        self.current().0.iter().map(|(_, key)| listed(key)).collect()
+    }
+
+    /// Sets the metrics of expiries.
+    pub fn report(&self, metrics: &Metrics, now: UnixMillis) {
+        let keys = self.current();
+        let expiries = keys.0.iter().filter_map(|(_, key)| key.entry.expires);
+        let (passed, coming): (Vec<_>, Vec<_>) =
+            expiries.partition(|expiry| expiry.has_passed(now));
+        metrics.http_expired_keys.set(i64::try_from(passed.len()).unwrap_or(i64::MAX));
+        let next = coming.into_iter().min().map_or(0, KeyExpiry::unix_millis);
+        metrics.http_key_expiry.set(seconds(next));
     }
 
     /// Number of keys that may rate.
@@ -484,13 +530,20 @@ impl ApiKey {
         let kept = before.map(|key| &key.limiter);
         let kept = kept.filter(|own| own.name == *name && own.limits == limits);
         let limiter = kept.map_or_else(|| KeyLimiter::new(name, limits), Arc::clone);
-        Arc::new(Self { entry, id: hex(&hash[..6]), limiter })
+        let last_used = before.map(|key| Arc::clone(&key.last_used)).unwrap_or_default();
+        Arc::new(Self { entry, id: hex(&hash[..6]), limiter, last_used })
     }
 
     /// Whether the key has one of `scopes`, or no scope is required.
     pub fn has_one_of(&self, scopes: &[KeyScope]) -> bool {
         scopes.is_empty() || scopes.iter().any(|scope| self.entry.scopes.contains(scope))
     }
+}
+
+/// A time in seconds, for a metric.
+#[expect(clippy::cast_precision_loss, reason = "f64 has milliseconds for longer than dates last")]
+fn seconds(time: UnixMillis) -> f64 {
+    time as f64 / 1000.0
 }
 
 // The limits of one key. Requests and tokens have a bucket each, which holds the allowance of a minute and fills evenly.

@@ -444,8 +444,12 @@ impl KeyExpiry {
 
     /// Whether the time has come.
     pub fn has_passed(self, now: UnixMillis) -> bool {
-        // A time before 1970 has passed too.
-        u64::try_from(self.0.timestamp_millis()).unwrap_or(0) <= now
+        self.unix_millis() <= now
+    }
+
+    /// The time; 0 for one before 1970, which has passed too.
+    pub fn unix_millis(self) -> UnixMillis {
+        u64::try_from(self.0.timestamp_millis()).unwrap_or(0)
     }
 }
 

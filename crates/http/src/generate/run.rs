@@ -15,7 +15,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 use tokio::time::{Instant, timeout, timeout_at};
+use tracing::{Instrument as _, Span, info_span};
 
+use hone_core::metrics::SPANS;
 use hone_core::types::{
     ChatOptions, FinishReason, GrammarSpec, Interaction, InteractionId, Message, PolicyVersion,
     PromptSource, Sample, SampleId, SampleOrigin, SamplingParams, TokenId, now_ms, rater_id,
@@ -83,21 +85,34 @@ pub fn check_model(state: &AppState, name: &str) -> Result<(), ApiError> {
 /// 404 for an unknown model, 429 by a limit, 400 for a grammar or a prompt that the model cannot have.
 pub async fn begin(
     Call(state, caller): Call,
-    mut request: ClientRequest,
+    request: ClientRequest,
     arrived: std::time::Instant,
 ) -> Result<AnswerRun, ApiError> {
+    let prepared = prepare(&state, &caller, request, arrived);
+    let prepared = prepared.instrument(info_span!(target: SPANS, "prepare"));
+    let (sampling, interaction, answers) = prepared.await?;
+    Ok(AnswerRun { run: RequestRun::new(state, sampling), interaction, answers })
+}
+
+/// Makes the prompt's tokens and the grammar.
+async fn prepare(
+    state: &Arc<AppState>,
+    caller: &Caller,
+    mut request: ClientRequest,
+    arrived: std::time::Instant,
+) -> Result<(SamplingRequest, Arc<Interaction>, Answers), ApiError> {
     let messages = std::mem::take(&mut request.messages);
     let (chat, names) = (&request.chat, request.names);
-    let permit = request.admit(&state, &caller, 1, size(&messages, chat) / BYTES_PER_TOKEN)?;
-    let format = tool_format(&state);
+    let permit = request.admit(state, caller, 1, size(&messages, chat) / BYTES_PER_TOKEN)?;
+    let format = tool_format(state);
     let grammar = match &request.grammar {
         Some(requested) => Some(requested.compile(state.engine.codec()).await?),
         None => None,
     };
     let session = session_of(&request.metadata);
     let (ids, continues) =
-        chat_prompt(&state, &caller, names.prompt, &messages, chat, session).await?;
-    check_length(&state, names.prompt, &ids)?;
+        chat_prompt(state, caller, names.prompt, &messages, chat, session).await?;
+    check_length(state, names.prompt, &ids)?;
     let codec = state.engine.codec();
     let grammar = match grammar {
         None if chat.constrains_calls() => {
@@ -115,14 +130,13 @@ pub async fn begin(
     let spec = grammar.as_ref().map(|grammar| grammar.spec().clone());
     let form = AnswerForm::new(codec, &ids, chat, format).constrained(spec.as_ref());
     let template = codec.template_hash();
-    let interaction = request.interaction(&state, &caller, messages, ids, template, spec);
+    let interaction = request.interaction(state, caller, messages, ids, template, spec);
     let interaction = Arc::new(Interaction { continues, ..interaction });
     let answers = Answers::new(&form, interaction.id, request.choices);
     let prompts = vec![interaction.clone()];
     // The interaction has the functions now, whose schemas can be as long as the body.
     request.chat = ChatOptions::default();
-    let sampling = SamplingRequest { request, prompts, grammar, permit, arrived };
-    Ok(AnswerRun { run: RequestRun::new(state, sampling), interaction, answers })
+    Ok((SamplingRequest { request, prompts, grammar, permit, arrived }, interaction, answers))
 }
 
 /// Refuses a prompt that does not fit into the model's context.
@@ -256,6 +270,8 @@ pub struct RequestRun {
     begun_with: Option<PolicyVersion>,
     /// The run ended with an error, so dropping it early is not a client's disconnect.
     failed: bool,
+    /// The span of what the request waits for: a slot, then its tokens.
+    phase: Span,
 }
 
 impl RequestRun {
@@ -307,6 +323,7 @@ impl RequestRun {
             first_token_recorded: false,
             begun_with: None,
             failed: false,
+            phase: info_span!(target: SPANS, "queue"),
         }
     }
 
@@ -418,6 +435,7 @@ impl RequestRun {
         let text = match event {
             ChoiceEvent::Started(version) => {
                 choice.version = Some(version);
+                self.trace_start(version);
                 String::new()
             }
             ChoiceEvent::Sampled(Event::Token(mut token)) => {
@@ -446,6 +464,9 @@ impl RequestRun {
                 choice.text.push_str(&text);
                 choice.cached_tokens = Some(cached_tokens);
                 choice.finish = Some(finish);
+                if self.has_ended() {
+                    self.trace_end();
+                }
                 self.record(index);
                 text
             }
@@ -459,6 +480,23 @@ impl RequestRun {
         let token_ids = if complete && wants_token_ids { choice.take_ids() } else { Vec::new() };
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         Ok(ChoiceUpdate { index, version, started, id, text, tokens, token_ids, finish })
+    }
+
+    /// Ends the span of the wait for a slot with the first choice that starts.
+    fn trace_start(&mut self, version: PolicyVersion) {
+        if self.choices.iter().filter(|choice| choice.version.is_some()).count() == 1 {
+            self.phase = info_span!(target: SPANS, "generate");
+            Span::current().record("hone.policy_version", version.0);
+        }
+    }
+
+    /// Ends the span of the tokens, and adds their number to that of the request.
+    fn trace_end(&mut self) {
+        let Usage { prompt_tokens, completion_tokens, .. } = self.usage();
+        let request = Span::current();
+        request.record("gen_ai.usage.input_tokens", prompt_tokens);
+        request.record("gen_ai.usage.output_tokens", completion_tokens);
+        self.phase = Span::none();
     }
 
     fn record_first_token(&mut self) {
@@ -510,7 +548,9 @@ impl RequestRun {
             ops.push(Op::Sample(Box::new(sample)));
             ops.extend(turn);
         }
-        if let Err(error) = self.state.store.enqueue(ops) {
+        // The ledger's queue keeps the span until the commit.
+        let queued = info_span!(target: SPANS, "record").in_scope(|| self.state.store.enqueue(ops));
+        if let Err(error) = queued {
             // The client still gets its response; nothing will be learned from it.
             tracing::error!(%error, interaction = %interaction.id, "a completion is not recorded");
         }
@@ -569,6 +609,7 @@ impl Drop for RequestRun {
         if self.has_ended() {
             return;
         }
+        self.trace_end();
         if !self.failed {
             self.state.metrics.http_disconnects.inc();
             if let Some(RunPrompt { interaction, .. }) = self.prompts.first() {

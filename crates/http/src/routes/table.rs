@@ -20,7 +20,7 @@ use hone_reward::grader::GradeOutcome;
 use hone_store::Backup;
 use hone_train::TrainStatus;
 
-use crate::auth::{Access, access};
+use crate::auth::{Access, ListedKey, access};
 use crate::body::{Field, FieldTable, List, check_length, fields_of, object_schema};
 use crate::chat::{self, ChatChunk, ChatCompletion};
 use crate::config::ServerConfig;
@@ -188,7 +188,7 @@ fn events_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
 }
 
 /// The groups of routes, by the beginning of their paths.
-const TAGS: [(&str, &str); 30] = [
+const TAGS: [(&str, &str); 31] = [
     ("/v1/chat/completions", "Chat completions"),
     ("/v1/completions", "Text completions"),
     ("/v1/responses", "Responses"),
@@ -216,6 +216,7 @@ const TAGS: [(&str, &str); 30] = [
     ("/admin/data", "Data"),
     ("/admin/backup", "Data"),
     ("/admin/audit", "Audit"),
+    ("/admin/keys", "API keys"),
     ("/openapi.json", "OpenAPI document"),
     ("/metrics", "Probes and metrics"),
     ("/", "Probes and metrics"),
@@ -403,6 +404,9 @@ fn operators() -> Vec<ApiRoute> {
         .named("unpinPolicy", "Let a version's files be deleted")
         .answers::<PolicyRecord>()
         .errors(&[409]),
+        route(GET, "/admin/keys", operator::keys)
+            .named("listKeys", "List the API keys, their expiry and their last use")
+            .answers::<List<ListedKey>>(),
         route(GET, "/admin/feedback/quarantine", operator::list)
             .named("listQuarantine", "List the quarantined keys")
             .answers::<List<QuarantineEntry>>(),

@@ -34,8 +34,9 @@ use tokio::sync::{Mutex, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 
-use hone_core::files::raise_open_limit;
+use hone_core::files::{free_bytes, raise_open_limit};
 use hone_core::metrics::Metrics;
+use hone_core::types::now_ms;
 
 use crate::config::{ConnectionsConfig, ServerConfig};
 use crate::routes::{crowded, router, starting};
@@ -79,7 +80,18 @@ impl Startup {
 
     /// Answers every route from now on. A second call has no effect.
     pub fn finish(&self, state: AppState) {
-        let _loaded = self.loaded.get_or_init(|| router(state));
+        let _loaded = self.loaded.get_or_init(|| {
+            let (dir, keys, tls) =
+                (state.disk.dir.clone(), Arc::clone(&state.keys), Arc::clone(&self.tls));
+            self.metrics.read_with(move |metrics| {
+                if let Ok(free) = free_bytes(&dir) {
+                    metrics.data_free.set(i64::try_from(free).unwrap_or(i64::MAX));
+                }
+                keys.report(metrics, now_ms());
+                tls.report(metrics);
+            });
+            router(state)
+        });
     }
 }
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use chrono::NaiveDateTime;
 use parking_lot::RwLock;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls;
@@ -14,6 +15,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use hone_core::config::ConfigError;
+use hone_core::metrics::Metrics;
 
 use crate::config::TlsConfig;
 
@@ -25,7 +27,15 @@ const KEY: &str = "server.tls.key";
 
 /// How new connections are secured.
 #[derive(Default)]
-pub struct Tls(RwLock<Option<TlsAcceptor>>);
+pub struct Tls(RwLock<Option<LoadedCertificate>>);
+
+/// What accepts new connections, and until when clients accept it.
+#[derive(Clone)]
+pub struct LoadedCertificate {
+    acceptor: TlsAcceptor,
+    /// Unix seconds at which the first certificate of the chain expires; `None` if the file does not say.
+    expiry: Option<i64>,
+}
 
 impl Tls {
     /// Reads the files of a configuration.
@@ -45,7 +55,7 @@ impl Tls {
     ///
     /// # Errors
     /// As [`Self::load`], and if the server would change between plain HTTP and TLS.
-    pub fn read_again(&self, config: &TlsConfig) -> Result<Option<TlsAcceptor>, ConfigError> {
+    pub fn read_again(&self, config: &TlsConfig) -> Result<Option<LoadedCertificate>, ConfigError> {
         let (was, becomes) = (self.is_enabled(), config.is_enabled());
         if was != becomes {
             let change = if was { "was set" } else { "was empty" };
@@ -57,18 +67,25 @@ impl Tls {
     }
 
     /// Secures further connections with other files.
-    pub fn replace(&self, acceptor: Option<TlsAcceptor>) {
-        *self.0.write() = acceptor;
+    pub fn replace(&self, loaded: Option<LoadedCertificate>) {
+        *self.0.write() = loaded;
+    }
+
+    /// Sets the metric of the expiry.
+    #[expect(clippy::cast_precision_loss, reason = "seconds")]
+    pub fn report(&self, metrics: &Metrics) {
+        let expiry = self.0.read().as_ref().and_then(|loaded| loaded.expiry);
+        metrics.http_certificate_expiry.set(expiry.unwrap_or_default() as f64);
     }
 
     /// What accepts a new connection; `None` for plain HTTP.
     pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
-        self.0.read().clone()
+        self.0.read().as_ref().map(|loaded| loaded.acceptor.clone())
     }
 }
 
 /// What accepts TLS with the files of a configuration; `None` for plain HTTP.
-fn read(config: &TlsConfig) -> Result<Option<TlsAcceptor>, ConfigError> {
+fn read(config: &TlsConfig) -> Result<Option<LoadedCertificate>, ConfigError> {
     if !config.is_enabled() {
         return Ok(None);
     }
@@ -79,6 +96,7 @@ fn read(config: &TlsConfig) -> Result<Option<TlsAcceptor>, ConfigError> {
     if chain.is_empty() {
         return Err(refused(CERTIFICATE, certificate, "it has no certificate in PEM"));
     }
+    let expiry = chain.iter().filter_map(|certificate| not_after(certificate)).min();
     #[cfg(unix)]
     if std::fs::metadata(key).is_ok_and(|file| file.permissions().mode() & 0o007 != 0) {
         tracing::warn!(file = %key.display(), "every user of this machine can open {KEY}");
@@ -99,7 +117,42 @@ fn read(config: &TlsConfig) -> Result<Option<TlsAcceptor>, ConfigError> {
         .with_single_cert(chain, secret)
         .map_err(unusable)?;
     settings.alpn_protocols = vec![HTTP.to_vec()];
-    Ok(Some(TlsAcceptor::from(Arc::new(settings))))
+    Ok(Some(LoadedCertificate { acceptor: TlsAcceptor::from(Arc::new(settings)), expiry }))
+}
+
+/// The end of a certificate's validity (RFC 5280, section 4.1) in Unix seconds; `None` if it is not in DER.
+fn not_after(certificate: &[u8]) -> Option<i64> {
+    let (tbs, _) = element(element(certificate)?.0)?;
+    let mut rest = tbs;
+    // A version in a context tag, which may be missing, then serial number, algorithm and issuer.
+    for _ in 0..3 + usize::from(tbs.first() == Some(&0xa0)) {
+        rest = element(rest)?.1;
+    }
+    let after_begin = element(element(rest)?.0)?.1;
+    let text = std::str::from_utf8(element(after_begin)?.0).ok()?;
+    // UTCTime has two digits of the year, from 1950 on; GeneralizedTime has four.
+    let century = match text.len() {
+        13 if *text >= *"50" => "19",
+        13 => "20",
+        _ => "",
+    };
+    let time = NaiveDateTime::parse_from_str(&format!("{century}{text}"), "%Y%m%d%H%M%SZ").ok()?;
+    Some(time.and_utc().timestamp())
+}
+
+/// The content of the first element in DER, and what follows the element.
+fn element(der: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (&[_, first], rest) = der.split_first_chunk::<2>()?;
+    let (length, rest) = match first {
+        0..0x80 => (usize::from(first), rest),
+        _ => {
+            let (digits, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+            let fits = digits.len() <= 4;
+            let length = digits.iter().fold(0, |length, digit| length << 8 | usize::from(*digit));
+            (fits.then_some(length)?, rest)
+        }
+    };
+    rest.split_at_checked(length)
 }
 
 fn bytes(field: &str, file: &Path) -> Result<Vec<u8>, ConfigError> {
@@ -141,6 +194,21 @@ mod tests {
             assert!(error.starts_with(&format!("{field} is ")), "{error}");
             assert!(error.contains(file) && error.contains(reason), "{error}");
         }
+    }
+
+    #[test]
+    fn the_first_expiry_is_that_of_the_file() {
+        let tls = Tls::load(&files("first.pem", "first.key.pem")).unwrap();
+        let metrics = Metrics::new().unwrap();
+        tls.report(&metrics);
+        // 2120-01-01, as `openssl x509 -enddate` prints it.
+        assert_eq!(metrics.http_certificate_expiry.get(), 4_733_510_400.0);
+        for damaged in [&[][..], &[0x30], &[0x30, 0x82, 1], &[0x30, 0x84, 255, 255, 255, 255, 0]] {
+            assert_eq!(not_after(damaged), None);
+        }
+        assert!(
+            element(&[0x30, 0x80]).is_some_and(|(inner, rest)| inner.is_empty() && rest.is_empty())
+        );
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::oneshot;
+use tracing::Span;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{GroupId, RewardId, SampleId, SampleOrigin};
@@ -23,12 +24,14 @@ pub(crate) struct WriteJob {
     pub(crate) feedback_ids: Vec<RewardId>,
     /// The waiting caller; `None` for [`WriteQueue::push_or_shed`].
     pub(crate) reply: Option<Reply>,
+    /// The caller's span, which lasts until the commit.
+    _span: Span,
 }
 
 impl WriteJob {
     fn new(ops: Vec<Op>, reply: Option<Reply>) -> Self {
         let feedback_ids = ops.iter().map(|_| RewardId::new()).collect();
-        Self { ops, feedback_ids, reply }
+        Self { ops, feedback_ids, reply, _span: Span::current() }
     }
 
     /// What applying the job again needs.

@@ -9,7 +9,10 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use rayon::ThreadPool;
 use tokio::runtime::Handle;
+use tracing::field::Empty;
+use tracing::{Instrument as _, info_span};
 
+use hone_core::metrics::SPANS;
 use hone_core::threads::to_background;
 use hone_core::types::{TokenId, UnixMillis, now_ms};
 use hone_model::kernels::compute::Compute;
@@ -54,11 +57,18 @@ impl Publication {
             pool: Arc::clone(pool),
             base_model: setup.model_name.clone(),
         };
+        // A child of the span of the step that is published.
+        let span = info_span!(
+            target: SPANS, "publication", hone.step = step, hone.policy_version = Empty, hone.outcome = Empty,
+        );
         let publish = move || {
             to_background();
             // Also after a panic.
             let _wake = WakeAtEnd(wake);
-            let outcome = runtime.block_on(publisher.publish(&candidate, parent, step, metrics))?;
+            let published = publisher.publish(&candidate, parent, step, metrics);
+            let outcome = runtime.block_on(published.instrument(span.clone()))?;
+            let (outcome_name, version) = outcome.summary();
+            span.record("hone.outcome", outcome_name).record("hone.policy_version", version);
             Ok((outcome, now_ms()))
         };
         let thread = std::thread::Builder::new().name("hone-publish".to_owned()).spawn(publish);

@@ -50,6 +50,7 @@ impl<'a> Trainer<'a> {
             activation: Marker::of_activation(&setup.checkpoints),
             feedback_times: Vec::new(),
             skip_log: SkipLog::default(),
+            step_span: tracing::Span::none(),
         };
         let is_resumed = trainer.load_newest()?;
         trainer.learner.set_longest_shard(setup.longest_sample);

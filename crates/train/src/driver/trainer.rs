@@ -6,7 +6,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
+use tracing::field::Empty;
+use tracing::{Span, info_span};
 
+use hone_core::metrics::SPANS;
 use hone_core::types::{GroupId, PolicyVersion, StepRecord, UnixMillis, now_ms};
 use hone_store::Op;
 
@@ -76,6 +79,7 @@ pub(super) struct ComputedStep {
     prepared: PreparedBatch,
     stats: StepStats,
     started: Instant,
+    span: Span,
 }
 
 pub(super) struct Trainer<'a> {
@@ -95,6 +99,8 @@ pub(super) struct Trainer<'a> {
     /// Arrival times of feedback that was trained on, but not yet in a published version.
     pub(super) feedback_times: Vec<UnixMillis>,
     pub(super) skip_log: SkipLog,
+    /// The span of the step that was recorded last, until it is published or waits for further steps.
+    pub(super) step_span: Span,
 }
 
 // The state machine.
@@ -314,10 +320,20 @@ impl Trainer<'_> {
     ) -> Result<TrainPhase, TrainFailure> {
         self.status.set_state(TrainState::Training);
         let started = Instant::now();
-        let mut prepared = self.advantages(batch, during.as_ref())?;
+        let span = info_span!(
+            target: SPANS, "step",
+            hone.step = self.learner.step_count() + 1, hone.groups = batch.groups.len(),
+            hone.samples = batch.sample_count(), hone.reward_mean = Empty, hone.kl = Empty,
+        );
+        let entered = span.enter();
+        let advantages = info_span!(target: SPANS, "advantages");
+        let mut prepared = advantages.in_scope(|| self.advantages(batch, during.as_ref()))?;
         self.set_learning_rate();
-        let step = match self.forward_backward_and_update(&mut prepared)? {
-            Ok(stats) => Some(ComputedStep { prepared, stats, started }),
+        let update = info_span!(target: SPANS, "forward_backward");
+        let stats = update.in_scope(|| self.forward_backward_and_update(&mut prepared))?;
+        drop(entered);
+        let step = match stats {
+            Ok(stats) => Some(ComputedStep { prepared, stats, started, span }),
             Err(skipped) => self.skip(skipped).map(|()| None)?,
         };
         match (during, step) {
@@ -504,7 +520,8 @@ impl Trainer<'_> {
     /// groups as trained. After a crash between the two, [`Self::restore`] writes the record from
     /// the checkpoint; in the other order, the groups would be lost.
     fn record(&mut self, step: ComputedStep) -> Result<(), TrainFailure> {
-        let (setup, ComputedStep { prepared, stats, started }) = (self.setup, step);
+        let (setup, ComputedStep { prepared, stats, started, span }) = (self.setup, step);
+        let recorded = info_span!(target: SPANS, parent: &span, "record").entered();
         self.progress.weights.observe(&setup.routes, &prepared.batch);
         if !stats.refused.is_empty() {
             tracing::warn!(
@@ -525,6 +542,10 @@ impl Trainer<'_> {
         self.checkpoint()?;
         ops.push(Op::Step(Box::new(record.clone())));
         setup.store.commit_blocking(ops)?;
+        drop(recorded);
+        span.record("hone.reward_mean", record.metrics.get("reward_mean").copied());
+        span.record("hone.kl", record.metrics.get("kl").copied());
+        self.step_span = span;
         report::export(&setup.metrics, &record, &prepared.advantages, started.elapsed());
         if let Some(batches) = self.skip_log.stepped() {
             tracing::info!(batches, "learning resumes after {batches} batches of equal rewards");
@@ -537,11 +558,12 @@ impl Trainer<'_> {
     /// Starts to publish the weights every `policy.publish_every` steps, and if no step follows (`is_last`), unless
     /// another version was activated: the trainer continues from that one.
     fn propose(&mut self, is_last: bool) -> Result<TrainPhase, TrainFailure> {
+        let step = std::mem::replace(&mut self.step_span, Span::none());
         let steps = self.progress.unpublished_steps;
         let is_due = steps >= self.setup.policy.publish_every || steps > 0 && is_last;
         let activations = self.setup.policies.watch_rollback().borrow().count;
         let is_free = self.progress.hold.is_none() && activations == self.activations;
-        if is_due && is_free { self.publish() } else { Ok(TrainPhase::Idle) }
+        if is_due && is_free { step.in_scope(|| self.publish()) } else { Ok(TrainPhase::Idle) }
     }
 
     pub(super) fn report(&self) {

@@ -204,6 +204,18 @@ pub enum PublishOutcome {
     Suspended,
 }
 
+impl PublishOutcome {
+    /// Its name, and the number of the version, if there is one.
+    pub fn summary(&self) -> (&'static str, Option<u64>) {
+        match self {
+            Self::Published(record) => ("published", Some(record.version.0)),
+            Self::Rejected(record) => ("rejected", Some(record.version.0)),
+            Self::Superseded => ("superseded", None),
+            Self::Suspended => ("suspended", None),
+        }
+    }
+}
+
 // What an activation of an existing version changes.
 
 /// Reason of a version that is served because the files of its successor are unusable.

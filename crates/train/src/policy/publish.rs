@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use tracing::{Instrument as _, info_span};
+
+use hone_core::metrics::SPANS;
 use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion};
 use hone_store::Op;
 
@@ -42,7 +45,10 @@ impl Policies {
         }
         let mut record = match self.suspended_canary(parent, step).await? {
             Some(record) => record,
-            None => self.write_candidate(candidate, parent, step, metrics).await?,
+            None => {
+                let written = self.write_candidate(candidate, parent, step, metrics);
+                written.instrument(info_span!(target: SPANS, "write")).await?
+            }
         };
         let mut suspended = self.suspended.subscribe();
         let evaluated = tokio::select! {
@@ -54,7 +60,7 @@ impl Policies {
         self.canary.end();
         let outcome = match evaluated {
             Ok(Evaluated::Checked) if all_passed(&record.checks) => {
-                self.promote(record, parent).await
+                self.promote(record, parent).instrument(info_span!(target: SPANS, "activate")).await
             }
             Ok(Evaluated::Checked) => self.reject(record).await.map(PublishOutcome::Rejected),
             Ok(Evaluated::Suspended) if record.state == PolicyState::Canary => {
@@ -123,15 +129,17 @@ impl Policies {
         record: &mut PolicyRecord,
     ) -> Result<(), PolicyError> {
         let dir = record.adapter.as_ref().map(|relative| self.setup.data_dir.join(relative));
-        self.stage(record.version, dir.as_deref()).await?;
+        let staged = self.stage(record.version, dir.as_deref());
+        staged.instrument(info_span!(target: SPANS, "stage")).await?;
         if record.state == PolicyState::Candidate {
-            self.examine(candidate, record).await?;
+            self.examine(candidate, record).instrument(info_span!(target: SPANS, "gate")).await?;
         }
         if self.setup.config.promotion == Promotion::Canary && all_passed(&record.checks) {
             if self.setup.publisher.begin_canary().await? {
                 record.state = PolicyState::Canary;
                 self.save(record).await?;
-                let check = self.canary.run(record.version, self.active(), record.created).await;
+                let check = self.canary.run(record.version, self.active(), record.created);
+                let check = check.instrument(info_span!(target: SPANS, "canary")).await;
                 record.checks.push(check);
             } else {
                 let detail = "skipped: no engine serves two versions".to_owned();

@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Runs the release binary with a real OpenTelemetry collector and a real Prometheus, and checks what they receive.
+
+    python3 tests/services/run.py --binary target/release/hone --environments target/services
+
+The collector is Rotel, a package of PyPI that contains the program; Prometheus is Debian's package. Both are installed
+in the folder of environments. A service that cannot be had is skipped with a counted line.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+SECRET = "xylophone-4711"
+ROTEL = "rotel==0.0.1a15"
+
+
+def get(url, data=None, **headers):
+    body = None if data is None else json.dumps(data).encode()
+    headers["content-type"] = "application/json"
+    request = urllib.request.Request(url, body, headers)
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return response.read().decode()
+
+
+def until(what, check, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            found = check()
+            if found:
+                return found
+        time.sleep(0.2)
+    raise SystemExit(f"not within {seconds} s: {what}")
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running(command, log):
+    with open(log, "wb") as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield child
+    except BaseException:
+        print(pathlib.Path(log).read_text(errors="replace")[-3000:], file=sys.stderr)
+        raise
+    finally:
+        if child.poll() is None:
+            child.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=30)
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+
+
+def collector(environments):
+    """The path of Rotel's program, or None."""
+    venv = environments / "rotel"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    find = lambda: next(iter(venv.glob("lib/python*/site-packages/rotel/rotel-agent")), None)
+    if not find():
+        with contextlib.suppress(subprocess.SubprocessError):
+            subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=120, **quiet)
+            pip = [venv / "bin/pip", "install", "-q", "--only-binary=:all:", ROTEL]
+            subprocess.run(pip, check=True, timeout=300, **quiet)
+    program = find()
+    if program:
+        program.chmod(0o755)
+        if subprocess.run([program, "--version"], **quiet).returncode == 0:
+            return program
+    return None
+
+
+def prometheus(environments):
+    """The path of Prometheus, or None."""
+    found = shutil.which("prometheus")
+    program = environments / "prometheus/usr/bin/prometheus"
+    if found or program.exists():
+        return found or program
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 180}
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(
+        subprocess.SubprocessError, OSError
+    ):
+        subprocess.run(["apt-get", "download", "-qq", "prometheus"], cwd=folder, check=True, **quiet)
+        package = next(pathlib.Path(folder).glob("prometheus_*.deb"))
+        subprocess.run(["dpkg-deb", "-x", package, environments / "prometheus"], check=True, **quiet)
+    return program if program.exists() else None
+
+
+CONFIG = """
+[rollout]
+group_size = 4
+[train]
+samples_per_step = 8
+[policy]
+promotion = "direct"
+publish_every = 1
+[[route]]
+name = "default"
+[[route.reward]]
+name = "length"
+kind = "length_range"
+min = 1
+max = 4
+fade = 8
+"""
+
+
+@contextlib.contextmanager
+def hone(binary, folder, otlp):
+    """Runs the daemon; yields its URL and process."""
+    config = folder / "hone.toml"
+    config.write_text(CONFIG + f'[log]\notlp = "{otlp}"\n')
+    log = folder / "hone.log"
+    command = [binary, "serve", "--bind", "127.0.0.1:0", "--config", config]
+    with running([*command, "--backend", "native", "--data", folder / "data"], log) as child:
+        pattern = r"listening on (http://\S+)"
+        line = until("the address", lambda: re.search(pattern, log.read_text()))
+        yield line[1], child
+
+
+def ask(url, **headers):
+    question = {"messages": [{"role": "user", "content": f"What is 2 + 3? {SECRET}"}]}
+    return json.loads(get(f"{url}/v1/chat/completions", {**question, "max_tokens": 8}, **headers))
+
+
+def check_collector(program, binary, folder):
+    port, grpc, log = free_port(), free_port(), folder / "rotel.log"
+    command = [program, "start", "--otlp-http-endpoint", f"127.0.0.1:{port}"]
+    command += ["--otlp-grpc-endpoint", f"127.0.0.1:{grpc}", "--exporter", "blackhole"]
+    command += ["--pid-file", folder / "rotel.pid", "--debug-log", "traces", "--debug-log", "metrics"]
+    with running([*command, "--debug-log-verbosity", "detailed"], log):
+        with hone(binary, folder, f"http://127.0.0.1:{port}") as (url, _):
+            ask(url, traceparent=f"00-{TRACE}-{PARENT}-01")
+            for _ in range(8):
+                ask(url)
+            metrics = f"{url}/metrics"
+            until("a step", lambda: re.search(r"hone_train_steps_total [1-9]", get(metrics)), 120)
+            until("a version", lambda: re.search(r"hone_policy_version [1-9]", get(metrics)), 120)
+        text = until("the last spans", lambda: "publication" in log.read_text() and log.read_text())
+    for wanted in [
+        TRACE, PARENT, "POST /v1/chat/completions", "prepare", "queue", "generate", "record",
+        "hone.policy_version", "gen_ai.usage.output_tokens", "advantages", "forward_backward",
+        "publication", "hone.outcome", "hone_http_requests_total", "hone_train_steps_total",
+        "hone_http_request_duration_seconds",
+    ]:
+        assert wanted in text, f"the collector did not get {wanted}"
+    assert SECRET not in text, "the collector got the text of a prompt"
+    spans = text.count("Span #") or len(re.findall(r"Span ID|span_id", text))
+    print(f"collector: {spans} spans, {len(set(re.findall(r'hone_[a-z_]+', text)))} metrics")
+
+
+def check_outage(binary, folder):
+    with hone(binary, folder, f"http://127.0.0.1:{free_port()}") as (url, child):
+        ask(url)
+        lost = r"hone_otlp_dropped_spans_total [1-9]"
+        until("dropped spans", lambda: re.search(lost, get(f"{url}/metrics")))
+        ask(url)
+        log = (folder / "hone.log").read_text()
+        assert log.count("does not take data") == 1, log
+        started = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=30) == 0
+    print(f"outage: requests are answered, the end took {time.monotonic() - started:.1f} s")
+
+
+def check_prometheus(program, binary, folder):
+    port, config = free_port(), folder / "prometheus.yml"
+    rules = pathlib.Path(__file__).resolve().parents[2] / "dashboards/alerts.yml"
+    with hone(binary, folder, "") as (url, _):
+        target = url.removeprefix("http://")
+        config.write_text(
+            f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [{rules}]\n"
+            f"scrape_configs: [{{job_name: hone, static_configs: [{{targets: ['{target}']}}]}}]\n"
+        )
+        command = [program, f"--config.file={config}", f"--web.listen-address=127.0.0.1:{port}"]
+        with running([*command, f"--storage.tsdb.path={folder / 'tsdb'}"], folder / "prometheus.log"):
+            ask(url)
+            api = f"http://127.0.0.1:{port}/api/v1"
+            query = lambda q: json.loads(get(f"{api}/query?query={urllib.parse.quote(q)}"))
+            wanted = "hone_http_requests_total{route='/v1/chat/completions'}"
+            until("the request", lambda: query(wanted)["data"]["result"])
+            until("open files", lambda: query("hone_process_open_files > 0")["data"]["result"])
+            groups = json.loads(get(f"{api}/rules"))["data"]["groups"]
+            rules = [rule for group in groups for rule in group["rules"]]
+            until("healthy rules", lambda: all(
+                rule["health"] == "ok"
+                for group in json.loads(get(f"{api}/rules"))["data"]["groups"]
+                for rule in group["rules"]
+            ))
+    print(f"prometheus: scraped, {len(rules)} rules evaluated")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--binary", type=pathlib.Path, required=True)
+    parser.add_argument("--environments", type=pathlib.Path, required=True)
+    options = parser.parse_args()
+    options.environments.mkdir(parents=True, exist_ok=True)
+    binary, environments = options.binary.resolve(), options.environments.resolve()
+    services = [
+        ("an OpenTelemetry collector (rotel)", collector, check_collector),
+        ("Prometheus", prometheus, check_prometheus),
+        (None, lambda _: True, lambda _, binary, folder: check_outage(binary, folder)),
+    ]
+    for name, find, check in services:
+        program = find(environments)
+        if not program:
+            print(f"SKIPPED: tests/services/run.py: {name} is not available")
+            continue
+        with tempfile.TemporaryDirectory(prefix="hone-services-") as folder:
+            check(program, binary, pathlib.Path(folder))
+
+
+if __name__ == "__main__":
+    main()
