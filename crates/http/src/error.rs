@@ -292,7 +292,10 @@ impl From<GrammarError> for ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Overloaded | StoreError::Closed => Self::unavailable(error.to_string()),
+            StoreError::Overloaded
+            | StoreError::Closed
+            | StoreError::Unavailable(_)
+            | StoreError::TimedOut => Self::unavailable(error.to_string()),
             _ => Self::logged("request failed", &error),
         }
     }

@@ -222,7 +222,7 @@ pub async fn flag(
     let reason = QuarantineReason::Operator { note: note.to_owned() };
     let reason = serde_json::to_string(&reason).map_err(|_| ApiError::internal())?;
     let row = QuarantinedKey { key_id: key.clone(), reason, since: now_ms() };
-    state.store.commit(vec![Op::Quarantine(row)]).await?;
+    state.store.commit_in_time(vec![Op::Quarantine(row)]).await?;
     tracing::warn!(key, note, "an operator quarantined a key");
     let row = update_metric(&state)?.into_iter().find(|row| row.key_id == key);
     row.map(entry).map(Json).ok_or_else(ApiError::internal)
@@ -233,7 +233,7 @@ pub async fn release(State(state): AppContext, PathText(key): PathText) -> JsonR
         let message = format!("key is {key:?}: it is not in quarantine");
         return Err(ApiError::new(ErrorCode::NotFound, message));
     }
-    state.store.commit(vec![Op::Release(key.clone())]).await?;
+    state.store.commit_in_time(vec![Op::Release(key.clone())]).await?;
     tracing::warn!(key, "an operator released a key");
     update_metric(&state)?;
     Ok(Json(ReleasedKey { key_id: key, released: true }))

@@ -88,7 +88,7 @@ pub async fn update(
     }
     let metadata = metadata(&fields)?;
     let interaction = find_chat(&call, &id).await?;
-    call.0.store.commit(vec![Op::Metadata(interaction.id, metadata.clone())]).await?;
+    call.0.store.commit_in_time(vec![Op::Metadata(interaction.id, metadata.clone())]).await?;
     read_stored(call.0, Interaction { metadata, ..interaction }).await
 }
 
@@ -110,7 +110,7 @@ pub async fn erase(
     state: &AppState,
     interaction: &Interaction,
 ) -> Result<DeletedCompletion, ApiError> {
-    state.store.commit(vec![Op::Erase(interaction.id, now_ms())]).await?;
+    state.store.commit_in_time(vec![Op::Erase(interaction.id, now_ms())]).await?;
     let id = interaction.completion_id();
     tracing::info!(id, "a completion was erased");
     Ok(DeletedCompletion { object: "chat.completion.deleted", id, deleted: true })

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use hone_core::files::FileError;
 
+use crate::health::{PATIENCE, StoreTrouble};
+
 /// Why the ledger could not be opened, read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
@@ -25,9 +27,18 @@ pub enum StoreError {
     /// Another process has opened the file.
     #[error("the ledger {0} is in use by another process")]
     InUse(String),
-    /// The queue is full; only operations that may be shed are refused.
+    /// The queue is full.
     #[error("the ledger's queue is full")]
     Overloaded,
+    /// Nothing can be written at the moment, so the write was not tried.
+    #[error(transparent)]
+    Unavailable(#[from] StoreTrouble),
+    /// The disk did not answer in time. The write may be recorded later.
+    #[error(
+        "the ledger has not answered for {} seconds: what was sent may still be recorded when the disk answers",
+        PATIENCE.as_secs()
+    )]
+    TimedOut,
     /// The ledger was closed.
     #[error("the ledger is closed")]
     Closed,

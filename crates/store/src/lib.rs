@@ -18,12 +18,12 @@
 //!   it queued.
 //! - A batch is written as a whole or not at all.
 //! - Batches are applied in the order of the calls that queued them, whichever method queued them.
-//! - Beyond [`StoreConfig::queue`] operations, [`Store::enqueue`] sheds shadow samples with their rewards
-//!   and groups, and counts them in `hone_store_dropped_records_total`. It never sheds feedback or
-//!   served samples. [`Store::commit`] never sheds, because its callers wait.
+//! - What is not written yet takes a bounded memory, also while the disk hangs. From half of
+//!   [`StoreConfig::queue_bytes`] on, [`Store::enqueue`] sheds shadow samples with their rewards and groups, and
+//!   from all of it on everything; `hone_store_dropped_records_total` counts it. [`Store::commit`] never sheds:
+//!   it fails.
 //! - If the disk fails, the file is reopened and the batches are tried one by one. After the next
-//!   failure, batches with a waiting caller fail; the others are kept, up to [`StoreConfig::queue`]
-//!   operations, and tried again every second.
+//!   failure, batches with a waiting caller fail; the others are kept and tried again every second.
 //! - Files of earlier versions of Hone are migrated when they are opened; newer ones are refused.
 //!
 //! [`maintain`] has the offline operations of `hone db`. [`Ledger::open_read_only`] reads a file without ever
@@ -34,6 +34,7 @@ mod erasure;
 mod error;
 mod file;
 mod format;
+mod health;
 mod import;
 pub mod maintain;
 mod migrate;
@@ -48,6 +49,7 @@ pub use copy::{BACKUPS, Backup, LEDGER, StartedBackup, backup, restore, tree_byt
 pub use erasure::{Erasure, ErasureFilter, parse_moment};
 pub use error::StoreError;
 pub use file::{CACHE_BYTES, Ledger};
+pub use health::StoreTrouble;
 pub use import::{ImportReport, import};
 pub use op::{
     AuditRecord, Committed, CorrectionEntry, ERASED, FeedbackEntry, FeedbackOutcome, MERGED, Op,
@@ -56,7 +58,6 @@ pub use op::{
 pub use reader::StoreStats;
 pub use retention::{Retainer, Retention, RetentionKind, other_bytes};
 pub use store::{Store, StoreConfig};
-pub use write::StoreTrouble;
 
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use postcard::experimental::serialized_size;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -104,6 +105,33 @@ impl Op {
             Self::Policy(record) => Some(record),
             _ => None,
         }
+    }
+
+    /// The memory that the operation takes, about.
+    pub(crate) fn bytes(&self) -> usize {
+        /// What every operation takes at least.
+        const LEAST: usize = 256;
+        fn of(record: &impl Serialize) -> usize {
+            serialized_size(record).unwrap_or_default()
+        }
+        fn entry(entry: &FeedbackEntry) -> usize {
+            LEAST + entry.comment.as_ref().map_or(0, String::len)
+        }
+        LEAST
+            + match self {
+                Self::Interaction(prompt) => of(&**prompt),
+                Self::Sample(sample) => of(&**sample),
+                Self::Group(group) => of(&**group),
+                Self::Policy(record) => of(&**record),
+                Self::Step(record) => of(&**record),
+                Self::Metadata(_, metadata) => of(metadata),
+                Self::DropMembers { members, .. } => of(members),
+                Self::Feedback(entries) | Self::Conversation(entries) => {
+                    entries.iter().map(entry).sum()
+                }
+                Self::Correction(posted) => posted.text.len() + 4 * posted.ids.len(),
+                _ => 0,
+            }
     }
 
     /// The table that the operation writes, as a metric label.

@@ -15,9 +15,10 @@ use hone_core::types::Lineage;
 
 use crate::error::StoreError;
 use crate::file::{COPY_SUFFIX, Ledger, Opener, opener};
+use crate::health::{PATIENCE, StoreTrouble, WriterHealth};
 use crate::migrate;
 use crate::op::{Committed, Op};
-use crate::write::{StoreTrouble, TransactionLog, WriteQueue, Writer, WriterEnd, WriterHealth};
+use crate::write::{TransactionLog, WriteQueue, Writer, WriterEnd};
 
 /// The ledger with its writer: [`Ledger`] has the queries. Clones share it. [`Store::close`], or dropping the
 /// last clone, ends the writer thread.
@@ -91,7 +92,7 @@ impl Store {
         let database = opener()?;
         migrate::to_current(&database)?;
         let file = Arc::new(Ledger::from(database));
-        let queue = Arc::new(WriteQueue::new(config.queue, metrics.clone()));
+        let queue = Arc::new(WriteQueue::new(config.queue_bytes, metrics.clone()));
         let ready_count = file.ready_count()?;
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         metrics.reward_quarantined_keys.set(count(file.quarantined()?.len()));
@@ -111,7 +112,6 @@ impl Store {
             queue: queue.clone(),
             metrics: metrics.clone(),
             gather: Duration::from_millis(config.group_commit_ms),
-            limit: config.queue,
             ready: ready_sender,
             feedback: feedback_sender,
             lineage: lineage_sender,
@@ -154,6 +154,32 @@ impl Store {
         self.push(ops, false).await
     }
 
+    /// [`Self::commit`] for a client, which does not wait longer than 10 seconds.
+    ///
+    /// # Errors
+    /// `Unavailable` without a try while the disk hangs, or `TimedOut`, after which the batch may still be
+    /// recorded.
+    pub async fn commit_in_time(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
+        self.in_time(PATIENCE, ops).await
+    }
+
+    pub(crate) async fn in_time(
+        &self,
+        patience: Duration,
+        ops: Vec<Op>,
+    ) -> Result<Committed, StoreError> {
+        let late = &self.inner.metrics.store_late_writes;
+        if self.inner.health.trouble_after(patience) == Some(StoreTrouble::Hung) {
+            late.inc();
+            return Err(StoreTrouble::Hung.into());
+        }
+        let answer = tokio::time::timeout(patience, self.commit(ops)).await;
+        answer.unwrap_or_else(|_| {
+            late.inc();
+            Err(StoreError::TimedOut)
+        })
+    }
+
     /// [`Self::commit`] without the wait of [`StoreConfig::group_commit_ms`], for writes that block other
     /// work.
     pub async fn commit_now(&self, ops: Vec<Op>) -> Result<Committed, StoreError> {
@@ -171,13 +197,14 @@ impl Store {
         answer.await.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// Waits until everything queued earlier is durable and visible to reads.
+    /// Waits until everything queued earlier is durable and visible to reads, with the errors of
+    /// [`Self::commit_in_time`].
     pub async fn flush(&self) -> Result<(), StoreError> {
-        self.commit(Vec::new()).await.map(|_| ())
+        self.commit_in_time(Vec::new()).await.map(|_| ())
     }
 
-    /// Queues a batch without waiting. If the queue is full, sheds the batch's shadow samples
-    /// together with their rewards and groups, and queues the rest.
+    /// Queues a batch without waiting. If the queue is half full, sheds the batch's shadow samples
+    /// together with their rewards and groups, and queues the rest; if it is full, sheds everything.
     ///
     /// # Errors
     /// `Overloaded` if it shed operations, or `Closed`.
@@ -228,12 +255,13 @@ impl Store {
 pub struct StoreConfig {
     /// Milliseconds that a commit waits for more writes, so that they share one sync of the disk.
     pub group_commit_ms: u64,
-    /// Operations that may wait for the writer. Beyond it, shadow samples are shed and counted.
-    pub queue: usize,
+    /// About the memory of the batches without a waiting caller that are not written yet. Beyond half of it, shadow
+    /// samples are shed and counted; beyond it, all of them; beyond twice of it, commits fail with `Overloaded`.
+    pub queue_bytes: usize,
 }
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { group_commit_ms: 2, queue: 8192 }
+        Self { group_commit_ms: 2, queue_bytes: 32 << 20 }
     }
 }

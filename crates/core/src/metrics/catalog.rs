@@ -106,6 +106,9 @@ metric_set! {
         engine_failures: IntCounter("hone_engine_failures_total",
             "Generations that failed in the engine."),
 
+        engine_restarts: IntCounter("hone_engine_restarts_total",
+            "Panics of an engine's thread, after which it started again."),
+
         engine_mask_duration: Histogram("hone_engine_mask_duration_seconds",
             "Time to compute the tokens that a grammar permits next.", FAST),
 
@@ -124,6 +127,12 @@ metric_set! {
             "Operations in one group commit.", BATCH),
         store_queue: IntGauge("hone_store_queue_operations",
             "Operations that wait for the ledger's writer."),
+        store_queue_bytes: IntGauge("hone_store_queue_bytes",
+            "About the memory of what is not written to the ledger yet."),
+        store_late_writes: IntCounter("hone_store_late_writes_total",
+            "Writes of clients that were answered with 503, because the disk hung."),
+        store_writer_restarts: IntCounter("hone_store_writer_restarts_total",
+            "Panics of the ledger's writer outside a transaction."),
         store_dropped: IntCounterVec("hone_store_dropped_records_total",
             "Records that were not written, because the queue was full, their sample or group is \
              unknown, or the disk kept failing, by table.", &["table"]),

@@ -376,7 +376,7 @@ pub async fn commit(
     op: Op,
     key: Option<&str>,
 ) -> Result<FeedbackOutcome, ApiError> {
-    let outcome = state.store.commit(vec![op]).await?.feedback.into_iter().next();
+    let outcome = state.store.commit_in_time(vec![op]).await?.feedback.into_iter().next();
     if outcome == Some(FeedbackOutcome::Reused) {
         let key = key.unwrap_or_default();
         let message = format!(

@@ -63,8 +63,9 @@ impl MistralEngine {
         let stop = codec.stop_ids().first().copied().unwrap_or_default();
         let base_loader = Arc::clone(&loader);
         let threads = threads_per_engine(dir, slots);
+        let counted = Arc::clone(&metrics);
         let replicas = run_on_thread("hone-load", move || {
-            let start = |_| Replica::start(&base_loader, stop, threads);
+            let start = |_| Replica::start(&base_loader, stop, threads, &counted);
             let color = || (0..slots).map(start).collect::<Result<Vec<_>, _>>();
             Ok([color()?, color()?])
         })?;

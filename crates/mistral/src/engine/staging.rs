@@ -1,9 +1,11 @@
 //! Loads a policy version into the idle color.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hone_core::metrics::Metrics;
 use hone_core::types::TokenId;
 use hone_engine::admission::{Admission, Color};
 use hone_engine::{EngineError, ModelDir};
@@ -77,6 +79,7 @@ impl Replica {
         loader: &PipelineLoader,
         stop: TokenId,
         threads: usize,
+        metrics: &Arc<Metrics>,
     ) -> Result<Self, EngineError> {
         let (pipeline, engine) = loader.load(None)?;
         // mistral.rs runs a prompt of its own if it is built within a multi-threaded runtime.
@@ -85,7 +88,7 @@ impl Replica {
             .build()
             .map_err(|e| EngineError::Internal(format!("a runtime cannot be started: {e}")))?;
         let engine = runtime.block_on(engine.build());
-        let worker = ReplicaWorker::spawn(engine, stop, threads)?;
+        let worker = ReplicaWorker::spawn(engine, stop, threads, Arc::clone(metrics))?;
         Ok(Self { pipeline, worker })
     }
 }

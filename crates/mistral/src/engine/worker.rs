@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::OnceCell;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
@@ -15,6 +16,7 @@ use mistralrs::{
 };
 use parking_lot::Mutex;
 
+use hone_core::metrics::Metrics;
 use hone_core::types::TokenId;
 use hone_engine::EngineError;
 use hone_engine::run::GenerationRun;
@@ -41,13 +43,19 @@ impl ReplicaWorker {
         engine: Arc<MistralRs>,
         stop: TokenId,
         threads: usize,
+        metrics: Arc<Metrics>,
     ) -> Result<Self, EngineError> {
         let (jobs, queue) = mpsc::channel::<GenerateJob>();
         let thread = thread::Builder::new()
             .name("hone-engine".to_owned())
             .spawn(move || {
                 for job in queue {
-                    execute(&engine, stop, threads, job);
+                    let run = AssertUnwindSafe(|| execute(&engine, stop, threads, job));
+                    if catch_unwind(run).is_err() {
+                        // The job's slot is free and its caller has an error.
+                        tracing::error!("a request panicked on the thread of a replica");
+                        metrics.engine_restarts.inc();
+                    }
                 }
             })
             .map_err(no_thread)?;
@@ -68,6 +76,8 @@ impl ReplicaWorker {
 
 /// Runs one job until the engine has dropped its sequence, and then releases its slot.
 fn execute(engine: &MistralRs, stop: TokenId, threads: usize, job: GenerateJob) {
+    #[cfg(test)]
+    tests::fail_at(tests::Fault::Thread);
     let processor = Arc::new(SamplingProcessor::new(job.run, job.sampler, stop, threads));
     let result = generate(engine, job.prompt, job.limit, Arc::clone(&processor));
     if let Some(mut run) = processor.take_run() {
@@ -177,6 +187,8 @@ impl SamplingProcessor {
         if run.is_over() {
             return self.stop;
         }
+        #[cfg(test)]
+        tests::fail_at(tests::Fault::Engine);
         let drawn = logits
             .to_vec1::<f32>()
             .map_err(|e| EngineError::Internal(format!("logits: {e}")))
@@ -230,4 +242,57 @@ fn join_pool(threads: usize) {
                 .ok()
         });
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use hone_core::types::SamplingParams;
+    use hone_engine::{Engine as _, EngineConfig, GenerateRequest, ModelDir};
+
+    use super::*;
+    use crate::MistralEngine;
+
+    #[derive(Clone, Copy, PartialEq)]
+    pub enum Fault {
+        Engine,
+        Thread,
+    }
+
+    static NEXT: Mutex<Option<Fault>> = Mutex::new(None);
+
+    /// Panics if this is the planned fault.
+    pub fn fail_at(place: Fault) {
+        let mut next = NEXT.lock();
+        if *next == Some(place) {
+            *next = None;
+            drop(next);
+            panic!("planned");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_panic_fails_one_request_and_later_ones_are_answered() {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qwen2-tiny");
+        let (dir, files) =
+            (ModelDir::open(Path::new(model)).unwrap(), tempfile::tempdir().unwrap());
+        let config = EngineConfig { replicas: 1, ..EngineConfig::default() };
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let engine = MistralEngine::start(&dir, files.path(), &config, metrics.clone()).unwrap();
+        let params = SamplingParams { temperature: 0.0, max_tokens: 4, ..Default::default() };
+        let ask = || {
+            let (engine, request) = (engine.clone(), GenerateRequest::probe(&[3, 4, 5], &params));
+            async move { engine.generate(request).await?.collect().await }
+        };
+        let before = ask().await.unwrap();
+        for fault in [Fault::Engine, Fault::Thread] {
+            *NEXT.lock() = Some(fault);
+            let failed = ask().await.unwrap_err();
+            assert!(matches!(failed, EngineError::Internal(_)), "{failed}");
+            assert_eq!(ask().await.unwrap().token_logprobs(), before.token_logprobs());
+            assert_eq!(engine.trouble(), None);
+        }
+        assert_eq!(metrics.engine_restarts.get(), 1);
+    }
 }

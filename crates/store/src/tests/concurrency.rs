@@ -24,10 +24,10 @@ impl Gate {
     }
 }
 
-fn gated(path: &Path, queue: usize) -> (Store, Arc<Gate>, Arc<Metrics>) {
+fn gated(path: &Path, queue_bytes: usize) -> (Store, Arc<Gate>, Arc<Metrics>) {
     let gate = Arc::new(Gate::default());
     let metrics = metrics();
-    let config = StoreConfig { group_commit_ms: 0, queue };
+    let config = StoreConfig { group_commit_ms: 0, queue_bytes };
     let inside = gate.clone();
     let store = Store::start(path, file::opener(path), &config, metrics.clone(), |writer| {
         writer.breakpoint = Box::new(move |_| inside.pass());
@@ -81,48 +81,78 @@ async fn concurrent_commits_are_all_recorded_and_visible() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_queue_sheds_only_shadow_samples() {
+async fn a_full_queue_sheds_shadow_samples_then_recordings_and_then_refuses_commits() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, gate, metrics) = gated(&dir.path().join("ledger.redb"), 4);
+    let prompt: usize = prompt_ops(1, 0).iter().map(Op::bytes).sum();
+    let limit = 4 * prompt + 200;
+    let (store, gate, metrics) = gated(&dir.path().join("ledger.redb"), limit);
     gate.set(true);
     store.enqueue(prompt_ops(1, 0)).unwrap();
     until_taken(&metrics);
 
-    // The writer is blocked. The queue holds 3 of 4 operations, and the next batch has 8.
+    // The writer is blocked. Two prompts take half of the queue.
     store.enqueue(prompt_ops(2, 0)).unwrap();
     let mut ops = prompt_ops(3, 2);
     ops.push(Op::Group(Box::new(group(3, 3, &[30, 31, 32], &["exact"]))));
-    assert!(matches!(store.enqueue(ops), Err(StoreError::Overloaded)));
+    assert_eq!(store.enqueue(ops), Err(StoreError::Overloaded));
     let dropped = |table| metrics.store_dropped.with_label_values(&[table]).get();
     assert_eq!((dropped("samples"), dropped("rewards"), dropped("groups")), (2, 2, 1));
     let only_shadows = vec![Op::Sample(Box::new(shadow(99, 2)))];
-    assert!(matches!(store.enqueue(only_shadows), Err(StoreError::Overloaded)));
+    assert_eq!(store.enqueue(only_shadows), Err(StoreError::Overloaded));
     assert_eq!(dropped("samples"), 3);
-
-    // Served samples and feedback are queued even if the queue is full.
-    for n in 4..20 {
-        store.enqueue(prompt_ops(n, 0)).unwrap();
-    }
+    store.enqueue(prompt_ops(4, 0)).unwrap();
+    // The whole queue.
+    assert_eq!(store.enqueue(prompt_ops(5, 0)), Err(StoreError::Overloaded));
+    assert_eq!((dropped("interactions"), dropped("samples")), (1, 4));
+    // Commits have as much space again.
     let waiting = tokio::spawn({
         let store = store.clone();
-        async move { store.commit((1..20).map(|n| feedback(thumbs(n, 1.0, n))).collect()).await }
+        async move { store.commit((1..5).map(|n| feedback(thumbs(n, 1.0, n))).collect()).await }
     });
+    let large = FeedbackEntry { comment: Some("x".repeat(2 * limit)), ..thumbs(1, 1.0, 1) };
+    assert_eq!(store.commit(vec![feedback(large)]).await, Err(StoreError::Overloaded));
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert!(!waiting.is_finished(), "answered before it was durable");
     gate.set(false);
     let outcomes = waiting.await.unwrap().unwrap().feedback;
-    let expected: Vec<_> = (1..20).map(|n| FeedbackOutcome::Recorded(sample_id(10 * n))).collect();
+    let expected: Vec<_> = (1..5).map(|n| FeedbackOutcome::Recorded(sample_id(10 * n))).collect();
     assert_eq!(outcomes, expected);
     let stats = store.stats().unwrap();
-    assert_eq!((stats.interactions, stats.samples, stats.groups), (19, 19, 0));
-    assert_eq!((dropped("interactions"), dropped("feedback"), dropped("samples")), (0, 0, 3));
+    assert_eq!((stats.interactions, stats.samples, stats.groups), (4, 4, 0));
+    store.close().await.unwrap();
+    assert_eq!(metrics.store_queue_bytes.get(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_panics_outside_a_transaction_goes_on_with_the_queue() {
+    let ledger = tempfile::tempdir().unwrap();
+    let path = ledger.path().join("ledger.redb");
+    let (armed, metrics) = (AtomicBool::new(true), metrics());
+    let store = Store::start(
+        &path,
+        file::opener(&path),
+        &StoreConfig::default(),
+        metrics.clone(),
+        |writer| {
+            writer.breakpoint = Box::new(move |ops| {
+                assert!(!(ops.is_empty() && armed.swap(false, Ordering::SeqCst)), "planned");
+            });
+        },
+    )
+    .unwrap();
+    assert!(store.commit(prompt_ops(1, 0)).await.is_err());
+    store.commit(prompt_ops(2, 0)).await.unwrap();
+    assert_eq!((store.trouble(), metrics.store_writer_restarts.get()), (None, 1));
+    assert_eq!(store.stats().unwrap().interactions, 1);
+    store.close().await.unwrap();
+    assert_eq!(metrics.store_queue_bytes.get(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closing_or_dropping_the_store_saves_queued_writes() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger.redb");
-    let config = StoreConfig { group_commit_ms: 60_000, queue: 1000 };
+    let config = StoreConfig { group_commit_ms: 60_000, ..StoreConfig::default() };
     let store = Store::open(&path, &config, metrics()).unwrap();
     store.enqueue(prompt_ops(1, 1)).unwrap();
     store.close().await.unwrap();
@@ -141,7 +171,7 @@ async fn a_panic_in_the_writer_fails_only_its_batch() {
     let path = dir.path().join("ledger.redb");
     let armed = Arc::new(AtomicBool::new(true));
     let fuse = armed.clone();
-    let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+    let config = StoreConfig { group_commit_ms: 0, ..StoreConfig::default() };
     let store = Store::start(&path, file::opener(&path), &config, metrics(), |writer| {
         writer.breakpoint = Box::new(move |ops| {
             let bad = ops.iter().any(|op| matches!(op, Op::Policy(_)));

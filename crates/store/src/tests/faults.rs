@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use redb::{Builder, ReadableDatabase, StorageBackend};
 
 use super::*;
 use crate::file::Opener;
-use crate::{FeedbackOutcome, migrate};
+use crate::{FeedbackOutcome, StoreTrouble, migrate};
 
 /// Reproducible random numbers (splitmix64).
 #[derive(Clone, Debug)]
@@ -44,6 +45,8 @@ struct DiskState {
     calls: u64,
     /// The calls that fail.
     outage: std::ops::Range<u64>,
+    /// Whether calls do not return.
+    hangs: bool,
     /// Possible file contents after a power loss, not checked yet.
     images: Vec<Vec<u8>>,
     /// Average number of calls between two images.
@@ -93,6 +96,7 @@ impl Disk {
             random: Random(seed),
             calls: 0,
             outage: 0..0,
+            hangs: false,
             images: Vec::new(),
             image_every: u64::MAX,
         })))
@@ -100,6 +104,18 @@ impl Disk {
 
     fn state(&self) -> std::sync::MutexGuard<'_, DiskState> {
         self.0.lock().unwrap()
+    }
+
+    /// The state once the disk does not hang.
+    fn answer(&self) -> std::sync::MutexGuard<'_, DiskState> {
+        loop {
+            let state = self.state();
+            if !state.hangs {
+                return state;
+            }
+            drop(state);
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn opener(&self) -> Opener {
@@ -113,7 +129,7 @@ impl Disk {
     }
 
     pub(super) fn store(&self) -> Result<Store, StoreError> {
-        let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+        let config = StoreConfig { group_commit_ms: 0, ..StoreConfig::default() };
         Store::start(Path::new("ledger.redb"), self.opener(), &config, metrics(), |_| {})
     }
 }
@@ -132,7 +148,7 @@ impl StorageBackend for Disk {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = self.answer();
         state.call()?;
         state.current.resize(len as usize, 0);
         state.durable.resize(len as usize, 0);
@@ -141,7 +157,7 @@ impl StorageBackend for Disk {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = self.answer();
         let result = state.call();
         // As on Linux, a failed sync discards unwritten data, and the next sync succeeds.
         state.durable = if result.is_ok() { state.current.clone() } else { state.survivors() };
@@ -150,7 +166,7 @@ impl StorageBackend for Disk {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let mut state = self.state();
+        let mut state = self.answer();
         let result = state.call();
         let at = offset as usize;
         // A failed write may write a part of the data.
@@ -269,4 +285,35 @@ fn a_migration_that_the_disk_interrupted_can_be_repeated() {
             super::super::format::VERSION
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hanging_disk_refuses_clients_sheds_recordings_and_bounds_the_memory() {
+    let (disk, metrics, limit) = (Disk::new(Vec::new(), 1), metrics(), 256 << 10);
+    let config = StoreConfig { group_commit_ms: 0, queue_bytes: limit };
+    let path = Path::new("ledger.redb");
+    let store = Store::start(path, disk.opener(), &config, metrics.clone(), |_| {}).unwrap();
+    store.commit(prompt_ops(1, 0)).await.unwrap();
+
+    disk.state().hangs = true;
+    let patience = Duration::from_millis(200);
+    let rate = |n| vec![feedback(thumbs(1, 1.0, n))];
+    assert_eq!(store.in_time(patience, rate(1)).await, Err(StoreError::TimedOut));
+    let hung = Err(StoreError::Unavailable(StoreTrouble::Hung));
+    let asked = Instant::now();
+    assert_eq!(store.in_time(patience / 2, rate(2)).await, hung);
+    assert!(asked.elapsed() < patience / 2, "it was tried");
+    let held = || usize::try_from(metrics.store_queue_bytes.get()).unwrap();
+    let recorded = (2..5_000).take_while(|n| store.enqueue(prompt_ops(*n, 0)).is_ok()).count();
+    assert!(recorded > 100 && recorded < 1_000, "{recorded}");
+    assert!(held() > limit / 2 && held() <= limit, "{}", held());
+    assert!(metrics.store_dropped.with_label_values(&["interactions"]).get() > 0);
+
+    disk.state().hangs = false;
+    store.commit(Vec::new()).await.unwrap();
+    assert_eq!((store.trouble(), store.stats().unwrap().interactions), (None, 1 + recorded as u64));
+    // The rating that timed out was recorded, and the refused one was not.
+    assert_eq!(store.stats().unwrap().feedback, 1);
+    store.close().await.unwrap();
+    assert_eq!(held(), 0);
 }

@@ -174,7 +174,7 @@ fn damaged_pages_are_errors_and_not_panics() {
         let start = next() as usize % (end - 8);
         bytes[start..start + 8].fill_with(|| next() as u8);
         std::fs::write(&path, &bytes).unwrap();
-        let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+        let config = StoreConfig { group_commit_ms: 0, ..StoreConfig::default() };
         let opened = std::panic::catch_unwind(|| Store::open(&path, &config, metrics()).map(drop));
         std::fs::write(&path, &bytes).unwrap();
         let checked = check(&path).map(|report| report.is_healthy());

@@ -38,7 +38,8 @@ fn metrics() -> Arc<Metrics> {
 }
 
 fn open(path: &Path) -> Store {
-    Store::open(path, &StoreConfig { group_commit_ms: 0, queue: 1000 }, metrics()).unwrap()
+    Store::open(path, &StoreConfig { group_commit_ms: 0, ..StoreConfig::default() }, metrics())
+        .unwrap()
 }
 
 /// Outcome, number.
@@ -62,7 +63,7 @@ impl Deref for TestLedger {
 impl TestLedger {
     fn new() -> Self {
         let (dir, metrics) = (tempfile::tempdir().unwrap(), metrics());
-        let config = StoreConfig { group_commit_ms: 0, queue: 1000 };
+        let config = StoreConfig { group_commit_ms: 0, ..StoreConfig::default() };
         let path = dir.path().join("ledger.redb");
         let store = Store::open(&path, &config, metrics.clone()).unwrap();
         Self { dir, store, metrics }

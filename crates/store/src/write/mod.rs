@@ -16,6 +16,7 @@ use hone_core::types::{Lineage, RewardId};
 
 use crate::error::StoreError;
 use crate::file::{Ledger, Opener};
+use crate::health::WriterHealth;
 use crate::op::{Committed, FeedbackOutcome, Op};
 
 pub(crate) use apply::{AppliedCounts, Applier};
@@ -27,7 +28,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How the writer ended; `None` while it runs.
 pub(crate) type WriterEnd = Option<Result<(), StoreError>>;
 
-/// A hook that tests run inside a transaction, with the batch.
+/// A hook that tests run inside a transaction, with the batch, and before one, with no operation.
 #[cfg(test)]
 pub(crate) type Breakpoint = Box<dyn Fn(&[crate::op::Op]) + Send>;
 
@@ -39,9 +40,6 @@ pub(crate) struct Writer {
     pub(crate) metrics: Arc<Metrics>,
     /// Time that a batch waits for others to share its commit.
     pub(crate) gather: Duration,
-    /// Largest number of operations, of batches without a waiting caller, to keep while the disk
-    /// fails.
-    pub(crate) limit: usize,
     pub(crate) ready: watch::Sender<usize>,
     /// Incremented after commits that recorded feedback.
     pub(crate) feedback: watch::Sender<u64>,
@@ -107,26 +105,43 @@ impl Drop for AbandonOnDrop {
 }
 
 impl Writer {
-    /// Commits batches until the queue is closed and empty.
+    /// Commits batches until the queue is closed and empty. A panic outside a transaction loses the batches at
+    /// hand, whose callers get an error; the writer goes on with the queue.
     pub(crate) fn run(self) {
         let _abandon = AbandonOnDrop(self.queue.clone());
+        let result = loop {
+            match catch_unwind(AssertUnwindSafe(|| self.commit_all())) {
+                Ok(result) => break result,
+                Err(_) => {
+                    tracing::error!("the ledger's writer panicked and goes on");
+                    self.metrics.store_writer_restarts.inc();
+                }
+            }
+        };
+        self.file.close();
+        self.ended.send_replace(Some(result));
+    }
+
+    fn commit_all(&self) -> Result<(), StoreError> {
         // Jobs without a waiting caller that a failing disk refused. They precede newer ones.
         let mut retry = Vec::new();
         loop {
             let timeout = (!retry.is_empty()).then_some(RETRY);
             let Some(jobs) = self.queue.take(self.gather, timeout) else { break };
+            #[cfg(test)]
+            (self.breakpoint)(&[]);
             retry.extend(jobs);
             retry = self.commit(retry);
         }
         let lost_jobs = self.commit(retry);
         let lost: usize = lost_jobs.iter().map(|job| job.ops.len()).sum();
-        self.drop_jobs(lost_jobs);
-        self.file.close();
-        let result = match lost {
+        for job in lost_jobs {
+            self.refuse(job, StoreError::Failed("the disk keeps failing".to_owned()));
+        }
+        match lost {
             0 => Ok(()),
             n => Err(StoreError::Failed(format!("{n} writes could not be saved"))),
-        };
-        self.ended.send_replace(Some(result));
+        }
     }
 
     /// Commits jobs in one transaction, or one by one if that fails. Returns the jobs to try again.
@@ -166,7 +181,7 @@ impl Writer {
                 }
             }
         }
-        self.within_limit(retry)
+        retry
     }
 
     fn try_commit(&self, jobs: &[WriteJob]) -> Result<Transaction, TransactionFailure> {
@@ -271,101 +286,5 @@ impl Writer {
                 self.queue.count_dropped(&job.ops);
             }
         }
-    }
-
-    /// Drops the oldest jobs beyond the limit.
-    fn within_limit(&self, mut jobs: Vec<WriteJob>) -> Vec<WriteJob> {
-        let mut free = self.limit;
-        let fitting = jobs
-            .iter()
-            .rev()
-            .take_while(|job| {
-                let fits = job.ops.len() <= free;
-                free = free.saturating_sub(job.ops.len());
-                fits
-            })
-            .count();
-        let newest = jobs.split_off(jobs.len() - fitting);
-        self.drop_jobs(jobs);
-        newest
-    }
-
-    fn drop_jobs(&self, jobs: Vec<WriteJob>) {
-        for job in jobs {
-            self.refuse(job, StoreError::Failed("the disk keeps failing".to_owned()));
-        }
-    }
-}
-
-// Whether the writer can write, for readiness checks.
-
-/// Time after which a commit that has not ended is reported.
-const HUNG_AFTER: Duration = Duration::from_secs(30);
-
-/// Why writes to the ledger do not succeed at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StoreTrouble {
-    /// The writer's thread has ended.
-    #[error("the ledger's writer has ended")]
-    Ended,
-    /// The disk refused the last write. Those without a waiting caller are tried again.
-    #[error("the last write to the ledger failed")]
-    Failing,
-    /// A write has not ended for 30 seconds.
-    #[error("a write to the ledger has not ended for {} seconds", HUNG_AFTER.as_secs())]
-    Hung,
-}
-
-#[derive(Default)]
-pub(crate) struct WriterHealth(Mutex<HealthState>);
-
-#[derive(Default)]
-struct HealthState {
-    /// Beginning of the transaction that is being written.
-    writing_since: Option<Instant>,
-    failing: bool,
-}
-
-impl WriterHealth {
-    pub(crate) fn begin(&self) {
-        self.0.lock().writing_since = Some(Instant::now());
-    }
-
-    /// The transaction ended. `failed` is whether the disk refused it.
-    pub(crate) fn end(&self, failed: bool) {
-        *self.0.lock() = HealthState { writing_since: None, failing: failed };
-    }
-
-    /// Why the running or the last transaction does not succeed.
-    pub(crate) fn trouble(&self) -> Option<StoreTrouble> {
-        self.trouble_after(HUNG_AFTER)
-    }
-
-    fn trouble_after(&self, patience: Duration) -> Option<StoreTrouble> {
-        let state = self.0.lock();
-        if state.writing_since.is_some_and(|since| since.elapsed() >= patience) {
-            return Some(StoreTrouble::Hung);
-        }
-        state.failing.then_some(StoreTrouble::Failing)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failed_and_hung_writes_are_troubles() {
-        let health = WriterHealth::default();
-        assert_eq!(health.trouble(), None);
-        health.begin();
-        assert_eq!(health.trouble(), None);
-        assert_eq!(health.trouble_after(Duration::ZERO), Some(StoreTrouble::Hung));
-        health.end(true);
-        assert_eq!(health.trouble(), Some(StoreTrouble::Failing));
-        health.begin();
-        assert_eq!(health.trouble(), Some(StoreTrouble::Failing));
-        health.end(false);
-        assert_eq!(health.trouble(), None);
     }
 }

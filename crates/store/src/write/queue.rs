@@ -1,10 +1,11 @@
-//! The writer's queue: first in, first out, with a bound that sheds only shadow samples.
+//! The writer's queue: first in, first out, with a bound on the memory of what is not written yet.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use prometheus::IntGauge;
 use tokio::sync::oneshot;
 use tracing::Span;
 
@@ -24,16 +25,21 @@ pub(crate) struct WriteJob {
     pub(crate) feedback_ids: Vec<RewardId>,
     /// The waiting caller; `None` for [`WriteQueue::push_or_shed`].
     pub(crate) reply: Option<Reply>,
+    _held: HeldBytes,
     /// The caller's span, which lasts until the commit.
     _span: Span,
 }
 
-impl WriteJob {
-    fn new(ops: Vec<Op>, reply: Option<Reply>) -> Self {
-        let feedback_ids = ops.iter().map(|_| RewardId::new()).collect();
-        Self { ops, feedback_ids, reply, _span: Span::current() }
-    }
+/// The memory of a job, which the gauge counts until the job is written or refused.
+struct HeldBytes(IntGauge, i64);
 
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.0.sub(self.1);
+    }
+}
+
+impl WriteJob {
     /// What applying the job again needs.
     pub(crate) fn batch(&self) -> (Vec<Op>, Vec<RewardId>) {
         (self.ops.clone(), self.feedback_ids.clone())
@@ -53,38 +59,47 @@ struct QueueState {
 
 /// The queue. Any thread pushes; the writer takes.
 pub(crate) struct WriteQueue {
-    limit: usize,
+    /// Most bytes of batches without a waiting caller.
+    limit: i64,
     metrics: Arc<Metrics>,
     state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 impl WriteQueue {
-    /// A queue that sheds shadow samples beyond `limit` operations.
+    /// A queue with [`StoreConfig::queue_bytes`](crate::StoreConfig::queue_bytes).
     pub(crate) fn new(limit: usize, metrics: Arc<Metrics>) -> Self {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         Self { limit, metrics, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Queues a batch whose caller waits. It is never shed, because waiting callers limit
-    /// themselves. The writer takes an `urgent` batch, and all batches before it, at once.
+    /// Queues a batch whose caller waits. It has twice the space of the others, so that it is refused only
+    /// while the disk does not keep up at all. The writer takes an `urgent` batch, and all batches before it,
+    /// at once.
     pub(crate) fn push(&self, ops: Vec<Op>, reply: Reply, urgent: bool) -> Result<(), StoreError> {
         let mut state = self.state.lock();
+        if !self.holds(&ops, self.limit.saturating_mul(2)) {
+            return Err(StoreError::Overloaded);
+        }
         state.urgent |= urgent;
-        self.add(WriteJob::new(ops, Some(reply)), state)
+        self.add(ops, Some(reply), state)
     }
 
-    /// Queues a batch without a waiting caller. If the queue is full, sheds the batch's shadow
-    /// samples.
+    /// Queues a batch without a waiting caller. Sheds its shadow samples if the queue is half full, and all of
+    /// it if the queue is full.
     pub(crate) fn push_or_shed(&self, ops: Vec<Op>) -> Result<(), StoreError> {
         let state = self.state.lock();
-        if state.operations + ops.len() <= self.limit {
-            return self.add(WriteJob::new(ops, None), state);
+        if self.holds(&ops, self.limit / 2) {
+            return self.add(ops, None, state);
         }
-        let (kept, shed) = split_shadows(ops);
-        if !kept.is_empty() {
-            self.add(WriteJob::new(kept, None), state)?;
-        } else if state.closed {
+        if state.closed {
             return Err(StoreError::Closed);
+        }
+        let (kept, mut shed) = split_shadows(ops);
+        if !self.holds(&kept, self.limit) {
+            shed.extend(kept);
+        } else if !kept.is_empty() {
+            self.add(kept, None, state)?;
         }
         if shed.is_empty() {
             return Ok(());
@@ -93,13 +108,27 @@ impl WriteQueue {
         Err(StoreError::Overloaded)
     }
 
-    fn add(&self, job: WriteJob, mut state: MutexGuard<'_, QueueState>) -> Result<(), StoreError> {
+    /// Whether so many bytes have space for a batch beside everything that is not written yet.
+    fn holds(&self, ops: &[Op], limit: i64) -> bool {
+        self.metrics.store_queue_bytes.get().saturating_add(bytes(ops)) <= limit
+    }
+
+    fn add(
+        &self,
+        ops: Vec<Op>,
+        reply: Option<Reply>,
+        mut state: MutexGuard<'_, QueueState>,
+    ) -> Result<(), StoreError> {
         if state.closed {
             return Err(StoreError::Closed);
         }
+        let held = HeldBytes(self.metrics.store_queue_bytes.clone(), bytes(&ops));
+        held.0.add(held.1);
+        let feedback_ids = ops.iter().map(|_| RewardId::new()).collect();
         // The writer waits for the first job, and for the end of the group commit's wait.
         let changes = state.oldest.is_none() || state.urgent;
-        state.operations += job.ops.len();
+        state.operations += ops.len();
+        let job = WriteJob { ops, feedback_ids, reply, _held: held, _span: Span::current() };
         state.jobs.push_back(job);
         state.oldest.get_or_insert_with(Instant::now);
         self.metrics.store_queue.set(i64::try_from(state.operations).unwrap_or(i64::MAX));
@@ -164,6 +193,10 @@ impl WriteQueue {
             self.metrics.store_dropped.with_label_values(&[table]).inc_by(count);
         }
     }
+}
+
+fn bytes(ops: &[Op]) -> i64 {
+    i64::try_from(ops.iter().map(Op::bytes).sum::<usize>()).unwrap_or(i64::MAX)
 }
 
 /// Splits a batch into operations to keep, and shadow samples to shed together with their rewards

@@ -190,16 +190,19 @@ impl Policies {
             return self.superseded(record).await;
         }
         let version = record.version;
-        let swap = self.activate_staged().await?;
-        self.setup.metrics.policy_published.inc();
-        self.set_active(version);
         let records = self.list()?;
+        let swap = self.activate_staged().await?;
+        self.set_active(version);
         record.state = PolicyState::Active;
         record.pinned = records.iter().any(|r| r.version == version && r.pinned);
         let mut ops = activation_ops(&records, version, "", PolicyState::Retired);
         ops.push(Op::Policy(Box::new(record.clone())));
-        self.setup.store.commit_now(ops).await?;
+        if let Err(error) = self.setup.store.commit_now(ops).await {
+            self.serve_recorded(parent).await;
+            return Err(error.into());
+        }
         drop(switch);
+        self.setup.metrics.policy_published.inc();
         tracing::info!(
             %version, %parent, step = record.step, checks = record.checks.len(),
             swap_us = u64::try_from(swap.as_micros()).unwrap_or(u64::MAX),

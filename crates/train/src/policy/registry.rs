@@ -18,7 +18,7 @@ use super::canary::{Canary, CanaryStatus, VersionRating};
 use super::config::PolicyConfig;
 use super::gate::Examiner;
 use super::{ADAPTERS, KnownDigests, base_record};
-use super::{RECOVERED, Rollback, WITHDRAWN, activation_ops};
+use super::{RECOVERED, Rollback, WITHDRAWN, activation_ops, relative_dir};
 
 /// The inputs of [`Policies`].
 pub struct PolicySetup {
@@ -313,15 +313,40 @@ impl Policies {
         left: PolicyState,
         by_operator: bool,
     ) -> Result<PolicyRecord, PolicyError> {
-        let records = self.exchanged(version)?;
-        self.set_active(version);
+        let before = self.active();
+        let recorded = async {
+            let records = self.exchanged(version)?;
+            self.set_active(version);
+            let ops = activation_ops(&records, version, reason, left);
+            Ok::<_, PolicyError>(self.setup.store.commit_now(ops).await?)
+        };
+        if let Err(error) = recorded.await {
+            self.serve_recorded(before).await;
+            return Err(error);
+        }
         self.setup.metrics.policy_rollbacks.inc();
-        self.setup.store.commit_now(activation_ops(&records, version, reason, left)).await?;
         self.rollback.send_modify(|r| {
             *r = Rollback { count: r.count + 1, version, by_operator };
         });
         tracing::info!(%version, reason, "policy version activated");
         self.setup.store.policy(version)?.ok_or(PolicyError::Unknown(version))
+    }
+
+    /// After an activation that could not be recorded, serves the version that the ledger calls active, as a
+    /// restart would; `before` if the ledger cannot be read.
+    pub(super) async fn serve_recorded(&self, before: PolicyVersion) {
+        let records = self.list().unwrap_or_default().into_iter().rev();
+        let mut active = records.filter(|r| r.state == PolicyState::Active).map(|r| r.version);
+        let version = active.next().unwrap_or(before);
+        let dir = self.setup.data_dir.join(relative_dir(version));
+        let adapter = (version != PolicyVersion::BASE).then_some(dir.as_path());
+        match self.setup.publisher.serve_now(version, adapter).await {
+            Ok(true) => {
+                self.set_active(version);
+                tracing::warn!(%version, "an activation could not be recorded: the recorded version is served");
+            }
+            result => tracing::error!(%version, ?result, "the recorded version cannot be served"),
+        }
     }
 
     /// The records that the activation of `version` changes: two, or all if the ledger calls another one

@@ -11,6 +11,7 @@ mod admit;
 mod pass;
 mod plan;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread;
@@ -32,6 +33,9 @@ use plan::{IterationPlan, oldest_shadow};
 const PAUSE_POLL: Duration = Duration::from_micros(500);
 
 const MAX_PAUSE: Duration = Duration::from_millis(200);
+
+/// Pause after a panic, so that one in each iteration does not take a processor.
+const RESTART_PAUSE: Duration = Duration::from_millis(100);
 
 /// The shortest pause for background threads. What they are owed adds up until then.
 const LEAST_SHARE: Duration = Duration::from_micros(500);
@@ -84,9 +88,31 @@ impl BatchScheduler {
         }
     }
 
-    /// Runs until the engine is closed and all sequences have ended.
+    /// Runs until the engine is closed and all sequences have ended. A panic fails the sequences, and later
+    /// requests find an empty cache.
     pub fn run(mut self) {
-        while self.iterate() || self.wait_for_request() {}
+        let mut until_closed = |scheduler: &mut Self| {
+            while scheduler.iterate() || scheduler.wait_for_request() {}
+        };
+        while catch_unwind(AssertUnwindSafe(|| until_closed(&mut self))).is_err() {
+            tracing::error!("the native engine panicked and restarts");
+            self.shared.metrics.engine_restarts.inc();
+            thread::sleep(RESTART_PAUSE);
+            self = self.restarted();
+        }
+    }
+
+    /// A scheduler in place of one that panicked.
+    fn restarted(mut self) -> Self {
+        let mut state = self.shared.lock();
+        state.running.clear();
+        self.shared.report(&state);
+        drop(state);
+        for mut sequence in self.prefilling.drain(..).chain(self.running.drain(..)) {
+            sequence.fail(EngineError::Internal("the engine restarted after a panic".to_owned()));
+            sequence.run.finish();
+        }
+        Self::new(self.shared, self.decoder)
     }
 
     /// Removes sequences that have ended, admits requests, and computes an iteration. Returns false if no

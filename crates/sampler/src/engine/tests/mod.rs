@@ -390,3 +390,22 @@ async fn a_broken_adapter_changes_no_sequence_of_another_version() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_of_the_scheduler_fails_its_sequences_and_not_later_ones() {
+    let armed = Arc::new(AtomicBool::new(false));
+    let fuse = Arc::clone(&armed);
+    let panics = move || {
+        assert!(!fuse.swap(false, Ordering::SeqCst), "planned");
+        false
+    };
+    let engine = start_with(small(), Arc::new(panics));
+    let wanted = one_by_one(&engine, &requests(3)[1..]).await;
+    armed.store(true, Ordering::SeqCst);
+    let failed = engine.generate(request(&[3, 4, 5], 1, 8)).await.unwrap().collect().await;
+    assert!(matches!(failed, Err(EngineError::Internal(_))), "{failed:?}");
+    let again = one_by_one(&engine, &requests(3)[1..]).await;
+    assert!(wanted.iter().map(ids).eq(again.iter().map(ids)));
+    assert_eq!((engine.trouble(), engine.load()), (None, EngineLoad::default()));
+    assert_eq!(engine.shared.metrics.engine_restarts.get(), 1);
+}

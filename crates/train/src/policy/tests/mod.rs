@@ -81,6 +81,7 @@ struct World {
     dir: tempfile::TempDir,
     engine: Arc<FakeEngine>,
     store: Store,
+    metrics: Arc<Metrics>,
     policies: Arc<Policies>,
 }
 
@@ -135,13 +136,13 @@ impl World {
             publisher: engine.clone(),
             store: store.clone(),
             config,
-            metrics,
+            metrics: metrics.clone(),
             data_dir: dir.path().to_owned(),
             probe_prompt: vec![1, 2],
             examiner: Some(examiner),
         });
         let policies = Arc::new(policies.await.unwrap());
-        Self { dir, engine, store, policies }
+        Self { dir, engine, store, metrics, policies }
     }
 
     /// With checks of parity alone.
@@ -286,6 +287,49 @@ async fn a_failed_stage_changes_nothing_and_a_start_rejects_its_candidate() {
     assert_eq!(world.served(), (1, 1));
     let left = world.policies.list().unwrap().pop().unwrap();
     assert_eq!((left.version.0, left.state), (2, PolicyState::Rejected));
+}
+
+/// Fills the ledger's queue during the checks, so that the commit after the activation fails.
+struct FillsQueue(Arc<Metrics>);
+
+impl Candidate for FillsQueue {
+    fn write(&self, dir: &Path) -> Result<(), LearnError> {
+        FakeWeights::default().write(dir)
+    }
+
+    fn score(
+        &self,
+        policy: ScoredBy<'_>,
+        prompt: &[TokenId],
+        ids: &[TokenId],
+        temperature: f32,
+    ) -> Result<Vec<f32>, LearnError> {
+        self.0.store_queue_bytes.set(1 << 40);
+        FakeWeights::default().score(policy, prompt, ids, temperature)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_activation_that_cannot_be_recorded_is_taken_back() {
+    let world = World::direct(20).await;
+    world.publish_good(1).await;
+    let policies = &world.policies;
+    let active = || {
+        let records = policies.list().unwrap().into_iter();
+        let active = records.filter(|r| r.state == PolicyState::Active);
+        active.map(|r| r.version.0).collect::<Vec<_>>()
+    };
+    let candidate = FillsQueue(world.metrics.clone());
+    let failed = policies.publish(&candidate, PolicyVersion(1), 2, BTreeMap::new()).await;
+    assert!(matches!(failed.unwrap_err(), PolicyError::Store(_)));
+    assert_eq!((world.served(), active()), ((1, 1), vec![1]));
+    let failed = policies.activate(PolicyVersion::BASE, "worse").await;
+    assert!(matches!(failed.unwrap_err(), PolicyError::Store(_)));
+    assert_eq!((world.served(), active()), ((1, 1), vec![1]));
+    // The next publication gets a number of its own.
+    world.metrics.store_queue_bytes.set(0);
+    let next = world.published(FakeWeights::default()).await;
+    assert_eq!((next.version.0, world.served(), active()), (3, (3, 3), vec![3]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
