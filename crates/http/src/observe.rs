@@ -18,9 +18,9 @@ use opentelemetry::trace::{
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
-use uuid::Uuid;
 
 use hone_core::metrics::{Metrics, SPANS};
+use hone_core::types::new_uuid;
 
 use super::auth::ApiKey;
 use super::error::ApiError;
@@ -160,7 +160,7 @@ impl RequestNames {
         };
         let id = found(REQUEST_ID, is_id).unwrap_or_else(|| {
             // Letters and digits are a valid value.
-            let id = format!("req-{}", Uuid::now_v7().simple());
+            let id = format!("req-{}", new_uuid().simple());
             HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("req"))
         });
         Self { id, trace: found(TRACEPARENT, is_trace) }

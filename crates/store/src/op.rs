@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use hone_core::types::{
     Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, Rating, Reward, RewardId,
-    Sample, SampleId, StepRecord, TokenId, UnixMillis, now_ms,
+    Sample, SampleId, StepRecord, TokenId, UnixMillis, new_uuid, now_ms,
 };
 
 /// Reason of groups dropped because all their feedback is quarantined.
@@ -228,7 +228,7 @@ impl AuditRecord {
     /// A record of now.
     pub fn new(actor: &str, action: &str, target: &str, detail: Value, outcome: &str) -> Self {
         Self {
-            id: Uuid::now_v7(),
+            id: new_uuid(),
             at: now_ms(),
             actor: actor.to_owned(),
             action: action.to_owned(),

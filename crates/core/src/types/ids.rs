@@ -1,10 +1,19 @@
 //! Identifiers.
 
 use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
+use uuid::{NoContext, Timestamp, Uuid};
+
+/// A new UUIDv7. While the clock shows a time before 1970, its time is 1970.
+pub fn new_uuid() -> Uuid {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(_) => Uuid::now_v7(),
+        Err(_) => Uuid::new_v7(Timestamp::from_unix(NoContext, 0, 0)),
+    }
+}
 
 /// Index into the model's vocabulary.
 pub type TokenId = u32;
@@ -19,7 +28,7 @@ macro_rules! uuid_id {
             /// A new UUIDv7, so that ids sort by creation time.
             #[expect(clippy::new_without_default, reason = "a default id would be a random one")]
             pub fn new() -> Self {
-                Self(Uuid::now_v7())
+                Self(new_uuid())
             }
         }
 
@@ -78,7 +87,7 @@ impl InteractionId {
     /// A new id of a prompt that is not recorded: a UUIDv7 with the version number 8. So the id itself
     /// says that nothing was kept.
     pub fn unstored() -> Self {
-        let mut bytes = *Uuid::now_v7().as_bytes();
+        let mut bytes = *new_uuid().as_bytes();
         bytes[6] = (bytes[6] & 0x0f) | (CUSTOM << 4);
         Self(Uuid::from_bytes(bytes))
     }

@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 use crate::digest::{Digest, hex};
 
-pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
+pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId, new_uuid};
 pub use lineage::Lineage;
 pub use records::{
     Continuation, Group, GroupState, Interaction, Message, PolicyCheck, PolicyRecord, PolicyState,

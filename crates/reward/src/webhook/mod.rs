@@ -19,12 +19,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use sha2::Sha256;
 use tokio::sync::Semaphore;
-use uuid::Uuid;
 
 use hone_core::config::{Problem, Secret};
 use hone_core::digest::hex;
 use hone_core::metrics::Metrics;
-use hone_core::types::now_ms;
+use hone_core::types::{new_uuid, now_ms};
 
 use crate::kinds::define::define_kind;
 use crate::remote::{CallError, CallEvents, CallLimits, Endpoint, call_limits, unresolved};
@@ -78,7 +77,7 @@ impl Webhook {
     async fn ask(&self, samples: &[ScoreInput]) -> Result<Vec<u8>, CallError> {
         // Acquiring cannot fail: the semaphore is never closed.
         let _slot = self.slots.acquire().await;
-        let id = Uuid::now_v7().to_string();
+        let id = new_uuid().to_string();
         let body = request_body(&id, &self.events.route, &self.events.part, samples);
         // Each attempt has its own signature, so that a late retry does not look like a replay.
         let headers = || self.headers(&id, &body);
