@@ -38,7 +38,7 @@ const LIMIT: Duration = Duration::from_secs(90);
 struct Faulty {
     daemon: Daemon,
     faults: File,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Faulty {
@@ -55,12 +55,13 @@ impl Faulty {
         }
         let file = dir.path().join("faults");
         fs::write(&file, [0; 256]).unwrap();
+        fs::write(dir.path().join("faults.log"), "").unwrap();
         let environment =
             [("LD_PRELOAD", shim.to_str().unwrap()), ("HONE_FAULTS", file.to_str().unwrap())];
         let (native, log) = (EngineBackend::Native, Stdio::inherit());
         let daemon = Daemon::start_with(native, dir.path(), config, &environment, log);
         let faults = File::options().write(true).open(file).unwrap();
-        Some(Self { daemon, faults, _dir: dir })
+        Some(Self { daemon, faults, dir })
     }
 
     /// The layout is that of `struct faults` in `shim.c`.
@@ -258,4 +259,43 @@ requests_per_minute = 2
     }
     faulty.heal();
     faulty.train_beyond(version).await;
+}
+
+/// Each file or directory that replaces another one is durable before it gets its name, and then its name is: after a
+/// power loss, readers find the old one or the new one. `hone_core::files` has the tests of what a crash leaves.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_replaces_a_file_is_synced_before_its_rename_and_its_directory_after() {
+    let Some(faulty) = Faulty::start(CONFIG) else { return };
+    faulty.train_beyond(1).await;
+    let Faulty { daemon, dir, .. } = faulty;
+    assert_eq!(daemon.terminate(), Some(0));
+    let log = fs::read_to_string(dir.path().join("faults.log")).unwrap();
+    let lines: Vec<&str> = log.lines().collect();
+    let is_synced = |lines: &[&str], path: &Path| {
+        lines.iter().any(|line| line.strip_prefix("sync ") == path.to_str())
+    };
+    let mut replaced = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let Some((from, to)) = line.strip_prefix("rename ").and_then(|l| l.split_once('\t')) else {
+            continue;
+        };
+        let (from, to) = (Path::new(from), Path::new(to));
+        // The old directory, which makes place.
+        if to.extension().is_some_and(|suffix| suffix == "old") {
+            continue;
+        }
+        let (before, after) = lines.split_at(at);
+        assert!(is_synced(before, from), "{line}: not synced before");
+        // Some directories were removed since.
+        for file in fs::read_dir(to).into_iter().flatten() {
+            let name = file.unwrap().file_name();
+            assert!(is_synced(before, &from.join(&name)), "{line}: {name:?} is not synced before");
+        }
+        assert!(is_synced(after, to.parent().unwrap()), "{line}: the name is not synced after");
+        replaced.push(to.strip_prefix(dir.path().join("data")).unwrap_or(to).to_owned());
+    }
+    for kind in ["adapters", "checkpoints/step", "checkpoints/versions", "model.json"] {
+        let has = |path: &std::path::PathBuf| path.to_string_lossy().starts_with(kind);
+        assert!(replaced.iter().any(has), "nothing replaced {kind}: {replaced:?}");
+    }
 }
