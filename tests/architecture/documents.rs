@@ -239,6 +239,24 @@ fn the_readme_quotes_speed_only_from_the_benchmarks() {
     }
 }
 
+#[test]
+fn every_fault_has_a_test() {
+    let root = super::root();
+    let code = files(&root).into_iter().filter(|file| file.extension().is_some_and(|e| e == "rs"));
+    let code: String = code.map(|file| fs::read_to_string(root.join(file)).unwrap()).collect();
+    let (text, mut checked) = (read("docs/reliability.md"), 0);
+    for row in text.lines().filter(|line| line.starts_with("| ")).skip(2) {
+        let tests = row.rsplit(" | ").next().unwrap().split('`').skip(1).step_by(2);
+        let tests: Vec<_> = tests.collect();
+        assert!(!tests.is_empty(), "no test: {row}");
+        for test in tests {
+            assert!(code.contains(&format!("fn {test}(")), "there is no test {test}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 15, "{checked} tests");
+}
+
 const DOCUMENT: &str = "docs/from-trl.md";
 const GUIDES: [&str; 5] = ["000", "001", "002", "003", "004"];
 

@@ -304,6 +304,25 @@ mod tests {
         assert_eq!(names(dir.path()), ["best"]);
     }
 
+    /// What each step of `replace_file` can leave: a temporary file that is empty, cut or complete, then the new name.
+    #[test]
+    fn a_file_is_old_or_new_after_a_crash_at_any_step() {
+        for (temporary, content) in
+            [(Some(""), "old"), (Some("ne"), "old"), (Some("new"), "old"), (None, "new")]
+        {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("state.json");
+            fs::write(&path, content).unwrap();
+            if let Some(left) = temporary {
+                fs::write(sibling(&path, ".tmp"), left).unwrap();
+            }
+            assert_eq!(fs::read_to_string(&path).unwrap(), content);
+            replace_file(&path, b"newer").unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"newer");
+            assert_eq!(names(dir.path()), ["state.json"]);
+        }
+    }
+
     /// Every state that a crash inside `replace_dir` can leave, by the entries of the parent.
     #[test]
     fn a_directory_is_complete_after_a_crash_at_any_step() {
