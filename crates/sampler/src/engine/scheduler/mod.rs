@@ -91,15 +91,16 @@ impl BatchScheduler {
     /// Runs until the engine is closed and all sequences have ended. A panic fails the sequences, and later
     /// requests find an empty cache.
     pub fn run(mut self) {
-        let mut until_closed = |scheduler: &mut Self| {
-            while scheduler.iterate() || scheduler.wait_for_request() {}
-        };
-        while catch_unwind(AssertUnwindSafe(|| until_closed(&mut self))).is_err() {
+        while catch_unwind(AssertUnwindSafe(|| self.run_until_closed())).is_err() {
             tracing::error!("the native engine panicked and restarts");
             self.shared.metrics.engine_restarts.inc();
             thread::sleep(RESTART_PAUSE);
             self = self.restarted();
         }
+    }
+
+    fn run_until_closed(&mut self) {
+        while self.iterate() || self.wait_for_request() {}
     }
 
     /// A scheduler in place of one that panicked.
