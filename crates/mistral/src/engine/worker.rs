@@ -6,8 +6,8 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use anyhow::Context as _;
 use candle_core::{Device, Tensor};
 use mistralrs::core::Response;
 use mistralrs::{
@@ -51,10 +51,13 @@ impl ReplicaWorker {
             .spawn(move || {
                 for job in queue {
                     let run = AssertUnwindSafe(|| execute(&engine, stop, threads, job));
-                    if catch_unwind(run).is_err() {
-                        // The job's slot is free and its caller has an error.
-                        tracing::error!("a request panicked on the thread of a replica");
+                    // After a panic the job's slot is free and its caller has an error.
+                    if !catch_unwind(run).unwrap_or(false) {
+                        tracing::error!(
+                            "a request panicked in mistral.rs or on a replica's thread"
+                        );
                         metrics.engine_restarts.inc();
+                        thread::sleep(ENDING);
                     }
                 }
             })
@@ -74,18 +77,23 @@ impl ReplicaWorker {
     }
 }
 
-/// Runs one job until the engine has dropped its sequence, and then releases its slot.
-fn execute(engine: &MistralRs, stop: TokenId, threads: usize, job: GenerateJob) {
+/// Pause until mistral.rs's thread has ended after a panic, so that the next request restarts it.
+const ENDING: Duration = Duration::from_millis(50);
+
+/// Runs one job until the engine has dropped its sequence, and then releases its slot. Returns false if the
+/// engine's thread ended instead.
+fn execute(engine: &MistralRs, stop: TokenId, threads: usize, job: GenerateJob) -> bool {
     #[cfg(test)]
     tests::fail_at(tests::Fault::Thread);
     let processor = Arc::new(SamplingProcessor::new(job.run, job.sampler, stop, threads));
     let result = generate(engine, job.prompt, job.limit, Arc::clone(&processor));
-    if let Some(mut run) = processor.take_run() {
-        if let Err(error) = result {
-            run.fail(EngineError::Internal(format!("{error:#}")));
-        }
-        run.finish();
+    let Some(mut run) = processor.take_run() else { return true };
+    let completed = result.is_err() || run.is_over();
+    if let Err(error) = result {
+        run.fail(EngineError::Internal(format!("{error:#}")));
     }
+    run.finish();
+    completed
 }
 
 fn generate(
@@ -94,8 +102,6 @@ fn generate(
     limit: u32,
     processor: Arc<SamplingProcessor>,
 ) -> anyhow::Result<()> {
-    // Restarts the engine's thread if it has panicked.
-    let requests = engine.get_sender(None).map_err(anyhow::Error::msg)?;
     let (responder, mut responses) = tokio::sync::mpsc::channel(16);
     let request = NormalRequest {
         messages: RequestMessage::CompletionTokens(prompt),
@@ -120,8 +126,17 @@ fn generate(
         model_id: None,
         truncate_sequence: false,
     };
-    let request = Request::Normal(Box::new(request));
-    requests.blocking_send(request).ok().context("the engine's thread has ended")?;
+    let mut request = Request::Normal(Box::new(request));
+    let mut tries = 0;
+    loop {
+        // Restarts the engine's thread if it has ended after a panic.
+        let requests = engine.get_sender(None).map_err(anyhow::Error::msg)?;
+        let Err(unsent) = requests.blocking_send(request) else { break };
+        tries += 1;
+        anyhow::ensure!(tries < 100, "the engine's thread has ended");
+        request = unsent.0;
+        thread::sleep(ENDING);
+    }
     let mut result = Ok(());
     // The channel closes when the engine drops the sequence.
     while let Some(response) = responses.blocking_recv() {
@@ -293,6 +308,6 @@ mod tests {
             assert_eq!(ask().await.unwrap().token_logprobs(), before.token_logprobs());
             assert_eq!(engine.trouble(), None);
         }
-        assert_eq!(metrics.engine_restarts.get(), 1);
+        assert_eq!(metrics.engine_restarts.get(), 2);
     }
 }
