@@ -3,6 +3,7 @@
 //! Both copy a snapshot while the writer goes on. Pages that rows have left stay readable in the file until
 //! something is written over them, so erased texts are only gone with a new file.
 
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -26,8 +27,9 @@ pub const LEDGER: &str = "ledger.redb";
 /// Folder of backups in a data directory.
 pub const BACKUPS: &str = "backups";
 
-/// What a data directory holds that a backup leaves out: it can be fetched again, or is a backup.
-const LEFT_OUT: [&str; 3] = ["models", "hub", BACKUPS];
+/// What a data directory holds that a backup leaves out and retention does not count: it can be fetched again, or is a
+/// backup.
+pub(crate) const LEFT_OUT: [&str; 3] = ["models", "hub", BACKUPS];
 
 /// File of a backup that describes it.
 const DESCRIPTION: &str = "backup.json";
@@ -103,7 +105,7 @@ impl Store {
         format::live_bytes(&self.inner.file.snapshot()?)
     }
 
-    /// Bytes of the ledger's file.
+    /// Bytes that the ledger's file takes on the disk.
     ///
     /// # Errors
     /// If the file is missing.
@@ -112,9 +114,12 @@ impl Store {
     }
 }
 
+/// A compact file with the rows of a snapshot.
 fn copy_to(snapshot: &ReadTransaction, path: &Path) -> Result<Database, StoreError> {
-    let copy = file::create_at(path)?;
+    let mut copy = file::create_at(path)?;
     file::write(&copy, |tx| format::copy_all(snapshot, tx))?;
+    // redb doubles a file that grows.
+    while copy.compact()? {}
     Ok(copy)
 }
 
@@ -122,8 +127,17 @@ fn repeat_all(copy: &Database, transactions: &[Vec<Batch>]) -> Result<(), StoreE
     transactions.iter().try_for_each(|batches| file::write(copy, |tx| write::repeat(tx, batches)))
 }
 
-fn file_bytes(path: &Path) -> Result<u64, StoreError> {
-    fs::metadata(path).map(|m| m.len()).map_err(StoreError::io(&path.display().to_string()))
+/// Bytes that a file takes on the disk. redb doubles a file's length before it writes to it.
+pub(crate) fn file_bytes(path: &Path) -> Result<u64, StoreError> {
+    let metadata = fs::metadata(path).map_err(StoreError::io(&path.display().to_string()))?;
+    Ok(disk_bytes(&metadata))
+}
+
+fn disk_bytes(metadata: &Metadata) -> u64 {
+    #[cfg(unix)]
+    return std::os::unix::fs::MetadataExt::blocks(metadata) * 512;
+    #[cfg(not(unix))]
+    metadata.len()
 }
 
 /// A backup whose moment is fixed: it has a snapshot of the ledger and the other files as of then.
@@ -257,16 +271,19 @@ fn copy_tree(
     Ok(())
 }
 
-/// Bytes of the files below a directory. Files that are deleted meanwhile count nothing.
+/// Bytes that a file, or the files below a directory, take on the disk. What is deleted meanwhile counts nothing.
 ///
 /// # Errors
-/// If the directory cannot be read.
-pub fn tree_bytes(dir: &Path) -> Result<u64, StoreError> {
+/// If a directory cannot be read.
+pub fn tree_bytes(path: &Path) -> Result<u64, StoreError> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.is_dir() => return Ok(disk_bytes(&metadata)),
+        Ok(_) => {}
+        Err(_) => return Ok(0),
+    }
     let mut bytes = 0;
-    for entry in fs::read_dir(dir).map_err(at(dir))? {
-        let entry = entry.map_err(at(dir))?;
-        let Ok(metadata) = entry.metadata() else { continue };
-        bytes += if metadata.is_dir() { tree_bytes(&entry.path())? } else { metadata.len() };
+    for entry in fs::read_dir(path).map_err(at(path))? {
+        bytes += tree_bytes(&entry.map_err(at(path))?.path())?;
     }
     Ok(bytes)
 }

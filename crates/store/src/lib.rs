@@ -38,7 +38,6 @@ mod import;
 pub mod maintain;
 mod migrate;
 mod op;
-mod pages;
 mod reader;
 mod retention;
 mod store;
@@ -54,7 +53,7 @@ pub use op::{
     QUARANTINED, QuarantinedKey,
 };
 pub use reader::StoreStats;
-pub use retention::{Retainer, Retention, RetentionKind, other_bytes};
+pub use retention::{Retainer, Retention, RetentionKind};
 pub use store::{Store, StoreConfig};
 pub use write::StoreTrouble;
 

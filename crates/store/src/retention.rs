@@ -12,7 +12,7 @@ use hone_core::files::at;
 use hone_core::threads::to_background;
 use hone_core::types::{Interaction, PromptSource, UnixMillis, now_ms};
 
-use crate::copy::{LEDGER, tree_bytes};
+use crate::copy::{LEDGER, LEFT_OUT, tree_bytes};
 use crate::error::StoreError;
 use crate::op::Op;
 use crate::store::Store;
@@ -37,8 +37,8 @@ hone_core::choice! {
             pub days: u64 = 0 => between(0, 36_500),
             /// The same for prompts of datasets.
             pub dataset_days: u64 = 0 => between(0, 36_500),
-            /// Size of the data directory without models, in MiB, below which the oldest prompts are removed; 0 for no
-            /// bound.
+            /// Size of the data directory without models and backups, in MiB, below which the oldest prompts are removed;
+            /// 0 for no bound.
             pub mebibytes: u64 = 0 => between(0, 1 << 30),
         }
     }
@@ -156,6 +156,7 @@ impl Store {
 
     /// Removes the oldest prompts if the directory `data` comes near its bound. The space that they leave is
     /// used again for new records; if that is not enough, the rows are copied to a new file while there is room for both.
+    /// The ledger keeps a quarter of the bound even if adapters and checkpoints need more than the rest.
     ///
     /// # Errors
     /// If the ledger or the directory cannot be read, or the ledger cannot be written.
@@ -164,7 +165,8 @@ impl Store {
             return Ok(());
         }
         let file = self.file_bytes()?;
-        let bound = (retention.mebibytes << 20).saturating_sub(other_bytes(data)?);
+        let whole = retention.mebibytes << 20;
+        let bound = whole.saturating_sub(other_bytes(data)?).max(whole / 4);
         let share = |share: f64| (bound as f64 * share) as u64;
         if file <= share(FULL) {
             return Ok(());
@@ -191,20 +193,15 @@ impl Store {
     }
 }
 
-/// Bytes of a data directory without its ledger and models.
-///
-/// # Errors
-/// If it cannot be read.
-pub fn other_bytes(data: &Path) -> Result<u64, StoreError> {
+/// Bytes of a data directory without its ledger, models and backups.
+fn other_bytes(data: &Path) -> Result<u64, StoreError> {
     let mut bytes = 0;
     for entry in fs::read_dir(data).map_err(at(data))? {
         let entry = entry.map_err(at(data))?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        let left_out = name.contains(LEDGER) || name == "models" || name == "hub";
-        let Ok(metadata) = entry.metadata() else { continue };
-        if !left_out {
-            bytes += if metadata.is_dir() { tree_bytes(&entry.path())? } else { metadata.len() };
+        if !name.starts_with(LEDGER) && !LEFT_OUT.contains(&&*name) {
+            bytes += tree_bytes(&entry.path())?;
         }
     }
     Ok(bytes)

@@ -31,7 +31,7 @@ fn stats_check_compact_and_export_agree() {
 
     let compacted = compact(&path).unwrap();
     assert!(compacted.bytes_after <= compacted.bytes_before);
-    assert_eq!(compacted.bytes_after, std::fs::metadata(&path).unwrap().len());
+    assert_eq!(compacted.bytes_after, crate::tree_bytes(&path).unwrap());
     assert!(check(&path).unwrap().is_healthy());
 
     let mut text = Vec::new();
