@@ -17,11 +17,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use hone_core::files::free_bytes;
+use hone_core::files::{free_bytes, tree_bytes};
 use hone_core::types::{InteractionId, UnixMillis};
 use hone_store::{
     AuditRecord, BACKUPS, Backup, Erasure, ErasureFilter, Op, Retention, RetentionKind,
-    StartedBackup, StoreError, StoreStats, parse_moment, tree_bytes,
+    StartedBackup, StoreError, StoreStats, parse_moment,
 };
 use hone_train::TrainError;
 
@@ -76,10 +76,7 @@ pub async fn status(State(state): AppContext) -> JsonResult<DataStatus> {
         }
     };
     let status = state.read_ledger(move |store| {
-        let bytes = |name: &str| match dir.join(name) {
-            path if path.exists() => tree_bytes(&path),
-            _ => Ok(0),
-        };
+        let bytes = |name: &str| tree_bytes(&dir.join(name));
         Ok(DataStatus {
             ledger_bytes: store.file_bytes()?,
             adapters_bytes: bytes("adapters")?,

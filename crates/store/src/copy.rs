@@ -3,14 +3,13 @@
 //! Both copy a snapshot while the writer goes on. Pages that rows have left stay readable in the file until
 //! something is written over them, so erased texts are only gone with a new file.
 
-use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use redb::{Database, ReadTransaction};
 use serde::{Deserialize, Serialize};
 
-use hone_core::files::{at, remove_any, replace_dir, sibling, sync_tree, write_synced};
+use hone_core::files::{at, remove_any, replace_dir, sibling, sync_tree, tree_bytes, write_synced};
 use hone_core::types::{UnixMillis, now_ms};
 
 use crate::error::StoreError;
@@ -62,7 +61,7 @@ impl Store {
     pub fn rewrite(&self) -> Result<CompactReport, StoreError> {
         let _one_at_a_time = self.inner.copying.lock();
         let path = &self.inner.path;
-        let bytes_before = file_bytes(path)?;
+        let bytes_before = tree_bytes(path)?;
         let new = sibling(path, COPY_SUFFIX);
         remove_any(&new)?;
         let snapshot = {
@@ -77,7 +76,7 @@ impl Store {
             remove_any(&new)?;
             return Err(error);
         }
-        let bytes_after = file_bytes(path)?;
+        let bytes_after = tree_bytes(path)?;
         tracing::info!(bytes_before, bytes_after, "the ledger was written to a new file");
         Ok(CompactReport { bytes_before, bytes_after })
     }
@@ -105,12 +104,12 @@ impl Store {
         format::live_bytes(&self.inner.file.snapshot()?)
     }
 
-    /// Bytes that the ledger's file takes on the disk.
+    /// Bytes that the ledger's file takes on the disk, which redb makes longer before it writes to it.
     ///
     /// # Errors
     /// If the file is missing.
     pub fn file_bytes(&self) -> Result<u64, StoreError> {
-        file_bytes(&self.inner.path)
+        Ok(tree_bytes(&self.inner.path)?)
     }
 }
 
@@ -125,19 +124,6 @@ fn copy_to(snapshot: &ReadTransaction, path: &Path) -> Result<Database, StoreErr
 
 fn repeat_all(copy: &Database, transactions: &[Vec<Batch>]) -> Result<(), StoreError> {
     transactions.iter().try_for_each(|batches| file::write(copy, |tx| write::repeat(tx, batches)))
-}
-
-/// Bytes that a file takes on the disk. redb doubles a file's length before it writes to it.
-pub(crate) fn file_bytes(path: &Path) -> Result<u64, StoreError> {
-    let metadata = fs::metadata(path).map_err(StoreError::io(&path.display().to_string()))?;
-    Ok(disk_bytes(&metadata))
-}
-
-fn disk_bytes(metadata: &Metadata) -> u64 {
-    #[cfg(unix)]
-    return std::os::unix::fs::MetadataExt::blocks(metadata) * 512;
-    #[cfg(not(unix))]
-    metadata.len()
 }
 
 /// A backup whose moment is fixed: it has a snapshot of the ledger and the other files as of then.
@@ -269,21 +255,4 @@ fn copy_tree(
         copy_tree(&entry.path(), &to.join(entry.file_name()), one)?;
     }
     Ok(())
-}
-
-/// Bytes that a file, or the files below a directory, take on the disk. What is deleted meanwhile counts nothing.
-///
-/// # Errors
-/// If a directory cannot be read.
-pub fn tree_bytes(path: &Path) -> Result<u64, StoreError> {
-    match fs::symlink_metadata(path) {
-        Ok(metadata) if !metadata.is_dir() => return Ok(disk_bytes(&metadata)),
-        Ok(_) => {}
-        Err(_) => return Ok(0),
-    }
-    let mut bytes = 0;
-    for entry in fs::read_dir(path).map_err(at(path))? {
-        bytes += tree_bytes(&entry.map_err(at(path))?.path())?;
-    }
-    Ok(bytes)
 }

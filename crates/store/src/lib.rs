@@ -43,7 +43,7 @@ mod retention;
 mod store;
 mod write;
 
-pub use copy::{BACKUPS, Backup, LEDGER, StartedBackup, backup, restore, tree_bytes};
+pub use copy::{BACKUPS, Backup, LEDGER, StartedBackup, backup, restore};
 pub use erasure::{Erasure, ErasureFilter, parse_moment};
 pub use error::StoreError;
 pub use file::{CACHE_BYTES, Ledger};

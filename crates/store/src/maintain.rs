@@ -15,13 +15,13 @@ use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
 
+use hone_core::files::tree_bytes;
 use hone_core::metrics::Metrics;
 use hone_core::types::{
     Group, GroupState, Interaction, PolicyRecord, Reward, RewardSource, Sample, SampleOrigin,
     StepRecord,
 };
 
-use crate::copy::file_bytes;
 use crate::erasure::{Erasure, ErasureFilter};
 use crate::error::StoreError;
 use crate::file::{self, Ledger};
@@ -98,14 +98,14 @@ pub fn check(path: &Path) -> Result<CheckReport, StoreError> {
 
 /// Returns the space of deleted and replaced rows to the file system.
 pub fn compact(path: &Path) -> Result<CompactReport, StoreError> {
-    let bytes_before = file_bytes(path)?;
+    let bytes_before = tree_bytes(path)?;
     let mut database = open(path)?;
     file::guarded(path, || {
         while database.compact()? {}
         Ok(())
     })?;
     drop(database);
-    Ok(CompactReport { bytes_before, bytes_after: file_bytes(path)? })
+    Ok(CompactReport { bytes_before, bytes_after: tree_bytes(path)? })
 }
 
 /// Erases a selection from the ledger of a stopped daemon, as [`Store::erase`], and then writes the rows to a new

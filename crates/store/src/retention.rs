@@ -8,11 +8,11 @@ use std::{fs, io};
 use strum::{EnumString, IntoStaticStr, VariantNames};
 
 use hone_core::config::Checked;
-use hone_core::files::at;
+use hone_core::files::{at, tree_bytes};
 use hone_core::threads::to_background;
 use hone_core::types::{Interaction, PromptSource, UnixMillis, now_ms};
 
-use crate::copy::{LEDGER, LEFT_OUT, tree_bytes};
+use crate::copy::{LEDGER, LEFT_OUT};
 use crate::error::StoreError;
 use crate::op::Op;
 use crate::store::Store;
