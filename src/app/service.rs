@@ -88,7 +88,11 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         config: server_config,
         recent_turns: Default::default(),
         keys: Arc::clone(&keys),
-        disk: DiskLimit { dir: config.data.dir.clone(), min_free: config.data.min_free_bytes },
+        disk: DiskLimit {
+            dir: config.data.dir.clone(),
+            min_free: config.data.min_free_bytes,
+            retention: config.store.retention,
+        },
         ready,
         started: now_ms(),
     });

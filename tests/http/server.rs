@@ -276,7 +276,11 @@ impl Server {
             config: config.clone(),
             recent_turns: Default::default(),
             keys: keys.clone(),
-            disk: DiskLimit { dir: dir.path().to_owned(), min_free: setup.min_free },
+            disk: DiskLimit {
+                dir: dir.path().to_owned(),
+                min_free: setup.min_free,
+                ..DiskLimit::default()
+            },
             ready: ready.clone(),
             started: 1_700_000_000_000,
         };

@@ -17,6 +17,7 @@ mod abuse;
 mod backend;
 mod constraints;
 mod daemon;
+mod data;
 mod faults;
 mod http;
 mod live_and_offline;

@@ -79,6 +79,26 @@ pub fn free_bytes(path: &Path) -> Result<u64, FileError> {
     Err(at(path)(io::ErrorKind::Unsupported.into()))
 }
 
+/// Bytes that a file, or the files below a directory, take on the disk, which is less than the length of a file with
+/// holes. What does not exist, or is deleted meanwhile, counts nothing.
+///
+/// # Errors
+/// If a directory cannot be read.
+pub fn tree_bytes(path: &Path) -> Result<u64, FileError> {
+    let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(0) };
+    if !metadata.is_dir() {
+        #[cfg(unix)]
+        return Ok(std::os::unix::fs::MetadataExt::blocks(&metadata) * 512);
+        #[cfg(not(unix))]
+        return Ok(metadata.len());
+    }
+    let mut bytes = 0;
+    for entry in fs::read_dir(path).map_err(at(path))? {
+        bytes += tree_bytes(&entry.map_err(at(path))?.path())?;
+    }
+    Ok(bytes)
+}
+
 /// Replaces the file `path` with `bytes`: after a crash it has either its old or its new content.
 ///
 /// The temporary file is `.NAME.tmp` in the same directory. Concurrent writers of one path are not

@@ -1,6 +1,7 @@
 //! What operators do with the recorded data: `/admin/data`, `/admin/erase`, `/admin/backup` and `/admin/audit`; and the
 //! record of every action below `/admin`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +17,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use hone_core::files::free_bytes;
+use hone_core::files::{free_bytes, tree_bytes};
 use hone_core::types::{InteractionId, UnixMillis};
 use hone_store::{
-    AuditRecord, BACKUPS, Backup, Erasure, ErasureFilter, Op, StartedBackup, StoreError,
-    StoreStats, parse_moment, tree_bytes,
+    AuditRecord, BACKUPS, Backup, Erasure, ErasureFilter, Op, Retention, RetentionKind,
+    StartedBackup, StoreError, StoreStats, parse_moment,
 };
 use hone_train::TrainError;
 
@@ -28,7 +29,7 @@ use crate::auth::Caller;
 use crate::body::{Field, FieldTable, Fields, JsonObject, QueryObject};
 use crate::console::ledger::{limit, limit_schema};
 use crate::error::{ApiError, ErrorCode, JsonResult};
-use crate::state::AppState;
+use crate::state::{AppState, DiskLimit};
 
 type AppContext = State<Arc<AppState>>;
 
@@ -57,15 +58,25 @@ pub struct DataStatus {
     rows: StoreStats,
     /// When the oldest prompt arrived; null without one.
     oldest: Option<UnixMillis>,
+    /// The limits of `store.retention` by name, 0 for one that is not set; empty if everything is kept.
+    retention: BTreeMap<&'static str, u64>,
+    /// Prompts that retention removed since the start, by the limit.
+    retention_removed: BTreeMap<&'static str, u64>,
 }
 
 pub async fn status(State(state): AppContext) -> JsonResult<DataStatus> {
-    let dir = state.disk.dir.clone();
+    let DiskLimit { dir, retention, .. } = state.disk.clone();
+    let removed = |limit| (limit, state.metrics.store_expired.with_label_values(&[limit]).get());
+    let retention_removed = ["age", "size"].map(removed).into();
+    let Retention { days, dataset_days, mebibytes, .. } = retention;
+    let retention = match retention.kind {
+        RetentionKind::All => BTreeMap::new(),
+        RetentionKind::Limits => {
+            [("days", days), ("dataset_days", dataset_days), ("mebibytes", mebibytes)].into()
+        }
+    };
     let status = state.read_ledger(move |store| {
-        let bytes = |name: &str| match dir.join(name) {
-            path if path.exists() => tree_bytes(&path),
-            _ => Ok(0),
-        };
+        let bytes = |name: &str| tree_bytes(&dir.join(name));
         Ok(DataStatus {
             ledger_bytes: store.file_bytes()?,
             adapters_bytes: bytes("adapters")?,
@@ -74,6 +85,8 @@ pub async fn status(State(state): AppContext) -> JsonResult<DataStatus> {
             free_bytes: free_bytes(&dir).ok(),
             rows: store.stats()?,
             oldest: store.oldest()?,
+            retention,
+            retention_removed,
         })
     });
     status.await.map(Json)
@@ -115,6 +128,8 @@ pub struct ErasureReport {
     dry_run: bool,
     #[serde(flatten)]
     erased: Erasure,
+    /// Names of the backups in data.dir, which keep what they hold.
+    backups: Vec<String>,
 }
 
 pub async fn erase(
@@ -124,6 +139,7 @@ pub async fn erase(
     let fields = Fields::of(&body, ERASE_FIELDS)?;
     let dry_run = fields.is_set("dry_run")?;
     let (by, selection) = selection(&fields)?;
+    let folder = state.disk.dir.join(BACKUPS);
     // What is still queued is erased too.
     state.store.flush().await?;
     let work = state.read_ledger(move |store| {
@@ -131,9 +147,11 @@ pub async fn erase(
         if !dry_run && erased != Erasure::default() {
             store.rewrite()?;
         }
-        Ok(erased)
+        let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let backups = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        Ok((erased, backups.collect()))
     });
-    let erased = work.await?;
+    let (erased, backups) = work.await?;
     let detail = json!({
         "by": by,
         "dry_run": dry_run,
@@ -141,7 +159,7 @@ pub async fn erase(
         "feedback": erased.feedback,
     });
     tracing::warn!(by, dry_run, completions = erased.completions, "an operator erases data");
-    let report = Json(ErasureReport { object: "erasure", dry_run, erased });
+    let report = Json(ErasureReport { object: "erasure", dry_run, erased, backups });
     Ok(with_detail(report.into_response(), detail))
 }
 

@@ -77,7 +77,7 @@ pub fn unready(state: &AppState) -> Vec<String> {
 }
 
 fn too_full(limit: &DiskLimit) -> Option<String> {
-    let DiskLimit { dir, min_free } = limit;
+    let DiskLimit { dir, min_free, .. } = limit;
     // A system that does not say is no reason.
     let free = free_bytes(dir).ok().filter(|free| free < min_free)?;
     Some(format!("data.dir has {free} free bytes, fewer than {min_free}"))

@@ -15,7 +15,7 @@ use hone_engine::Engine;
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_rollout::Rollout;
-use hone_store::{Store, StoreError};
+use hone_store::{Retention, Store, StoreError};
 use hone_train::policy::{CanaryStatus, Policies, PolicyError, VersionRating};
 use hone_train::{TrainError, TrainHandle, TrainHold, TrainStatus};
 
@@ -34,13 +34,15 @@ pub struct LearningLimits {
     pub correction_weight: f64,
 }
 
-/// The free space that the data directory needs.
+/// The data directory and its limits.
 #[derive(Clone, Debug, Default)]
 pub struct DiskLimit {
     /// `data.dir`.
     pub dir: PathBuf,
     /// Free bytes below which the server is not ready.
     pub min_free: u64,
+    /// `store.retention`, which `/admin/data` reports.
+    pub retention: Retention,
 }
 
 /// The parts of the daemon that the handlers use.

@@ -9,7 +9,7 @@ use std::{fs, io};
 use redb::{Database, ReadTransaction};
 use serde::{Deserialize, Serialize};
 
-use hone_core::files::{at, remove_any, replace_dir, sibling, sync_tree, write_synced};
+use hone_core::files::{at, remove_any, replace_dir, sibling, sync_tree, tree_bytes, write_synced};
 use hone_core::types::{UnixMillis, now_ms};
 
 use crate::error::StoreError;
@@ -26,8 +26,9 @@ pub const LEDGER: &str = "ledger.redb";
 /// Folder of backups in a data directory.
 pub const BACKUPS: &str = "backups";
 
-/// What a data directory holds that a backup leaves out: it can be fetched again, or is a backup.
-const LEFT_OUT: [&str; 3] = ["models", "hub", BACKUPS];
+/// What a data directory holds that a backup leaves out and retention does not count: it can be fetched again, or is a
+/// backup.
+pub(crate) const LEFT_OUT: [&str; 3] = ["models", "hub", BACKUPS];
 
 /// File of a backup that describes it.
 const DESCRIPTION: &str = "backup.json";
@@ -60,7 +61,7 @@ impl Store {
     pub fn rewrite(&self) -> Result<CompactReport, StoreError> {
         let _one_at_a_time = self.inner.copying.lock();
         let path = &self.inner.path;
-        let bytes_before = file_bytes(path)?;
+        let bytes_before = tree_bytes(path)?;
         let new = sibling(path, COPY_SUFFIX);
         remove_any(&new)?;
         let snapshot = {
@@ -75,7 +76,7 @@ impl Store {
             remove_any(&new)?;
             return Err(error);
         }
-        let bytes_after = file_bytes(path)?;
+        let bytes_after = tree_bytes(path)?;
         tracing::info!(bytes_before, bytes_after, "the ledger was written to a new file");
         Ok(CompactReport { bytes_before, bytes_after })
     }
@@ -103,27 +104,26 @@ impl Store {
         format::live_bytes(&self.inner.file.snapshot()?)
     }
 
-    /// Bytes of the ledger's file.
+    /// Bytes that the ledger's file takes on the disk, which redb makes longer before it writes to it.
     ///
     /// # Errors
     /// If the file is missing.
     pub fn file_bytes(&self) -> Result<u64, StoreError> {
-        file_bytes(&self.inner.path)
+        Ok(tree_bytes(&self.inner.path)?)
     }
 }
 
+/// A compact file with the rows of a snapshot.
 fn copy_to(snapshot: &ReadTransaction, path: &Path) -> Result<Database, StoreError> {
-    let copy = file::create_at(path)?;
+    let mut copy = file::create_at(path)?;
     file::write(&copy, |tx| format::copy_all(snapshot, tx))?;
+    // redb doubles a file that grows.
+    while copy.compact()? {}
     Ok(copy)
 }
 
 fn repeat_all(copy: &Database, transactions: &[Vec<Batch>]) -> Result<(), StoreError> {
     transactions.iter().try_for_each(|batches| file::write(copy, |tx| write::repeat(tx, batches)))
-}
-
-fn file_bytes(path: &Path) -> Result<u64, StoreError> {
-    fs::metadata(path).map(|m| m.len()).map_err(StoreError::io(&path.display().to_string()))
 }
 
 /// A backup whose moment is fixed: it has a snapshot of the ledger and the other files as of then.
@@ -255,18 +255,4 @@ fn copy_tree(
         copy_tree(&entry.path(), &to.join(entry.file_name()), one)?;
     }
     Ok(())
-}
-
-/// Bytes of the files below a directory. Files that are deleted meanwhile count nothing.
-///
-/// # Errors
-/// If the directory cannot be read.
-pub fn tree_bytes(dir: &Path) -> Result<u64, StoreError> {
-    let mut bytes = 0;
-    for entry in fs::read_dir(dir).map_err(at(dir))? {
-        let entry = entry.map_err(at(dir))?;
-        let Ok(metadata) = entry.metadata() else { continue };
-        bytes += if metadata.is_dir() { tree_bytes(&entry.path())? } else { metadata.len() };
-    }
-    Ok(bytes)
 }

@@ -39,13 +39,12 @@ mod import;
 pub mod maintain;
 mod migrate;
 mod op;
-mod pages;
 mod reader;
 mod retention;
 mod store;
 mod write;
 
-pub use copy::{BACKUPS, Backup, LEDGER, StartedBackup, backup, restore, tree_bytes};
+pub use copy::{BACKUPS, Backup, LEDGER, StartedBackup, backup, restore};
 pub use erasure::{Erasure, ErasureFilter, parse_moment};
 pub use error::StoreError;
 pub use file::{CACHE_BYTES, Ledger};
@@ -56,7 +55,7 @@ pub use op::{
     QUARANTINED, QuarantinedKey,
 };
 pub use reader::StoreStats;
-pub use retention::{Retainer, Retention, RetentionKind, other_bytes};
+pub use retention::{Retainer, Retention, RetentionKind};
 pub use store::{Store, StoreConfig};
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde_json::json;
 use uuid::Uuid;
 
+use hone_core::files::tree_bytes;
 use hone_core::metrics::Metrics;
 use hone_core::types::{
     Group, GroupState, Interaction, PolicyRecord, Reward, RewardSource, Sample, SampleOrigin,
@@ -97,18 +98,14 @@ pub fn check(path: &Path) -> Result<CheckReport, StoreError> {
 
 /// Returns the space of deleted and replaced rows to the file system.
 pub fn compact(path: &Path) -> Result<CompactReport, StoreError> {
-    let size = || {
-        let metadata = std::fs::metadata(path);
-        metadata.map(|m| m.len()).map_err(StoreError::io(&path.display().to_string()))
-    };
-    let bytes_before = size()?;
+    let bytes_before = tree_bytes(path)?;
     let mut database = open(path)?;
     file::guarded(path, || {
         while database.compact()? {}
         Ok(())
     })?;
     drop(database);
-    Ok(CompactReport { bytes_before, bytes_after: size()? })
+    Ok(CompactReport { bytes_before, bytes_after: tree_bytes(path)? })
 }
 
 /// Erases a selection from the ledger of a stopped daemon, as [`Store::erase`], and then writes the rows to a new

@@ -5,7 +5,8 @@ use std::ops::Bound;
 use std::path::Path;
 
 use redb::{
-    Key, Range, ReadTransaction, ReadableTable, ReadableTableMetadata, TableDefinition, Value,
+    AccessGuard, Key, Range, ReadTransaction, ReadableTable, ReadableTableMetadata, StorageError,
+    TableDefinition, Value,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -117,19 +118,32 @@ impl Ledger {
         })
     }
 
-    /// At most `limit` records whose keys are UUIDv7, newest first; those before `before`, if that is given.
-    fn newest<R: LedgerRecord>(
+    /// At most `limit` rows of a table whose keys are UUIDv7: newest first those before `end`, or oldest first
+    /// those after it; all if there is no `end`.
+    fn page<V: Value + 'static, R>(
         &self,
-        table: TableDefinition<'static, &'static Id, Bytes>,
-        before: Option<Uuid>,
+        table: TableDefinition<'static, &'static Id, V>,
+        newest_first: bool,
+        end: Option<Uuid>,
         limit: usize,
+        read: impl Fn(V::SelfType<'_>) -> Result<R, StoreError>,
     ) -> Result<Vec<R>, StoreError> {
-        let before = before.map(Uuid::into_bytes);
+        let end = end.map(Uuid::into_bytes);
+        let (mut low, mut high) = (Bound::Included(&IDS.0), Bound::Included(&IDS.1));
+        if let Some(end) = &end {
+            *(if newest_first { &mut high } else { &mut low }) = Bound::Excluded(end);
+        }
         self.read(|tx| {
-            let rows = tx.open_table(table)?;
-            let end = before.as_ref().map_or(Bound::Included(&IDS.1), Bound::Excluded);
-            let range = rows.range::<&Id>((Bound::Included(&IDS.0), end))?;
-            range.rev().take(limit).map(|row| decode(row?.1.value())).collect()
+            let table = tx.open_table(table)?;
+            let rows = table.range::<&Id>((low, high))?;
+            let row = |row: Result<(AccessGuard<'_, &Id>, AccessGuard<'_, V>), StorageError>| {
+                read(row?.1.value())
+            };
+            if newest_first {
+                rows.rev().take(limit).map(row).collect()
+            } else {
+                rows.take(limit).map(row).collect()
+            }
         })
     }
 
@@ -139,7 +153,16 @@ impl Ledger {
         before: Option<Uuid>,
         limit: usize,
     ) -> Result<Vec<Interaction>, StoreError> {
-        self.newest(format::INTERACTIONS, before, limit)
+        self.page(format::INTERACTIONS, true, before, limit, decode)
+    }
+
+    /// At most `limit` prompts after `after`, oldest first.
+    pub fn interactions_after(
+        &self,
+        after: Option<InteractionId>,
+        limit: usize,
+    ) -> Result<Vec<Interaction>, StoreError> {
+        self.page(format::INTERACTIONS, false, after.map(|id| id.0), limit, decode)
     }
 
     /// At most `limit` pieces of feedback, replaced ones included, newest first, of those before `before`.
@@ -148,7 +171,7 @@ impl Ledger {
         before: Option<Uuid>,
         limit: usize,
     ) -> Result<Vec<Reward>, StoreError> {
-        self.newest(format::FEEDBACK, before, limit)
+        self.page(format::FEEDBACK, true, before, limit, decode)
     }
 
     /// At most `limit` groups in any state, newest first, of those before `before`.
@@ -157,7 +180,36 @@ impl Ledger {
         before: Option<Uuid>,
         limit: usize,
     ) -> Result<Vec<Group>, StoreError> {
-        self.newest(format::GROUPS, before, limit)
+        self.page(format::GROUPS, true, before, limit, decode)
+    }
+
+    /// At most `limit` actions of operators, newest first, of those before `before`.
+    pub fn audit(
+        &self,
+        before: Option<Uuid>,
+        limit: usize,
+    ) -> Result<Vec<AuditRecord>, StoreError> {
+        self.page(format::AUDIT, true, before, limit, |text: &str| {
+            serde_json::from_str(text)
+                .map_err(|error| StoreError::Corrupt { table: "audit", reason: error.to_string() })
+        })
+    }
+
+    /// At most `limit` completions, newest first; those of one version if it is given.
+    pub fn newest_samples(
+        &self,
+        version: Option<PolicyVersion>,
+        limit: usize,
+    ) -> Result<Vec<Sample>, StoreError> {
+        self.read(|tx| {
+            let rows = tx.open_table(format::SAMPLES)?;
+            let all = rows.iter()?.rev().map(|row| decode(row?.1.value()));
+            let is_of = |row: &Result<Sample, StoreError>| match (row, version) {
+                (Ok(sample), Some(version)) => sample.version == version,
+                _ => true,
+            };
+            all.filter(is_of).take(limit).collect()
+        })
     }
 
     /// One prompt.
@@ -422,23 +474,6 @@ impl Ledger {
     /// At most `limit` optimizer steps from `first` on.
     pub fn steps(&self, first: u64, limit: usize) -> Result<Vec<StepRecord>, StoreError> {
         self.numbered(format::STEPS, first, limit)
-    }
-
-    /// At most `limit` actions of operators, newest first; those before the action `after`, if that is given.
-    pub fn audit(&self, after: Option<Uuid>, limit: usize) -> Result<Vec<AuditRecord>, StoreError> {
-        self.read(|tx| {
-            let rows = tx.open_table(format::AUDIT)?;
-            let end = after.map_or(Bound::Unbounded, |id| Bound::Excluded(*id.as_bytes()));
-            let range = (Bound::Unbounded, end.as_ref());
-            let found = rows.range::<&Id>(range)?.rev().take(limit).map(|row| {
-                let text = row?.1;
-                serde_json::from_str(text.value()).map_err(|error| StoreError::Corrupt {
-                    table: "audit",
-                    reason: error.to_string(),
-                })
-            });
-            found.collect()
-        })
     }
 
     /// When the oldest prompt arrived.

@@ -8,11 +8,10 @@ use std::{fs, io};
 use strum::{EnumString, IntoStaticStr, VariantNames};
 
 use hone_core::config::Checked;
-use hone_core::files::at;
-use hone_core::threads::to_background;
+use hone_core::files::{at, tree_bytes};
 use hone_core::types::{Interaction, PromptSource, UnixMillis, now_ms};
 
-use crate::copy::{LEDGER, tree_bytes};
+use crate::copy::{LEDGER, LEFT_OUT};
 use crate::error::StoreError;
 use crate::op::Op;
 use crate::store::Store;
@@ -37,8 +36,8 @@ hone_core::choice! {
             pub days: u64 = 0 => between(0, 36_500),
             /// The same for prompts of datasets.
             pub dataset_days: u64 = 0 => between(0, 36_500),
-            /// Size of the data directory without models, in MiB, below which the oldest prompts are removed; 0 for no
-            /// bound.
+            /// Size of the data directory without models and backups, in MiB, below which the oldest prompts are removed;
+            /// 0 for no bound.
             pub mebibytes: u64 = 0 => between(0, 1 << 30),
         }
     }
@@ -67,8 +66,8 @@ const DAY: u64 = 86_400_000;
 /// Records of steps that are always kept, for curves and for the replay of samples.
 const STEPS: u64 = 1000;
 
-/// How often the size of the file is compared with the bound.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// How often the size of the file is compared with the bound. Clients may write megabytes meanwhile.
+const INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often ages are compared with the limits.
 const AGE_INTERVAL: Duration = Duration::from_secs(600);
@@ -97,7 +96,6 @@ impl Retainer {
         }
         let (stop, stopped) = channel();
         std::thread::Builder::new().name("hone-retention".to_owned()).spawn(move || {
-            to_background();
             run(&store, &retention, &data, &stopped);
         })?;
         Ok(Self { _stop: Some(stop) })
@@ -111,15 +109,16 @@ fn run(store: &Store, retention: &Retention, data: &Path, stopped: &Receiver<()>
         let mut done = store.keep_within_size(retention, data);
         if aged.is_none_or(|last| last.elapsed() >= AGE_INTERVAL) {
             aged = Some(started);
-            done = done.and(store.keep_within_age(retention, now_ms()));
+            done = done.and_then(|n| store.keep_within_age(retention, now_ms()).map(|()| n));
         }
+        // In vain, at most a tenth of the time is spent here.
+        wait = INTERVAL.max(started.elapsed() * 9);
         match done {
-            Ok(()) => {}
+            Ok(true) => wait = INTERVAL,
+            Ok(false) => {}
             Err(StoreError::Closed) => break,
             Err(error) => tracing::warn!(%error, "store.retention could not be applied"),
         }
-        // At most a tenth of the time is spent here.
-        wait = INTERVAL.max(started.elapsed() * 9);
     }
 }
 
@@ -156,18 +155,21 @@ impl Store {
 
     /// Removes the oldest prompts if the directory `data` comes near its bound. The space that they leave is
     /// used again for new records; if that is not enough, the rows are copied to a new file while there is room for both.
+    /// The ledger keeps a quarter of the bound even if adapters and checkpoints need more than the rest. Returns
+    /// whether there was something to do.
     ///
     /// # Errors
     /// If the ledger or the directory cannot be read, or the ledger cannot be written.
-    pub fn keep_within_size(&self, retention: &Retention, data: &Path) -> Result<(), StoreError> {
+    pub fn keep_within_size(&self, retention: &Retention, data: &Path) -> Result<bool, StoreError> {
         if retention.mebibytes == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let file = self.file_bytes()?;
-        let bound = (retention.mebibytes << 20).saturating_sub(other_bytes(data)?);
+        let whole = retention.mebibytes << 20;
+        let bound = whole.saturating_sub(other_bytes(data)?).max(whole / 4);
         let share = |share: f64| (bound as f64 * share) as u64;
         if file <= share(FULL) {
-            return Ok(());
+            return Ok(false);
         }
         let live = self.live_bytes()?;
         if live > share(LEFT) * 4 / 3 {
@@ -178,8 +180,10 @@ impl Store {
             self.count_expired("size", removed);
         } else if file > live * 3 / 2 && file + live <= bound {
             self.rewrite()?;
+        } else {
+            return Ok(false);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn count_expired(&self, reason: &str, prompts: usize) {
@@ -191,20 +195,15 @@ impl Store {
     }
 }
 
-/// Bytes of a data directory without its ledger and models.
-///
-/// # Errors
-/// If it cannot be read.
-pub fn other_bytes(data: &Path) -> Result<u64, StoreError> {
+/// Bytes of a data directory without its ledger, models and backups.
+fn other_bytes(data: &Path) -> Result<u64, StoreError> {
     let mut bytes = 0;
     for entry in fs::read_dir(data).map_err(at(data))? {
         let entry = entry.map_err(at(data))?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        let left_out = name.contains(LEDGER) || name == "models" || name == "hub";
-        let Ok(metadata) = entry.metadata() else { continue };
-        if !left_out {
-            bytes += if metadata.is_dir() { tree_bytes(&entry.path())? } else { metadata.len() };
+        if !name.starts_with(LEDGER) && !LEFT_OUT.contains(&&*name) {
+            bytes += tree_bytes(&entry.path())?;
         }
     }
     Ok(bytes)
