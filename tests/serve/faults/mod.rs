@@ -84,7 +84,7 @@ impl Faulty {
     /// Posts a rating whose idempotency key is the completion.
     async fn rate(&self, completion: &str) -> (u16, Value) {
         // Equal ratings would have no advantage.
-        let value = completion.bytes().last().unwrap() % 2;
+        let value = completion.as_bytes().last().unwrap() % 2;
         let rating = json!({
             "completion_id": completion, "name": "thumbs", "value": value, "idempotency_key": completion,
         });
