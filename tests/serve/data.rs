@@ -90,7 +90,7 @@ async fn ask_and_rate(daemon: &Daemon, user: &str, question: &str, n: u64) {
     let (status, answer) = daemon.post("/v1/chat/completions", &chat).await;
     assert_eq!(status, 200, "{answer}");
     let rating = json!({
-        "completion_id": answer["id"], "name": "thumbs", "value": n % 3 == 0, "end_user": user,
+        "completion_id": answer["id"], "name": "thumbs", "value": n.is_multiple_of(3), "end_user": user,
         "comment": format!("{user} remarks on {n}"),
     });
     let (status, reply) = daemon.post("/v1/feedback", &rating).await;
@@ -161,8 +161,8 @@ fn step_in(data: &Path, step: u64) -> (Value, BTreeMap<String, Value>) {
     maintain::export(&data.join("ledger.redb"), &mut lines).unwrap();
     let rows = String::from_utf8(lines).unwrap();
     let rows = rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let found = rows.filter(|line| line["table"] == "steps" && line["row"]["step"] == step);
-    let row = found.last().unwrap_or_else(|| panic!("no step {step}"))["row"].clone();
+    let mut found = rows.filter(|line| line["table"] == "steps" && line["row"]["step"] == step);
+    let row = found.next_back().unwrap_or_else(|| panic!("no step {step}"))["row"].clone();
     let metrics = row["metrics"].as_object().unwrap().clone().into_iter();
     let is_time = |name: &str| name.contains("second") || name.contains("_ms");
     (row["groups"].clone(), metrics.filter(|(name, _)| !is_time(name)).collect())
