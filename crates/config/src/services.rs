@@ -30,7 +30,8 @@ impl Collector {
         let name = "OTEL_EXPORTER_OTLP_PROTOCOL";
         let protocol = variable(name).unwrap_or_else(|| "http/protobuf".to_owned());
         if protocol != "http/protobuf" {
-            let allowed = "http/protobuf, or not set, with an endpoint such as http://localhost:4318";
+            let allowed =
+                "http/protobuf, or not set, with an endpoint such as http://localhost:4318";
             return Err(Problem::value(name, quoted(&protocol), allowed).sentence());
         }
         let endpoint = address("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)?;
@@ -93,8 +94,6 @@ fn address(name: &str, value: &str) -> Result<String, String> {
     let rest = rest.filter(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_graphic()));
     match rest {
         Some(_) => Ok(value.trim_end_matches('/').to_owned()),
-        None => {
-            Err(Problem::value(name, quoted(value), "an http:// or https:// URL").sentence())
-        }
+        None => Err(Problem::value(name, quoted(value), "an http:// or https:// URL").sentence()),
     }
 }

@@ -94,6 +94,12 @@ const CHOICES: &[[&str; 4]] = &[
         "compare dataset.strategy",
     ],
     [
+        "report_to",
+        "run.tracker",
+        "none mlflow",
+        "Hone's other tracker is run/steps.jsonl; compare run.tracker",
+    ],
+    [
         "log_level",
         "log.level",
         "debug info warning=warn error critical=error",
