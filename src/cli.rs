@@ -207,7 +207,7 @@ pub(crate) struct EvalArgs {
     /// Values of k for pass@k, separated by commas
     #[arg(long, value_name = "K", value_delimiter = ',')]
     pub(crate) pass_at: Vec<u64>,
-    /// Number of prompts whose completions are printed [default: run.samples_shown]
+    /// Number of prompts whose completions are printed [default: 4]
     #[arg(long, value_name = "N")]
     pub(crate) show: Option<usize>,
     /// Reward part whose value 1 counts as a pass [default: the first that scores correctness]

@@ -13,6 +13,7 @@ pub mod logging;
 mod runs;
 mod starter;
 mod telemetry;
+mod tracker;
 
 pub use hone_config as config;
 

@@ -35,7 +35,7 @@ const NOISY: [&str; 12] = [
 pub fn init(config: &LogConfig) {
     let filter = EnvFilter::try_new(quiet_dependencies(&config.level))
         .unwrap_or_else(|_| EnvFilter::new(quiet_dependencies("info")));
-    let traces = telemetry::layer(config);
+    let traces = telemetry::layer(config.collector.as_ref());
     let (traces, failed) = match traces {
         Ok(traces) => (traces, None),
         Err(error) => (None, Some(format!("{error:#}"))),
@@ -49,7 +49,7 @@ pub fn init(config: &LogConfig) {
     let lines = lines.with_filter(filter);
     let _already_set = tracing_subscriber::registry().with(traces).with(lines).try_init().is_err();
     if let Some(error) = failed {
-        tracing::error!(error, "nothing is sent to the collector of log.otlp");
+        tracing::error!(error, "nothing is sent to the OpenTelemetry collector");
     }
 }
 

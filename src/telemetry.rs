@@ -1,4 +1,4 @@
-//! Traces and metrics for a collector of OpenTelemetry (`log.otlp`), as protobuf over HTTP.
+//! Traces and metrics for an OpenTelemetry collector, as protobuf over HTTP.
 //!
 //! Spans with the target [`SPANS`] wait in a bounded queue, and the Prometheus metrics of the process are sent as they
 //! are. Both are sent on threads of their own, so that nothing waits for the collector: what it does not take is dropped
@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
+use opentelemetry::Key;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter as OtlpSpans, WithExportConfig as _, WithHttpConfig as _};
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
@@ -38,7 +39,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use hone_core::metrics::{Metrics, SPANS};
 
-use crate::config::LogConfig;
+use crate::config::Collector;
 
 /// Spans that may wait; further ones are dropped.
 const QUEUE: usize = 8192;
@@ -58,24 +59,22 @@ static EXPORTER: OnceLock<Exporter> = OnceLock::new();
 struct Exporter {
     provider: SdkTracerProvider,
     resource: Resource,
-    config: LogConfig,
+    collector: Collector,
     counts: Arc<Counts>,
     /// The thread that sends metrics, and what ends it.
     metrics: Mutex<Option<(Sender<()>, JoinHandle<()>)>>,
 }
 
-/// The layer that exports spans; `None` if `log.otlp` is empty.
+/// The layer that exports spans; `None` without a collector.
 ///
 /// # Errors
 /// If the HTTP client cannot be created.
-pub fn layer<S>(config: &LogConfig) -> anyhow::Result<Option<impl Layer<S> + use<S>>>
+pub fn layer<S>(collector: Option<&Collector>) -> anyhow::Result<Option<impl Layer<S> + use<S>>>
 where
     S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
 {
-    if config.otlp.is_empty() {
-        return Ok(None);
-    }
-    let exporter = Exporter::new(config).context("log.otlp")?;
+    let Some(collector) = collector else { return Ok(None) };
+    let exporter = Exporter::new(collector).context("OTEL_EXPORTER_OTLP_ENDPOINT")?;
     let tracer = EXPORTER.get_or_init(|| exporter).provider.tracer(SERVICE);
     let layer = tracing_opentelemetry::layer()
         .with_tracer(tracer)
@@ -100,8 +99,8 @@ pub fn export_metrics(metrics: &Arc<Metrics>) {
     let (stop, stopped) = channel();
     let sender = MetricsSender {
         metrics: Arc::clone(metrics),
-        url: url(&exporter.config, "metrics"),
-        headers: exporter.config.otlp_headers(),
+        url: exporter.collector.url("metrics"),
+        headers: exporter.collector.headers(),
         resource: exporter.resource.clone(),
         started: unix_nanos(),
         counts: Arc::clone(&exporter.counts),
@@ -127,16 +126,12 @@ pub fn shutdown() {
     }
 }
 
-fn url(config: &LogConfig, signal: &str) -> String {
-    format!("{}/v1/{signal}", config.otlp.trim_end_matches('/'))
-}
-
 impl Exporter {
-    fn new(config: &LogConfig) -> anyhow::Result<Self> {
+    fn new(collector: &Collector) -> anyhow::Result<Self> {
         let spans = OtlpSpans::builder()
             .with_http()
-            .with_endpoint(url(config, "traces"))
-            .with_headers(config.otlp_headers())
+            .with_endpoint(collector.url("traces"))
+            .with_headers(collector.headers())
             .with_timeout(TIMEOUT)
             .build()?;
         let counts = Arc::new(Counts::default());
@@ -147,14 +142,25 @@ impl Exporter {
         let sender = CountedSpans { inner: spans, counts: Arc::clone(&counts) };
         let batches = BatchSpanProcessor::builder(sender).with_batch_config(batches).build();
         let queue = BoundedSpans { inner: batches, counts: Arc::clone(&counts) };
-        let resource = Resource::builder().with_service_name(SERVICE);
         let version = opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
-        let resource = resource.with_attribute(version).build();
+        let resource = || Resource::builder().with_attribute(version.clone());
+        // `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES` may have a name.
+        let name = resource().build().get(&Key::from_static_str("service.name"));
+        let resource = match name {
+            Some(name) if !name.as_str().starts_with("unknown_service") => resource().build(),
+            _ => resource().with_service_name(SERVICE).build(),
+        };
         let provider = SdkTracerProvider::builder()
             .with_span_processor(queue)
             .with_resource(resource.clone())
             .build();
-        Ok(Self { provider, resource, config: config.clone(), counts, metrics: Mutex::default() })
+        Ok(Self {
+            provider,
+            resource,
+            collector: collector.clone(),
+            counts,
+            metrics: Mutex::default(),
+        })
     }
 }
 
@@ -181,9 +187,9 @@ impl Counts {
         }
         match (self.failing.swap(fails, Ordering::Relaxed), error) {
             (false, Some(error)) => {
-                tracing::warn!(signal, error, "the collector of log.otlp does not take data");
+                tracing::warn!(signal, error, "the OpenTelemetry collector does not take data");
             }
-            (true, None) => tracing::info!(signal, "the collector of log.otlp takes data again"),
+            (true, None) => tracing::info!(signal, "the OpenTelemetry collector takes data again"),
             _ => {}
         }
     }
@@ -431,8 +437,8 @@ mod tests {
 
     #[test]
     fn the_queue_is_bounded_and_counts_what_it_drops() {
-        let config = LogConfig { otlp: "http://127.0.0.1:9".to_owned(), ..LogConfig::default() };
-        let exporter = Exporter::new(&config).unwrap();
+        let collector = Collector { endpoint: "http://127.0.0.1:9".to_owned(), headers: None };
+        let exporter = Exporter::new(&collector).unwrap();
         let metrics = Metrics::new().unwrap();
         let counters = (metrics.otlp_dropped_spans.clone(), metrics.otlp_failed_exports.clone());
         exporter.counts.counters.set(counters).unwrap();

@@ -26,6 +26,8 @@ use hone_train::policy::{Policies, Promotion};
 
 use super::core::Core;
 use crate::config::{Config, ConfigError, ServerConfig};
+use crate::runs::report::Ending;
+use crate::tracker::Tracker;
 use crate::usage;
 
 /// A running daemon.
@@ -36,6 +38,7 @@ pub struct Service {
     server: JoinHandle<std::io::Result<()>>,
     monitor: JoinHandle<()>,
     core: Core,
+    tracker: Option<Tracker>,
     keys: Arc<KeyRing>,
     tls: Arc<Tls>,
     /// `server.shutdown_grace_seconds`.
@@ -107,11 +110,13 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         }
         .run(config.clone()),
     );
+    let model = &core.engine.info().name;
+    let tracker = Tracker::start(&config, ("hone serve", model), Some(&core.store), &core.metrics)?;
     let data = config.data.dir.display();
     report_deciders(&config, keys.raters());
-    tracing::info!(%addr, model = %core.engine.info().name, %data, "ready");
+    tracing::info!(%addr, %model, %data, "ready");
     let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
-    Ok(Service { addr, stop, server, monitor, core, keys, tls, grace })
+    Ok(Service { addr, stop, server, monitor, core, tracker, keys, tls, grace })
 }
 
 /// Says if the ratings of one API key can decide about versions. Operators may expect more than one opinion.
@@ -183,6 +188,9 @@ impl Service {
         let _ended = self.stop.send(()).is_err();
         self.monitor.abort();
         let served = self.server.await;
+        if let Some(tracker) = self.tracker {
+            tracker.finish(&Ending::Finished).await;
+        }
         let closed = self.core.shutdown(self.grace.saturating_sub(started.elapsed())).await;
         served??;
         closed

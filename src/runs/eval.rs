@@ -44,7 +44,7 @@ pub struct EvalOutcome {
     pub comparisons: Vec<Comparison>,
     pub part: Option<String>,
     pub pass_at: Vec<PassAt>,
-    /// The active policy's first completion of each of the first `run.samples_shown` prompts.
+    /// The active policy's first completion of each of the first prompts, as many as `--show` requests.
     pub active_samples: Vec<ScoredSample>,
     /// The base model's completions of the same prompts; `None` if the active policy is the base.
     pub base_samples: Option<Vec<ScoredSample>>,

@@ -141,7 +141,7 @@ fn a_resumed_run_learns_and_is_evaluated() {
     assert!(at(1, "base") > at(0, "base") && at(0, "active") > at(0, "base"), "{shown}");
     let samples = |policy: &str| shown[policy].as_array().unwrap().clone();
     let (active, base) = (samples("active_samples"), samples("base_samples"));
-    assert_eq!((active.len(), base.len()), (4, 4), "run.samples_shown");
+    assert_eq!((active.len(), base.len()), (4, 4));
     assert_eq!(active[0]["prompt"], base[0]["prompt"]);
     assert!(active[0]["parts"]["correct"].is_number(), "{shown}");
     let table = text(&ok(&["eval", "--config", config, "--data", data, "--show", "1"]).stdout);

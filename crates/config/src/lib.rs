@@ -6,6 +6,7 @@
 pub mod flags;
 mod run;
 mod schema;
+mod services;
 mod trl;
 mod validate;
 
@@ -14,7 +15,6 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use hone_core::config::Secret;
 use hone_core::config::describe::{Problem, describe, nearest};
 use hone_hub::HubConfig;
 
@@ -25,8 +25,9 @@ pub use hone_http::config::{
     ConnectionsConfig, GraderLimits, KeyConfig, KeyExpiry, KeyHash, KeyLimits, KeyScope,
     ServerConfig, TlsConfig, hash_key,
 };
-pub use run::{EarlyStopConfig, RunConfig};
+pub use run::{EarlyStopConfig, RunConfig, RunTracker};
 pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig};
+pub use services::{Collector, MlflowServer};
 pub use trl::{Counterpart, counterpart, trl_names};
 pub use validate::validate;
 
@@ -52,19 +53,29 @@ pub fn effective(config: &Config) -> Result<String, toml::ser::Error> {
     toml::to_string(&shown)
 }
 
-/// The keys whose values differ from the defaults, in alphabetical order, with their values as TOML.
-/// Of a list of tables, such as the stages of a dataset, only the length is shown; routes are left out.
+/// The keys whose values differ from the defaults, as [`values`] shows them.
 ///
 /// # Errors
 /// As [`effective`].
 pub fn differences(config: &Config) -> Result<Vec<(String, String)>, toml::ser::Error> {
-    let defaults = flattened(&Table::try_from(Config::default())?);
+    let defaults = values(&Config::default())?;
+    let different = values(config)?.into_iter().filter(|pair| !defaults.contains(pair));
+    Ok(different.collect())
+}
+
+/// Every key with its value as TOML, in alphabetical order, without secrets. Of a list of tables, such as the stages of
+/// a dataset, only the length is shown; routes are left out.
+///
+/// # Errors
+/// As [`effective`].
+pub fn values(config: &Config) -> Result<Vec<(String, String)>, toml::ser::Error> {
     let table = effective(config)?.parse::<Table>().unwrap_or_default();
-    let keys: BTreeMap<String, Value> = flattened(&table);
-    let different = keys.into_iter().filter(|(key, value)| defaults.get(key) != Some(value));
-    let shown = different.filter(|(key, _)| key != "route").map(|(key, value)| {
+    let keys = flattened(&table).into_iter();
+    let shown = keys.filter(|(key, _)| key != "route").map(|(key, value)| {
         let value = match &value {
-            _ if key == "server.client_keys" || key == "server.admin_keys" => "hidden".to_owned(),
+            Value::Array(items) if KEYS.contains(&key.as_str()) && !items.is_empty() => {
+                "hidden".to_owned()
+            }
             Value::Array(items) if items.iter().any(Value::is_table) => match items.len() {
                 1 => "1 table".to_owned(),
                 n => format!("{n} tables"),
@@ -139,7 +150,12 @@ pub fn load_from(
     }
     let resolved = config.graders.resolve(|name| env.get(name).cloned());
     resolved.map_err(|error| ConfigError::Invalid(format!("graders.api_key_env{error}")))?;
-    config.log.headers = env.get("OTEL_EXPORTER_OTLP_HEADERS").map(Secret::new);
+    let variable = |name: &str| env.get(name).filter(|value| !value.is_empty()).cloned();
+    config.log.collector = Collector::from_environment(variable).map_err(ConfigError::Invalid)?;
+    if config.run.tracker == RunTracker::Mlflow {
+        let server = MlflowServer::from_environment(variable).map_err(ConfigError::Invalid)?;
+        config.run.mlflow = Some(server);
+    }
     let hub = HubConfig::from_environment(|name| env.get(name).cloned());
     config.hub = hub.map_err(ConfigError::Invalid)?;
     Ok(config)

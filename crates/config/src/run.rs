@@ -1,8 +1,23 @@
 //! `[run]`: the keys of `hone train`.
 
+use serde::{Deserialize, Serialize};
+
 use hone_core::config::Checked;
 use hone_core::config::section::Parameters;
 use hone_train::monitoring::warnings::WarningConfig;
+
+use super::services::MlflowServer;
+
+/// Service that gets the steps of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RunTracker {
+    /// No service.
+    #[default]
+    None,
+    /// An MLflow tracking server.
+    Mlflow,
+}
 
 hone_core::parameters! {
     /// Early stopping of a run.
@@ -31,7 +46,13 @@ hone_core::parameters! {
         /// Optimizer steps between tables of samples; 0 shows none.
         pub samples_every: u64 = 10 => between(0, 1 << 40),
         /// Samples per table.
-        pub samples_shown: usize = 4 => between(0, 256),
+        #[serde(skip)]
+        pub samples_shown: usize = 4,
+        /// Service that gets the steps.
+        pub tracker: RunTracker = RunTracker::default(),
+        /// The server of [`RunTracker::Mlflow`], which the loader reads from the environment.
+        #[serde(skip)]
+        pub mlflow: Option<MlflowServer> = None,
         /// Early stopping.
         pub early_stop: EarlyStopConfig = EarlyStopConfig::default(),
         /// Thresholds of training warnings.

@@ -1,12 +1,9 @@
 //! The sections of the configuration that this package defines, and the whole configuration.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 
-use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
 
-use hone_core::config::Secret;
 use hone_dataset::DatasetConfig;
 use hone_engine::EngineConfig;
 use hone_http::config::ServerConfig;
@@ -22,6 +19,7 @@ use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::PolicyConfig;
 
 use super::run::RunConfig;
+use super::services::Collector;
 
 /// The whole configuration.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -135,20 +133,8 @@ hone_core::parameters! {
         pub level: String = "info".to_owned(),
         /// Format of log lines.
         pub format: LogFormat = LogFormat::Text,
-        /// Base URL of an OpenTelemetry collector that gets traces and metrics; empty for none.
-        pub otlp: String = String::new(),
-        /// Headers of requests to it, which the loader reads from `OTEL_EXPORTER_OTLP_HEADERS`.
+        /// The collector of traces and metrics, which the loader reads from the environment.
         #[serde(skip)]
-        pub headers: Option<Secret> = None,
-    }
-}
-
-impl LogConfig {
-    /// The headers of requests to the collector, from text such as `authorization=Bearer%20KEY,x-tenant=a`.
-    pub fn otlp_headers(&self) -> HashMap<String, String> {
-        let text = self.headers.as_ref().map_or("", Secret::expose);
-        let decoded = |text: &str| percent_decode_str(text.trim()).decode_utf8_lossy().into_owned();
-        let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
-        pairs.map(|(name, value)| (decoded(name), decoded(value))).collect()
+        pub collector: Option<Collector> = None,
     }
 }

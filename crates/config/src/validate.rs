@@ -48,14 +48,6 @@ pub(super) fn check(config: &Config) -> Checked {
         let allowed = "a tracing filter such as \"info\" or \"hone=debug,warn\"";
         return Err(Problem::value("log.level", quoted(&config.log.level), allowed));
     }
-    let otlp = &config.log.otlp;
-    let rest = otlp.strip_prefix("http://").or_else(|| otlp.strip_prefix("https://"));
-    let is_url =
-        rest.is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_graphic()) && !rest.is_empty());
-    if !otlp.is_empty() && !is_url {
-        let allowed = "the URL of a collector such as \"http://localhost:4318\", or empty";
-        return Err(Problem::value("log.otlp", quoted(otlp), allowed));
-    }
     routes(config)
 }
 

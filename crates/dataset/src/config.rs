@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr, VariantNames};
 
+use hone_core::config::choice::ConfigChoice;
 use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, above, between, label, quoted, require};
 
@@ -19,8 +21,21 @@ pub enum OnBadRow {
 }
 
 /// Order in which prompts are drawn.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    EnumString,
+    IntoStaticStr,
+    VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum SamplingStrategy {
     /// The order of the file.
     Sequential,
@@ -31,11 +46,13 @@ pub enum SamplingStrategy {
     Difficulty,
 }
 
-hone_core::parameters! {
-    /// Parameters of [`SamplingStrategy::Difficulty`].
-    pub struct DifficultyConfig {
-        /// A completion with at least this reward is a success.
-        pub success_reward: f64 = 1.0 => finite(),
+hone_core::choice! {
+    /// `dataset.strategy`.
+    pub struct PromptOrder of SamplingStrategy {
+        for Difficulty {
+            /// A completion with at least this reward is a success.
+            pub success_reward: f64 = 1.0 => finite(),
+        }
     }
 }
 
@@ -133,9 +150,7 @@ hone_core::parameters! {
         /// Seed of the split and of the order.
         pub seed: u64 = 0,
         /// Order in which prompts are drawn.
-        pub strategy: SamplingStrategy = SamplingStrategy::default(),
-        /// Parameters of the strategy `difficulty`.
-        pub difficulty: DifficultyConfig = DifficultyConfig::default(),
+        pub strategy: PromptOrder = PromptOrder::default(),
         /// How live prompts and dataset prompts share the groups.
         pub mix: MixConfig = MixConfig::default(),
         /// The stages of the curriculum, in order. Without any, one stage without end uses all prompts.
@@ -156,7 +171,7 @@ impl DatasetConfig {
     /// The first value out of range, with its full key.
     pub fn check(&self) -> Checked {
         self.check_in("dataset.")?;
-        self.difficulty.check_in("dataset.difficulty.")?;
+        self.strategy.check("dataset.strategy")?;
         self.mix.check_in("dataset.mix.")?;
         self.check_columns()?;
         let (key, held_out) = ("dataset.held_out", self.held_out);

@@ -21,7 +21,7 @@ mod read;
 mod sampler;
 
 pub use config::{
-    DatasetConfig, DifficultyConfig, FewShot, MixConfig, OnBadRow, SamplingStrategy, StageConfig,
+    DatasetConfig, FewShot, MixConfig, OnBadRow, PromptOrder, SamplingStrategy, StageConfig,
 };
 pub use curriculum::{Curriculum, CurriculumStage, Filter};
 pub use dataset::{Dataset, DatasetReport, check};

@@ -33,7 +33,6 @@ const COPIED: &[(&str, &str, CopiedType)] = &[
     ("max_prompt_length", "dataset.max_prompt_tokens", Count),
     ("num_iterations", "train.num_iterations", Count),
     ("num_generations_eval", "run.eval_samples", Count),
-    ("num_completions_to_print", "run.samples_shown", Count),
     ("data_seed", "dataset.seed", Count),
     ("mask_truncated_completions", "train.mask_truncated_completions", Flag),
     ("use_rslora", "train.lora.use_rslora", Flag),
@@ -93,6 +92,12 @@ const CHOICES: &[[&str; 4]] = &[
         "dataset.strategy",
         "random=shuffle sequential",
         "compare dataset.strategy",
+    ],
+    [
+        "report_to",
+        "run.tracker",
+        "none mlflow",
+        "Hone's other tracker is run/steps.jsonl; compare run.tracker",
     ],
     [
         "log_level",

@@ -23,6 +23,7 @@ use crate::config::Config;
 use crate::runs::NO_LENGTH;
 use crate::runs::report::{Ending, RunReport};
 use crate::runs::train::state::{RunFolder, SavedConfig};
+use crate::tracker::Tracker;
 use crate::{app, config, usage};
 
 /// The options of a run that are not in the configuration.
@@ -94,6 +95,7 @@ pub async fn run(
         metrics: metrics.clone(),
     })?;
     let folder = RunFolder::open(&config, SavedConfig::new(&config)?, 0, options.terminal)?;
+    let tracker = Tracker::start(&config, ("hone train", &model.name), None, &metrics)?;
     let mut run = LedgerRun { trainer, groups: train, folder };
     let skipped = counts.skipped_text();
     let others = if skipped.is_empty() { skipped } else { format!("; not used: {skipped}") };
@@ -108,6 +110,9 @@ pub async fn run(
         step => run.evaluate(step, &held_out)?,
     };
     run.folder.progress.finish();
+    if let Some(tracker) = tracker {
+        tracker.finish(&ending).await;
+    }
     if run.folder.view.step > 0 {
         let store = Store::open(&config.data.dir.join(LEDGER), &StoreConfig::default(), metrics)?;
         run.trainer.save(&config.data.dir, &store)?;

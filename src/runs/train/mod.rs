@@ -32,6 +32,7 @@ use crate::app::Core;
 use crate::app::adapters::copy_files;
 use crate::config::Config;
 use crate::runs::table::ScoredSample;
+use crate::tracker::Tracker;
 use crate::{app, config, usage};
 use state::{RunFolder, RunState, SavedConfig};
 
@@ -106,6 +107,7 @@ struct Run {
     config: Config,
     options: TrainOptions,
     core: Core,
+    tracker: Option<Tracker>,
     eval_set: EvalSet,
     epochs: Epochs,
     folder: RunFolder,
@@ -125,7 +127,10 @@ impl Run {
         let state = RunState::load(&config.data.dir.join("run").join("state.json"), first)?;
         let folder = RunFolder::open(&config, saved_config, first, options.terminal)?;
         let monitor = config.health_monitor(state.watch.clone());
-        Ok(Self { config, options, core, eval_set, epochs, folder, state, monitor })
+        let model = &core.engine.info().name;
+        let tracker =
+            Tracker::start(&config, ("hone train", model), Some(&core.store), &core.metrics)?;
+        Ok(Self { config, options, core, tracker, eval_set, epochs, folder, state, monitor })
     }
 
     async fn run_until(&mut self, interrupt: impl Future<Output = ()>) -> Ending {
@@ -268,7 +273,10 @@ impl Run {
     async fn finish(mut self, ending: Ending) -> anyhow::Result<(RunReport, PathBuf)> {
         self.folder.progress.finish();
         self.save()?;
-        let Self { config, options, core, eval_set, folder, state, .. } = self;
+        let Self { config, options, core, tracker, eval_set, folder, state, .. } = self;
+        if let Some(tracker) = tracker {
+            tracker.finish(&ending).await;
+        }
         let (comparisons, samples) = match (&state.before, &state.after) {
             (Some(before), Some(after)) => (
                 report::comparisons(before, after, eval_set.seed),

@@ -40,6 +40,9 @@ metric_set! {
         otlp_failed_exports: IntCounterVec("hone_otlp_failed_exports_total",
             "Requests that the collector did not take, by signal.", &["signal"]),
 
+        tracker_failed_requests: IntCounter("hone_tracker_failed_requests_total",
+            "Requests that the server of run.tracker did not take."),
+
         http_requests: IntCounterVec("hone_http_requests_total",
             "HTTP requests answered, by route pattern and status code.", &["route", "code"]),
         http_request_duration: HistogramVec("hone_http_request_duration_seconds",

@@ -9,5 +9,5 @@ mod registry;
 pub use catalog::{CallMetrics, JudgeMetrics, Metrics, TrainMetrics};
 pub use registry::{MetricDescription, MetricKind};
 
-/// The target of spans that are sent to the collector of `log.otlp`. Logs do not show them.
+/// The target of spans that are sent to an OpenTelemetry collector. Logs do not show them.
 pub const SPANS: &str = "otel";

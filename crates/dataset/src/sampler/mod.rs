@@ -113,7 +113,7 @@ impl PromptSampler {
             earlier.push(counts[slot]);
             counts[slot] += 1;
         }
-        let (seed, strategy) = (config.seed, config.strategy);
+        let (seed, strategy) = (config.seed, config.strategy.kind);
         let mut sampler = Self {
             prompts: prompts.to_vec(),
             slot_of,
@@ -121,7 +121,7 @@ impl PromptSampler {
             outcomes: vec![PromptOutcome::default(); slots.len()],
             slots,
             curriculum,
-            success_reward: config.difficulty.success_reward,
+            success_reward: config.strategy.success_reward,
             order: Vec::new(),
             mix: LiveMix::new(config.mix.live_share),
             state: PromptSamplerState { seed, strategy, ..PromptSamplerState::default() },
@@ -148,9 +148,9 @@ impl PromptSampler {
         if state.seed != config.seed {
             return refuse("dataset.seed", state.seed.to_string(), config.seed.to_string());
         }
-        if state.strategy != config.strategy {
+        if state.strategy != config.strategy.kind {
             let shown = |s: SamplingStrategy| format!("{s:?}").to_lowercase();
-            return refuse("dataset.strategy", shown(state.strategy), shown(config.strategy));
+            return refuse("dataset.strategy", shown(state.strategy), shown(config.strategy.kind));
         }
         if state.stage >= config.stages.len().max(1) {
             let (stage, count) = (state.stage + 1, config.stages.len().max(1));

@@ -23,7 +23,7 @@ fn prompt(n: usize, count: usize) -> Arc<Prompt> {
 }
 
 fn config(strategy: SamplingStrategy) -> DatasetConfig {
-    DatasetConfig { strategy, seed: 3, ..DatasetConfig::default() }
+    DatasetConfig { strategy: strategy.into(), seed: 3, ..DatasetConfig::default() }
 }
 
 fn line(draw: &Draw) -> u64 {
