@@ -182,35 +182,45 @@ async fn a_backup_under_load_resumes_with_the_numbers_of_the_original() {
     let step = step_of(&daemon).await;
     daemon.until(|status| status["step"].as_u64() > Some(step)).await;
 
-    let (status, backup) = daemon.post("/admin/backup", &json!({"name": "first"})).await;
-    assert_eq!(status, 200, "{backup}");
-    let step = backup["step"].as_u64().unwrap();
-    daemon.until(|status| status["step"].as_u64() > Some(step)).await;
-    println!("{:.0} requests per second during the backup", load.end().await);
+    let mut backups = Vec::new();
+    for name in ["1", "2", "3", "4"] {
+        let (status, backup) = daemon.post("/admin/backup", &json!({"name": name})).await;
+        assert_eq!(status, 200, "{backup}");
+        let step = backup["step"].as_u64().unwrap();
+        daemon.until(|status| status["step"].as_u64() > Some(step)).await;
+        backups.push((name, step + 1));
+    }
+    println!("{:.0} requests per second during the backups", load.end().await);
     let daemon = Arc::into_inner(daemon).unwrap();
     assert_eq!(daemon.terminate(), Some(0));
 
-    let place = dir.path().join("elsewhere");
-    std::fs::create_dir(&place).unwrap();
-    let restored = place.join("data");
-    let from = data.join("backups/first");
-    let (code, _, errors) = hone(&[
-        "db",
-        "restore",
-        "--from",
-        from.to_str().unwrap(),
-        "--data",
-        restored.to_str().unwrap(),
-    ]);
+    let mut same = 0;
+    for (name, next) in backups {
+        let (groups, numbers) = step_in(&data, next);
+        let again = step_after_restore(&data.join("backups").join(name), next).await;
+        // The original's step may contain a group of feedback that came after the backup.
+        if groups == again.0 {
+            assert!(numbers["grad_norm"].as_f64() > Some(0.0), "{numbers:?}");
+            assert_eq!(numbers, again.1);
+            same += 1;
+        }
+    }
+    assert!(same > 0, "every backup was followed by late feedback");
+}
+
+/// Restores a backup, checks it, and takes its next step, without a client.
+async fn step_after_restore(backup: &Path, step: u64) -> (Value, BTreeMap<String, Value>) {
+    let place = tempfile::tempdir().unwrap();
+    let data = place.path().join("data");
+    let (backup, to) = (backup.to_str().unwrap(), data.to_str().unwrap());
+    let (code, _, errors) = hone(&["db", "restore", "--from", backup, "--data", to]);
     assert_eq!(code, Some(0), "{errors}");
-    let (code, report, errors) = hone(&["db", "check", "--data", restored.to_str().unwrap()]);
+    let (code, report, errors) = hone(&["db", "check", "--data", to]);
     assert_eq!(code, Some(0), "{report}{errors}");
-    let daemon = Daemon::start(EngineBackend::Native, &place, LEARNING, &[]);
-    daemon.until(|status| status["step"].as_u64() > Some(step)).await;
+    let daemon = Daemon::start(EngineBackend::Native, place.path(), LEARNING, &[]);
+    daemon.until(|status| status["step"].as_u64() >= Some(step)).await;
     assert_eq!(daemon.terminate(), Some(0));
-    let (groups, numbers) = step_in(&data, step + 1);
-    assert!(numbers["grad_norm"].as_f64() > Some(0.0), "{numbers:?}");
-    assert_eq!(step_in(&restored, step + 1), (groups, numbers));
+    step_in(&data, step)
 }
 
 /// A client's long prompts fill the ledger with ten times its bound.

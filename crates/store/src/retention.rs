@@ -72,12 +72,18 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// How often ages are compared with the limits.
 const AGE_INTERVAL: Duration = Duration::from_secs(600);
 
-/// The file may take this share of the bound before rows are removed. Beyond it, a copy of the file would have no
-/// room.
+/// The file may take this share of the bound before rows are removed.
 const FULL: f64 = 0.6;
 
 /// The share of the bound that rows may take after they were removed, so that this happens seldom.
 const LEFT: f64 = 0.3;
+
+/// Beyond this share of the bound, the rows are copied to a new file. Below it, the pages of removed rows are used again,
+/// and the bound holds without a copy.
+const FRAGMENTED: f64 = 0.8;
+
+/// The share of the bound that rows may always take.
+const LEAST: f64 = 0.1;
 
 /// Ends the thread that removes records when it is dropped.
 pub struct Retainer {
@@ -111,8 +117,8 @@ fn run(store: &Store, retention: &Retention, data: &Path, stopped: &Receiver<()>
             aged = Some(started);
             done = done.and_then(|n| store.keep_within_age(retention, now_ms()).map(|()| n));
         }
-        // In vain, at most a tenth of the time is spent here.
-        wait = INTERVAL.max(started.elapsed() * 9);
+        // In vain, at most a fifth of the time is spent here.
+        wait = INTERVAL.max(started.elapsed() * 4);
         match done {
             Ok(true) => wait = INTERVAL,
             Ok(false) => {}
@@ -172,18 +178,22 @@ impl Store {
             return Ok(false);
         }
         let live = self.live_bytes()?;
-        if live > share(LEFT) * 4 / 3 {
+        let is_fragmented = file > share(FRAGMENTED);
+        // A copy needs room for both files.
+        let room = bound.saturating_sub(file).max(share(LEAST));
+        let left = if is_fragmented { room.min(share(LEFT)) } else { share(LEFT) };
+        if live > left * 4 / 3 {
             let prompts = self.stats()?.interactions.max(1);
             let each = (live / prompts).max(1);
-            let count = (live - share(LEFT)).div_ceil(each).min(prompts);
+            let count = (live - left).div_ceil(each).min(prompts);
             let removed = self.expire(count as usize, |_| true, |_| false)?;
             self.count_expired("size", removed);
-        } else if file > live * 3 / 2 && file + live <= bound {
-            self.rewrite()?;
-        } else {
-            return Ok(false);
+            return Ok(removed > 0);
         }
-        Ok(true)
+        if is_fragmented {
+            self.rewrite()?;
+        }
+        Ok(is_fragmented)
     }
 
     fn count_expired(&self, reason: &str, prompts: usize) {
