@@ -12,8 +12,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use reqwest::StatusCode;
 use reqwest::blocking::{Client, RequestBuilder};
+use reqwest::{StatusCode, Url};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -111,7 +111,7 @@ fn parameters(config: &Config) -> anyhow::Result<Vec<Value>> {
     let mut all = config::values(config)?;
     all.retain(|(key, _)| SECTIONS.iter().any(|s| key.split('.').next() == Some(s)));
     for route in &config.routes.0 {
-        all.extend(route.parts().map(|part| {
+        all.extend(route.parts().into_iter().map(|part| {
             let key = format!("route.{}.{}", route.name, part.name);
             (key, format!("{}, weight {}", part.kind.name(), part.weight))
         }));
@@ -292,7 +292,8 @@ impl Session {
         }
         let name = self.server.experiment.clone();
         let url = self.url("experiments/get-by-name");
-        let found = self.request(client.get(url).query(&[("experiment_name", &name)]));
+        let url = Url::parse_with_params(&url, [("experiment_name", &name)]);
+        let found = self.request(client.get(url.map_err(|e| Failure::Outage(e.to_string()))?));
         let id = match found {
             Ok(found) => found["experiment"]["experiment_id"].clone(),
             Err(Failure::Refusal(_)) => {

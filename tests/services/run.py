@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Runs the release binary with a real OpenTelemetry collector and a real Prometheus, and checks what they receive.
+"""Runs the release binary with a real OpenTelemetry collector, Prometheus and MLflow, and checks what they receive.
 
     python3 tests/services/run.py --binary target/release/hone --environments target/services
 
-The collector is Rotel, a package of PyPI that contains the program; Prometheus is Debian's package. Both are installed
-in the folder of environments. A service that cannot be had is skipped with a counted line.
+The collector is Rotel, a package of PyPI that contains the program, MLflow is a package of PyPI, and Prometheus is
+Debian's. They are installed in the folder of environments. A service that cannot be had is skipped with a counted line.
 """
 
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -26,6 +27,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 SECRET = "xylophone-4711"
 ROTEL = "rotel==0.0.1a15"
+MLFLOW = "mlflow==3.17.2"
 
 
 def get(url, data=None, **headers):
@@ -53,10 +55,11 @@ def free_port():
 
 
 @contextlib.contextmanager
-def running(command, log):
+def running(command, log, **variables):
     with open(log, "wb") as output:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            env={**os.environ, **variables},
         )
     try:
         yield child
@@ -107,6 +110,19 @@ def prometheus(environments):
     return program if program.exists() else None
 
 
+def mlflow(environments):
+    """The path of MLflow's program, or None."""
+    program = environments / "mlflow/bin/mlflow"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    if not program.exists():
+        with contextlib.suppress(subprocess.SubprocessError):
+            venv = environments / "mlflow"
+            subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=120, **quiet)
+            pip = [venv / "bin/pip", "install", "-q", "--only-binary=:all:", MLFLOW]
+            subprocess.run(pip, check=True, timeout=400, **quiet)
+    return program if program.exists() else None
+
+
 CONFIG = """
 [rollout]
 group_size = 4
@@ -127,13 +143,14 @@ fade = 8
 
 
 @contextlib.contextmanager
-def hone(binary, folder, otlp):
+def hone(binary, folder, **variables):
     """Runs the daemon; yields its URL and process."""
     config = folder / "hone.toml"
-    config.write_text(CONFIG + f'[log]\notlp = "{otlp}"\n')
+    config.write_text(CONFIG)
     log = folder / "hone.log"
     command = [binary, "serve", "--bind", "127.0.0.1:0", "--config", config]
-    with running([*command, "--backend", "native", "--data", folder / "data"], log) as child:
+    command += ["--backend", "native", "--data", folder / "data"]
+    with running(command, log, **variables) as child:
         pattern = r"listening on (http://\S+)"
         line = until("the address", lambda: re.search(pattern, log.read_text()))
         yield line[1], child
@@ -150,7 +167,7 @@ def check_collector(program, binary, folder):
     command += ["--otlp-grpc-endpoint", f"127.0.0.1:{grpc}", "--exporter", "blackhole"]
     command += ["--pid-file", folder / "rotel.pid", "--debug-log", "traces", "--debug-log", "metrics"]
     with running([*command, "--debug-log-verbosity", "detailed"], log):
-        with hone(binary, folder, f"http://127.0.0.1:{port}") as (url, _):
+        with hone(binary, folder, OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{port}") as (url, _):
             ask(url, traceparent=f"00-{TRACE}-{PARENT}-01")
             for _ in range(8):
                 ask(url)
@@ -171,23 +188,29 @@ def check_collector(program, binary, folder):
 
 
 def check_outage(binary, folder):
-    with hone(binary, folder, f"http://127.0.0.1:{free_port()}") as (url, child):
-        ask(url)
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    services = {"OTEL_EXPORTER_OTLP_ENDPOINT": nowhere, "MLFLOW_TRACKING_URI": nowhere, "HONE_RUN_TRACKER": "mlflow"}
+    with hone(binary, folder, **services) as (url, child):
+        for _ in range(8):
+            ask(url)
         lost = r"hone_otlp_dropped_spans_total [1-9]"
         until("dropped spans", lambda: re.search(lost, get(f"{url}/metrics")))
-        ask(url)
+        until("a step", lambda: re.search(r"hone_train_steps_total [1-9]", get(f"{url}/metrics")), 120)
+        until("failed requests", lambda: re.search(
+            r"hone_tracker_failed_requests_total ([2-9]|\d\d)", get(f"{url}/metrics")))
         log = (folder / "hone.log").read_text()
         assert log.count("does not take data") == 1, log
+        assert log.count("does not take the steps") == 1, log
         started = time.monotonic()
         child.send_signal(signal.SIGTERM)
         assert child.wait(timeout=30) == 0
-    print(f"outage: requests are answered, the end took {time.monotonic() - started:.1f} s")
+    print(f"outage: requests are answered and trained on, the end took {time.monotonic() - started:.1f} s")
 
 
 def check_prometheus(program, binary, folder):
     port, config = free_port(), folder / "prometheus.yml"
     rules = pathlib.Path(__file__).resolve().parents[2] / "dashboards/alerts.yml"
-    with hone(binary, folder, "") as (url, _):
+    with hone(binary, folder) as (url, _):
         target = url.removeprefix("http://")
         config.write_text(
             f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [{rules}]\n"
@@ -211,6 +234,81 @@ def check_prometheus(program, binary, folder):
     print(f"prometheus: scraped, {len(rules)} rules evaluated")
 
 
+def check_mlflow(program, binary, folder):
+    port = free_port()
+    command = [program, "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+    server = f"http://127.0.0.1:{port}"
+    api = lambda path, data=None: json.loads(get(f"{server}/api/2.0/mlflow/{path}", data))
+    variables = {
+        "MLFLOW_TRACKING_URI": server, "MLFLOW_EXPERIMENT_NAME": "services", "HONE_RUN_TRACKER": "mlflow",
+        "MLFLOW_TRACKING_TOKEN": SECRET, "HONE_SERVER_CLIENT_KEYS": SECRET,
+    }
+    key = {"authorization": f"Bearer {SECRET}"}
+    with running([*command, "--default-artifact-root", folder / "artifacts"], folder / "mlflow.log"):
+        until("MLflow", lambda: get(f"{server}/health"), 120)
+
+        def serve(steps):
+            """Learns until there are so many steps."""
+            with hone(binary, folder, **variables) as (url, _):
+                done = lambda: int(re.search(r"hone_train_steps_total (\d+)", get(f"{url}/metrics"))[1])
+                while done() < steps:
+                    ask(url, **key)
+
+        def run():
+            experiment = api("experiments/get-by-name?experiment_name=services")["experiment"]
+            body = {"experiment_ids": [experiment["experiment_id"]]}
+            runs = api("runs/search", body)["runs"]
+            assert len(runs) == 1, runs
+            return runs[0]
+
+        def history(name):
+            query = f"metrics/get-history?run_id={run()['info']['run_id']}&metric_key={name}"
+            return {point["step"] for point in api(query)["metrics"]}
+
+        serve(3)
+        first = run()
+        assert first["info"]["status"] == "FINISHED", first["info"]
+        assert len(history("reward_mean")) >= 3, history("reward_mean")
+        serve(2)
+        second = run()
+        assert second["info"]["run_id"] == first["info"]["run_id"]
+        steps = history("reward_mean")
+        assert steps == set(range(1, max(steps) + 1)) and len(steps) >= 5, steps
+        for name in [
+            "kl", "entropy", "grad_norm", "completion_length", "loss", "part/length", "version/number",
+            "version/passed", "version/parity/rollout",
+        ]:
+            assert history(name), f"MLflow did not get {name}"
+        parameters = {entry["key"]: entry["value"] for entry in second["data"]["params"]}
+        wanted = {"train.samples_per_step": "8", "rollout.group_size": "4", "run.tracker": "mlflow"}
+        assert wanted.items() <= parameters.items(), parameters
+        assert parameters["route.default.length"] == "length_range, weight 1", parameters
+        tags = {entry["key"]: entry["value"] for entry in second["data"]["tags"]}
+        assert tags["mlflow.source.name"] == "hone serve" and int(tags["hone.policy_version"]) > 0, tags
+        assert SECRET.encode() not in (folder / "mlflow.db").read_bytes(), "MLflow got a secret"
+        check_train(binary, folder, variables)
+        names = {entry["key"] for entry in run_of(api, "train")["data"]["metrics"]}
+        assert {"held_out_reward", "reward_mean"} <= names, names
+    print(f"mlflow: steps {min(steps)} to {max(steps)} in one run, {len(parameters)} parameters")
+
+
+def run_of(api, experiment):
+    found = api(f"experiments/get-by-name?experiment_name={experiment}")["experiment"]
+    return api("runs/search", {"experiment_ids": [found["experiment_id"]]})["runs"][0]
+
+
+def check_train(binary, folder, variables):
+    rows = [json.dumps({"prompt": f"What is {n} + 1?", "answer": str(n + 1)}) for n in range(40)]
+    (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    config = folder / "train.toml"
+    config.write_text(f'{CONFIG}[dataset]\npath = "{folder / "rows.jsonl"}"\nheld_out = 4\n')
+    command = [binary, "train", "--config", config, "--steps", "3", "--data", folder / "train"]
+    variables = {**variables, "MLFLOW_EXPERIMENT_NAME": "train"}
+    with running(command, folder / "train.log", **variables) as child:
+        assert child.wait(timeout=240) == 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binary", type=pathlib.Path, required=True)
@@ -221,6 +319,7 @@ def main():
     services = [
         ("an OpenTelemetry collector (rotel)", collector, check_collector),
         ("Prometheus", prometheus, check_prometheus),
+        ("MLflow", mlflow, check_mlflow),
         (None, lambda _: True, lambda _, binary, folder: check_outage(binary, folder)),
     ]
     for name, find, check in services:

@@ -236,7 +236,7 @@ proptest! {
             steps, filter: filter.to_owned(), max_difficulty: Some(0.7), ..StageConfig::default()
         };
         let mut config = DatasetConfig {
-            seed, strategy, stages: vec![stage(3, "level = easy"), stage(0, "")],
+            seed, strategy: strategy.into(), stages: vec![stage(3, "level = easy"), stage(0, "")],
             ..DatasetConfig::default()
         };
         config.mix.live_share = 0.3;
