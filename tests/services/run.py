@@ -157,7 +157,7 @@ def hone(binary, folder, **variables):
 
 
 def ask(url, **headers):
-    question = {"messages": [{"role": "user", "content": f"What is 2 + 3? {SECRET}"}]}
+    question = {"model": "default", "messages": [{"role": "user", "content": f"What is 2 + 3? {SECRET}"}]}
     return json.loads(get(f"{url}/v1/chat/completions", {**question, "max_tokens": 8}, **headers))
 
 
