@@ -401,5 +401,5 @@ fn services_are_read_from_the_variables_of_their_clients() {
     assert_eq!(with_env(&pairs[1..]).unwrap().run.mlflow, None, "without the key nothing is sent");
     assert_snapshot!(refused(&[tracker]), @r#"run.tracker is "mlflow": the environment variable MLFLOW_TRACKING_URI must be set to the URL of the server"#);
     assert_snapshot!(refused(&[tracker, ("MLFLOW_TRACKING_URI", "databricks")]), @r#"MLFLOW_TRACKING_URI is "databricks": it must be an http:// or https:// URL"#);
-    assert_snapshot!(refused(&[("HONE_RUN_TRACKER", "wandb")]), @r#"run.tracker (HONE_RUN_TRACKER) is "wandb": it must be one of "none", "mlflow""#);
+    assert_snapshot!(refused(&[("HONE_RUN_TRACKER", "wandb")]), @r#"run.tracker (HONE_RUN_TRACKER) is "wandb": it must be "none" or "mlflow""#);
 }
