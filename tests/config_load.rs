@@ -377,3 +377,29 @@ fn configurations_of_examples_are_valid() {
         assert!(error.is_none(), "{file}: {error:?}");
     }
 }
+
+#[test]
+fn services_are_read_from_the_variables_of_their_clients() {
+    let refused = |pairs: &[(&str, &str)]| with_env(pairs).unwrap_err().to_string();
+    let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/");
+    let headers = ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20a, x-tenant=b");
+    let collector = with_env(&[endpoint, headers]).unwrap().log.collector.unwrap();
+    assert_eq!(collector.url("traces"), "http://collector:4318/v1/traces");
+    assert_eq!(collector.headers()["authorization"], "Bearer a");
+    for unused in [("OTEL_SDK_DISABLED", "true"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "")] {
+        assert_eq!(with_env(&[endpoint, unused]).unwrap().log.collector, None);
+    }
+    assert_snapshot!(refused(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector")]), @r#"OTEL_EXPORTER_OTLP_ENDPOINT is "collector": it must be an http:// or https:// URL"#);
+    assert_snapshot!(refused(&[endpoint, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]), @r#"OTEL_EXPORTER_OTLP_PROTOCOL is "grpc": it must be http/protobuf, or not set, with an endpoint such as http://localhost:4318"#);
+
+    let tracker = ("HONE_RUN_TRACKER", "mlflow");
+    let pairs =
+        [tracker, ("MLFLOW_TRACKING_URI", "https://mlflow/"), ("MLFLOW_TRACKING_USERNAME", "a")];
+    let server = with_env(&pairs).unwrap().run.mlflow.unwrap();
+    assert_eq!((&*server.address, &*server.experiment), ("https://mlflow", "Default"));
+    assert!(server.user.is_some() && server.token.is_none() && server.run_id.is_none());
+    assert_eq!(with_env(&pairs[1..]).unwrap().run.mlflow, None, "without the key nothing is sent");
+    assert_snapshot!(refused(&[tracker]), @r#"run.tracker is "mlflow": the environment variable MLFLOW_TRACKING_URI must be set to the URL of the server"#);
+    assert_snapshot!(refused(&[tracker, ("MLFLOW_TRACKING_URI", "databricks")]), @r#"MLFLOW_TRACKING_URI is "databricks": it must be an http:// or https:// URL"#);
+    assert_snapshot!(refused(&[("HONE_RUN_TRACKER", "wandb")]), @r#"run.tracker (HONE_RUN_TRACKER) is "wandb": it must be "none" or "mlflow""#);
+}

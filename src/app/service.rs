@@ -26,8 +26,7 @@ use hone_train::policy::{Policies, Promotion};
 
 use super::core::Core;
 use crate::config::{Config, ConfigError, ServerConfig};
-use crate::runs::report::Ending;
-use crate::tracker::Tracker;
+use crate::tracker::{RunStatus, Tracker};
 use crate::usage;
 
 /// A running daemon.
@@ -189,7 +188,7 @@ impl Service {
         self.monitor.abort();
         let served = self.server.await;
         if let Some(tracker) = self.tracker {
-            tracker.finish(&Ending::Finished).await;
+            tracker.finish(RunStatus::Finished).await;
         }
         let closed = self.core.shutdown(self.grace.saturating_sub(started.elapsed())).await;
         served??;

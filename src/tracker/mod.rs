@@ -24,7 +24,6 @@ use hone_core::types::{PolicyState, PolicyVersion, UnixMillis, now_ms};
 use hone_store::Store;
 
 use crate::config::{self, Config, MlflowServer};
-use crate::runs::report::Ending;
 
 /// How often new records are looked for.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -41,9 +40,31 @@ const LIMITS: (usize, usize, usize) = (1000, 100, 500);
 /// Sections whose keys are parameters: those that determine what is learned.
 const SECTIONS: [&str; 7] = ["model", "engine", "rollout", "dataset", "run", "train", "policy"];
 
+/// How a run ended.
+#[derive(Clone, Copy, Debug)]
+pub enum RunStatus {
+    /// All steps were taken, or the daemon was shut down.
+    Finished,
+    /// An operator interrupted it.
+    Killed,
+    /// A component failed.
+    Failed,
+}
+
+impl RunStatus {
+    /// MLflow's word.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Finished => "FINISHED",
+            Self::Killed => "KILLED",
+            Self::Failed => "FAILED",
+        }
+    }
+}
+
 /// Sends to the server until it is finished or dropped.
 pub struct Tracker {
-    ending: Sender<&'static str>,
+    ending: Sender<RunStatus>,
     /// Closed when the thread has ended.
     ended: oneshot::Receiver<()>,
 }
@@ -66,7 +87,7 @@ impl Tracker {
             ("hone.model", model),
             ("hone.version", env!("CARGO_PKG_VERSION")),
         ];
-        let session = Session {
+        let session = TrackerSession {
             tags: tags.map(|(key, value)| json!({"key": key, "value": value})).into(),
             parameters: parameters(config)?,
             sent: Sent::load(&config.data.dir, &server, store),
@@ -91,12 +112,7 @@ impl Tracker {
     }
 
     /// Sends the rest and the status of the run, for a few seconds at most.
-    pub async fn finish(self, ending: &Ending) {
-        let status = match ending {
-            Ending::Finished | Ending::EarlyStop => "FINISHED",
-            Ending::Interrupted => "KILLED",
-            Ending::Failed(_) => "FAILED",
-        };
+    pub async fn finish(self, status: RunStatus) {
         let _ended = self.ending.send(status).is_err();
         if tokio::time::timeout(GRACE, self.ended).await.is_err() {
             tracing::warn!(
@@ -194,7 +210,7 @@ enum Failure {
     Refusal(String),
 }
 
-struct Session {
+struct TrackerSession {
     server: MlflowServer,
     tags: Vec<Value>,
     parameters: Vec<Value>,
@@ -211,8 +227,8 @@ struct Session {
     is_refused: bool,
 }
 
-impl Session {
-    fn run(mut self, ending: &Receiver<&'static str>) {
+impl TrackerSession {
+    fn run(mut self, ending: &Receiver<RunStatus>) {
         let client = match Client::builder().timeout(TIMEOUT).build() {
             Ok(client) => client,
             Err(error) => return tracing::error!(%error, "nothing is sent to run.tracker"),
@@ -222,14 +238,13 @@ impl Session {
             let status = match ending.recv_timeout(wait) {
                 Ok(status) => Some(status),
                 Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => Some("FAILED"),
+                Err(RecvTimeoutError::Disconnected) => Some(RunStatus::Failed),
             };
             let sent = self.send(&client);
             self.report(sent.as_ref().err());
             wait = if sent.is_ok() { INTERVAL } else { RETRY };
             if let Some(status) = status {
-                let run =
-                    json!({"run_id": self.sent.run_id, "status": status, "end_time": now_ms()});
+                let run = json!({"run_id": self.sent.run_id, "status": status.as_str(), "end_time": now_ms()});
                 let _failed = sent.is_ok() && self.post(&client, "runs/update", &run).is_err();
                 return;
             }

@@ -65,7 +65,7 @@ fn step(step: u64) -> Op {
 /// Runs a tracker until its end.
 async fn track(config: &Config, store: &Store, metrics: &Arc<Metrics>) {
     let tracker = Tracker::start(config, ("hone serve", "tiny"), Some(store), metrics).unwrap();
-    tracker.unwrap().finish(&Ending::Interrupted).await;
+    tracker.unwrap().finish(RunStatus::Killed).await;
 }
 
 #[tokio::test]

@@ -157,7 +157,7 @@ def hone(binary, folder, **variables):
 
 
 def ask(url, **headers):
-    question = {"messages": [{"role": "user", "content": f"What is 2 + 3? {SECRET}"}]}
+    question = {"model": "default", "messages": [{"role": "user", "content": f"What is 2 + 3? {SECRET}"}]}
     return json.loads(get(f"{url}/v1/chat/completions", {**question, "max_tokens": 8}, **headers))
 
 
@@ -175,16 +175,32 @@ def check_collector(program, binary, folder):
             until("a step", lambda: re.search(r"hone_train_steps_total [1-9]", get(metrics)), 120)
             until("a version", lambda: re.search(r"hone_policy_version [1-9]", get(metrics)), 120)
         text = until("the last spans", lambda: "publication" in log.read_text() and log.read_text())
-    for wanted in [
-        TRACE, PARENT, "POST /v1/chat/completions", "prepare", "queue", "generate", "record",
-        "hone.policy_version", "gen_ai.usage.output_tokens", "advantages", "forward_backward",
-        "publication", "hone.outcome", "hone_http_requests_total", "hone_train_steps_total",
-        "hone_http_request_duration_seconds",
-    ]:
-        assert wanted in text, f"the collector did not get {wanted}"
     assert SECRET not in text, "the collector got the text of a prompt"
-    spans = text.count("Span #") or len(re.findall(r"Span ID|span_id", text))
-    print(f"collector: {spans} spans, {len(set(re.findall(r'hone_[a-z_]+', text)))} metrics")
+    pattern = r"Trace ID *: (\w+)\s+Parent ID *: (\w*)\s+ID *: (\w+)\s+Name *: (.+)\n"
+    spans = re.findall(pattern, text)
+    children = lambda of: {name for _, parent, _, name in spans if parent == of}
+    one = lambda of: next(span for span in spans if span[3] == of)
+    trace, parent, request, _ = one("POST /v1/chat/completions")
+    assert (trace, parent) == (TRACE, PARENT), "the trace is not continued"
+    assert children(request) == {"prepare", "queue", "generate", "record"}, children(request)
+    step, publication = one("step")[2], one("publication")
+    assert children(step) == {"advantages", "forward_backward", "record", "publication"}, children(step)
+    assert publication[1] == step and children(publication[2]) >= {"write", "stage", "gate", "activate"}
+    attributes = set(re.findall(r"-> ((?:http|hone|gen_ai)[.][\w.]+):", text))
+    assert attributes == {
+        "http.route", "http.request.method", "http.response.status_code", "hone.request_id", "hone.policy_version",
+        "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "hone.step", "hone.groups", "hone.samples",
+        "hone.reward_mean", "hone.kl", "hone.outcome",
+    }, attributes
+    units = dict(re.findall(r"-> Name: (hone_\w+)\n.*\n *-> Unit: (\S+)", text))
+    wanted = {
+        "hone_http_requests_total": "1", "hone_train_steps_total": "1", "hone_memory_resident_bytes": "By",
+        "hone_http_request_duration_seconds": "s",
+    }
+    assert wanted.items() <= units.items(), units
+    for resource in ["service.name: Str(hone)", "service.version"]:
+        assert resource in text, f"the collector did not get {resource}"
+    print(f"collector: {len(spans)} spans, {len(units)} metrics")
 
 
 def check_outage(binary, folder):

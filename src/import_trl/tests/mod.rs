@@ -75,10 +75,10 @@ fn memory_optimized_configuration_of_the_guides() {
     // TRL's defaults.
     assert_eq!((train.beta, train.seed), (0.0, 42));
     assert_snapshot!(imported.notes.join("\n"), @r#"
+    report_to: "wandb": Hone's other tracker is run/steps.jsonl; compare run.tracker
     peft_config: without one TRL trains all parameters; Hone trains an adapter of rank 16
     logging_steps: every step is logged
     bf16: compare train.compute: "bf16" rounds the factors of products with the base; the rest is in f32. engine.compute does the same for sampling
-    report_to: "wandb": Hone's other tracker is run/steps.jsonl; compare run.tracker
     save_steps: a complete checkpoint after each step
     "#);
     for note in &imported.notes {

@@ -111,7 +111,7 @@ pub async fn run(
     };
     run.folder.progress.finish();
     if let Some(tracker) = tracker {
-        tracker.finish(&ending).await;
+        tracker.finish(ending.status()).await;
     }
     if run.folder.view.step > 0 {
         let store = Store::open(&config.data.dir.join(LEDGER), &StoreConfig::default(), metrics)?;

@@ -10,6 +10,7 @@ use crate::runs::Best;
 use crate::runs::eval_set::Evaluation;
 use crate::runs::from_ledger::RecordReport;
 use crate::runs::table::ScoredSample;
+use crate::tracker::RunStatus;
 use hone_report::stats::{self, Estimate};
 use hone_report::terminal::{self, MISSING};
 
@@ -23,6 +24,17 @@ pub enum Ending {
     Interrupted,
     /// A component failed, with this error.
     Failed(String),
+}
+
+impl Ending {
+    /// The status that trackers get.
+    pub fn status(&self) -> RunStatus {
+        match self {
+            Self::Finished | Self::EarlyStop => RunStatus::Finished,
+            Self::Interrupted => RunStatus::Killed,
+            Self::Failed(_) => RunStatus::Failed,
+        }
+    }
 }
 
 /// One measurement on the held-out prompts before the first step and after the last.

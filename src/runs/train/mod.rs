@@ -275,7 +275,7 @@ impl Run {
         self.save()?;
         let Self { config, options, core, tracker, eval_set, folder, state, .. } = self;
         if let Some(tracker) = tracker {
-            tracker.finish(&ending).await;
+            tracker.finish(ending.status()).await;
         }
         let (comparisons, samples) = match (&state.before, &state.after) {
             (Some(before), Some(after)) => (
