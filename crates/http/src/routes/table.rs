@@ -428,7 +428,8 @@ fn operators() -> Vec<ApiRoute> {
             .named("eraseData", "Erase by completion, session, end user, key or date")
             .takes("ErasePost", data::ERASE_FIELDS)
             .example(json!({"before": "2026-01-31", "dry_run": true}))
-            .answers::<ErasureReport>(),
+            .answers::<ErasureReport>()
+            .errors(&[404]),
         route(POST, "/admin/backup", data::backup)
             .named("backUpData", "Write a backup of the running daemon")
             .takes("BackupPost", data::BACKUP_FIELDS)
