@@ -107,7 +107,7 @@ impl Store {
     /// Bytes that the ledger's file takes on the disk, which redb makes longer before it writes to it.
     ///
     /// # Errors
-    /// If the file is missing.
+    /// As [`tree_bytes`].
     pub fn file_bytes(&self) -> Result<u64, StoreError> {
         Ok(tree_bytes(&self.inner.path)?)
     }

@@ -172,7 +172,12 @@ impl Store {
         }
         let file = self.file_bytes()?;
         let whole = retention.mebibytes << 20;
-        let bound = whole.saturating_sub(other_bytes(data)?).max(whole / 4);
+        let least = whole / 4;
+        // The other files cannot matter, and are not looked at.
+        if file as f64 <= least as f64 * FULL {
+            return Ok(false);
+        }
+        let bound = whole.saturating_sub(other_bytes(data)?).max(least);
         let share = |share: f64| (bound as f64 * share) as u64;
         if file <= share(FULL) {
             return Ok(false);

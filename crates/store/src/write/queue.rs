@@ -77,29 +77,33 @@ impl WriteQueue {
     /// while the disk does not keep up at all. The writer takes an `urgent` batch, and all batches before it,
     /// at once.
     pub(crate) fn push(&self, ops: Vec<Op>, reply: Reply, urgent: bool) -> Result<(), StoreError> {
+        // Measuring reads the whole batch, so it is done once and without the lock.
+        let bytes = bytes(&ops);
         let mut state = self.state.lock();
-        if !self.holds(&ops, self.limit.saturating_mul(2)) {
+        if !self.holds(bytes, self.limit.saturating_mul(2)) {
             return Err(StoreError::Overloaded);
         }
         state.urgent |= urgent;
-        self.add(ops, Some(reply), state)
+        self.add(ops, bytes, Some(reply), state)
     }
 
     /// Queues a batch without a waiting caller. Sheds its shadow samples if the queue is half full, and all of
     /// it if the queue is full.
     pub(crate) fn push_or_shed(&self, ops: Vec<Op>) -> Result<(), StoreError> {
+        let all = bytes(&ops);
         let state = self.state.lock();
-        if self.holds(&ops, self.limit / 2) {
-            return self.add(ops, None, state);
+        if self.holds(all, self.limit / 2) {
+            return self.add(ops, all, None, state);
         }
         if state.closed {
             return Err(StoreError::Closed);
         }
         let (kept, mut shed) = split_shadows(ops);
-        if !self.holds(&kept, self.limit) {
+        let bytes = bytes(&kept);
+        if !self.holds(bytes, self.limit) {
             shed.extend(kept);
         } else if !kept.is_empty() {
-            self.add(kept, None, state)?;
+            self.add(kept, bytes, None, state)?;
         }
         if shed.is_empty() {
             return Ok(());
@@ -108,21 +112,22 @@ impl WriteQueue {
         Err(StoreError::Overloaded)
     }
 
-    /// Whether so many bytes have space for a batch beside everything that is not written yet.
-    fn holds(&self, ops: &[Op], limit: i64) -> bool {
-        self.metrics.store_queue_bytes.get().saturating_add(bytes(ops)) <= limit
+    /// Whether `limit` has space for so many bytes beside everything that is not written yet.
+    fn holds(&self, bytes: i64, limit: i64) -> bool {
+        self.metrics.store_queue_bytes.get().saturating_add(bytes) <= limit
     }
 
     fn add(
         &self,
         ops: Vec<Op>,
+        bytes: i64,
         reply: Option<Reply>,
         mut state: MutexGuard<'_, QueueState>,
     ) -> Result<(), StoreError> {
         if state.closed {
             return Err(StoreError::Closed);
         }
-        let held = HeldBytes(self.metrics.store_queue_bytes.clone(), bytes(&ops));
+        let held = HeldBytes(self.metrics.store_queue_bytes.clone(), bytes);
         held.0.add(held.1);
         let feedback_ids = ops.iter().map(|_| RewardId::new()).collect();
         // The writer waits for the first job, and for the end of the group commit's wait.
