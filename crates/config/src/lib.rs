@@ -16,6 +16,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use hone_core::config::describe::{Problem, describe, nearest};
+use hone_core::types::new_uuid;
 use hone_hub::HubConfig;
 
 use trl::{answer, translated};
@@ -43,7 +44,7 @@ pub use hone_core::config::ConfigError;
 pub fn effective(config: &Config) -> Result<String, toml::ser::Error> {
     let mut shown = config.clone();
     let server = &mut shown.server;
-    let hidden = || format!("hidden-{}", uuid::Uuid::now_v7().simple());
+    let hidden = || format!("hidden-{}", new_uuid().simple());
     for key in server.client_keys.iter_mut().chain(&mut server.admin_keys) {
         *key = hidden();
     }

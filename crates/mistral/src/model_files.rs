@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 
 use hone_core::digest::{Digest, hex};
 use hone_core::files::{FileError, at, remove_any, sync_dir, sync_parent, write_synced};
+use hone_core::types::new_uuid;
 use hone_engine::{EngineError, ModelDir};
 use hone_model::spec::{Activation, RopeScaling, class, max_positions};
 use hone_model::{ModelError, ModelSpec};
@@ -197,7 +198,7 @@ fn write(
         return Ok(target);
     }
     // Several processes may write the same directory, so each has its own temporary one.
-    let temporary = cache_dir.join(format!(".normalize-{}", uuid::Uuid::now_v7().simple()));
+    let temporary = cache_dir.join(format!(".normalize-{}", new_uuid().simple()));
     fs::create_dir_all(&temporary).map_err(at(&temporary))?;
     for (name, text) in texts {
         write_synced(&temporary.join(name), text.as_bytes())?;

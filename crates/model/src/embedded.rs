@@ -5,10 +5,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use uuid::Uuid;
-
 use hone_core::digest::{Digest, hex};
 use hone_core::files::{FileError, at, remove_any, sync_dir, write_synced};
+use hone_core::types::new_uuid;
 
 /// The model's name in `/v1/models`.
 pub const NAME: &str = "hone-adder";
@@ -41,7 +40,7 @@ pub fn unpack(data: &Path) -> Result<PathBuf, FileError> {
         return Ok(target);
     }
     // Its name is unique: another process may be at the same point.
-    let temporary = models.join(format!(".embedded-{}", Uuid::now_v7()));
+    let temporary = models.join(format!(".embedded-{}", new_uuid()));
     let written = write(&temporary, &target).and_then(|()| sync_dir(&models));
     if written.is_err() {
         // The first error is the one to report.
