@@ -35,8 +35,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(5);
 /// Steps that are read at once.
 const STEPS: usize = 64;
-/// What MLflow accepts: metrics and parameters in a request, and characters of a parameter.
-const LIMITS: (usize, usize, usize) = (1000, 100, 500);
+/// Metrics that MLflow accepts in a request.
+const MOST_METRICS: usize = 1000;
+/// Parameters that MLflow accepts in a request.
+const MOST_PARAMETERS: usize = 100;
+/// Characters that MLflow accepts in a parameter.
+const MOST_CHARS: usize = 500;
 /// Sections whose keys are parameters: those that determine what is learned.
 const SECTIONS: [&str; 7] = ["model", "engine", "rollout", "dataset", "run", "train", "policy"];
 
@@ -132,7 +136,7 @@ fn parameters(config: &Config) -> anyhow::Result<Vec<Value>> {
             (key, format!("{}, weight {}", part.kind.name(), part.weight))
         }));
     }
-    let text = |value: &str| value.trim_matches('"').chars().take(LIMITS.2).collect::<String>();
+    let text = |value: &str| value.trim_matches('"').chars().take(MOST_CHARS).collect::<String>();
     Ok(all.iter().map(|(key, value)| json!({"key": name(key), "value": text(value)})).collect())
 }
 
@@ -255,7 +259,7 @@ impl TrackerSession {
     fn send(&mut self, client: &Client) -> Result<(), Failure> {
         self.open(client)?;
         if !self.sent.has_parameters {
-            for parameters in self.parameters.clone().chunks(LIMITS.1) {
+            for parameters in self.parameters.clone().chunks(MOST_PARAMETERS) {
                 self.log(client, json!({"params": parameters, "tags": self.tags}))?;
             }
             self.sent.has_parameters = true;
@@ -365,7 +369,7 @@ impl TrackerSession {
 
     fn log_metrics(&mut self, client: &Client, lines: &[Logged]) -> Result<(), Failure> {
         let metrics: Vec<Value> = lines.iter().flat_map(Logged::metrics).collect();
-        metrics.chunks(LIMITS.0).try_for_each(|some| self.log(client, json!({"metrics": some})))
+        metrics.chunks(MOST_METRICS).try_for_each(|some| self.log(client, json!({"metrics": some})))
     }
 
     /// Adds to the run. What the server refuses is left out, because it would refuse it again.

@@ -15,7 +15,7 @@ use hone_store::maintain;
 use crate::daemon::Daemon;
 use crate::hone;
 
-/// A prompt gives more samples than a step needs of them, so that groups wait for the trainer.
+/// Small steps of several groups, so that clients give the trainer groups faster than it takes them.
 const LEARNING: &str = r#"
 [rollout]
 group_size = 4

@@ -149,7 +149,7 @@ impl PromptSampler {
             return refuse("dataset.seed", state.seed.to_string(), config.seed.to_string());
         }
         if state.strategy != config.strategy.kind {
-            let shown = |s: SamplingStrategy| format!("{s:?}").to_lowercase();
+            let shown = |kind| <&str>::from(kind).to_owned();
             return refuse("dataset.strategy", shown(state.strategy), shown(config.strategy.kind));
         }
         if state.stage >= config.stages.len().max(1) {
