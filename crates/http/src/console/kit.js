@@ -221,6 +221,7 @@ export async function act(question, run, done) {
 // Plots.
 
 const COLORS = 6;
+const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power);
 const WHOLE_STEPS = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5, 6].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
 const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString('en-GB');
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -277,8 +278,8 @@ export function plot({ title, x, series, show = number, isTime = false, marks = 
     height: 170,
     legend: { show: false },
     cursor: { y: false, drag: { x: true, y: false }, points: { size: 6 } },
-    scales: { x: { time: isTime } },
-    axes: [isTime ? { ...axis(), size: 26, space: 70, values: (_, values) => values.map(clock) } : { ...axis(), size: 26, incrs: WHOLE_STEPS }, { ...axis(), size: 58, values: (_, values) => values.map(show) }],
+    scales: { x: { time: isTime }, y: { range: (_, low, high) => (!low && !high ? [0, 1] : window.uPlot.rangeNum(low, high, 0.1, true)) } },
+    axes: [isTime ? { ...axis(), size: 26, space: 70, values: (_, values) => values.map(clock) } : { ...axis(), size: 26, incrs: WHOLE_STEPS }, { ...axis(), size: 58, values: (_, values) => values.map(show), ...(show === bytes ? { incrs: BINARY_STEPS } : {}) }],
     series: [{}, ...all.map(({ isLine }, at) => ({ stroke: color(at), width: 1.5, spanGaps: true, points: { show: x.length < 30 && !isLine }, dash: isLine ? [6, 4] : undefined }))],
     hooks: {
       draw: [(own) => markLines(own, marks)],

@@ -503,6 +503,7 @@ async function data({ refresh }) {
     }, () => post('admin/backup', { name: name.value }), (made) => `The backup is in ${made.path} (${bytes(made.bytes)}).`);
   };
   const retention = Object.entries(found?.retention ?? {});
+  const removed = found?.retention_removed ?? {};
   return [
     found ? tiles([
       ['Ledger', bytes(found.ledger_bytes)], ['Adapters', bytes(found.adapters_bytes)], ['Checkpoints', bytes(found.checkpoints_bytes)], found.backups_bytes === undefined ? null : ['Backups', bytes(found.backups_bytes)],
@@ -512,7 +513,7 @@ async function data({ refresh }) {
     found ? grid(
       section('Records', bars(Object.entries(found.rows ?? {}).map(([table_, count]) => [table_.replaceAll('_', ' '), count]))),
       section('Retention', retention.length ? table('Retention', ['Rule', 'Value'], retention.map(([rule, value]) => [rule, text(value)])) : found.retention ? notice('Records are kept without a limit.') : missing('Limits'),
-        Object.keys(found.retention_removed ?? {}).length ? h('p', { class: 'muted' }, `Removed so far: ${text(found.retention_removed)}`) : null),
+        removed.age || removed.size ? muted(`Prompts removed since the start: ${number(removed.age ?? 0)} for their age, ${number(removed.size ?? 0)} to keep the bound.`) : null),
     ) : null,
     section('Erase', h('form', { class: 'row', onsubmit: erase }, field('What', kind), field('Id, name or date', input), h('button', { type: 'submit', class: 'danger' }, 'Erase …')),
       muted('The next dialog says how much it concerns, before anything is deleted.')),
