@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use hone_core::files::replace_file;
+use hone_core::memory;
 use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 use hone_engine::Engine;
@@ -36,6 +37,7 @@ pub struct Service {
     stop: oneshot::Sender<()>,
     server: JoinHandle<std::io::Result<()>>,
     monitor: JoinHandle<()>,
+    trimmer: JoinHandle<()>,
     core: Core,
     tracker: Option<Tracker>,
     keys: Arc<KeyRing>,
@@ -109,13 +111,14 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         }
         .run(config.clone()),
     );
+    let trimmer = tokio::spawn(trim_memory());
     let model = &core.engine.info().name;
     let tracker = Tracker::start(&config, ("hone serve", model), Some(&core.store), &core.metrics)?;
     let data = config.data.dir.display();
     report_deciders(&config, keys.raters());
     tracing::info!(%addr, %model, %data, "ready");
     let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
-    Ok(Service { addr, stop, server, monitor, core, tracker, keys, tls, grace })
+    Ok(Service { addr, stop, server, monitor, trimmer, core, tracker, keys, tls, grace })
 }
 
 /// Says if the ratings of one API key can decide about versions. Operators may expect more than one opinion.
@@ -132,6 +135,24 @@ fn report_deciders(config: &Config, keys: usize) {
             "the ratings of any API key decide about versions while no other key rates: see \
              max_key_share in docs/safety.md"
         );
+    }
+}
+
+/// How often freed memory is returned to the system.
+const TRIM_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Returns freed memory to the system from time to time. Runs until it is aborted.
+async fn trim_memory() {
+    loop {
+        tokio::time::sleep(TRIM_INTERVAL).await;
+        // Not at a background priority: other threads may wait for a lock of the allocator meanwhile.
+        let trimmed = tokio::task::spawn_blocking(|| {
+            let started = Instant::now();
+            memory::trim_unused().map(|bytes| (bytes, started.elapsed()))
+        });
+        if let Ok(Some((bytes, took))) = trimmed.await {
+            tracing::debug!(bytes, ?took, "freed memory was returned to the system");
+        }
     }
 }
 
@@ -186,6 +207,7 @@ impl Service {
         // An error means that the server has ended already.
         let _ended = self.stop.send(()).is_err();
         self.monitor.abort();
+        self.trimmer.abort();
         let served = self.server.await;
         if let Some(tracker) = self.tracker {
             tracker.finish(RunStatus::Finished).await;

@@ -102,6 +102,8 @@ impl Tracker {
             is_open: false,
             is_failing: false,
             is_refused: false,
+            steps: RunLog::default(),
+            evaluations: RunLog::default(),
             server,
         };
         let (ending, received) = channel();
@@ -199,11 +201,28 @@ impl Logged {
     }
 }
 
-/// The lines of a log after a step.
-fn logged(file: &Path, after: Option<u64>) -> Vec<Logged> {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<Logged>(line).ok());
-    lines.filter(|line| after.is_none_or(|after| line.step > after)).collect()
+/// A log of `hone train`, which only grows.
+#[derive(Default)]
+struct RunLog {
+    /// Length in bytes at which every line had been sent.
+    sent: u64,
+}
+
+impl RunLog {
+    /// The lines after a step. The file is read only if it grew.
+    fn after(&mut self, file: &Path, step: Option<u64>) -> Vec<Logged> {
+        let length = std::fs::metadata(file).map_or(0, |file| file.len());
+        if length == self.sent {
+            return Vec::new();
+        }
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Logged>(line).ok());
+        let new: Vec<_> = lines.filter(|line| step.is_none_or(|step| line.step > step)).collect();
+        if new.is_empty() {
+            self.sent = length;
+        }
+        new
+    }
 }
 
 /// Why a request has failed.
@@ -222,6 +241,8 @@ struct TrackerSession {
     data: PathBuf,
     metrics: Arc<Metrics>,
     sent: Sent,
+    steps: RunLog,
+    evaluations: RunLog,
     /// The version that the run's tag has.
     version: Option<i64>,
     /// Whether the run exists on the server, with the status that it runs.
@@ -272,7 +293,8 @@ impl TrackerSession {
             self.sent.step = last.step;
             self.save();
         }
-        let evaluations = logged(&self.data.join("run/evaluations.jsonl"), self.sent.evaluation);
+        let file = self.data.join("run/evaluations.jsonl");
+        let evaluations = self.evaluations.after(&file, self.sent.evaluation);
         if let Some(last) = evaluations.last() {
             self.log_metrics(client, &evaluations)?;
             self.sent.evaluation = Some(last.step);
@@ -331,10 +353,11 @@ impl TrackerSession {
         Ok(())
     }
 
-    fn steps(&self) -> Vec<Logged> {
+    fn steps(&mut self) -> Vec<Logged> {
         let first = self.sent.step + 1;
         let Some(store) = &self.store else {
-            let mut steps = logged(&self.data.join("run/steps.jsonl"), Some(self.sent.step));
+            let file = self.data.join("run/steps.jsonl");
+            let mut steps = self.steps.after(&file, Some(self.sent.step));
             steps.truncate(STEPS);
             return steps;
         };

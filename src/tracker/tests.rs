@@ -134,7 +134,14 @@ fn the_logs_of_a_run_are_read_after_a_step() {
         "{\"step\":0,\"time_ms\":1}\n{\"step\":4,\"time_ms\":2,\"kl\":null}\n{\"st",
     )
     .unwrap();
-    let steps = |after| logged(&file, after).iter().map(|line| line.step).collect::<Vec<_>>();
+    let mut log = RunLog::default();
+    let mut steps =
+        |after| log.after(&file, after).iter().map(|line| line.step).collect::<Vec<_>>();
     assert_eq!((steps(None), steps(Some(0)), steps(Some(4))), (vec![0, 4], vec![4], vec![]));
-    assert!(logged(&dir.path().join("none"), None).is_empty());
+    // Everything was sent, so the file is read again only when it has grown.
+    assert!(steps(None).is_empty());
+    let mut end = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
+    std::io::Write::write_all(&mut end, b"ep\":5,\"time_ms\":3}\n").unwrap();
+    assert_eq!(steps(Some(4)), [5]);
+    assert!(RunLog::default().after(&dir.path().join("none"), None).is_empty());
 }

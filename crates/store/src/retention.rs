@@ -1,5 +1,6 @@
 //! Retention: how long the ledger keeps records, and how large the data directory may become.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -36,15 +37,15 @@ hone_core::choice! {
             pub days: u64 = 0 => between(0, 36_500),
             /// The same for prompts of datasets.
             pub dataset_days: u64 = 0 => between(0, 36_500),
-            /// Size of the data directory without models and backups, in MiB, below which the oldest prompts are removed;
-            /// 0 for no bound.
+            /// Size of the data directory without models and backups, in MiB, below which the oldest prompts are removed:
+            /// at least 16, or 0 for no bound.
             pub mebibytes: u64 = 0 => between(0, 1 << 30),
         }
     }
 }
 
 impl Retention {
-    /// Checks the ranges, and that limits limit something.
+    /// Checks the ranges, that limits limit something, and that a bound leaves room for a ledger.
     ///
     /// # Errors
     /// The first invalid value.
@@ -56,9 +57,20 @@ impl Retention {
             let text = " is \"limits\" without a limit: set days, dataset_days or mebibytes";
             return Err(hone_core::config::Problem::new(key, text));
         }
+        if (1..LEAST_BOUND).contains(&self.mebibytes) {
+            let text = format!(
+                ": mebibytes is {}: it must be 0 for no bound, or at least {LEAST_BOUND}",
+                self.mebibytes
+            );
+            return Err(hone_core::config::Problem::new(key, text));
+        }
         Ok(())
     }
 }
+
+/// Smallest bound of the data directory in MiB. An empty ledger has more than one, and a small one would be rewritten
+/// all the time.
+const LEAST_BOUND: u64 = 16;
 
 /// Milliseconds of a day.
 const DAY: u64 = 86_400_000;
@@ -112,11 +124,20 @@ fn run(store: &Store, retention: &Retention, data: &Path, stopped: &Receiver<()>
     let (mut wait, mut aged) = (INTERVAL, None::<Instant>);
     while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
         let started = Instant::now();
-        let mut done = store.keep_within_size(retention, data);
-        if aged.is_none_or(|last| last.elapsed() >= AGE_INTERVAL) {
+        let ages_are_due = aged.is_none_or(|last| last.elapsed() >= AGE_INTERVAL);
+        if ages_are_due {
             aged = Some(started);
-            done = done.and_then(|n| store.keep_within_age(retention, now_ms()).map(|()| n));
         }
+        let keep = || {
+            let found = store.keep_within_size(retention, data)?;
+            if ages_are_due {
+                store.keep_within_age(retention, now_ms())?;
+            }
+            Ok(found)
+        };
+        // Without the thread the directory would grow without a bound until the next start.
+        let done = catch_unwind(AssertUnwindSafe(keep))
+            .unwrap_or_else(|_| Err(StoreError::Failed("retention panicked".to_owned())));
         // In vain, at most a fifth of the time is spent here.
         wait = INTERVAL.max(started.elapsed() * 4);
         match done {

@@ -157,6 +157,18 @@ fn retention_keeps_the_directory_below_its_bound_and_removes_old_prompts() {
 }
 
 #[test]
+fn limits_without_a_limit_and_tiny_bounds_are_refused() {
+    let refused = |mebibytes| {
+        let limits = Retention { mebibytes, ..RetentionKind::Limits.into() };
+        limits.check_as("store.retention").err().map(|problem| problem.to_string())
+    };
+    assert!(refused(0).unwrap().contains("without a limit"));
+    let least = "store.retention: mebibytes is 15: it must be 0 for no bound, or at least 16";
+    assert_eq!(refused(15).as_deref(), Some(least));
+    assert_eq!(refused(16), None);
+}
+
+#[test]
 fn actions_are_listed_newest_first() {
     let store = TestLedger::new();
     for target in ["1", "2", "3"] {
