@@ -31,8 +31,8 @@ import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
 MIB = 1 << 20
-# What may grow so much in an hour, in the second half.
-LIMITS = {"rss_mib": 16.0, "open_files": 4.0, "ledger_mib": 8.0, "adapters_mib": 2.0, "checkpoints_mib": 2.0}
+# What may grow so much in an hour, in the second half. Of n versions about log2(n) keep their files, each 1.2 MiB.
+LIMITS = {"rss_mib": 16.0, "open_files": 4.0, "ledger_mib": 8.0, "adapters_mib": 2.0, "checkpoints_mib": 4.0}
 # The process is stopped for at most so many seconds, so every request has an answer within `PATIENCE`.
 STOPPED, PATIENCE = 4.0, 60.0
 

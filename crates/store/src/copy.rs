@@ -104,6 +104,11 @@ impl Store {
         format::live_bytes(&self.inner.file.snapshot()?)
     }
 
+    /// The part of [`Self::live_bytes`] that belongs to no prompt.
+    pub(crate) fn history_bytes(&self) -> Result<u64, StoreError> {
+        format::history_bytes(&self.inner.file.snapshot()?)
+    }
+
     /// Bytes that the ledger's file takes on the disk, which redb makes longer before it writes to it.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ pub enum Op {
     /// Erases one piece of feedback, with its correction if it is one. The other raters' ratings of the same
     /// completion and part stay, and their mean is the part's value.
     EraseFeedback(RewardId),
-    /// Removes the records of steps up to this one.
+    /// Removes the records of steps up to this one, and the measurements and checks of versions that they made.
     ExpireSteps(u64),
     /// Records what an operator did.
     Audit(Box<AuditRecord>),

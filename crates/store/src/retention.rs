@@ -180,9 +180,9 @@ impl Store {
         }
     }
 
-    /// Removes the oldest prompts if the directory `data` comes near its bound. The space that they leave is
-    /// used again for new records; if that is not enough, the rows are copied to a new file while there is room for both.
-    /// The ledger keeps a quarter of the bound even if adapters and checkpoints need more than the rest. Returns
+    /// Removes old records of steps and the oldest prompts if the directory `data` comes near its bound. The space that
+    /// they leave is used again for new records; if that is not enough, the rows are copied to a new file while there is
+    /// room for both. The ledger keeps a quarter of the bound even if adapters and checkpoints need more than the rest. Returns
     /// whether there was something to do.
     ///
     /// # Errors
@@ -203,23 +203,43 @@ impl Store {
         if file <= share(FULL) {
             return Ok(false);
         }
-        let live = self.live_bytes()?;
+        let (live, history) = (self.live_bytes()?, self.history_bytes()?);
         let is_fragmented = file > share(FRAGMENTED);
         // A copy needs room for both files.
         let room = bound.saturating_sub(file).max(share(LEAST));
         let left = if is_fragmented { room.min(share(LEFT)) } else { share(LEFT) };
-        if live > left * 4 / 3 {
+        if live > left * 4 / 3 && self.expire_history()? {
+            return Ok(true);
+        }
+        // Removed prompts do not make room for the history, so some always stay.
+        let (rows, kept) =
+            (live.saturating_sub(history), left.saturating_sub(history).max(share(LEAST)));
+        if rows > kept * 4 / 3 {
             let prompts = self.stats()?.interactions.max(1);
-            let each = (live / prompts).max(1);
-            let count = (live - left).div_ceil(each).min(prompts);
+            let each = (rows / prompts).max(1);
+            let count = (rows - kept).div_ceil(each).min(prompts);
             let removed = self.expire(count as usize, |_| true, |_| false)?;
             self.count_expired("size", removed);
             return Ok(removed > 0);
         }
-        if is_fragmented {
+        // Too long a file is copied although both need more than the bound, if that frees more.
+        let may_copy = live <= room * 4 / 3 || (file > bound && live < file / 2);
+        if is_fragmented && may_copy {
             self.rewrite()?;
         }
-        Ok(is_fragmented)
+        Ok(is_fragmented && may_copy)
+    }
+
+    /// Removes old records of steps and versions if there are twice as many steps as are always kept. Returns whether
+    /// there were.
+    fn expire_history(&self) -> Result<bool, StoreError> {
+        let first = self.steps(0, 1)?.first().map_or(0, |first| first.step);
+        let last = self.last_step()?.map_or(0, |last| last.step);
+        if last < first + 2 * STEPS {
+            return Ok(false);
+        }
+        self.commit_blocking(vec![Op::ExpireSteps(last - STEPS)])?;
+        Ok(true)
     }
 
     fn count_expired(&self, reason: &str, prompts: usize) {

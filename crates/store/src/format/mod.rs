@@ -63,6 +63,11 @@ macro_rules! tables {
     };
 }
 
+/// Bytes of the records that are not a prompt's: of steps and versions, and of what operators did.
+pub(crate) fn history_bytes(tx: &ReadTransaction) -> Result<u64, StoreError> {
+    Ok(table_bytes(tx, STEPS)? + table_bytes(tx, POLICIES)? + table_bytes(tx, AUDIT)?)
+}
+
 fn copy_table<K: RedbKey + 'static, V: Value + 'static>(
     from: &ReadTransaction,
     to: &WriteTransaction,

@@ -157,10 +157,54 @@ fn retention_keeps_the_directory_below_its_bound_and_removes_old_prompts() {
 }
 
 #[test]
+fn the_history_of_steps_and_versions_leaves_room_for_prompts() {
+    let store = TestLedger::new();
+    let base = policy(0, PolicyState::Retired);
+    store.commit_blocking(vec![Op::Policy(Box::new(base))]).unwrap();
+    let values: BTreeMap<_, _> = (0..40).map(|n| (format!("measurement_{n}"), 0.5)).collect();
+    for first in (1..=4000).step_by(100) {
+        let records = (first..first + 100).flat_map(|n| {
+            let record = StepRecord { metrics: values.clone(), ..step(n, &[]) };
+            let version = PolicyRecord {
+                metrics: values.clone(),
+                step: n,
+                ..policy(n, PolicyState::Retired)
+            };
+            [Op::Step(Box::new(record)), Op::Policy(Box::new(version))]
+        });
+        store.commit_blocking(records.collect()).unwrap();
+    }
+    (1..=300).for_each(|n| drop(store.commit_blocking(prompt_ops(n, 1)).unwrap()));
+    let bound = Retention { mebibytes: 4, ..RetentionKind::Limits.into() };
+    for _ in 0..20 {
+        store.keep_within_size(&bound, store.dir.path()).unwrap();
+    }
+    let stats = store.stats().unwrap();
+    assert!(stats.steps <= 1001 && stats.interactions >= 100, "{stats:?}");
+    let measured = |n| !store.policy(PolicyVersion(n)).unwrap().unwrap().metrics.is_empty();
+    assert_eq!([1, 2999, 3001, 4000].map(measured), [false, false, true, true]);
+    store.check();
+}
+
+#[test]
+fn a_step_that_was_undone_does_not_name_groups_that_retention_removes() {
+    let store = TestLedger::new();
+    store.commit_blocking(prompt_ops(1, 2)).unwrap();
+    store.commit_blocking(vec![Op::Group(Box::new(group(1, 1, &[10, 11], &["exact"])))]).unwrap();
+    store.commit_blocking(vec![Op::Step(Box::new(step(1, &[1])))]).unwrap();
+    store.commit_blocking(vec![Op::GroupState(group_id(1), GroupState::Ready)]).unwrap();
+    let dropped = GroupState::Dropped("stale".to_owned());
+    store.commit_blocking(vec![Op::GroupState(group_id(1), dropped)]).unwrap();
+    store.commit_blocking(vec![Op::Expire(interaction_id(1))]).unwrap();
+    assert_eq!(store.steps(1, 1).unwrap()[0].groups, []);
+    store.check();
+}
+
+#[test]
 fn limits_without_a_limit_and_tiny_bounds_are_refused() {
     let refused = |mebibytes| {
         let limits = Retention { mebibytes, ..RetentionKind::Limits.into() };
-        limits.check_as("store.retention").err().map(|problem| problem.to_string())
+        limits.check_as("store.retention").err().map(|problem| problem.key + &problem.rest)
     };
     assert!(refused(0).unwrap().contains("without a limit"));
     let least = "store.retention: mebibytes is 15: it must be 0 for no bound, or at least 16";

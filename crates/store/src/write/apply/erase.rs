@@ -8,8 +8,8 @@ use redb::ReadableTable;
 use uuid::Uuid;
 
 use hone_core::types::{
-    Group, GroupState, InteractionId, Reward, RewardId, RewardSource, Sample, SampleId, StepRecord,
-    UnixMillis, key_of_rater,
+    Group, GroupState, InteractionId, Reward, RewardId, RewardSource, Sample, SampleId, UnixMillis,
+    key_of_rater,
 };
 
 use super::groups::ungrouped_key;
@@ -102,11 +102,7 @@ impl Applier<'_> {
     fn forget_group(&mut self, group: &Group) -> Result<(), StoreError> {
         let id = group.id.0.as_bytes();
         if let GroupState::Trained(step) = group.state {
-            let record: Option<StepRecord> = reader::get(&self.steps, step)?;
-            if let Some(mut record) = record {
-                record.groups.retain(|trained| *trained != group.id);
-                self.steps.insert(step, encode(&record)?.as_slice())?;
-            }
+            self.leave_step(step, group.id)?;
         }
         self.ready.remove((group.created, id))?;
         self.groups_of.remove((group.interaction.0.as_bytes(), id))?;

@@ -6,12 +6,14 @@
 use redb::ReadableTable;
 
 use hone_core::types::{
-    Group, GroupId, GroupState, PolicyVersion, Reward, RewardSource, Sample, SampleId, key_of_rater,
+    Group, GroupId, GroupState, PolicyVersion, Reward, RewardSource, Sample, SampleId, StepRecord,
+    key_of_rater,
 };
 
 use super::tables::Applier;
 use crate::error::StoreError;
 use crate::format::Id;
+use crate::format::codec::encode;
 use crate::op::{ERASED, MERGED, QUARANTINED};
 use crate::reader;
 
@@ -100,7 +102,22 @@ impl Applier<'_> {
             self.counts.ratings.received += ratings.len() as u64;
             self.counts.corrections.received += u64::from(group.is_correction());
         }
+        if let GroupState::Trained(step) = group.state
+            && *state != group.state
+        {
+            self.leave_step(step, id)?;
+        }
         self.put_group(&Group { state: state.clone(), ..group })
+    }
+
+    /// Takes a group out of the record of a step that is undone, or that retention forgets the group of.
+    pub(super) fn leave_step(&mut self, step: u64, group: GroupId) -> Result<(), StoreError> {
+        let record: Option<StepRecord> = reader::get(&self.steps, step)?;
+        if let Some(mut record) = record {
+            record.groups.retain(|trained| *trained != group);
+            self.steps.insert(step, encode(&record)?.as_slice())?;
+        }
+        Ok(())
     }
 
     /// Records members of a ready group as a dropped group of their own.

@@ -16,12 +16,12 @@ use redb::ReadableTable;
 use uuid::Uuid;
 
 use hone_core::types::{
-    GroupState, Interaction, InteractionId, PolicyRecord, PromptSource, Reward, RewardId, Sample,
-    SampleId, SampleOrigin, StepRecord, concerns_rater,
+    GroupState, Interaction, InteractionId, PolicyRecord, PolicyState, PromptSource, Reward,
+    RewardId, Sample, SampleId, SampleOrigin, StepRecord, concerns_rater,
 };
 
 use crate::error::StoreError;
-use crate::format::codec::encode;
+use crate::format::codec::{decode, encode};
 use crate::op::{AuditRecord, FeedbackOutcome, Op, QUARANTINED, QuarantinedKey};
 use crate::reader;
 use groups::{is_dropped, ungrouped_key};
@@ -173,9 +173,29 @@ impl Applier<'_> {
 }
 
 impl Applier<'_> {
-    /// Removes the records of old steps. Their groups keep the number of their step.
+    /// Removes the records of old steps, and the measurements and checks of the versions that they made. Their
+    /// groups keep the number of their step, and versions their place in the lineage.
     fn expire_steps(&mut self, last: u64) -> Result<(), StoreError> {
         self.steps.retain_in(..=last, |_, _| false)?;
+        let mut old = Vec::new();
+        for row in self.policies.iter()? {
+            let record: PolicyRecord = decode(row?.1.value())?;
+            let is_over = matches!(
+                record.state,
+                PolicyState::Retired | PolicyState::Rejected | PolicyState::RolledBack
+            );
+            if record.step <= last
+                && is_over
+                && !record.pinned
+                && !(record.metrics.is_empty() && record.checks.is_empty())
+            {
+                old.push(record);
+            }
+        }
+        for record in old {
+            let short = PolicyRecord { metrics: BTreeMap::new(), checks: Vec::new(), ..record };
+            self.policies.insert(short.version.0, encode(&short)?.as_slice())?;
+        }
         Ok(())
     }
 
