@@ -198,10 +198,11 @@ class Soak:
 
 def size(path):
     """Bytes of a file or a directory; files may be removed meanwhile."""
+    files = [path] if path.is_file() else (pathlib.Path(d) / f for d, _, names in os.walk(path) for f in names)
     total = 0
-    for file in [path] if path.is_file() else path.rglob("*"):
+    for file in files:
         try:
-            total += file.stat().st_size if file.is_file() else 0
+            total += file.stat().st_size
         except OSError:
             pass
     return total

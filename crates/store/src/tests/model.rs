@@ -174,9 +174,7 @@ impl Model {
             }
             Action::Drop { group } => {
                 let state = GroupState::Dropped("stale".to_owned());
-                if let Some(row) = self.groups.get_mut(group) {
-                    row.state = state.clone();
-                }
+                self.set_state(*group, &state);
                 (vec![Op::GroupState(group_id(*group), state)], vec![])
             }
             Action::Step { groups } => {
@@ -184,7 +182,7 @@ impl Model {
                 let mut known = groups.clone();
                 known.retain(|group| self.groups.contains_key(group));
                 for group in &known {
-                    self.groups.get_mut(group).unwrap().state = GroupState::Trained(number);
+                    self.set_state(*group, &GroupState::Trained(number));
                 }
                 let row = step(number, &known);
                 self.steps.insert(number, row.clone());
@@ -199,6 +197,17 @@ impl Model {
             }
             Action::Reopen => (vec![], vec![]),
         }
+    }
+
+    /// A group leaves the step that trained on it before.
+    fn set_state(&mut self, group: u64, state: &GroupState) {
+        let Some(row) = self.groups.get_mut(&group) else { return };
+        if let GroupState::Trained(step) = row.state
+            && *state != row.state
+        {
+            self.steps.get_mut(&step).unwrap().groups.retain(|id| *id != group_id(group));
+        }
+        row.state = state.clone();
     }
 
     fn compare(&self, store: &Store) {
