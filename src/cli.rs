@@ -16,7 +16,8 @@ use crate::ledger::row::TrlColumns;
 use crate::ledger::trl::TableFormat;
 use crate::runs::from_ledger::filter::LedgerFilter;
 use crate::starter::Teacher;
-use hone_config::flags::{engine_backend, quantize};
+use hone_config::FleetRole;
+use hone_config::flags::{engine_backend, fleet_role, quantize};
 use hone_demo::DemoOptions;
 
 /// Serves a language model and keeps training it on its own traffic.
@@ -70,6 +71,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: AdaptersCommand,
     },
+    /// Make, show and change a fleet: servers and trainers on several machines that share an object store
+    Fleet {
+        #[command(subcommand)]
+        command: FleetCommand,
+    },
     /// Print the script with which a shell completes Hone's commands and flags
     Completions {
         /// The shell
@@ -99,6 +105,30 @@ pub(crate) struct InitArgs {
     /// Prompts with answers: JSONL, CSV or Parquet, or hf://OWNER/NAME [default: example prompts]
     #[arg(long, value_name = "FILE|HF_URL")]
     pub(crate) dataset: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum FleetCommand {
+    /// Begin a fleet with the data directory of a stopped daemon
+    Init(ConfigArgs),
+    /// Show the servers, the trainers and the versions
+    Status {
+        /// Print the result as JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+    /// Serve a version that was active before, on all servers; training continues from it
+    Activate {
+        /// The version
+        #[arg(value_name = "VERSION")]
+        version: u64,
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+    /// Make the trainer's ledger from the object store in an empty data directory
+    Rebuild(ConfigArgs),
 }
 
 #[derive(Debug, Subcommand)]
@@ -141,6 +171,9 @@ pub(crate) struct ServeArgs {
     /// Engine that answers clients [default: engine.backend]
     #[arg(long, value_name = "BACKEND", value_parser = engine_backend())]
     pub(crate) backend: Option<EngineBackend>,
+    /// What this process does in the fleet of fleet.url
+    #[arg(long, value_name = "ROLE", value_parser = fleet_role(), default_value = "all")]
+    pub(crate) role: FleetRole,
     /// Address and port; port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) bind: Option<SocketAddr>,

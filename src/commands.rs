@@ -14,8 +14,8 @@ use crate::app::adapters::{Export, VersionChoice};
 use crate::app::generate::GenerateOptions;
 use crate::cli::{
     AdaptersCommand, Cli, Command, ConfigArgs, DataArgs, DbCommand, EraseArgs, EvalArgs,
-    ExportArgs, GenerateArgs, InitArgs, RewardsCommand, ServeArgs, TestRewardsArgs, TrainArgs,
-    ValidateArgs,
+    ExportArgs, FleetCommand, GenerateArgs, InitArgs, RewardsCommand, ServeArgs, TestRewardsArgs,
+    TrainArgs, ValidateArgs,
 };
 use crate::config::{Config, LogConfig};
 use crate::ledger::inspect::Inspector;
@@ -25,7 +25,7 @@ use crate::runs::from_ledger::train::FromLedgerOptions;
 use crate::runs::report::Ending;
 use crate::runs::train::TrainOptions;
 use crate::starter::{Starter, Teacher};
-use crate::{UsageError, app, config, import_trl as trl, logging, runs, telemetry, usage};
+use crate::{UsageError, app, config, fleet, import_trl as trl, logging, runs, telemetry, usage};
 use hone_core::files::keep_files_private;
 use hone_core::types::{InteractionId, Message, Role, SamplingParams};
 use hone_demo::{DaemonHandle, DemoOptions, DemoUsage};
@@ -84,6 +84,7 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Rewards { command: RewardsCommand::List } => list_rewards(out),
         Command::Rewards { command: RewardsCommand::Test(args) } => test_rewards(args, out),
         Command::Adapters { command } => adapters(command, out),
+        Command::Fleet { command } => fleet(command, out),
         Command::Completions { shell } => {
             // Into memory first, because the generator panics on a closed pipe.
             let mut script = Vec::new();
@@ -148,6 +149,7 @@ fn set<T>(key: &mut T, flag: Option<T>) {
 /// The configuration of `hone serve`.
 fn serve_config(args: &ServeArgs) -> anyhow::Result<Config> {
     load_with(args.config.clone(), |config| {
+        config.fleet.role = args.role;
         set(&mut config.engine.backend, args.backend);
         set(&mut config.server.bind, args.bind);
         config.server.insecure |= args.insecure;
@@ -167,19 +169,24 @@ fn serve(args: ServeArgs, out: &mut Output) -> Outcome {
     logging::init(&config.log);
     runtime()?.block_on(async {
         let mut reloads = app::ReloadSignal::new()?;
-        let service = app::start(config).await?;
+        // Before the address is known, so that a signal ends the process in order from then on.
+        let mut stop = pin!(app::shutdown_signal()?);
+        let mut service = tokio::select! {
+            started = app::start(config) => started?,
+            () = &mut stop => return Ok(ExitCode::SUCCESS),
+        };
         if let Err(error) = writeln!(out, "listening on {}", service.url()) {
             tracing::warn!(%error, "cannot print the address");
         }
-        let mut stop = pin!(app::shutdown_signal());
-        loop {
+        let failure = loop {
             tokio::select! {
-                stopped = &mut stop => break stopped?,
+                () = &mut stop => break None,
+                reason = service.failed() => break Some(reason),
                 () = reloads.recv() => reload(&service, &args),
             }
-        }
+        };
         service.shutdown().await?;
-        Ok(ExitCode::SUCCESS)
+        failure.map_or(Ok(ExitCode::SUCCESS), |reason| Err(anyhow::Error::msg(reason)))
     })
 }
 
@@ -194,6 +201,30 @@ fn reload(service: &app::Service, args: &ServeArgs) {
             tracing::error!(%error, "the API keys and the certificate are not reloaded and stay as they are");
         }
     }
+}
+
+fn fleet(command: FleetCommand, out: &mut Output) -> Outcome {
+    let sentence = match command {
+        FleetCommand::Init(args) => {
+            let config = run_config(args, |_| {})?;
+            runtime()?.block_on(fleet::init(&config))?
+        }
+        FleetCommand::Rebuild(args) => {
+            let config = run_config(args, |_| {})?;
+            runtime()?.block_on(fleet::rebuild(&config))?
+        }
+        FleetCommand::Activate { version, config } => {
+            let config = run_config(config, |_| {})?;
+            runtime()?.block_on(fleet::activate(&config, version))?
+        }
+        FleetCommand::Status { json, config } => {
+            let config = run_config(config, |_| {})?;
+            let status = runtime()?.block_on(fleet::status(&config))?;
+            return show(out, json, &status, || status.text());
+        }
+    };
+    writeln!(out, "{sentence}")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the memory plan of `hone serve`, or without clients of `hone train`.
@@ -269,8 +300,9 @@ fn train(mut args: TrainArgs, out: &mut Output) -> Outcome {
     let terminal = std::io::stderr().is_terminal();
     let interrupt = async {
         // If signals cannot be handled, the run cannot be interrupted.
-        if app::shutdown_signal().await.is_err() {
-            std::future::pending::<()>().await;
+        match app::shutdown_signal() {
+            Ok(signal) => signal.await,
+            Err(_) => std::future::pending().await,
         }
     };
     let (report, file) = if let Some(source) = args.ledger.from_ledger.clone() {

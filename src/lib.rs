@@ -7,6 +7,7 @@
 pub mod app;
 pub mod cli;
 pub mod commands;
+mod fleet;
 mod import_trl;
 mod ledger;
 pub mod logging;

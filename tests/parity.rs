@@ -394,6 +394,7 @@ async fn rejects_wrong_scales(
         data_dir: pair.files.path().to_owned(),
         probe_prompt: prompt,
         examiner: None,
+        authority: None,
     })
     .await
     .unwrap();

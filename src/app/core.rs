@@ -21,7 +21,7 @@ use hone_rollout::Rollout;
 use hone_store::{LEDGER, Retainer, Store, StoreConfig};
 use hone_train::config::PeakRate;
 use hone_train::monitoring::warnings::RewardRoles;
-use hone_train::policy::{ExamPrompt, Examiner, Policies, PolicySetup};
+use hone_train::policy::{ExamPrompt, Examiner, Policies, PolicySetup, VersionAuthority};
 use hone_train::{Learner, TrainHandle, TrainSetup, TrainWorker};
 
 use super::engines::Engines;
@@ -29,6 +29,7 @@ use super::memory::MemoryReport;
 use super::reward_tools;
 use super::{claim, open_model};
 use crate::config::Config;
+use crate::fleet::outbox_of;
 use crate::telemetry;
 
 /// Longest time that a run on a dataset waits for the trainer's running step at its end.
@@ -89,15 +90,20 @@ fn is_empty(folder: &Path) -> bool {
 }
 
 impl Core {
-    /// Builds and connects the configured parts, which report to `metrics`.
-    pub async fn start(config: &Config, metrics: Arc<Metrics>) -> anyhow::Result<Self> {
-        Self::build(config, true, None, metrics).await
+    /// Builds and connects the configured parts, which report to `metrics`. In a fleet's server, `authority` decides
+    /// about versions.
+    pub async fn start(
+        config: &Config,
+        metrics: Arc<Metrics>,
+        authority: Option<Arc<dyn VersionAuthority>>,
+    ) -> anyhow::Result<Self> {
+        Self::build(config, true, None, metrics, authority).await
     }
 
     /// [`Self::start`] for a run without clients. The trainer pauses after step `step_limit`. Only the
     /// engine that samples is loaded.
     pub async fn start_offline(config: &Config, step_limit: Option<u64>) -> anyhow::Result<Self> {
-        Self::build(config, false, step_limit, Arc::new(Metrics::new()?)).await
+        Self::build(config, false, step_limit, Arc::new(Metrics::new()?), None).await
     }
 
     async fn build(
@@ -105,6 +111,7 @@ impl Core {
         has_clients: bool,
         step_limit: Option<u64>,
         metrics: Arc<Metrics>,
+        authority: Option<Arc<dyn VersionAuthority>>,
     ) -> anyhow::Result<Self> {
         // Without clients, training has no other work to yield to.
         if has_clients {
@@ -116,7 +123,9 @@ impl Core {
         std::fs::create_dir_all(data).with_context(|| format!("data.dir {}", data.display()))?;
         let data = data.canonicalize()?;
         require_ledger(&data)?;
-        let store = Store::open(&data.join(LEDGER), &StoreConfig::default(), metrics.clone())?;
+        let outbox = Some(outbox_of(config.fleet.role));
+        let ledger = StoreConfig { outbox, ..StoreConfig::default() };
+        let store = Store::open(&data.join(LEDGER), &ledger, metrics.clone())?;
         require_checkpoints(config, &data, &store)?;
 
         let rewards = reward_tools(config, metrics.clone()).await?;
@@ -147,6 +156,7 @@ impl Core {
                 data_dir: data.clone(),
                 probe_prompt: probe,
                 examiner: Some(examiner),
+                authority,
             })
             .await?,
         );

@@ -20,13 +20,14 @@ use hone_engine::Engine;
 use hone_http::{AppState, DiskLimit, KeyRing, LearningLimits, Startup, Tls};
 use hone_reward::kinds::RewardKind;
 use hone_reward::routes::{RewardConfig, RouteConfig};
-use hone_store::Store;
+use hone_store::{FeedbackEntry, Store};
 use hone_train::TrainHandle;
 use hone_train::monitoring::warnings::{HealthMonitor, MonitorState, Warning, WarningAction};
 use hone_train::policy::{Policies, Promotion};
 
 use super::core::Core;
-use crate::config::{Config, ConfigError, ServerConfig};
+use crate::config::{Config, ConfigError, FleetRole, ServerConfig};
+use crate::fleet::{Member, MemberParts, RunningMember};
 use crate::tracker::{RunStatus, Tracker};
 use crate::usage;
 
@@ -39,6 +40,8 @@ pub struct Service {
     monitor: JoinHandle<()>,
     trimmer: JoinHandle<()>,
     core: Core,
+    /// What the process does in a fleet.
+    member: Option<RunningMember>,
     tracker: Option<Tracker>,
     keys: Arc<KeyRing>,
     tls: Arc<Tls>,
@@ -72,9 +75,18 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     };
     let server = tokio::spawn(hone_http::serve(listener, startup.clone(), stopped));
     tracing::info!(%addr, "listening while the model is loading");
+    let holdout_share = holdout_share(&config);
+    let learns = config.train.enabled;
+    if config.fleet.role == FleetRole::Server {
+        // The trainer learns, also from the dataset.
+        config.train.enabled = false;
+        config.dataset.path = PathBuf::new();
+    }
+    let member = Member::join(&config, &addr.to_string(), &metrics).await?;
     super::fetch_dataset(&mut config).await?;
-    let core = Core::start(&config, metrics).await?;
-    startup.finish(AppState {
+    let authority = member.as_ref().and_then(Member::authority);
+    let core = Core::start(&config, metrics, authority).await?;
+    let state = Arc::new(AppState {
         engine: core.engine.clone(),
         store: core.store.clone(),
         routes: core.routes.clone(),
@@ -83,12 +95,13 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         policies: core.policies.clone(),
         train: Arc::new(core.trainer()),
         learning: LearningLimits {
-            enabled: config.train.enabled,
+            enabled: learns,
             max_staleness: config.train.feedback_max_staleness,
             correction_weight: config.train.correction_weight,
         },
         metrics: core.metrics.clone(),
-        holdout_share: holdout_share(&config),
+        holdout_share,
+        fleet: member.as_ref().map(Member::problems),
         config: server_config,
         recent_turns: Default::default(),
         keys: Arc::clone(&keys),
@@ -100,6 +113,24 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         ready,
         started: now_ms(),
     });
+    let member = match member {
+        Some(member) => {
+            let own = Arc::clone(&state);
+            let evidence = Arc::new(move |entry: &FeedbackEntry, sample| {
+                hone_http::count_evidence(&own, entry, sample);
+            });
+            let parts = MemberParts {
+                store: core.store.clone(),
+                policies: core.policies.clone(),
+                trainer: core.trainer(),
+                metrics: core.metrics.clone(),
+                evidence,
+            };
+            Some(member.start(parts).await?)
+        }
+        None => None,
+    };
+    startup.finish(state);
     let monitor = tokio::spawn(
         StepWatch {
             store: core.store.clone(),
@@ -118,7 +149,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     report_deciders(&config, keys.raters());
     tracing::info!(%addr, %model, %data, "ready");
     let grace = Duration::from_secs(config.server.shutdown_grace_seconds);
-    Ok(Service { addr, stop, server, monitor, trimmer, core, tracker, keys, tls, grace })
+    Ok(Service { addr, stop, server, monitor, trimmer, core, member, tracker, keys, tls, grace })
 }
 
 /// Says if the ratings of one API key can decide about versions. Operators may expect more than one opinion.
@@ -196,6 +227,14 @@ impl Service {
         Ok(keys)
     }
 
+    /// Completes with the reason why the process must end, such as a trainer's lost lease.
+    pub async fn failed(&mut self) -> String {
+        match &mut self.member {
+            Some(member) => member.failed().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Shuts the daemon down without losing an acknowledged record. Running requests and the trainer's
     /// step together have `server.shutdown_grace_seconds` to finish.
     ///
@@ -209,6 +248,9 @@ impl Service {
         self.monitor.abort();
         self.trimmer.abort();
         let served = self.server.await;
+        if let Some(member) = self.member {
+            member.stop().await;
+        }
         if let Some(tracker) = self.tracker {
             tracker.finish(RunStatus::Finished).await;
         }
@@ -218,20 +260,31 @@ impl Service {
     }
 }
 
-/// Completes on Ctrl-C or SIGTERM.
-pub async fn shutdown_signal() -> std::io::Result<()> {
+/// Installs the handlers of Ctrl-C and SIGTERM. The future completes on the first of these signals.
+///
+/// # Errors
+/// If a handler cannot be installed.
+pub fn shutdown_signal() -> std::io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
 
+        let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
-        tokio::select! {
-            result = tokio::signal::ctrl_c() => result,
-            _ = terminate.recv() => Ok(()),
-        }
+        Ok(async move {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        })
     }
     #[cfg(not(unix))]
-    tokio::signal::ctrl_c().await
+    Ok(async {
+        // If the signal cannot be handled, it ends the process.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    })
 }
 
 /// Receives SIGHUP, which then no longer ends the process.

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use reqwest::{Client, Method, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use hone::config::{KeyConfig, KeyScope, ServerConfig};
@@ -27,7 +27,7 @@ use hone_http::{
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_reward::routes::RouteList;
-use hone_store::{Store, StoreConfig, StoreStats};
+use hone_store::{Outbox, Store, StoreConfig, StoreStats};
 use hone_train::policy::{PolicyError, VersionRating};
 use hone_train::{TrainError, TrainHold, TrainState, TrainStatus};
 
@@ -43,6 +43,7 @@ pub struct Setup {
     pub learning: LearningLimits,
     /// Free bytes that the server needs to be ready.
     pub min_free: u64,
+    pub in_fleet: bool,
 }
 
 /// Adds to what a fake was called with: the first 10,000 values, so that long tests do not fill the memory.
@@ -243,12 +244,15 @@ impl Server {
             holdout_share: 0.0,
             learning: LearningLimits { enabled: true, max_staleness: 2, correction_weight: 0.5 },
             min_free: 0,
+            in_fleet: false,
         };
         change(&mut setup);
         let dir = tempfile::tempdir().unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
         let ledger = dir.path().join("hone.redb");
-        let store = Store::open(&ledger, &StoreConfig::default(), metrics.clone()).unwrap();
+        let outbox = setup.in_fleet.then_some(Outbox::Server);
+        let records = StoreConfig { outbox, ..StoreConfig::default() };
+        let store = Store::open(&ledger, &records, metrics.clone()).unwrap();
         let engine = FakeEngine::new(Arc::new(codec), setup.fake, metrics.clone());
         let (rollout, trainer) =
             (Arc::new(FakeRollout::default()), Arc::new(FakeTrainer::default()));
@@ -270,6 +274,7 @@ impl Server {
             rollout: Some(rollout.clone()),
             policies: policies.clone(),
             train: trainer.clone(),
+            fleet: setup.in_fleet.then(|| watch::channel(None).1),
             learning: setup.learning,
             metrics: metrics.clone(),
             holdout_share: setup.holdout_share,

@@ -12,11 +12,23 @@ use hone_model::weights::Quantize;
 use hone_rollout::SamplerKind;
 use hone_train::policy::Promotion;
 
+use super::schema::FleetRole;
+
 /// The values of `--backend`.
 pub fn engine_backend() -> impl TypedValueParser<Value = EngineBackend> {
     let values = [
         ("mistralrs", "mistral.rs; on a CPU each of its engines decodes one sequence at a time"),
         ("native", "Hone's batched engine, on the weights that the trainer uses"),
+    ];
+    one_of(values)
+}
+
+/// The values of `--role`.
+pub fn fleet_role() -> impl TypedValueParser<Value = FleetRole> {
+    let values = [
+        ("all", "It serves and learns alone, without a fleet"),
+        ("server", "It serves, grades and records; any number of processes"),
+        ("trainer", "It learns from all servers and publishes; one runs, others stand by"),
     ];
     one_of(values)
 }

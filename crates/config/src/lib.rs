@@ -27,7 +27,7 @@ pub use hone_http::config::{
     ServerConfig, TlsConfig, hash_key,
 };
 pub use run::{EarlyStopConfig, RunConfig, RunTracker};
-pub use schema::{Config, DataConfig, LogConfig, LogFormat, ModelConfig};
+pub use schema::{Config, DataConfig, FleetConfig, FleetRole, LogConfig, LogFormat, ModelConfig};
 pub use services::{Collector, MlflowServer};
 pub use trl::{Counterpart, counterpart, trl_names};
 pub use validate::validate;

@@ -52,6 +52,8 @@ pub struct Config {
     pub run: RunConfig,
     /// Publication and retention of policy versions.
     pub policy: PolicyConfig,
+    /// Servers and trainers on several machines.
+    pub fleet: FleetConfig,
     /// Logging.
     pub log: LogConfig,
     /// Rewards by request. The first matching route applies, so the last one should match all.
@@ -87,6 +89,41 @@ hone_core::parameters! {
     pub struct LedgerConfig {
         /// How long records are kept.
         pub retention: Retention = Retention::default(),
+    }
+}
+
+/// What a process of a fleet does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FleetRole {
+    /// It serves and learns alone.
+    #[default]
+    All,
+    /// It serves, grades and records.
+    Server,
+    /// It learns from the records of all servers and publishes.
+    Trainer,
+}
+
+hone_core::parameters! {
+    /// `[fleet]`.
+    pub struct FleetConfig {
+        /// The object store that servers and trainers share: `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or
+        /// `az://CONTAINER/PREFIX`; empty without a fleet. Credentials and endpoint come from the environment
+        /// (`AWS_*`, `GOOGLE_*`, `AZURE_*`).
+        pub url: String = String::new(),
+        /// PEM file of certificates to trust in addition to the system's; empty for none.
+        pub ca_file: PathBuf = PathBuf::new(),
+        /// Whether the bucket's name is in the path of S3's URLs instead of the host.
+        pub path_style: bool = false,
+        /// Hours after which the copy of the trainer's ledger in the store is replaced, and the records before it are
+        /// deleted from the store; 0 for never.
+        pub snapshot_hours: u64 = 24 => between(0, 8_760),
+        /// Name of this process in `hone fleet status`; empty for the address that it listens on.
+        pub name: String = String::new(),
+        /// What the process does, which the flag `--role` says.
+        #[serde(skip)]
+        pub role: FleetRole = FleetRole::All,
     }
 }
 

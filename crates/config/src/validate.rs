@@ -35,6 +35,7 @@ pub(super) fn check(config: &Config) -> Checked {
     }
     config.data.check_in("data.")?;
     config.store.retention.check_as("store.retention")?;
+    config.fleet.check_in("fleet.")?;
     engine(config)?;
     config.rollout.check()?;
     dataset(config)?;

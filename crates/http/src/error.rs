@@ -320,6 +320,7 @@ impl From<PolicyError> for ApiError {
         match error {
             PolicyError::Unknown(_) => Self::new(ErrorCode::NotFound, message).param("version"),
             PolicyError::Unservable { .. } => Self::new(ErrorCode::Conflict, message),
+            PolicyError::Authority(_) => Self::unavailable(message),
             PolicyError::Engine(error) => error.into(),
             PolicyError::Store(error) => error.into(),
             PolicyError::Files(_) | PolicyError::Candidate(_) => {

@@ -30,18 +30,22 @@ type AppContext = State<Arc<AppState>>;
 #[derive(Serialize, JsonSchema)]
 pub struct ProbeStatus {
     status: &'static str,
+    /// Why a server does not serve its fleet's version; absent if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fleet: Option<String>,
 }
 
 /// `GET /livez`: the process runs.
 pub async fn live() -> Json<ProbeStatus> {
-    Json(ProbeStatus { status: "ok" })
+    Json(ProbeStatus { status: "ok", fleet: None })
 }
 
 /// `GET /readyz`: requests can be served and recorded.
 pub async fn ready(State(state): AppContext) -> JsonResult<ProbeStatus> {
     let reasons = unready(&state);
     if reasons.is_empty() {
-        Ok(Json(ProbeStatus { status: "ready" }))
+        let fleet = state.fleet.as_ref().and_then(|problem| problem.borrow().clone());
+        Ok(Json(ProbeStatus { status: "ready", fleet }))
     } else {
         Err(ApiError::unavailable(format!("not ready: {}", reasons.join("; "))))
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{Interaction, PolicyRecord, PolicyVersion, Sample, UnixMillis};
@@ -61,6 +62,9 @@ pub struct AppState {
     pub policies: Arc<dyn PolicyControl>,
     /// Trainer, for `/admin/train`.
     pub train: Arc<dyn TrainControl>,
+    /// With a fleet, other servers answer too, so that feedback may be on their completions. The value is what keeps
+    /// the process from serving the fleet's version, for `/readyz`.
+    pub fleet: Option<watch::Receiver<Option<String>>>,
     /// What decides whether feedback is trained on.
     pub learning: LearningLimits,
     /// Request counters and latencies; `/metrics` encodes them.

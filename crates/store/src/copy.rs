@@ -16,9 +16,10 @@ use crate::error::StoreError;
 use crate::file::{self, COPY_SUFFIX, Ledger};
 use crate::format;
 use crate::maintain::{self, CheckReport, CompactReport};
+use crate::op::Outbox;
 use crate::reader;
 use crate::store::Store;
-use crate::write::{self, Batch};
+use crate::write::{self, Applier, Batch};
 
 /// File name of the ledger in a data directory.
 pub const LEDGER: &str = "ledger.redb";
@@ -213,7 +214,8 @@ pub fn backup(data: &Path, to: &Path) -> Result<Backup, StoreError> {
     })
 }
 
-/// Copies a backup to the data directory `data`, which must be empty or absent, and checks its ledger.
+/// Copies a backup to the data directory `data`, which must be empty or absent, and checks its ledger. A
+/// server's log ends, because a fleet's store may have other batches of it; a trainer's log goes on.
 ///
 /// # Errors
 /// If `from` is no backup, `data` holds something, or a file cannot be copied.
@@ -229,7 +231,14 @@ pub fn restore(from: &Path, data: &Path) -> Result<CheckReport, StoreError> {
     replace_dir::<StoreError>(data, |new| {
         copy_tree(from, new, &|from, to| fs::copy(from, to).map(drop))
     })?;
-    maintain::check(&data.join(LEDGER))
+    let path = data.join(LEDGER);
+    file::guarded(&path, || {
+        file::write(&maintain::open(&path)?, |tx| {
+            let mut tables = Applier::new(tx)?;
+            if tables.mode == Outbox::Server { tables.open_log(Outbox::Off) } else { Ok(()) }
+        })
+    })?;
+    maintain::check(&path)
 }
 
 /// Links or copies a file or a directory.

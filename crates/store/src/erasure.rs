@@ -16,7 +16,7 @@ use hone_core::types::{
 use crate::error::StoreError;
 use crate::format::codec::decode;
 use crate::format::{self, Id};
-use crate::op::Op;
+use crate::op::{LoggedBatch, Op, id_of_turn};
 use crate::reader::{get, ids_of};
 use crate::store::Store;
 
@@ -143,7 +143,8 @@ fn find(tx: &ReadTransaction, selection: &ErasureFilter) -> Result<Selected, Sto
             }
         }
     }
-    for entry in tx.open_table(format::FEEDBACK)?.iter()? {
+    let recorded = tx.open_table(format::FEEDBACK)?;
+    for entry in recorded.iter()? {
         let row: Reward = decode(entry?.1.value())?;
         let goes_with_prompt = samples.contains(row.sample.0.as_bytes());
         if goes_with_prompt || selection.has_rater(row.key_id.as_deref()) {
@@ -153,6 +154,19 @@ fn find(tx: &ReadTransaction, selection: &ErasureFilter) -> Result<Selected, Sto
             // The group of a correction has its id.
             add_group(row.id.0.as_bytes())?;
             found.feedback.push(row.id);
+        }
+    }
+    // Feedback on completions of other processes has no row yet, or never here.
+    let (outbox, held) = (tx.open_table(format::OUTBOX)?, tx.open_table(format::HELD)?);
+    let unshipped = outbox.iter()?.map(|row| decode::<LoggedBatch>(row?.1.value()));
+    let held = held.iter()?.map(|row| decode(row?.1.value()));
+    for batch in unshipped.chain(held) {
+        for (op, id) in batch?.ops {
+            let (choices, rater) = op.posts();
+            if selection.has_rater(rater) && recorded.get(id.0.as_bytes())?.is_none() {
+                found.feedback.extend((0..choices.len()).map(|row| id_of_turn(id, row)));
+                found.report.feedback += choices.len();
+            }
         }
     }
     found.report.completions = found.prompts.len();

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::Path;
 
+use uuid::Uuid;
+
 use hone_core::files::FileError;
 
 use crate::health::{PATIENCE, StoreTrouble};
@@ -27,6 +29,9 @@ pub enum StoreError {
     /// Another process has opened the file.
     #[error("the ledger {0} is in use by another process")]
     InUse(String),
+    /// A batch does not follow the last one of its log: the log, and the expected and the given sequence.
+    #[error("the log {0} goes on with batch {2}, where batch {1} must follow")]
+    Gap(Uuid, u64, u64),
     /// The queue is full.
     #[error("the ledger's queue is full")]
     Overloaded,

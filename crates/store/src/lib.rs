@@ -24,6 +24,8 @@
 //!   it fails.
 //! - If the disk fails, the file is reopened and the batches are tried one by one. After the next
 //!   failure, batches with a waiting caller fail; the others are kept and tried again every second.
+//! - With [`StoreConfig::outbox`], what other processes need of a batch is recorded in its transaction, in the order of
+//!   the commits, until [`Op::Shipped`] removes it.
 //! - Files of earlier versions of Hone are migrated when they are opened; newer ones are refused.
 //!
 //! [`maintain`] has the offline operations of `hone db`. [`Ledger::open_read_only`] reads a file without ever
@@ -39,6 +41,7 @@ mod import;
 pub mod maintain;
 mod migrate;
 mod op;
+mod outbox;
 mod reader;
 mod retention;
 mod store;
@@ -51,9 +54,10 @@ pub use file::{CACHE_BYTES, Ledger};
 pub use health::StoreTrouble;
 pub use import::{ImportReport, import};
 pub use op::{
-    AuditRecord, Committed, CorrectionEntry, ERASED, FeedbackEntry, FeedbackOutcome, MERGED, Op,
-    QUARANTINED, QuarantinedKey,
+    AuditRecord, Committed, CorrectionEntry, ERASED, Elsewhere, FeedbackEntry, FeedbackOutcome,
+    MERGED, Op, Outbox, QUARANTINED, QuarantinedKey, SHIPPED, TakeIn,
 };
+pub use outbox::{OutboxBatch, OutboxState};
 pub use reader::StoreStats;
 pub use retention::{Retainer, Retention, RetentionKind};
 pub use store::{Store, StoreConfig};

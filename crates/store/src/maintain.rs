@@ -28,7 +28,7 @@ use crate::file::{self, Ledger};
 use crate::format::codec::{LedgerRecord, decode};
 use crate::format::{self, Bytes, Id, LedgerTables};
 use crate::migrate;
-use crate::op::{AuditRecord, Op};
+use crate::op::{AuditRecord, LoggedBatch, Op};
 use crate::reader::StoreStats;
 use crate::store::{Store, StoreConfig};
 
@@ -302,6 +302,8 @@ fn check_records(t: &LedgerTables<'_>, found: &mut Problems) -> Result<(), Store
 /// Checks that index entries refer to existing records. [`check_records`] checks the
 /// opposite direction.
 fn check_indexes(t: &LedgerTables<'_>, found: &mut Problems) -> Result<(), StoreError> {
+    each(found, &t.outbox, u64::to_string, |_, _: LoggedBatch| Ok(Vec::new()))?;
+    each(found, &t.held, |(_, id)| name(id), |_, _: LoggedBatch| Ok(Vec::new()))?;
     let (samples, groups) = ((&t.samples, "no such sample"), (&t.groups, "no such group"));
     each_entry(found, &t.samples_of, samples, |key, _| *key.1)?;
     each_entry(found, &t.groups_of, groups, |key, ()| *key.1)?;

@@ -11,6 +11,8 @@ use crate::format::{self, LedgerTables};
 mod m0001;
 #[path = "../../../migrations/0002_audit.rs"]
 mod m0002;
+#[path = "../../../migrations/0003_outbox.rs"]
+mod m0003;
 
 /// A step from the previous schema version.
 pub(crate) struct Migration {
@@ -24,6 +26,7 @@ pub(crate) struct Migration {
 pub(crate) const MIGRATIONS: &[Migration] = &[
     Migration { to: 1, description: m0001::DESCRIPTION, run: m0001::run },
     Migration { to: 2, description: m0002::DESCRIPTION, run: m0002::run },
+    Migration { to: 3, description: m0003::DESCRIPTION, run: m0003::run },
 ];
 
 pub(crate) fn to_current(database: &Database) -> Result<(), StoreError> {

@@ -1,6 +1,10 @@
 //! Operations on the ledger and their results.
+//!
+//! Operations are stored in an outbox, and in the segments of a fleet. There, the order of the variants of [`Op`] and of
+//! the fields of its parts is the format; [`Op`] may get further variants before the last one. Records are stored as in
+//! their tables, with a version of their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use postcard::experimental::serialized_size;
 use schemars::JsonSchema;
@@ -9,9 +13,11 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use hone_core::types::{
-    Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, Rating, Reward, RewardId,
-    Sample, SampleId, StepRecord, TokenId, UnixMillis, new_uuid, now_ms,
+    Aggregate, Group, GroupId, GroupState, Interaction, InteractionId, PolicyRecord, PolicyVersion,
+    Reward, RewardId, Sample, SampleId, StepRecord, TokenId, UnixMillis, new_uuid, now_ms,
 };
+
+use crate::format::codec::{LedgerRecord, as_record, stored_as_is};
 
 /// Reason of groups dropped because all their feedback is quarantined.
 pub const QUARANTINED: &str = "quarantined";
@@ -24,13 +30,42 @@ pub const MERGED: &str = "merged";
 /// erased while they waited.
 pub const ERASED: &str = "erased";
 
+/// Reason of groups dropped because a server hands them over to the trainer. It is no outcome of a rating.
+pub const SHIPPED: &str = "shipped";
+
+/// Whether the ledger records what it commits for other processes, and for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outbox {
+    /// The ledger belongs to the only process.
+    Off,
+    /// The ledger of a server, whose trainer is another process: ready groups and ratings do not wait here, and
+    /// feedback on completions of other servers is accepted.
+    Server,
+    /// The ledger of a trainer: its outbox has all that another ledger needs to become equal.
+    Trainer,
+}
+
+impl Outbox {
+    /// Whether other processes need an operation.
+    pub(crate) fn ships(self, op: &Op) -> bool {
+        match op {
+            Op::Audit(_) | Op::Expire(_) | Op::ExpireSteps(_) | Op::Shipped(_) => false,
+            // A server learns of versions and steps from the trainer.
+            Op::Policy(_) | Op::Step(_) | Op::TakeIn(_) | Op::ExpireHeld(_) => {
+                self == Self::Trainer
+            }
+            _ => self != Self::Off,
+        }
+    }
+}
+
 /// One write. A batch of operations is one transaction.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Op {
     /// Records a prompt.
-    Interaction(Box<Interaction>),
+    Interaction(#[serde(with = "as_record")] Box<Interaction>),
     /// Records a completion.
-    Sample(Box<Sample>),
+    Sample(#[serde(with = "as_record")] Box<Sample>),
     /// Makes a conversation findable by the digest of what was said ([`Ledger::turns`](crate::Ledger::turns)).
     /// Has no effect if the prompt is not recorded.
     Turn {
@@ -42,7 +77,7 @@ pub enum Op {
         choice: Option<u32>,
     },
     /// Records a grader's value, in place of an earlier one for the same sample and part.
-    Reward(Box<Reward>),
+    Reward(#[serde(with = "as_record")] Box<Reward>),
     /// Records ratings of one client, each in place of the same rater's earlier one for the same sample and
     /// part, and combines them with the ratings of the other raters: all, or no one of them. Records nothing
     /// if the first entry's idempotency key is known.
@@ -67,15 +102,13 @@ pub enum Op {
     EraseFeedback(RewardId),
     /// Removes the records of steps up to this one, and the measurements and checks of versions that they made.
     ExpireSteps(u64),
-    /// Records what an operator did.
-    Audit(Box<AuditRecord>),
     /// Quarantines an API key. If it is quarantined already, the first reason stays.
     Quarantine(QuarantinedKey),
     /// Ends the quarantine of an API key. Feedback whose group was dropped with the reason
     /// [`QUARANTINED`] waits for a group again.
     Release(String),
     /// Records or replaces a group.
-    Group(Box<Group>),
+    Group(#[serde(with = "as_record")] Box<Group>),
     /// Changes a group's state.
     GroupState(GroupId, GroupState),
     /// Takes members out of a ready group and records them as a dropped group of their own, with the
@@ -89,9 +122,18 @@ pub enum Op {
         reason: String,
     },
     /// Records or replaces a policy version.
-    Policy(Box<PolicyRecord>),
+    Policy(#[serde(with = "as_record")] Box<PolicyRecord>),
     /// Records an optimizer step and marks its groups as `Trained`.
-    Step(Box<StepRecord>),
+    Step(#[serde(with = "as_record")] Box<StepRecord>),
+    /// Removes the batches up to this sequence from the outbox, because they are in the store.
+    Shipped(u64),
+    /// Applies batches of another process ([`Store::take_in`](crate::Store::take_in)).
+    TakeIn(Box<TakeIn>),
+    /// Drops the feedback that was taken in before this time and is held for its completion.
+    ExpireHeld(UnixMillis),
+    /// Records what an operator did.
+    #[serde(skip)]
+    Audit(Box<AuditRecord>),
 }
 
 impl Op {
@@ -100,10 +142,31 @@ impl Op {
         self.table() == "feedback"
     }
 
-    pub(crate) fn policy(&self) -> Option<&PolicyRecord> {
+    /// The choices that a client's feedback concerns, one for each row, and the rater.
+    pub(crate) fn posts(&self) -> (Vec<(InteractionId, u32)>, Option<&str>) {
         match self {
-            Self::Policy(record) => Some(record),
-            _ => None,
+            Self::Feedback(entries) | Self::Conversation(entries) => (
+                entries.iter().map(|entry| (entry.interaction, entry.choice)).collect(),
+                entries.first().and_then(|entry| entry.key_id.as_deref()),
+            ),
+            Self::Correction(entry) => {
+                let rows = 1 + usize::from(entry.rating.is_some());
+                (vec![(entry.interaction, entry.choice); rows], entry.key_id.as_deref())
+            }
+            _ => (Vec::new(), None),
+        }
+    }
+
+    /// The prompts and the rows of feedback that it has texts or ratings of.
+    fn subjects(&self, id: RewardId) -> Vec<Uuid> {
+        match self {
+            Self::Interaction(row) => vec![row.id.0],
+            Self::Sample(row) => vec![row.interaction.0],
+            Self::Turn { interaction, .. } | Self::Metadata(interaction, _) => vec![interaction.0],
+            _ => {
+                let posts = self.posts().0.into_iter().enumerate();
+                posts.flat_map(|(row, (prompt, _))| [prompt.0, id_of_turn(id, row).0]).collect()
+            }
         }
     }
 
@@ -130,6 +193,7 @@ impl Op {
                     entries.iter().map(entry).sum()
                 }
                 Self::Correction(posted) => posted.text.len() + 4 * posted.ids.len(),
+                Self::TakeIn(other) => of(other),
                 _ => 0,
             }
     }
@@ -150,12 +214,59 @@ impl Op {
             Self::Step(_) | Self::ExpireSteps(_) => "steps",
             Self::EraseFeedback(_) => "erased_feedback",
             Self::Audit(_) => "audit",
+            Self::Shipped(_) => "outbox",
+            Self::TakeIn(_) => "intake",
+            Self::ExpireHeld(_) => "held",
+        }
+    }
+}
+
+/// The id of row `number` of a conversation, a preference or a correction with a rating. It is a
+/// function of the operation's id, so that a repeated operation finds the rows that it created.
+pub(crate) fn id_of_turn(id: RewardId, number: usize) -> RewardId {
+    RewardId(Uuid::from_u128(id.0.as_u128() ^ number as u128))
+}
+
+/// Batches of a log, by sequence.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TakeIn {
+    /// The log; nil for the trainer's.
+    pub(crate) log: Uuid,
+    /// When they were taken in.
+    pub(crate) at: UnixMillis,
+    pub(crate) batches: Vec<(u64, LoggedBatch)>,
+}
+
+/// A batch of an outbox, or a post that is held.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct LoggedBatch {
+    /// When it was recorded.
+    pub(crate) at: UnixMillis,
+    /// The operations, each with its id.
+    pub(crate) ops: Vec<(Op, RewardId)>,
+}
+
+stored_as_is!(LoggedBatch in "outbox";);
+
+impl LoggedBatch {
+    /// When an encoded batch was recorded, without decoding the rest.
+    pub(crate) fn time(encoded: &[u8]) -> Option<UnixMillis> {
+        Some(postcard::take_from_bytes(encoded.get(1..)?).ok()?.0)
+    }
+
+    /// Removes the operations that concern one of these prompts and rows of feedback.
+    pub(crate) fn erase(&mut self, gone: &BTreeSet<Uuid>) {
+        self.ops.retain(|(op, id)| !op.subjects(*id).iter().any(|id| gone.contains(id)));
+        for (op, _) in &mut self.ops {
+            if let Op::TakeIn(other) = op {
+                other.batches.iter_mut().for_each(|(_, batch)| batch.erase(gone));
+            }
         }
     }
 }
 
 /// One piece of feedback, as a client posts it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FeedbackEntry {
     /// The completion it rates.
     pub interaction: InteractionId,
@@ -173,13 +284,23 @@ pub struct FeedbackEntry {
     pub key_id: Option<String>,
     /// When it arrived.
     pub created: UnixMillis,
-    /// Combines the newest ratings of all raters for one sample and part, in any order, into the
-    /// value to train on. `None` means that the value is missing, not that it is 0.
-    pub join: fn(&[Rating]) -> Option<f64>,
+    /// How the newest ratings of all raters for one sample and part become the value to train on.
+    pub aggregate: Aggregate,
+    /// Set by a server that does not have the completion. The trainer then decides who rates, and may refuse.
+    pub elsewhere: Option<Elsewhere>,
+}
+
+/// Which completions of other servers a client may rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Elsewhere {
+    /// All.
+    Any,
+    /// Those of its API key.
+    Own,
 }
 
 /// The text that a completion should have been, as a client posts it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CorrectionEntry {
     /// The corrected completion.
     pub interaction: InteractionId,
@@ -240,7 +361,7 @@ impl AuditRecord {
 }
 
 /// An API key, or an end user of one, whose feedback is recorded but not trained on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuarantinedKey {
     /// Identifies the key or the end user ([`rater_id`](hone_core::types::rater_id)).
     pub key_id: String,
@@ -267,13 +388,15 @@ pub enum FeedbackOutcome {
     AlreadyCredited(usize),
     /// The idempotency key was recorded earlier, for another target or another content.
     Reused,
+    /// The completion is not in this ledger, and the trainer records the feedback when it has the completion.
+    Forwarded,
 }
 
 impl FeedbackOutcome {
-    /// Whether the operation recorded a row.
+    /// Whether the operation changed anything, here or at the trainer.
     pub(crate) fn is_recorded(&self) -> bool {
         match self {
-            Self::Recorded(_) => true,
+            Self::Recorded(_) | Self::Forwarded => true,
             Self::Credited(turns) => *turns > 0,
             _ => false,
         }
@@ -286,4 +409,6 @@ pub struct Committed {
     /// One outcome for each [`Op::Feedback`], [`Op::Conversation`] and [`Op::Correction`] of the batch, in
     /// order.
     pub feedback: Vec<FeedbackOutcome>,
+    /// The ratings that [`Op::TakeIn`] recorded, held ones included, each with its sample and the version of that.
+    pub ratings: Vec<(FeedbackEntry, SampleId, PolicyVersion)>,
 }

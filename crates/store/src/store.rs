@@ -14,11 +14,11 @@ use hone_core::metrics::Metrics;
 use hone_core::types::Lineage;
 
 use crate::error::StoreError;
-use crate::file::{COPY_SUFFIX, Ledger, Opener, opener};
+use crate::file::{COPY_SUFFIX, Ledger, Opener, guarded, opener};
 use crate::health::{PATIENCE, StoreTrouble, WriterHealth};
 use crate::migrate;
-use crate::op::{Committed, Op};
-use crate::write::{TransactionLog, WriteQueue, Writer, WriterEnd};
+use crate::op::{Committed, Op, Outbox};
+use crate::write::{Applier, TransactionLog, WriteQueue, Writer, WriterEnd};
 
 /// The ledger with its writer: [`Ledger`] has the queries. Clones share it. [`Store::close`], or dropping the
 /// last clone, ends the writer thread.
@@ -75,7 +75,8 @@ impl Store {
         config: &StoreConfig,
         metrics: Arc<Metrics>,
     ) -> Result<Self, StoreError> {
-        let store = Self::start(path, opener(path), config, metrics, |_| {})?;
+        let start = || Self::start(path, opener(path), config, metrics, |_| {});
+        let store = guarded(path, start)?;
         // A process that ended during a copy left it.
         remove_any(&sibling(path, COPY_SUFFIX))?;
         Ok(store)
@@ -92,6 +93,9 @@ impl Store {
         let database = opener()?;
         migrate::to_current(&database)?;
         let file = Arc::new(Ledger::from(database));
+        if let Some(outbox) = config.outbox {
+            file.write(|tx| Applier::new(tx)?.open_log(outbox))?;
+        }
         let queue = Arc::new(WriteQueue::new(config.queue_bytes, metrics.clone()));
         let ready_count = file.ready_count()?;
         let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
@@ -169,7 +173,8 @@ impl Store {
         ops: Vec<Op>,
     ) -> Result<Committed, StoreError> {
         let late = &self.inner.metrics.store_late_writes;
-        if self.inner.health.trouble_after(patience) == Some(StoreTrouble::Hung) {
+        // The write that an earlier caller waited for in vain began somewhat after that caller's commit.
+        if self.inner.health.trouble_after(patience * 9 / 10) == Some(StoreTrouble::Hung) {
             late.inc();
             return Err(StoreTrouble::Hung.into());
         }
@@ -258,10 +263,13 @@ pub struct StoreConfig {
     /// About the memory of the batches without a waiting caller that are not written yet. Beyond half of it, shadow
     /// samples are shed and counted; beyond it, all of them; beyond twice of it, commits fail with `Overloaded`.
     pub queue_bytes: usize,
+    /// What is recorded for other processes; `None` for the outbox that the ledger has. `Off` removes it, because the
+    /// ledger left its fleet.
+    pub outbox: Option<Outbox>,
 }
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { group_commit_ms: 2, queue_bytes: 32 << 20 }
+        Self { group_commit_ms: 2, queue_bytes: 32 << 20, outbox: None }
     }
 }

@@ -17,7 +17,7 @@ use hone_core::types::{
 use hone_model::ModelSpec;
 use hone_model::adapter::LoraConfig;
 use hone_reward::Routes;
-use hone_reward::feedback::{Aggregate, aggregator};
+use hone_reward::feedback::Aggregate;
 use hone_reward::routes::RouteList;
 use hone_store::{CorrectionEntry, FeedbackEntry, Op, Store, StoreConfig};
 
@@ -184,7 +184,8 @@ pub(crate) fn rating(
         idempotency_key: None,
         key_id: key_id.map(str::to_owned),
         created,
-        join: aggregator(Aggregate::Mean),
+        aggregate: Aggregate::Mean,
+        elsewhere: None,
     }])
 }
 

@@ -7,7 +7,7 @@ use hone_core::types::{
     Group, GroupState, Interaction, PolicyVersion, PromptSource, Reward, Sample, SampleOrigin,
 };
 use hone_reward::Routes;
-use hone_reward::feedback::{Aggregate, aggregator};
+use hone_reward::feedback::Aggregate;
 use hone_reward::routes::RouteList;
 use hone_store::{FeedbackEntry, Ledger, MERGED, Op, QuarantinedKey, Store, StoreConfig};
 
@@ -74,7 +74,8 @@ impl Book {
             idempotency_key: None,
             key_id: Some(key.to_owned()),
             created: 5,
-            join: aggregator(Aggregate::Mean),
+            aggregate: Aggregate::Mean,
+            elsewhere: None,
         }]));
     }
 

@@ -6,10 +6,11 @@ mod prospects;
 
 use serde_json::{Value, json};
 
+use hone::config::KeyScope;
 use hone_core::types::{InteractionId, PolicyVersion, RewardSource};
 use hone_store::{Op, QuarantinedKey};
 
-use crate::server::{Server, ask, id_of, merged, ok};
+use crate::server::{Server, ask, id_of, key, merged, ok};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn feedback_right_after_a_completion_is_recorded() {
@@ -353,4 +354,39 @@ async fn invalid_sessions_are_refused() {
     let wrong = json!({"session_id": "s-1", "name": "thumbs", "value": "good"});
     assert_eq!(server.post("/v1/feedback", &wrong).await.0, 400);
     assert_eq!(server.store.stats().unwrap().feedback, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rating_of_another_servers_completion_is_recorded_in_a_fleet() {
+    let server = Server::with(|setup| {
+        setup.in_fleet = true;
+        setup.server.keys = vec![key("w", &[KeyScope::Chat]), key("j", &[KeyScope::Feedback])];
+    })
+    .await;
+    let elsewhere = InteractionId::of_route("default").completion_id();
+    let body = json!({"completion_id": elsewhere, "name": "thumbs", "value": 1});
+    for key in ["w", "j"] {
+        let answer = ok(server.post_as(key, "/v1/feedback", &body).await);
+        let expected = json!({
+            "object": "feedback", "id": format!("{elsewhere}-0:thumbs"), "status": "recorded",
+            "completion_id": elsewhere, "choice": 0, "name": "thumbs", "policy_version": null,
+            "weight": 1.0, "trained": true, "reason": null,
+        });
+        assert_eq!(answer, expected);
+    }
+    assert_eq!(server.store.outbox_state().unwrap().unwrap().last, 2);
+    // The route is checked as if the completion were here.
+    let wrong = merged(body.clone(), json!({"value": 7}));
+    let (status, answer) = server.post_as("j", "/v1/feedback", &wrong).await;
+    assert_eq!((status, &answer["error"]["param"]), (422, &json!("value")));
+    // No route has this id, and of others only ratings can be forwarded.
+    let unknown = merged(
+        body.clone(),
+        json!({"completion_id": InteractionId::of_route("other").completion_id()}),
+    );
+    let corrected = merged(body.clone(), json!({"correction": "5"}));
+    for body in [unknown, corrected] {
+        let (status, answer) = server.post_as("j", "/v1/feedback", &body).await;
+        assert_eq!((status, &answer["error"]["param"]), (404, &json!("completion_id")), "{answer}");
+    }
 }

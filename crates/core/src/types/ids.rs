@@ -7,6 +7,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::{NoContext, Timestamp, Uuid};
 
+use crate::digest::Digest;
+
 /// A new UUIDv7. While the clock shows a time before 1970, its time is 1970.
 pub fn new_uuid() -> Uuid {
     match SystemTime::now().duration_since(UNIX_EPOCH) {
@@ -80,10 +82,28 @@ mod text_or_bytes {
     }
 }
 
+fn route_digest(route: &str) -> [u8; 2] {
+    let digest: [u8; 8] = Digest::new().field(route).prefix();
+    [digest[0], digest[1]]
+}
+
 /// The version of a UUID whose layout its author defines (RFC 9562).
 const CUSTOM: u8 = 8;
 
 impl InteractionId {
+    /// A new id whose last two bytes are a digest of the route's name, so that a server of a fleet that did not answer
+    /// the prompt can validate its feedback.
+    pub fn of_route(route: &str) -> Self {
+        let mut bytes = *new_uuid().as_bytes();
+        [bytes[14], bytes[15]] = route_digest(route);
+        Self(Uuid::from_bytes(bytes))
+    }
+
+    /// Whether the id can be one of [`Self::of_route`] for the route.
+    pub fn is_of_route(self, route: &str) -> bool {
+        self.0.as_bytes().ends_with(&route_digest(route))
+    }
+
     /// A new id of a prompt that is not recorded: a UUIDv7 with the version number 8. So the id itself
     /// says that nothing was kept.
     pub fn unstored() -> Self {
@@ -163,6 +183,13 @@ impl fmt::Display for PolicyVersion {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ids_know_their_route_and_sort_by_time() {
+        let ids: Vec<_> = (0..1000).map(|_| InteractionId::of_route("support")).collect();
+        assert!(ids.is_sorted() && ids.windows(2).all(|pair| pair[0] != pair[1]));
+        assert!(ids.iter().all(|id| id.is_of_route("support") && !id.is_of_route("sales")));
+    }
 
     #[test]
     fn an_unstored_id_is_recognized_by_itself() {

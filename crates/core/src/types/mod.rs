@@ -4,6 +4,7 @@
 //! everywhere; times are Unix milliseconds. The ledger stores records without names: the order of their fields
 //! and variants is its format, in which only an enum may get further variants, at its end.
 
+mod aggregate;
 mod ids;
 mod lineage;
 mod records;
@@ -18,6 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::digest::{Digest, hex};
 
+pub use aggregate::{Aggregate, aggregate, latest_per_rater};
 pub use ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId, new_uuid};
 pub use lineage::Lineage;
 pub use records::{

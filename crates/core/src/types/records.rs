@@ -86,11 +86,12 @@ pub struct Interaction {
 impl Interaction {
     /// A new prompt of now, of completions, without what a request may leave out and without tokens.
     pub fn new(source: PromptSource, route: impl Into<String>, messages: Vec<Message>) -> Self {
+        let route = route.into();
         Self {
-            id: InteractionId::new(),
+            id: InteractionId::of_route(&route),
             created: now_ms(),
             source,
-            route: route.into(),
+            route,
             model: "default".to_owned(),
             endpoint: ClientEndpoint::Completions,
             key_id: None,

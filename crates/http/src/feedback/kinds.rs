@@ -11,13 +11,14 @@ use hone_core::types::{
     Continuation, Interaction, InteractionId, Sample, SampleOrigin, TokenId, now_ms,
 };
 use hone_reward::Route;
-use hone_reward::feedback::{FeedbackParams, FeedbackType, aggregator};
+use hone_reward::feedback::{FeedbackParams, FeedbackType};
 use hone_store::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, Op, Store, StoreError};
 
 use super::posted::{
     COMMENT_CHARS, FeedbackResponse, Judged, KEY_CHARS, MAX_CHOICE, NAME_CHARS, PostedFeedback,
     RatingProspect, USER_CHARS, after_commit, commit, completion_id, end_user, find_choice,
-    id_schema, is_quarantined, judged, no_such_choice, prospect, rate, rater, unknown_completion,
+    id_schema, is_quarantined, judged, no_such_choice, prospect, rate, rated, rater,
+    unknown_completion,
 };
 use crate::auth::Caller;
 use crate::body::{Field, FieldTable, Fields};
@@ -33,13 +34,27 @@ pub async fn completion(
     id: InteractionId,
     choice: u32,
 ) -> Result<FeedbackResponse, ApiError> {
-    let named = ("completion_id", id);
-    let interaction = judged(state, &posted.caller, &posted.fields, named).await?;
+    let (interaction, is_here) = rated(state, posted, id).await?;
     let completion_id = interaction.completion_id();
     let route = state.routes.get(&interaction.route).cloned();
-    let entry = posted.entry(state, route.as_deref(), name, &interaction, choice)?;
+    let mut entry = posted.entry(state, route.as_deref(), name, &interaction, choice)?;
+    if !is_here {
+        entry.elsewhere = Some(posted.elsewhere());
+    }
     let op = Op::Feedback(vec![entry.clone()]);
     let (status, sample) = match commit(state, op, posted.idempotency_key).await? {
+        FeedbackOutcome::Forwarded => {
+            let completion_id = posted.fields.text("completion_id")?.unwrap_or_default().to_owned();
+            let judged = Judged::Completion {
+                id: format!("{completion_id}-{choice}:{name}"),
+                completion_id,
+                choice,
+                policy_version: None,
+                weight: route.and_then(|route| route.weight(name)),
+                name: entry.name,
+            };
+            return Ok(FeedbackResponse::new("recorded", None, judged));
+        }
         FeedbackOutcome::Recorded(sample) => ("recorded", sample),
         FeedbackOutcome::Duplicate(sample) => ("duplicate", sample),
         FeedbackOutcome::UnknownChoice => return Err(no_such_choice("choice", choice)),
@@ -392,7 +407,8 @@ pub async fn preference(
         // One client rates both.
         key_id: by.clone(),
         created,
-        join: aggregator(params.aggregate),
+        aggregate: params.aggregate,
+        elsewhere: None,
     };
     let pair = vec![entry(&chosen, greatest), entry(&rejected, least)];
     let status = match commit(state, Op::Feedback(pair), key).await? {

@@ -8,15 +8,15 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use hone_core::types::{
-    Interaction, InteractionId, PolicyState, Sample, SampleId, SampleOrigin, UnixMillis,
-    concerns_rater, key_of_rater, now_ms, rater_id,
+    Interaction, InteractionId, PolicyState, PromptSource, Sample, SampleId, SampleOrigin,
+    UnixMillis, concerns_rater, key_of_rater, now_ms, rater_id,
 };
 use hone_reward::Route;
-use hone_reward::feedback::{FeedbackType, aggregator, read_value};
-use hone_store::{FeedbackEntry, FeedbackOutcome, Op, StoreError};
+use hone_reward::feedback::{FeedbackType, read_value};
+use hone_store::{Elsewhere, FeedbackEntry, FeedbackOutcome, Op, StoreError};
 use hone_train::policy::VersionRating;
 
-use crate::auth::Caller;
+use crate::auth::{ApiKey, Caller};
 use crate::body::{Field, FieldTable, Fields};
 use crate::config::KeyScope;
 use crate::error::{ApiError, ErrorCode};
@@ -106,6 +106,12 @@ impl<'a> PostedFeedback<'a> {
         rater(&self.caller, self.end_user, interaction)
     }
 
+    /// Which completions of other servers the caller may rate.
+    pub fn elsewhere(&self) -> Elsewhere {
+        let may = |key: &Arc<ApiKey>| key.has_one_of(&[KeyScope::Feedback]);
+        if self.caller.key.as_ref().is_none_or(may) { Elsewhere::Any } else { Elsewhere::Own }
+    }
+
     /// The ledger entry of one completion's rating for a part, if the completion's route accepts it.
     pub fn entry(
         &self,
@@ -136,7 +142,8 @@ impl<'a> PostedFeedback<'a> {
             idempotency_key: self.idempotency_key.map(str::to_owned),
             key_id: self.rater(interaction),
             created: self.arrived,
-            join: aggregator(rule),
+            aggregate: rule,
+            elsewhere: None,
         })
     }
 }
@@ -324,10 +331,36 @@ pub async fn judged(
 ) -> Result<Interaction, ApiError> {
     let interaction = find_interaction(state, id).await?;
     let interaction = interaction.ok_or_else(|| unknown_completion(fields, name))?;
-    let Some(key) = &caller.key else { return Ok(interaction) };
+    check_owner(caller, &interaction)?;
+    Ok(interaction)
+}
+
+/// [`judged`] for a rating, and whether the completion is in the ledger. In a fleet, another server may have answered:
+/// then it has no prompt and no key, only the route that its id names, and the trainer has the rest.
+pub async fn rated(
+    state: &AppState,
+    posted: &PostedFeedback<'_>,
+    id: InteractionId,
+) -> Result<(Interaction, bool), ApiError> {
+    if let Some(found) = find_interaction(state, id).await? {
+        check_owner(&posted.caller, &found)?;
+        return Ok((found, true));
+    }
+    let mut routes = state.routes.iter().map(|route| route.name.as_str()).chain([""]);
+    let of_id = routes
+        .find(|route| id.is_of_route(route))
+        .filter(|_| state.fleet.is_some() && !id.is_unstored());
+    let route = of_id.ok_or_else(|| unknown_completion(&posted.fields, "completion_id"))?;
+    let elsewhere = Interaction::new(PromptSource::Live, route, Vec::new());
+    Ok((Interaction { id, ..elsewhere }, false))
+}
+
+/// Refuses a completion of another key, unless the caller has the scope `feedback`.
+fn check_owner(caller: &Caller, interaction: &Interaction) -> Result<(), ApiError> {
+    let Some(key) = &caller.key else { return Ok(()) };
     let is_own = interaction.api_key() == Some(key.id.as_str());
     if is_own || key.has_one_of(&[KeyScope::Feedback]) {
-        return Ok(interaction);
+        return Ok(());
     }
     let message = format!(
         "the key {:?} lacks the scope feedback, which rating another key's completion requires",
@@ -468,6 +501,14 @@ fn age_problem(state: &AppState, sample: &Sample) -> Result<Option<&'static str>
 pub fn is_quarantined(state: &AppState, rater: Option<&str>) -> Result<bool, StoreError> {
     let Some(rater) = rater else { return Ok(false) };
     Ok(state.store.quarantined()?.iter().any(|row| concerns_rater(&row.key_id, rater)))
+}
+
+/// Adds a rating that another server of the fleet recorded to the evidence of a canary, as one of its own.
+pub fn count_evidence(state: &AppState, entry: &FeedbackEntry, sample: SampleId) {
+    // If the ledger cannot tell, the rating is left out.
+    if let Ok(Some(interaction)) = state.store.interaction(entry.interaction) {
+        rate(state, state.routes.get(&interaction.route).map(Arc::as_ref), entry, sample);
+    }
 }
 
 /// Adds a rating to the evidence of a canary. A part without bounds cannot be compared, one with the weight 0 is not

@@ -199,12 +199,14 @@ impl ClientRequest {
         let kept = self.store.unwrap_or(state.config.store)
             && route.is_none_or(|route| route.store)
             && caller.key.as_ref().is_none_or(|key| key.entry.store.unwrap_or(true));
+        // No route has an empty name, so an unmatched request is never scored.
+        let route_name = route.map(|r| r.name.clone()).unwrap_or_default();
+        let kept_id = || InteractionId::of_route(&route_name);
         let mut interaction = Interaction {
-            id: if kept { InteractionId::new() } else { InteractionId::unstored() },
+            id: if kept { kept_id() } else { InteractionId::unstored() },
             created: now_ms(),
             source: PromptSource::Live,
-            // No route has an empty name, so an unmatched request is never scored.
-            route: route.map(|r| r.name.clone()).unwrap_or_default(),
+            route: route_name,
             model: self.model.clone(),
             endpoint: self.endpoint.clone(),
             key_id: rater_id(caller.key_id.as_deref(), self.user.as_deref()),

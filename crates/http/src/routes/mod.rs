@@ -29,8 +29,8 @@ use super::{auth, data, observe, operator};
 const MESSAGES_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// The whole HTTP surface. Serve it with connect info: `/admin` may require a local caller.
-pub fn router(state: AppState) -> Router {
-    let state = Arc::new(state);
+pub fn router(state: impl Into<Arc<AppState>>) -> Router {
+    let state = state.into();
     let authenticator = auth::Authenticator::new(&state.config, Arc::clone(&state.keys));
     let authenticator = Arc::new(authenticator);
     let cors = Arc::new(state.config.cors_origins.clone());

@@ -79,7 +79,8 @@ impl Startup {
     }
 
     /// Answers every route from now on. A second call has no effect.
-    pub fn finish(&self, state: AppState) {
+    pub fn finish(&self, state: impl Into<Arc<AppState>>) {
+        let state = state.into();
         let _loaded = self.loaded.get_or_init(|| {
             let (dir, keys, tls) =
                 (state.disk.dir.clone(), Arc::clone(&state.keys), Arc::clone(&self.tls));

@@ -3,8 +3,6 @@
 //!
 //! All functions are pure; the caller reads and writes the ledger.
 
-mod aggregate;
-
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
@@ -16,7 +14,7 @@ use hone_core::text::shortened;
 use crate::kinds::define::define_kind;
 use crate::reward_fn::indicator;
 
-pub use aggregate::{aggregate, aggregator, latest_per_rater};
+pub use hone_core::types::{Aggregate, aggregate, latest_per_rater};
 
 /// Why a key's feedback is in quarantine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -144,21 +142,6 @@ pub enum FeedbackType {
     Boolean,
     /// A comment without a value, which trains nothing.
     Comment,
-}
-
-/// How the values of several raters of one sample become one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Aggregate {
-    /// The newest value.
-    #[default]
-    Last,
-    /// The arithmetic mean.
-    Mean,
-    /// The median; of an even number of values the mean of the middle two.
-    Median,
-    /// The most frequent value; missing where two are equally frequent.
-    Majority,
 }
 
 define_kind! {

@@ -18,7 +18,7 @@ use hone_dataset::DatasetConfig;
 use hone_engine::testing::{FakeConfig, FakeEngine};
 use hone_engine::{Codec, ModelDir};
 use hone_reward::Routes;
-use hone_reward::feedback::{Aggregate, aggregator};
+use hone_reward::feedback::Aggregate;
 use hone_reward::routes::RouteList;
 use hone_store::{FeedbackEntry, Op, Store, StoreConfig};
 
@@ -275,6 +275,7 @@ fn feedback_entry(
         idempotency_key: None,
         key_id: None,
         created: now_ms(),
-        join: aggregator(Aggregate::Last),
+        aggregate: Aggregate::Last,
+        elsewhere: None,
     }
 }

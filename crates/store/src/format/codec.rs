@@ -40,6 +40,7 @@ macro_rules! stored_as_is {
         }
     )+};
 }
+pub(crate) use stored_as_is;
 
 stored_as_is!(
     Sample in "samples";
@@ -131,6 +132,27 @@ fn load_chat(stored: (Vec<StoredTool>, ToolChoice, bool, String)) -> ChatOptions
         serde_json::from_str(&variables).unwrap_or_default();
     let tools = tools.collect();
     ChatOptions { tools, tool_choice, parallel_tool_calls, template_variables }
+}
+
+/// A record inside of another value, as bytes of the stored form.
+pub(crate) mod as_record {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
+
+    use super::{LedgerRecord, decode, encode};
+
+    #[expect(clippy::borrowed_box, reason = "serde gives the field as it is")]
+    pub(crate) fn serialize<R: LedgerRecord, S: Serializer>(
+        record: &Box<R>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        encode(&**record).map_err(ser::Error::custom)?.serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, R: LedgerRecord, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Box<R>, D::Error> {
+        decode(<&[u8]>::deserialize(deserializer)?).map(Box::new).map_err(de::Error::custom)
+    }
 }
 
 pub(crate) fn encode<R: LedgerRecord>(record: &R) -> Result<Vec<u8>, StoreError> {

@@ -13,7 +13,7 @@ use redb::{
 use crate::error::StoreError;
 
 /// The schema version that this binary reads and writes.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// The bytes of a UUIDv7.
 pub(crate) type Id = [u8; 16];
@@ -56,6 +56,23 @@ macro_rules! tables {
             Ok(())
         }
 
+        /// Every row as text, by table.
+        #[cfg(test)]
+        pub(crate) fn dump(
+            tx: &ReadTransaction,
+        ) -> Result<std::collections::BTreeMap<&'static str, Vec<String>>, StoreError> {
+            let mut dumped = std::collections::BTreeMap::new();
+            $(
+                let mut rows = Vec::new();
+                for row in tx.open_table($table)?.iter()? {
+                    let (key, value) = row?;
+                    rows.push(format!("{:?}: {:?}", key.value(), value.value()));
+                }
+                dumped.insert($name, rows);
+            )+
+            Ok(dumped)
+        }
+
         /// Bytes of the rows and of the pages that hold them, without free pages.
         pub(crate) fn live_bytes(tx: &ReadTransaction) -> Result<u64, StoreError> {
             Ok(0 $(+ table_bytes(tx, $table)?)+)
@@ -63,9 +80,10 @@ macro_rules! tables {
     };
 }
 
-/// Bytes of the records that are not a prompt's: of steps and versions, and of what operators did.
+/// Bytes of the records that are not a prompt's: of steps and versions, of what operators did, and of the outbox.
 pub(crate) fn history_bytes(tx: &ReadTransaction) -> Result<u64, StoreError> {
-    Ok(table_bytes(tx, STEPS)? + table_bytes(tx, POLICIES)? + table_bytes(tx, AUDIT)?)
+    let logs = table_bytes(tx, AUDIT)? + table_bytes(tx, OUTBOX)?;
+    Ok(table_bytes(tx, STEPS)? + table_bytes(tx, POLICIES)? + logs)
 }
 
 fn copy_table<K: RedbKey + 'static, V: Value + 'static>(
@@ -139,4 +157,12 @@ tables!(
     QUARANTINE, quarantine, "quarantine": Text => (Text, u64);
     /// What operators did, as JSON, by the record's id.
     AUDIT, audit, "audit": Key => Text;
+    /// Committed batches that are not in a fleet's store yet, by sequence, without gaps.
+    OUTBOX, outbox, "outbox": u64 => Bytes;
+    /// The id of this ledger's log, nil for a trainer's -> the last sequence that was shipped. No row without an outbox.
+    OWN_LOG, own_log, "own_log": Key => u64;
+    /// The id of another ledger's log -> the last sequence that was taken in.
+    POSITIONS, positions, "intake_positions": Key => u64;
+    /// `(interaction, id of the operation)` -> feedback that was taken in before its completion.
+    HELD, held, "held_feedback": IdPair => Bytes;
 );

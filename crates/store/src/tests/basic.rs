@@ -222,10 +222,10 @@ fn creating_a_file_leaves_no_temporary_file() {
 async fn the_newest_ratings_of_all_raters_are_combined_for_training() {
     let store = TestLedger::new();
     store.enqueue(prompt_ops(1, 0)).unwrap();
-    let by = |key: Option<&str>, value, created, rule: fn(&[Rating]) -> Option<f64>| {
+    let by = |key: Option<&str>, value, created, rule: Aggregate| {
         feedback(FeedbackEntry {
             key_id: key.map(str::to_owned),
-            join: rule,
+            aggregate: rule,
             ..thumbs(1, value, created)
         })
     };
@@ -233,11 +233,23 @@ async fn the_newest_ratings_of_all_raters_are_combined_for_training() {
         let rewards = store.rewards_of(sample_id(10)).unwrap();
         rewards.iter().find(|r| r.name == "thumbs").unwrap().value
     };
-    store.commit(vec![by(Some("a"), 0.0, 100, mean), by(Some("b"), 1.0, 101, mean)]).await.unwrap();
+    store
+        .commit(vec![
+            by(Some("a"), 0.0, 100, Aggregate::Mean),
+            by(Some("b"), 1.0, 101, Aggregate::Mean),
+        ])
+        .await
+        .unwrap();
     assert_eq!(value(&store), Some(0.5));
-    store.commit(vec![by(None, 1.0, 102, mean)]).await.unwrap();
+    store.commit(vec![by(None, 1.0, 102, Aggregate::Mean)]).await.unwrap();
     // A correction replaces the rating of the same rater, even if others posted in between.
-    store.commit(vec![by(Some("a"), 1.0, 103, mean), by(None, 0.25, 104, mean)]).await.unwrap();
+    store
+        .commit(vec![
+            by(Some("a"), 1.0, 103, Aggregate::Mean),
+            by(None, 0.25, 104, Aggregate::Mean),
+        ])
+        .await
+        .unwrap();
     assert_eq!(value(&store), Some(0.75));
     assert_eq!(store.ratings_of(sample_id(10), "thumbs").unwrap().len(), 3);
     assert_eq!(store.stats().unwrap().feedback, 5, "replaced ratings stay in the table");
@@ -245,20 +257,23 @@ async fn the_newest_ratings_of_all_raters_are_combined_for_training() {
 
     // A tie has no value, so it does not wait for a group until another rating resolves it.
     store
-        .commit(vec![by(None, 0.0, 105, majority), by(Some("c"), 0.0, 106, majority)])
+        .commit(vec![
+            by(None, 0.0, 105, Aggregate::Majority),
+            by(Some("c"), 0.0, 106, Aggregate::Majority),
+        ])
         .await
         .unwrap();
     assert_eq!((value(&store), ungrouped(&store)), (None, vec![]));
-    store.commit(vec![by(Some("d"), 1.0, 107, majority)]).await.unwrap();
+    store.commit(vec![by(Some("d"), 1.0, 107, Aggregate::Majority)]).await.unwrap();
     assert_eq!((value(&store), ungrouped(&store).len()), (Some(1.0), 1));
 
     // After training, a rating that keeps the combined value adds no entry; one that changes it
     // does.
     store.commit(vec![Op::Group(Box::new(group(1, 1, &[10], &["thumbs"])))]).await.unwrap();
     store.commit(vec![Op::Step(Box::new(step(1, &[1])))]).await.unwrap();
-    store.commit(vec![by(Some("e"), 1.0, 108, majority)]).await.unwrap();
+    store.commit(vec![by(Some("e"), 1.0, 108, Aggregate::Majority)]).await.unwrap();
     assert_eq!(ungrouped(&store), []);
-    store.commit(vec![by(Some("f"), 1.0, 109, mean)]).await.unwrap();
+    store.commit(vec![by(Some("f"), 1.0, 109, Aggregate::Mean)]).await.unwrap();
     assert_eq!(ungrouped(&store).len(), 1);
     store.check();
 }

@@ -27,7 +27,7 @@ impl Gate {
 fn gated(path: &Path, queue_bytes: usize) -> (Store, Arc<Gate>, Arc<Metrics>) {
     let gate = Arc::new(Gate::default());
     let metrics = metrics();
-    let config = StoreConfig { group_commit_ms: 0, queue_bytes };
+    let config = StoreConfig { group_commit_ms: 0, queue_bytes, ..StoreConfig::default() };
     let inside = gate.clone();
     let store = Store::start(path, file::opener(path), &config, metrics.clone(), |writer| {
         writer.breakpoint = Box::new(move |_| inside.pass());

@@ -290,7 +290,7 @@ fn a_migration_that_the_disk_interrupted_can_be_repeated() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hanging_disk_refuses_clients_sheds_recordings_and_bounds_the_memory() {
     let (disk, metrics, limit) = (Disk::new(Vec::new(), 1), metrics(), 256 << 10);
-    let config = StoreConfig { group_commit_ms: 0, queue_bytes: limit };
+    let config = StoreConfig { group_commit_ms: 0, queue_bytes: limit, ..StoreConfig::default() };
     let path = Path::new("ledger.redb");
     let store = Store::start(path, disk.opener(), &config, metrics.clone(), |_| {}).unwrap();
     store.commit(prompt_ops(1, 0)).await.unwrap();

@@ -22,7 +22,7 @@ fn fixture(schema: u32) -> PathBuf {
 }
 
 /// The operations that made the file of schema 1: every kind of record.
-fn contents() -> Vec<Op> {
+pub(super) fn contents() -> Vec<Op> {
     let mut dataset = interaction(2);
     dataset.source = PromptSource::Dataset;
     dataset.key_id = None;
@@ -76,7 +76,7 @@ fn contents() -> Vec<Op> {
 }
 
 /// Records with the values that [`contents`] lacks, ids above it.
-fn further_contents() -> Vec<Op> {
+pub(super) fn further_contents() -> Vec<Op> {
     let mut asked = interaction(3);
     asked.stop = vec!["</answer>".to_owned(), "∎".to_owned()];
     asked.continues = Some(Continuation {
@@ -230,6 +230,17 @@ fn every_record_of_schema_1_is_read() {
     assert!(report.is_healthy(), "{report:?}");
 }
 
+#[test]
+fn a_file_of_schema_2_is_read() {
+    let (_dir, path) = copy_fixture(2);
+    let store = open(&path);
+    let stats = store.stats().unwrap();
+    assert_eq!((stats.interactions, stats.samples, stats.feedback), (10, 9, 3));
+    assert_eq!((store.outbox_state().unwrap(), store.held_feedback().unwrap()), (None, 0));
+    drop(store);
+    assert!(maintain::check(&path).unwrap().is_healthy());
+}
+
 /// The format does not change where `hone_core::types` do.
 #[test]
 fn every_record_of_schema_1_is_encoded_to_the_same_bytes() {
@@ -270,7 +281,7 @@ fn a_file_of_schema_1_accepts_new_writes() {
     // The recorded rater corrects the rating, and another rater adds one.
     let mean = |key: &str, value, created| FeedbackEntry {
         key_id: Some(key.to_owned()),
-        join: super::mean,
+        aggregate: Aggregate::Mean,
         ..thumbs(1, value, created)
     };
     ops.extend([feedback(mean("key-1", 1.0, 8001)), feedback(mean("key-2", 0.0, 8002))]);

@@ -11,6 +11,7 @@ mod golden;
 mod maintain;
 mod migrate;
 mod model;
+mod outbox;
 mod ratings;
 
 use std::collections::BTreeMap;
@@ -25,9 +26,9 @@ use uuid::Uuid;
 use hone_core::metrics::Metrics;
 use hone_core::testing;
 use hone_core::types::{
-    FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, Message, PolicyRecord,
-    PolicyState, PolicyVersion, PromptSource, Rating, Reward, RewardId, RewardSource, Role, Sample,
-    SampleId, SampleOrigin, SamplingParams, StepRecord,
+    Aggregate, FinishReason, Group, GroupId, GroupState, Interaction, InteractionId, Message,
+    PolicyRecord, PolicyState, PolicyVersion, PromptSource, Rating, Reward, RewardId, RewardSource,
+    Role, Sample, SampleId, SampleOrigin, SamplingParams, StepRecord,
 };
 
 use crate::maintain::{Problems, references};
@@ -244,27 +245,8 @@ fn thumbs(of: u64, value: f64, created: u64) -> FeedbackEntry {
         idempotency_key: None,
         key_id: None,
         created,
-        join: last,
-    }
-}
-
-/// The newest rating, one of the rules that a route can configure.
-fn last(ratings: &[Rating]) -> Option<f64> {
-    ratings.iter().max_by_key(|rating| rating.created).map(|rating| rating.value)
-}
-
-fn mean(ratings: &[Rating]) -> Option<f64> {
-    let values: Vec<f64> = ratings.iter().map(|rating| rating.value).collect();
-    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-}
-
-/// The rating of most raters; `None` for a tie.
-fn majority(ratings: &[Rating]) -> Option<f64> {
-    let count = |value| ratings.iter().filter(|rating| rating.value == value).count();
-    match count(1.0).cmp(&count(0.0)) {
-        std::cmp::Ordering::Greater => Some(1.0),
-        std::cmp::Ordering::Less => Some(0.0),
-        std::cmp::Ordering::Equal => None,
+        aggregate: Aggregate::Last,
+        elsewhere: None,
     }
 }
 

@@ -168,6 +168,7 @@ impl Model {
                     for member in &members {
                         self.waiting.remove(&(*member, part(*name)));
                     }
+                    self.set_state(*n, &row.state);
                     self.groups.insert(*n, row.clone());
                 }
                 (vec![Op::Group(Box::new(row))], vec![])

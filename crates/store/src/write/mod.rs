@@ -3,6 +3,7 @@
 mod apply;
 mod queue;
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use hone_core::types::{Lineage, RewardId};
 use crate::error::StoreError;
 use crate::file::{Ledger, Opener};
 use crate::health::WriterHealth;
-use crate::op::{Committed, FeedbackOutcome, Op};
+use crate::op::{Committed, Op, Outbox, SHIPPED};
 
 pub(crate) use apply::{AppliedCounts, Applier};
 pub(crate) use queue::{WriteJob, WriteQueue};
@@ -79,13 +80,16 @@ fn apply_all<'b>(
     let mut tables = Applier::new(tx)?;
     let mut answers = Vec::new();
     for (ops, ids) in batches {
-        let mut feedback = Vec::new();
-        for (op, id) in ops.iter().zip(ids) {
-            feedback.extend(tables.apply(op, *id)?);
-        }
-        answers.push(Committed { feedback });
+        let feedback = tables.apply_batch(ops, ids)?;
+        answers.push(Committed { feedback, ratings: std::mem::take(&mut tables.taken) });
     }
     tables.combine_ratings()?;
+    if tables.mode == Outbox::Server {
+        // The trainer counts what becomes of it.
+        for counts in [&mut tables.counts.ratings, &mut tables.counts.corrections] {
+            counts.ended = BTreeMap::from([(SHIPPED.to_owned(), counts.received)]);
+        }
+    }
     let ready = tables.ready_count()?;
     Ok(Transaction { answers, counts: tables.counts, ready })
 }
@@ -190,7 +194,8 @@ impl Writer {
         // Held until the transaction is committed and logged, so that a copy of the file misses none.
         let mut log = self.log.lock();
         let result = catch_unwind(AssertUnwindSafe(|| self.transaction(jobs)));
-        let refused = |error: &StoreError| !matches!(error, StoreError::Corrupt { .. });
+        let refused =
+            |error: &StoreError| !matches!(error, StoreError::Corrupt { .. } | StoreError::Gap(..));
         self.health.end(matches!(&result, Ok(Err(error)) if refused(error)));
         match result {
             Ok(Ok(transaction)) => {
@@ -202,7 +207,7 @@ impl Writer {
                 self.metrics.store_batch_operations.observe(operations as f64);
                 Ok(transaction)
             }
-            Ok(Err(error @ StoreError::Corrupt { .. })) => Err(TransactionFailure::Batch(error)),
+            Ok(Err(error)) if !refused(&error) => Err(TransactionFailure::Batch(error)),
             Ok(Err(error)) => {
                 self.reopen();
                 Err(TransactionFailure::Storage(error))
@@ -243,7 +248,8 @@ impl Writer {
             tracing::debug!(table, count, "dropped records of unknown samples or groups");
             self.metrics.store_dropped.with_label_values(&[table]).inc_by(*count);
         }
-        let AppliedCounts { ratings, corrections, .. } = &counts;
+        let AppliedCounts { ratings, corrections, policies, erased, .. } = &counts;
+        self.metrics.store_erasures.inc_by((*erased).into());
         self.metrics.feedback_received.inc_by(ratings.received);
         for (outcome, count) in &ratings.ended {
             self.metrics.feedback_ratings.with_label_values(&[outcome]).inc_by(*count);
@@ -257,15 +263,13 @@ impl Writer {
         self.metrics.train.ready_groups.set(i64::try_from(ready).unwrap_or(i64::MAX));
         let ready = usize::try_from(ready).unwrap_or(usize::MAX);
         self.ready.send_if_modified(|known| std::mem::replace(known, ready) != ready);
-        if answers.iter().flat_map(|answer| &answer.feedback).any(FeedbackOutcome::is_recorded) {
+        if ratings.received + corrections.received > 0 {
             self.feedback.send_modify(|n| *n += 1);
         }
-        let policies: Vec<_> =
-            jobs.iter().flat_map(|job| &job.ops).filter_map(Op::policy).collect();
         if !policies.is_empty() {
             self.lineage.send_modify(|lineage| {
                 let lineage = Arc::make_mut(lineage);
-                policies.into_iter().for_each(|record| lineage.add(record));
+                policies.iter().for_each(|record| lineage.add(record));
             });
         }
         for (job, answer) in jobs.into_iter().zip(answers) {

@@ -33,7 +33,7 @@ use crate::error::{LearnError, Result};
 pub use canary::{ArmCounts, CanaryPoint, CanaryStatus, VersionRating};
 pub use config::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion};
 pub use gate::{ExamPrompt, Examiner, PARITY_TOLERANCE};
-pub use registry::{Policies, PolicySetup, Suspension};
+pub use registry::{Policies, PolicySetup, Suspension, VersionAuthority};
 
 // Errors of policy versions.
 
@@ -51,6 +51,9 @@ pub enum PolicyError {
         /// A clause without a period.
         reason: String,
     },
+    /// The fleet did not take an operator's decision.
+    #[error("the fleet's versions were not changed: {0}")]
+    Authority(String),
     /// The version's files cannot be written.
     #[error(transparent)]
     Files(#[from] FileError),

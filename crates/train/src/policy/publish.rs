@@ -259,7 +259,7 @@ impl Policies {
 
     /// Deletes the adapter directories that [`is_kept`] does not keep, after `version` was promoted.
     /// `records` are those before.
-    fn prune(&self, records: &[PolicyRecord], version: PolicyVersion) {
+    pub(super) fn prune(&self, records: &[PolicyRecord], version: PolicyVersion) {
         let lineage = self.setup.store.lineage();
         let chain: Vec<PolicyVersion> = lineage.chain(version).collect();
         let with_files = records.iter().filter_map(|r| Some((r, r.adapter.as_ref()?)));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
 use hone_core::metrics::Metrics;
@@ -36,6 +37,18 @@ pub struct PolicySetup {
     pub probe_prompt: Vec<TokenId>,
     /// Completes and scores the gate's prompts; `None` leaves out drift and exam.
     pub examiner: Option<Examiner>,
+    /// Who decides about versions in a server of a fleet; `None` if this process does.
+    pub authority: Option<Arc<dyn VersionAuthority>>,
+}
+
+/// Takes the decisions of operators about versions to the fleet, which then decides for all of its servers.
+#[async_trait]
+pub trait VersionAuthority: Send + Sync {
+    /// Makes a version the active one of the fleet.
+    async fn activate(&self, version: PolicyVersion, reason: &str) -> Result<(), String>;
+
+    /// Keeps the files of a version, or lets them be deleted again.
+    async fn pin(&self, version: PolicyVersion, pinned: bool) -> Result<(), String>;
 }
 
 /// The only writer of the active version. Share it in an `Arc`.
@@ -226,7 +239,12 @@ impl Policies {
         version: PolicyVersion,
         reason: &str,
     ) -> Result<PolicyRecord, PolicyError> {
-        self.switch_to(version, reason, PolicyState::Retired, true).await
+        let Some(authority) = &self.setup.authority else {
+            return self.switch_to(version, reason, PolicyState::Retired, true).await;
+        };
+        self.servable_record(version)?;
+        authority.activate(version, reason).await.map_err(PolicyError::Authority)?;
+        self.servable_record(version)
     }
 
     /// Rolls the active version back to its nearest ancestor that can be served, because of a warning. Does
@@ -296,13 +314,19 @@ impl Policies {
         &self,
         version: PolicyVersion,
     ) -> Result<(PolicyRecord, Option<PathBuf>), PolicyError> {
-        let record = self.setup.store.policy(version)?.ok_or(PolicyError::Unknown(version))?;
-        if !record.state.was_promoted() && record.state != PolicyState::RolledBack {
-            let reason = record.reason.unwrap_or_else(|| "it was never promoted".to_owned());
-            return Err(PolicyError::Unservable { version, reason });
-        }
+        let record = self.servable_record(version)?;
         let adapter = self.adapter_dir(&record)?;
         Ok((record, adapter))
+    }
+
+    /// The record of a version that was promoted.
+    fn servable_record(&self, version: PolicyVersion) -> Result<PolicyRecord, PolicyError> {
+        let record = self.setup.store.policy(version)?.ok_or(PolicyError::Unknown(version))?;
+        if record.state.was_promoted() || record.state == PolicyState::RolledBack {
+            return Ok(record);
+        }
+        let reason = record.reason.unwrap_or_else(|| "it was never promoted".to_owned());
+        Err(PolicyError::Unservable { version, reason })
     }
 
     /// Records that new requests get `version`, and notifies the trainer.
@@ -396,6 +420,11 @@ impl Policies {
         version: PolicyVersion,
         pinned: bool,
     ) -> Result<PolicyRecord, PolicyError> {
+        if let Some(authority) = &self.setup.authority {
+            let record = self.setup.store.policy(version)?.ok_or(PolicyError::Unknown(version))?;
+            authority.pin(version, pinned).await.map_err(PolicyError::Authority)?;
+            return Ok(PolicyRecord { pinned, ..record });
+        }
         let _switch = self.switch.lock().await;
         let mut record = self.setup.store.policy(version)?.ok_or(PolicyError::Unknown(version))?;
         if pinned {
@@ -421,6 +450,53 @@ pub struct Suspension<'a>(&'a Policies);
 impl Drop for Suspension<'_> {
     fn drop(&mut self) {
         self.0.suspended.send_replace(false);
+    }
+}
+
+// A server of a fleet, whose trainer decides about versions.
+
+impl Policies {
+    /// Records versions and serves those that the fleet's trainer chose: `active`, and to its share of the traffic
+    /// `canary`. Their adapters are in the data directory. An engine that serves one version only has no canary.
+    ///
+    /// # Errors
+    /// If the ledger cannot be written or the engine cannot load a version. What was served before is served then.
+    pub async fn follow(
+        &self,
+        records: Vec<PolicyRecord>,
+        active: PolicyVersion,
+        canary: Option<(PolicyVersion, f64)>,
+    ) -> Result<(), PolicyError> {
+        let _exchange = self.exchange.lock().await;
+        let ops = records.into_iter().map(|record| Op::Policy(Box::new(record))).collect();
+        self.setup.store.commit_now(ops).await?;
+        let record =
+            |version| self.setup.store.policy(version)?.ok_or(PolicyError::Unknown(version));
+        let begun = self.canary();
+        if begun.is_some()
+            && (begun != canary.map(|(version, _)| version) || active != self.active())
+        {
+            self.canary.follow(None);
+            self.setup.publisher.end_canary();
+        }
+        if active != self.active() {
+            self.load(&record(active)?).await?;
+            self.set_active(active);
+            tracing::info!(version = %active, "the fleet's active version is served");
+            self.prune(&self.list()?, active);
+        }
+        if let Some((version, share)) = canary {
+            if self.canary().is_none() {
+                let adapter = self.adapter_dir(&record(version)?)?;
+                self.stage(version, adapter.as_deref()).await?;
+                if !self.setup.publisher.begin_canary().await? {
+                    return Ok(());
+                }
+                tracing::info!(%version, "the fleet's canary is served");
+            }
+            self.canary.follow(Some((version, share)));
+        }
+        Ok(())
     }
 }
 

@@ -12,12 +12,11 @@ use hone_core::types::{
     concerns_rater,
 };
 
-use super::feedback::id_of_turn;
 use super::groups::{is_dropped, outcome};
 use super::tables::Applier;
 use crate::error::StoreError;
 use crate::format::codec::decode;
-use crate::op::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, QUARANTINED};
+use crate::op::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, QUARANTINED, id_of_turn};
 use crate::reader;
 
 /// Name of a correction's row of feedback. It is no reward part.

@@ -17,7 +17,7 @@ use super::tables::Applier;
 use crate::error::StoreError;
 use crate::format::Id;
 use crate::format::codec::encode;
-use crate::op::ERASED;
+use crate::op::{ERASED, Outbox};
 use crate::reader;
 
 impl Applier<'_> {
@@ -28,11 +28,16 @@ impl Applier<'_> {
         id: InteractionId,
         when: Option<UnixMillis>,
     ) -> Result<(), StoreError> {
-        let Some(row) = self.interaction(id)? else { return Ok(()) };
         let key = id.0.as_bytes();
+        let row = self.interaction(id)?;
         if let Some(when) = when {
-            self.erased.insert(key, when)?;
+            self.gone.insert(id.0);
+            // In a fleet, its records may come later from another process.
+            if row.is_some() || self.mode != Outbox::Off {
+                self.erased.insert(key, when)?;
+            }
         }
+        let Some(row) = row else { return Ok(()) };
         if let Some(session) = row.session() {
             self.sessions.remove((row.api_key(), session, key))?;
         }
@@ -46,7 +51,7 @@ impl Applier<'_> {
             samples.into_iter().map(|id| SampleId(Uuid::from_bytes(id))).collect();
         let groups = self.groups_on(id)?;
         for group in groups {
-            let group = self.leave_group(id, group, &samples)?;
+            let group = self.leave_group(group, &samples)?;
             if when.is_none() && group.members.is_empty() {
                 self.forget_group(&group)?;
             }
@@ -65,12 +70,7 @@ impl Applier<'_> {
     }
 
     /// Takes erased members out of a group. Without any member left, a ready group is dropped.
-    fn leave_group(
-        &mut self,
-        id: InteractionId,
-        mut group: Group,
-        erased: &[SampleId],
-    ) -> Result<Group, StoreError> {
+    fn leave_group(&mut self, mut group: Group, erased: &[SampleId]) -> Result<Group, StoreError> {
         let dropped = GroupState::Dropped(ERASED.to_owned());
         let is_ready = group.state == GroupState::Ready;
         if is_ready && group.is_correction() {
@@ -90,7 +90,6 @@ impl Applier<'_> {
             let sample: Option<Sample> = reader::get(&self.samples, first.0.as_bytes())?;
             group.interaction = sample.map_or(group.interaction, |sample| sample.interaction);
             group.oldest_version = self.oldest_version(&group.members)?;
-            self.groups_of.remove((id.0.as_bytes(), group.id.0.as_bytes()))?;
         } else if is_ready {
             group.state = dropped;
         }
@@ -112,12 +111,13 @@ impl Applier<'_> {
 
     /// Erases one piece of feedback. A correction's sample has the same id, with a group of its own.
     pub(super) fn erase_feedback(&mut self, id: RewardId) -> Result<(), StoreError> {
+        self.gone.insert(id.0);
         let row: Option<Reward> = reader::get(&self.feedback, id.0.as_bytes())?;
         let Some(row) = row else { return Ok(()) };
         let corrected: Option<Sample> = reader::get(&self.samples, id.0.as_bytes())?;
         if let Some(sample) = corrected {
             if let Some(group) = self.group(id.0.as_bytes())? {
-                self.leave_group(sample.interaction, group, &[sample.id])?;
+                self.leave_group(group, &[sample.id])?;
             }
             self.erase_sample(sample.interaction, sample.id)?;
         }

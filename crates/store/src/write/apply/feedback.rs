@@ -8,14 +8,15 @@ use redb::ReadableTable;
 use uuid::Uuid;
 
 use hone_core::types::{
-    GroupState, InteractionId, Reward, RewardId, RewardSource, SampleId, key_of_rater,
+    GroupState, InteractionId, PolicyVersion, Reward, RewardId, RewardSource, Sample, SampleId,
+    aggregate, key_of_rater,
 };
 
 use super::groups::ungrouped_key;
 use super::tables::{Applier, PendingRating};
 use crate::error::StoreError;
 use crate::format::codec::encode;
-use crate::op::{FeedbackEntry, FeedbackOutcome};
+use crate::op::{Elsewhere, FeedbackEntry, FeedbackOutcome, Outbox, id_of_turn};
 use crate::reader;
 
 impl Applier<'_> {
@@ -25,6 +26,10 @@ impl Applier<'_> {
         entries: &[FeedbackEntry],
         id: RewardId,
     ) -> Result<FeedbackOutcome, StoreError> {
+        let entries: Result<Option<Vec<_>>, _> =
+            entries.iter().map(|entry| self.by_its_rater(entry)).collect();
+        let Some(entries) = entries? else { return Ok(FeedbackOutcome::UnknownCompletion) };
+        let entries = entries.as_slice();
         // If the row is the same, this operation is being repeated; it is not another post.
         if let Some((sample, known)) = self.find_first(entries)?
             && known != id
@@ -46,6 +51,22 @@ impl Applier<'_> {
         let first = rated.first().map(|(_, sample)| *sample);
         self.record_all(&rated, id)?;
         Ok(first.map_or(FeedbackOutcome::Credited(0), FeedbackOutcome::Recorded))
+    }
+
+    /// The entry with who rates; `None` if its API key may not rate the completion. Only the ledger with the completion
+    /// knows the end user of the request, who rates unless the post names another.
+    fn by_its_rater(&self, entry: &FeedbackEntry) -> Result<Option<FeedbackEntry>, StoreError> {
+        let mut entry = entry.clone();
+        let Some(allowed) = entry.elsewhere.take() else { return Ok(Some(entry)) };
+        let Some(completion) = self.interaction(entry.interaction)? else { return Ok(Some(entry)) };
+        let key = entry.key_id.as_deref().and_then(key_of_rater);
+        if completion.api_key() != key {
+            return Ok(Some(entry).filter(|_| allowed == Elsewhere::Any));
+        }
+        if entry.key_id.as_deref() == key {
+            entry.key_id = completion.key_id;
+        }
+        Ok(Some(entry))
     }
 
     /// Records one rating for several turns. Turns without the choice that is rated are skipped.
@@ -199,8 +220,13 @@ impl Applier<'_> {
         }
         let key = (sample, entry.name.clone());
         values += self.pending.get(&key).map_or(0, |earlier| earlier.values);
-        let (interaction, join) = (entry.interaction, entry.join);
-        self.pending.insert(key, PendingRating { interaction, last: posted, join, values });
+        let (interaction, aggregate) = (entry.interaction, entry.aggregate);
+        self.pending.insert(key, PendingRating { interaction, last: posted, aggregate, values });
+        if self.intake.is_some() {
+            let rated: Option<Sample> = reader::get(&self.samples, sample.0.as_bytes())?;
+            let version = rated.map_or(PolicyVersion::BASE, |rated| rated.version);
+            self.taken.push((entry.clone(), sample, version));
+        }
         Ok(())
     }
 
@@ -232,18 +258,18 @@ impl Applier<'_> {
         part: &str,
         pending: PendingRating,
     ) -> Result<(), StoreError> {
-        let PendingRating { interaction, last, join, values } = pending;
+        let PendingRating { interaction, last, aggregate: rule, values } = pending;
         let ratings = reader::ratings(&self.ratings, &self.feedback, sample, part)?;
         let (past, in_ready_group) = self.groups_with(interaction, sample, part)?;
         // The trainer uses the combined value; the table `feedback` keeps what each rater posted.
-        let reward = Reward { value: join(&ratings), ..last };
+        let reward = Reward { value: aggregate(rule, &ratings), ..last };
         let waited = self.waits(sample, part, in_ready_group)?;
         let previous = self.put_reward(&reward)?;
         let changed = previous.is_none_or(|p| p.value != reward.value);
         // Either no group contains it, or it changed after every such group was trained on or
         // dropped.
         let needs_group = reward.value.is_some() && !in_ready_group && (changed || !past);
-        if needs_group {
+        if needs_group && self.mode != Outbox::Server {
             self.ungrouped.insert(ungrouped_key(&reward), ())?;
         }
         // Of several posts, the last one counts.
@@ -291,10 +317,4 @@ impl Applier<'_> {
         }
         Ok((past, ready))
     }
-}
-
-/// The id of row `number` of a conversation, a preference or a correction with a rating. It is a
-/// function of the operation's id, so that a repeated operation finds the rows that it created.
-pub(super) fn id_of_turn(id: RewardId, number: usize) -> RewardId {
-    RewardId(Uuid::from_u128(id.0.as_u128() ^ number as u128))
 }

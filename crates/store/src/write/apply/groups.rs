@@ -102,11 +102,6 @@ impl Applier<'_> {
             self.counts.ratings.received += ratings.len() as u64;
             self.counts.corrections.received += u64::from(group.is_correction());
         }
-        if let GroupState::Trained(step) = group.state
-            && *state != group.state
-        {
-            self.leave_step(step, id)?;
-        }
         self.put_group(&Group { state: state.clone(), ..group })
     }
 
@@ -120,12 +115,13 @@ impl Applier<'_> {
         Ok(())
     }
 
-    /// Records members of a ready group as a dropped group of their own.
+    /// Records members of a ready group as a dropped group of their own, with the id `new`.
     pub(super) fn drop_members(
         &mut self,
         id: GroupId,
         members: &[SampleId],
         reason: &str,
+        new: GroupId,
     ) -> Result<(), StoreError> {
         let Some(mut group) = self.group(id.0.as_bytes())? else {
             self.count_orphan("groups");
@@ -141,8 +137,7 @@ impl Applier<'_> {
             return self.set_group_state(id, &state);
         }
         let oldest_version = self.oldest_version(&dropped)?;
-        let own =
-            Group { id: GroupId::new(), members: dropped, oldest_version, state, ..group.clone() };
+        let own = Group { id: new, members: dropped, oldest_version, state, ..group.clone() };
         self.count_outcome(&own.state, &self.ratings_in(&own)?)?;
         self.add_group(&own)?;
         group.oldest_version = self.oldest_version(&kept)?;

@@ -8,6 +8,8 @@ mod corrections;
 mod erase;
 mod feedback;
 mod groups;
+mod intake;
+mod outbox;
 mod tables;
 
 use std::collections::BTreeMap;
@@ -16,20 +18,21 @@ use redb::ReadableTable;
 use uuid::Uuid;
 
 use hone_core::types::{
-    GroupState, Interaction, InteractionId, PolicyRecord, PolicyState, PromptSource, Reward,
-    RewardId, Sample, SampleId, SampleOrigin, StepRecord, concerns_rater,
+    GroupId, GroupState, Interaction, InteractionId, PolicyRecord, PolicyState, PromptSource,
+    Reward, RewardId, Sample, SampleId, SampleOrigin, StepRecord, concerns_rater,
 };
 
 use crate::error::StoreError;
 use crate::format::codec::{decode, encode};
-use crate::op::{AuditRecord, FeedbackOutcome, Op, QUARANTINED, QuarantinedKey};
+use crate::op::{AuditRecord, FeedbackOutcome, Op, Outbox, QUARANTINED, QuarantinedKey};
 use crate::reader;
 use groups::{is_dropped, ungrouped_key};
 
 pub(crate) use tables::{AppliedCounts, Applier};
 
 impl Applier<'_> {
-    /// Applies one operation. `feedback_id` is the id of the row that feedback creates.
+    /// Applies one operation. `feedback_id` is the id of the row that feedback creates, or of the group for members
+    /// that leave theirs.
     pub(crate) fn apply(
         &mut self,
         op: &Op,
@@ -37,6 +40,8 @@ impl Applier<'_> {
     ) -> Result<Option<FeedbackOutcome>, StoreError> {
         if !op.is_feedback() {
             self.combine_ratings()?;
+        } else if self.forward(op, feedback_id)? {
+            return Ok(Some(FeedbackOutcome::Forwarded));
         }
         match op {
             Op::Interaction(row) => self.add_interaction(row)?,
@@ -59,10 +64,13 @@ impl Applier<'_> {
             Op::Group(row) => self.add_group(row)?,
             Op::GroupState(id, state) => self.set_group_state(*id, state)?,
             Op::DropMembers { group, members, reason } => {
-                self.drop_members(*group, members, reason)?;
+                self.drop_members(*group, members, reason, GroupId(feedback_id.0))?;
             }
             Op::Policy(row) => self.add_policy(row)?,
             Op::Step(row) => self.add_step(row)?,
+            Op::Shipped(sequence) => self.set_shipped((*sequence).min(self.last_batch()?))?,
+            Op::TakeIn(other) => self.take_in(other)?,
+            Op::ExpireHeld(before) => self.expire_held(*before)?,
         }
         Ok(None)
     }
@@ -124,6 +132,9 @@ impl Applier<'_> {
         self.samples_of
             .insert((row.interaction.0.as_bytes(), row.id.0.as_bytes()), (served, row.choice))?;
         self.count_written("samples");
+        if served && self.intake.is_some() {
+            self.release_held(row.interaction)?;
+        }
         Ok(())
     }
 
@@ -158,6 +169,7 @@ impl Applier<'_> {
 
     fn add_policy(&mut self, row: &PolicyRecord) -> Result<(), StoreError> {
         self.policies.insert(row.version.0, encode(row)?.as_slice())?;
+        self.counts.policies.push(row.clone());
         self.count_written("policy_versions");
         Ok(())
     }
@@ -168,6 +180,7 @@ impl Applier<'_> {
         for group in &row.groups {
             self.set_group_state(*group, &GroupState::Trained(row.step))?;
         }
+        self.ignored = false;
         Ok(())
     }
 }
@@ -239,6 +252,7 @@ impl Applier<'_> {
             if self.was_quarantined(sample, &name)?
                 && let Some(reward) = self.current_reward(sample, &name)?
                 && reward.value.is_some()
+                && self.mode != Outbox::Server
                 && self.ungrouped.insert(ungrouped_key(&reward), ())?.is_none()
             {
                 self.counts.ratings.received += 1;

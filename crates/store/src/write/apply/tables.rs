@@ -1,15 +1,20 @@
 //! The tables, opened for writing, and the writes that keep their indexes consistent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 
-use redb::{ReadableTableMetadata, WriteTransaction};
+use redb::{ReadableTable, ReadableTableMetadata, WriteTransaction};
+use uuid::Uuid;
 
-use hone_core::types::{Group, GroupState, Interaction, InteractionId, Rating, Reward, SampleId};
+use hone_core::types::{
+    Aggregate, Group, GroupState, Interaction, InteractionId, PolicyRecord, PolicyVersion, Reward,
+    Sample, SampleId, UnixMillis,
+};
 
 use crate::error::StoreError;
 use crate::format::codec::encode;
 use crate::format::{Id, LedgerTables};
+use crate::op::{FeedbackEntry, Outbox, SHIPPED};
 use crate::reader;
 
 /// Effects of a transaction, for metrics.
@@ -21,6 +26,10 @@ pub(crate) struct AppliedCounts {
     pub(crate) orphans: BTreeMap<&'static str, u64>,
     pub(crate) ratings: OutcomeCounts,
     pub(crate) corrections: OutcomeCounts,
+    /// Whether anything was erased.
+    pub(crate) erased: bool,
+    /// The policy versions that were recorded.
+    pub(crate) policies: Vec<PolicyRecord>,
 }
 
 /// What became of ratings, or of corrections.
@@ -49,7 +58,7 @@ pub(super) struct PendingRating {
     pub(super) interaction: InteractionId,
     pub(super) last: Reward,
     /// The last post's rule.
-    pub(super) join: fn(&[Rating]) -> Option<f64>,
+    pub(super) aggregate: Aggregate,
     /// Number of posts with a value.
     pub(super) values: usize,
 }
@@ -60,6 +69,16 @@ pub(crate) struct Applier<'t> {
     /// Ratings that are recorded and not combined yet, by completion and part.
     pub(super) pending: BTreeMap<(SampleId, String), PendingRating>,
     pub(crate) counts: AppliedCounts,
+    /// The ledger's outbox.
+    pub(crate) mode: Outbox,
+    /// When the batches that are being applied were taken in; `None` for those of this process.
+    pub(super) intake: Option<UnixMillis>,
+    /// Ratings of other processes that were recorded.
+    pub(crate) taken: Vec<(FeedbackEntry, SampleId, PolicyVersion)>,
+    /// Whether the operation has no effect.
+    pub(super) ignored: bool,
+    /// Prompts and rows of feedback to erase from the outbox and from what is held.
+    pub(super) gone: BTreeSet<Uuid>,
 }
 
 impl<'t> Deref for Applier<'t> {
@@ -78,8 +97,22 @@ impl DerefMut for Applier<'_> {
 
 impl<'t> Applier<'t> {
     pub(crate) fn new(tx: &'t WriteTransaction) -> Result<Self, StoreError> {
-        let (tables, counts) = (LedgerTables::new(tx)?, AppliedCounts::default());
-        Ok(Self { tables, pending: BTreeMap::new(), counts })
+        let tables = LedgerTables::new(tx)?;
+        let log = tables.own_log.first()?.map(|(log, _)| Uuid::from_bytes(*log.value()));
+        Ok(Self {
+            tables,
+            pending: BTreeMap::new(),
+            counts: AppliedCounts::default(),
+            mode: match log {
+                None => Outbox::Off,
+                Some(log) if log.is_nil() => Outbox::Trainer,
+                Some(_) => Outbox::Server,
+            },
+            intake: None,
+            taken: Vec::new(),
+            ignored: false,
+            gone: BTreeSet::new(),
+        })
     }
 
     pub(crate) fn ready_count(&self) -> Result<u64, StoreError> {
@@ -92,6 +125,7 @@ impl<'t> Applier<'t> {
 
     pub(super) fn count_orphan(&mut self, table: &'static str) {
         *self.counts.orphans.entry(table).or_default() += 1;
+        self.ignored = true;
     }
 
     pub(super) fn current_reward(
@@ -129,11 +163,37 @@ impl<'t> Applier<'t> {
         ids.iter().filter_map(|id| self.group(id).transpose()).collect()
     }
 
-    /// Writes a group, and updates the index of ready groups.
+    /// The prompts that a group is found by.
+    pub(super) fn prompts_of(&self, group: &Group) -> Result<BTreeSet<InteractionId>, StoreError> {
+        let mut prompts = BTreeSet::from([group.interaction]);
+        for member in &group.members {
+            let sample: Option<Sample> = reader::get(&self.samples, member.0.as_bytes())?;
+            prompts.extend(sample.map(|sample| sample.interaction));
+        }
+        Ok(prompts)
+    }
+
+    /// Writes a group, and updates the index of ready groups. Prompts that lost their members do not find it any more.
+    /// A server hands ready groups over.
     pub(super) fn put_group(&mut self, row: &Group) -> Result<(), StoreError> {
+        if self.mode == Outbox::Server && row.state == GroupState::Ready {
+            let state = GroupState::Dropped(SHIPPED.to_owned());
+            return self.put_group(&Group { state, ..row.clone() });
+        }
         let id = row.id.0.as_bytes();
         if let Some(previous) = self.group(id)? {
+            if let GroupState::Trained(step) = previous.state
+                && row.state != previous.state
+            {
+                self.leave_step(step, row.id)?;
+            }
             self.ready.remove((previous.created, id))?;
+            if (&previous.members, previous.interaction) != (&row.members, row.interaction) {
+                let left = self.prompts_of(row)?;
+                for prompt in self.prompts_of(&previous)?.difference(&left) {
+                    self.groups_of.remove((prompt.0.as_bytes(), id))?;
+                }
+            }
         }
         self.groups.insert(id, encode(row)?.as_slice())?;
         if row.state == GroupState::Ready {

@@ -34,12 +34,20 @@ pub(super) struct Canary {
     config: CanaryConfig,
     metrics: Arc<Metrics>,
     running: Mutex<Option<CanaryEvidence>>,
+    /// A canary that another process decides about, and its share.
+    followed: Mutex<Option<(PolicyVersion, f64)>>,
     changed: Notify,
 }
 
 impl Canary {
     pub fn new(config: &CanaryConfig, metrics: Arc<Metrics>) -> Self {
-        Self { config: config.clone(), metrics, running: Mutex::default(), changed: Notify::new() }
+        Self {
+            config: config.clone(),
+            metrics,
+            running: Mutex::default(),
+            followed: Mutex::default(),
+            changed: Notify::new(),
+        }
     }
 
     /// Serves a share of the traffic until the decision. `created` is when the version was.
@@ -73,8 +81,21 @@ impl Canary {
         self.metrics.policy_canary_share.set(0.0);
     }
 
+    /// Serves a share of the traffic until another process decides; `None` ends that.
+    pub fn follow(&self, canary: Option<(PolicyVersion, f64)>) {
+        *self.followed.lock() = canary;
+        self.metrics.policy_canary_share.set(canary.map_or(0.0, |(_, share)| share));
+    }
+
     pub fn version(&self) -> Option<PolicyVersion> {
-        self.running.lock().as_ref().map(|evidence| evidence.version)
+        self.arm().map(|(version, _)| version)
+    }
+
+    /// The version and its share.
+    fn arm(&self) -> Option<(PolicyVersion, f64)> {
+        let running = self.running.lock();
+        let own = running.as_ref().map(|evidence| (evidence.version, evidence.share(&self.config)));
+        own.or(*self.followed.lock())
     }
 
     /// As [`super::Policies::canary_status`].
@@ -84,12 +105,11 @@ impl Canary {
 
     /// As [`super::Policies::assign`].
     pub fn assign(&self, key: &str) -> Option<PolicyVersion> {
-        let running = self.running.lock();
-        let evidence = running.as_ref()?;
-        let digest = Digest::new().bytes(evidence.version.0.to_le_bytes()).field(key).prefix();
+        let (version, share) = self.arm()?;
+        let digest = Digest::new().bytes(version.0.to_le_bytes()).field(key).prefix();
         #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 52 bits")]
         let place = u64::from_le_bytes(digest) as f64 / u64::MAX as f64;
-        (place < evidence.share(&self.config)).then_some(evidence.version)
+        (place < share).then_some(version)
     }
 
     /// Adds a client's rating to the evidence of a canary in progress.

@@ -197,3 +197,40 @@ async fn pinned_versions_keep_their_files() {
     let error = world.policies.pin(PolicyVersion(3), true).await.unwrap_err().to_string();
     assert!(error.starts_with("policy version 3 cannot be served"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_follows_the_versions_that_the_trainer_chose() {
+    let trainer = World::direct(9).await;
+    trainer.publish_good(2).await;
+    let server = World::direct(9).await;
+    for version in [1, 2] {
+        let to = server.adapter(version);
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(trainer.adapter(version), to).unwrap();
+    }
+    let records = trainer.policies.list().unwrap();
+    let [first, second] = [1, 2].map(PolicyVersion);
+    server.policies.follow(records.clone(), first, Some((second, 0.5))).await.unwrap();
+    assert_eq!(server.served(), (1, 1));
+    assert_eq!(server.policies.canary(), Some(second));
+    // The arm of a user is a hash of the user and the version, so it is the same on each server.
+    let in_canary = |world: &World| {
+        let users = (0..200).map(|n| world.policies.assign(&format!("user-{n}")));
+        users.map(|version| version.is_some()).collect::<Vec<_>>()
+    };
+    let share = in_canary(&server).iter().filter(|canary| **canary).count();
+    assert!((70..130).contains(&share), "{share}");
+    let other = World::direct(9).await;
+    other.policies.canary.follow(Some((second, 0.5)));
+    assert_eq!(in_canary(&other), in_canary(&server));
+    // Its promotion, and an end without one.
+    server.policies.follow(Vec::new(), second, None).await.unwrap();
+    assert_eq!((server.served(), server.policies.canary()), ((2, 2), None));
+    server.policies.follow(records, first, None).await.unwrap();
+    assert_eq!(server.served(), (1, 1));
+    // Files that are missing change nothing.
+    std::fs::remove_file(server.adapter(2)).unwrap();
+    let missing = server.policies.follow(Vec::new(), second, None).await;
+    assert!(matches!(missing, Err(PolicyError::Unservable { .. })), "{missing:?}");
+    assert_eq!(server.served(), (1, 1));
+}

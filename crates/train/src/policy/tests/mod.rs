@@ -140,6 +140,7 @@ impl World {
             data_dir: dir.path().to_owned(),
             probe_prompt: vec![1, 2],
             examiner: Some(examiner),
+            authority: None,
         });
         let policies = Arc::new(policies.await.unwrap());
         Self { dir, engine, store, metrics, policies }

@@ -2,9 +2,24 @@
 
 use std::collections::BTreeMap;
 
-use hone_core::types::Rating;
+use serde::{Deserialize, Serialize};
 
-use super::Aggregate;
+use super::records::Rating;
+
+/// How the values of several raters of one sample become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Aggregate {
+    /// The newest value.
+    #[default]
+    Last,
+    /// The arithmetic mean.
+    Mean,
+    /// The median; of an even number of values the mean of the middle two.
+    Median,
+    /// The most frequent value; missing where two are equally frequent.
+    Majority,
+}
 
 /// Each rater's newest rating, in the order of their times: a later rating corrects the rater's
 /// earlier ones. Of ratings with equal times, the later in the list counts.
@@ -40,16 +55,6 @@ pub fn aggregate(rule: Aggregate, ratings: &[Rating]) -> Option<f64> {
         Aggregate::Majority => majority(values)?,
     };
     Some(value).filter(|v| v.is_finite())
-}
-
-/// [`aggregate`] by one rule as a function, for the ledger, which does not depend on the rules.
-pub fn aggregator(rule: Aggregate) -> fn(&[Rating]) -> Option<f64> {
-    match rule {
-        Aggregate::Last => |ratings| aggregate(Aggregate::Last, ratings),
-        Aggregate::Mean => |ratings| aggregate(Aggregate::Mean, ratings),
-        Aggregate::Median => |ratings| aggregate(Aggregate::Median, ratings),
-        Aggregate::Majority => |ratings| aggregate(Aggregate::Majority, ratings),
-    }
 }
 
 fn majority(mut values: Vec<f64>) -> Option<f64> {
@@ -99,7 +104,6 @@ mod tests {
             Some(-0.0)
         );
         for rule in [Aggregate::Last, Aggregate::Mean, Aggregate::Median, Aggregate::Majority] {
-            assert_eq!(aggregator(rule)(&all), by(rule));
             assert_eq!(aggregate(rule, &[]), None);
             assert_eq!(aggregate(rule, &ratings(&[("a", f64::NAN, 1)])), None);
         }
