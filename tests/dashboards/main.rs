@@ -288,15 +288,17 @@ fn promtool_accepts_the_rules_and_their_tests() {
 #[test]
 fn compose_mounts_files_that_exist() {
     let deploy = root().join("deploy");
-    let text = fs::read_to_string(deploy.join("compose.yaml")).unwrap();
-    let mounts: Vec<&str> = text
-        .lines()
-        .filter_map(|l| l.trim().strip_prefix("- "))
-        .filter(|l| l.starts_with("./") || l.starts_with("../"))
-        .filter_map(|l| l.split(':').next())
-        .collect();
-    assert_eq!(mounts.len(), 4, "{mounts:?}");
-    for mount in mounts {
-        assert!(Path::new(&deploy).join(mount).exists(), "{mount}");
+    for (file, count) in [("compose.yaml", 4), ("compose-fleet.yaml", 1)] {
+        let text = fs::read_to_string(deploy.join(file)).unwrap();
+        let mounts: Vec<&str> = text
+            .lines()
+            .filter_map(|l| l.trim().strip_prefix("- "))
+            .filter(|l| l.starts_with("./") || l.starts_with("../"))
+            .filter_map(|l| l.split(':').next())
+            .collect();
+        assert_eq!(mounts.len(), count, "{file}: {mounts:?}");
+        for mount in mounts {
+            assert!(Path::new(&deploy).join(mount).exists(), "{mount}");
+        }
     }
 }
