@@ -91,7 +91,8 @@ pub(super) fn own_id(data: &Path) -> anyhow::Result<Uuid> {
     Ok(id)
 }
 
-/// Reports a problem, or that there is none. A new problem is logged.
+/// Reports a problem, or that there is none. Logs the first report of a problem only: its text may differ at each
+/// attempt.
 pub(super) fn report(
     problem: &watch::Sender<Option<String>>,
     found: Option<String>,
@@ -99,7 +100,7 @@ pub(super) fn report(
 ) {
     problem.send_if_modified(|known| {
         let changed = *known != found;
-        if let (true, Some(error)) = (changed, &found) {
+        if let (None, Some(error)) = (&known, &found) {
             tracing::error!(error, "{what}");
         }
         *known = found;

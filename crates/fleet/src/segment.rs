@@ -29,10 +29,10 @@ pub enum LogError {
     Bucket(#[from] BucketError),
     /// The ledger does not give or take batches of the log.
     #[error("log {0}: {1}")]
-    Ledger(Uuid, #[source] LedgerError),
+    Ledger(Uuid, LedgerError),
     /// The object is not the segment that its key promises, or the batches cannot become a segment.
     #[error("{0}")]
-    Segment(#[source] BucketError),
+    Segment(BucketError),
     /// Another trainer continued the log, or the ledger was copied or restored.
     #[error("{0} has other batches than this ledger: another process continued its log")]
     Diverged(String),

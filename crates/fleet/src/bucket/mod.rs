@@ -41,18 +41,18 @@ const SENDING: usize = 3;
 
 /// What is wrong with an object or a file, or why it was not read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("{key}: {source}")]
+#[error("{key}: {reason}")]
 pub struct BucketError {
     /// The object's key, the bucket's URL or the file's path.
     pub key: String,
     /// The reason; that of the last attempt if a request failed.
-    pub source: Box<dyn Error + Send + Sync>,
+    pub reason: Box<dyn Error + Send + Sync>,
 }
 
 impl BucketError {
     /// Whether the store did not answer or failed by itself, so that a later request may succeed.
     pub fn is_passing(&self) -> bool {
-        matches!(self.source.downcast_ref(), Some(StoreError::Generic { .. }))
+        matches!(self.reason.downcast_ref(), Some(StoreError::Generic { .. }))
     }
 }
 
@@ -60,7 +60,7 @@ impl BucketError {
 pub(crate) fn failed<E: Into<Box<dyn Error + Send + Sync>>>(
     key: &str,
 ) -> impl FnOnce(E) -> BucketError + '_ {
-    |source| BucketError { key: key.to_owned(), source: source.into() }
+    |reason| BucketError { key: key.to_owned(), reason: reason.into() }
 }
 
 impl From<FileError> for BucketError {
