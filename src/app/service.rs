@@ -101,7 +101,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
         },
         metrics: core.metrics.clone(),
         holdout_share,
-        fleet: member.as_ref().map(Member::problems),
+        fleet: member.as_ref().map(Member::link),
         config: server_config,
         recent_turns: Default::default(),
         keys: Arc::clone(&keys),

@@ -73,6 +73,12 @@ impl OutboxSource for StoreOutbox {
     async fn shipped(&self, sequence: u64) -> Result<(), LedgerError> {
         self.0.commit_now(vec![Op::Shipped(sequence)]).await.map(drop).map_err(boxed)
     }
+
+    fn is_from(&self, own: &Batch, stored: &Batch) -> bool {
+        let of =
+            |batch: &Batch| OutboxBatch { sequence: batch.sequence, bytes: batch.bytes.clone() };
+        own == stored || of(own).is_rest_of(&of(stored))
+    }
 }
 
 pub(super) fn to_outbox(batches: Vec<Batch>) -> Vec<OutboxBatch> {

@@ -5,6 +5,7 @@
 //! holds the lease runs.
 
 mod commands;
+mod erasure;
 mod link;
 mod server;
 mod snapshot;
@@ -23,7 +24,8 @@ use hone_core::metrics::Metrics;
 use hone_core::types::now_ms;
 use hone_fleet::bucket::{Bucket, BucketError, BucketUse};
 use hone_fleet::ship::Shipper;
-use hone_store::{LEDGER, Outbox, Store};
+use hone_http::FleetLink;
+use hone_store::{LEDGER, Op, Outbox, Store};
 use hone_train::TrainHandle;
 use hone_train::policy::{Policies, VersionAuthority};
 
@@ -35,7 +37,7 @@ use link::{POLL_INTERVAL, ProcessHealth, StoreOutbox, open};
 use server::Follower;
 use snapshot::Snapshots;
 pub(crate) use trainer::Evidence;
-use trainer::{ActiveTrainer, SharedLease, take_in};
+use trainer::{ActiveTrainer, LedgerIntake, SharedLease, take_in};
 
 /// The oldest that an unshipped batch becomes while the store answers.
 const SHIP_INTERVAL: Duration = Duration::from_millis(500);
@@ -119,9 +121,12 @@ impl Member {
         Ok(Some(Self { config: fleet, bucket, data, is_new, trainer, problem }))
     }
 
-    /// What keeps a server from serving the fleet's version, or the trainer from reading a log, now and later.
-    pub fn problems(&self) -> watch::Receiver<Option<String>> {
-        self.problem.subscribe()
+    /// What the handlers of requests need.
+    pub fn link(&self) -> FleetLink {
+        FleetLink {
+            problem: self.problem.subscribe(),
+            share_erasure: erasure::sharer(&self.bucket),
+        }
     }
 
     /// Takes operators' decisions to the manifest, in a server.
@@ -148,10 +153,17 @@ impl Member {
             }
         })];
         let problems = self.problem.subscribe();
+        let erasures = watch::Sender::default();
+        tasks.push(tokio::spawn(erasure::follow(
+            self.data.clone(),
+            store.clone(),
+            erasures.subscribe(),
+        )));
         let (role, lease) = match self.trainer {
             Some(trainer) => {
                 let lease = trainer.lease();
-                let mirror = trainer.mirror(&self.bucket, &self.data, &store, &policies, &shipper);
+                let mirror =
+                    trainer.mirror(&self.bucket, &self.data, &store, &policies, &shipper, erasures);
                 let snapshots = Snapshots {
                     bucket: self.bucket.clone(),
                     data: self.data,
@@ -166,13 +178,23 @@ impl Member {
                 tasks.push(tokio::spawn(snapshots.run()));
                 tasks.push(tokio::spawn(mirror.run(failed.clone())));
                 tasks.push(tokio::spawn(trainer.keep_lease(failed)));
-                let (bucket, ledger) = (self.bucket.clone(), store.clone());
-                tasks.push(tokio::spawn(take_in(bucket, ledger, evidence, self.problem)));
+                let bucket = self.bucket.clone();
+                let counted = Arc::clone(&metrics);
+                tasks.push(tokio::spawn(take_in(
+                    bucket,
+                    LedgerIntake {
+                        store: store.clone(),
+                        policies: Arc::clone(&policies),
+                        evidence,
+                    },
+                    self.problem,
+                    counted,
+                )));
                 ("trainer", Some(lease))
             }
             None => {
                 let (bucket, own) = (self.bucket.clone(), Arc::clone(&policies));
-                let mut follower = Follower::new(bucket, self.data, own, self.is_new);
+                let mut follower = Follower::new(bucket, self.data, own, self.is_new, erasures);
                 follower.join().await?;
                 tasks.push(tokio::spawn(follower.run(self.problem)));
                 ("server", None)
@@ -273,6 +295,12 @@ impl Reporter {
         let (started, mut known) = (Instant::now(), BucketUse::default());
         loop {
             let used = self.bucket.used();
+            let answers = self.policies.take_answers();
+            if !answers.is_empty()
+                && let Err(error) = self.store.commit_now(vec![Op::Answers(answers)]).await
+            {
+                tracing::warn!(%error, "the requests of a canary are not counted");
+            }
             self.look(started.elapsed(), used);
             self.count(known, used);
             known = used;

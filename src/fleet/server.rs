@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use async_trait::async_trait;
@@ -11,10 +12,15 @@ use tokio::time::sleep;
 use hone_core::types::{PolicyRecord, PolicyVersion};
 use hone_fleet::bucket::{Bucket, BucketError, Tag};
 use hone_fleet::folder;
-use hone_fleet::manifest::{FleetManifest, PolicyEntry};
+use hone_fleet::manifest::{FleetErasure, FleetManifest, PolicyEntry};
 use hone_train::policy::{Policies, VersionAuthority, adapter_digest};
 
 use super::link::{POLICY, POLL_INTERVAL, report};
+
+/// How long after the manifest's last change a server looks at it less often.
+const IDLE_AFTER: Duration = Duration::from_secs(600);
+/// How often it looks then.
+const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Serves the versions that the manifest names.
 pub(super) struct Follower {
@@ -25,11 +31,19 @@ pub(super) struct Follower {
     is_new: bool,
     /// Which manifest was followed last.
     tag: Option<Tag>,
+    /// What the manifest lists as erased.
+    erasures: watch::Sender<Vec<FleetErasure>>,
 }
 
 impl Follower {
-    pub fn new(bucket: Bucket, data: PathBuf, policies: Arc<Policies>, is_new: bool) -> Self {
-        Self { bucket, data, policies, is_new, tag: None }
+    pub fn new(
+        bucket: Bucket,
+        data: PathBuf,
+        policies: Arc<Policies>,
+        is_new: bool,
+        erasures: watch::Sender<Vec<FleetErasure>>,
+    ) -> Self {
+        Self { bucket, data, policies, is_new, tag: None, erasures }
     }
 
     /// Serves the fleet's active version, which a server without a version of its own waits for.
@@ -58,9 +72,16 @@ impl Follower {
 
     /// Follows the manifest until the task is aborted. The problem, if there is one, is reported.
     pub async fn run(mut self, problem: watch::Sender<Option<String>>) {
+        let mut changed = Instant::now();
         loop {
-            sleep(POLL_INTERVAL).await;
+            // Each look costs a request.
+            let is_idle = changed.elapsed() > IDLE_AFTER;
+            sleep(if is_idle { IDLE_INTERVAL } else { POLL_INTERVAL }).await;
+            let known = self.tag.clone();
             let failed = self.follow().await.err().map(|error| format!("{error:#}"));
+            if self.tag != known {
+                changed = Instant::now();
+            }
             report(&problem, failed, "the fleet's versions cannot be followed");
         }
     }
@@ -71,6 +92,7 @@ impl Follower {
             None => FleetManifest::load(&self.bucket).await?,
         };
         let Some((manifest, tag)) = loaded else { return Ok(()) };
+        list(&self.erasures, &manifest.erasures);
         if let Some(entry) = manifest.policies.get(POLICY) {
             let canary = entry.canary.map(|version| (version, entry.canary_share));
             fetch_adapters(&self.bucket, &self.data, entry).await?;
@@ -78,11 +100,25 @@ impl Follower {
             let mut records: Vec<PolicyRecord> =
                 entry.versions.iter().map(|version| version.record.clone()).collect();
             records.retain(|record| !known.contains(record));
-            self.policies.follow(records, entry.active, canary).await?;
+            let probes = entry.versions.iter();
+            let probes =
+                probes.filter_map(|known| Some((known.record.version, known.probe.clone()?)));
+            self.policies.follow(records, entry.active, canary, &probes.collect()).await?;
             self.tag = Some(tag);
         }
         Ok(())
     }
+}
+
+/// Passes on what the manifest lists as erased, if it changed.
+pub(super) fn list(erasures: &watch::Sender<Vec<FleetErasure>>, listed: &[FleetErasure]) {
+    erasures.send_if_modified(|known| {
+        let changed = known != listed;
+        if changed {
+            listed.clone_into(known);
+        }
+        changed
+    });
 }
 
 /// Makes the adapters of the versions that are served present in the data directory.

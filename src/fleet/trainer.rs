@@ -17,15 +17,19 @@ use hone_core::types::{
 use hone_fleet::bucket::{Bucket, BucketError, Tag};
 use hone_fleet::folder;
 use hone_fleet::lease::{FleetLease, LeaseOutcome};
-use hone_fleet::manifest::{FleetManifest, ManifestError, PolicyEntry, PublishedVersion};
+use hone_fleet::manifest::{
+    FleetErasure, FleetManifest, ManifestError, PolicyEntry, PublishedVersion,
+};
 use hone_fleet::read::{Intake, LogReader, read_log};
 use hone_fleet::segment::{LedgerError, LogError, LogSegment};
 use hone_fleet::ship::Shipper;
-use hone_store::{FeedbackEntry, LEDGER, Op, Outbox, Store, StoreConfig};
+use hone_store::{AnswerCounts, FeedbackEntry, LEDGER, Op, Outbox, Store, StoreConfig};
 use hone_train::policy::Policies;
 
-use super::link::{POLICY, POLL_INTERVAL, StoreOutbox, boxed, own_id, report, to_outbox};
-use super::server::fetch_adapters;
+use super::link::{
+    POLICY, POLL_INTERVAL, ProcessHealth, StoreOutbox, boxed, own_id, report, to_outbox,
+};
+use super::server::{fetch_adapters, list};
 
 /// How long a lease lasts without a renewal.
 const LEASE: Duration = Duration::from_secs(15);
@@ -41,6 +45,8 @@ const HELD_MILLIS: u64 = 24 * 3_600_000;
 const STATE_TICKS: u32 = 20;
 /// How often files of former versions are deleted from the store.
 const COLLECTION: Duration = Duration::from_secs(3600);
+/// How long the report of a process that ended is kept.
+const REPORTS_KEPT: u64 = 7 * 24 * 3_600_000;
 /// Versions before the active one that the manifest lists.
 const LISTED: usize = 16;
 
@@ -116,6 +122,7 @@ impl ActiveTrainer {
         store: &Store,
         policies: &Arc<Policies>,
         shipper: &Arc<Shipper<StoreOutbox>>,
+        erasures: watch::Sender<Vec<FleetErasure>>,
     ) -> Mirror {
         Mirror {
             bucket: bucket.clone(),
@@ -127,6 +134,7 @@ impl ActiveTrainer {
             tag: None,
             awaited: 0,
             entry: self.entry.clone(),
+            erasures,
         }
     }
 }
@@ -315,16 +323,23 @@ fn state_dir(data: &Path, version: PolicyVersion) -> PathBuf {
 
 // What other processes recorded.
 
-struct LedgerIntake {
-    store: Store,
-    evidence: Evidence,
+pub(super) struct LedgerIntake {
+    pub store: Store,
+    pub policies: Arc<Policies>,
+    pub evidence: Evidence,
 }
 
 impl Intake for LedgerIntake {
     async fn take_in(&self, segment: LogSegment) -> Result<(), LedgerError> {
         let taken = self.store.take_in(segment.log, to_outbox(segment.batches)).await;
-        for (entry, sample, _) in taken.map_err(boxed)?.ratings {
+        let taken = taken.map_err(boxed)?;
+        for (entry, sample, _) in taken.ratings {
             (self.evidence)(&entry, sample);
+        }
+        for (version, AnswerCounts { requests, failures }) in taken.answers {
+            for request in 0..requests {
+                self.policies.answered(version, request < failures);
+            }
         }
         Ok(())
     }
@@ -333,14 +348,14 @@ impl Intake for LedgerIntake {
 /// Takes all servers' logs in, until the task is aborted.
 pub(super) async fn take_in(
     bucket: Bucket,
-    store: Store,
-    evidence: Evidence,
+    intake: LedgerIntake,
     problem: watch::Sender<Option<String>>,
+    metrics: Arc<Metrics>,
 ) {
-    let intake = LedgerIntake { store, evidence };
     let positions = intake.store.intake_positions().unwrap_or_default();
     let mut reader = LogReader::new(bucket, positions);
     let (mut discovered, mut expired) = (None::<Instant>, Instant::now());
+    let mut at_end = Instant::now();
     let mut ticks = interval(POLL_INTERVAL);
     loop {
         ticks.tick().await;
@@ -350,8 +365,12 @@ pub(super) async fn take_in(
                 Err(error) => tracing::warn!(%error, "the logs of the fleet cannot be listed"),
             }
         }
-        let (_, errors) = reader.poll(&intake).await;
-        report(&problem, errors.first().map(ToString::to_string), "a log cannot be read");
+        let polled = reader.poll(&intake).await;
+        report(&problem, polled.errors.first().map(ToString::to_string), "a log cannot be read");
+        if polled.is_at_end {
+            at_end = Instant::now();
+        }
+        metrics.fleet_intake_lag.set(at_end.elapsed().as_secs_f64());
         if expired.elapsed() >= HELD_INTERVAL {
             expired = Instant::now();
             let before = now_ms().saturating_sub(HELD_MILLIS);
@@ -379,6 +398,8 @@ pub(super) struct Mirror {
     entry: PolicyEntry,
     /// For how many ticks the state after the active version has been missing.
     awaited: u32,
+    /// What the manifest lists as erased.
+    erasures: watch::Sender<Vec<FleetErasure>>,
 }
 
 impl Mirror {
@@ -425,6 +446,7 @@ impl Mirror {
             None => FleetManifest::load(&self.bucket).await?,
         };
         let Some((manifest, tag)) = loaded else { return Ok(()) };
+        list(&self.erasures, &manifest.erasures);
         let entry = manifest.policies.get(POLICY);
         let Some(entry) = entry.filter(|entry| entry.activation != self.entry.applied) else {
             self.tag = Some(tag);
@@ -508,8 +530,16 @@ impl Mirror {
         Ok(true)
     }
 
-    /// Deletes the files of versions that the manifest does not list from the store.
+    /// Deletes the files of versions that the manifest does not list from the store, and old reports of processes.
     async fn collect(&self) -> Result<(), BucketError> {
+        let now = self.bucket.now()?;
+        for key in self.bucket.list("servers", None).await? {
+            let Some((bytes, _)) = self.bucket.get(&key, None).await? else { continue };
+            let report = serde_json::from_slice::<ProcessHealth>(&bytes);
+            if report.is_ok_and(|report| report.at + REPORTS_KEPT < now) {
+                self.bucket.delete(&key).await?;
+            }
+        }
         let versions = &self.entry.versions;
         let adapters: Vec<_> = versions.iter().filter_map(|v| v.adapter.as_deref()).collect();
         let states: Vec<_> = versions.iter().filter_map(|v| v.state.as_deref()).collect();
@@ -531,8 +561,10 @@ impl Mirror {
         is_served: bool,
     ) -> anyhow::Result<PublishedVersion> {
         let known = self.entry.versions.iter().find(|v| v.record.version == record.version);
-        let known = known.map(|known| (known.adapter.clone(), known.state.clone()));
-        let (mut adapter, mut state) = known.unwrap_or_default();
+        let known =
+            known.map(|known| (known.adapter.clone(), known.state.clone(), known.probe.clone()));
+        let (mut adapter, mut state, probe) = known.unwrap_or_default();
+        let probe = probe.or_else(|| self.policies.probe_of(record.version));
         if let (Some(relative), None, true) = (&record.adapter, &adapter, is_served) {
             let digest = folder::upload(&self.bucket, "adapters", &self.data.join(relative)).await;
             adapter = Some(digest?);
@@ -541,6 +573,6 @@ impl Mirror {
         if state.is_none() && is_served && dir.exists() {
             state = Some(folder::upload(&self.bucket, "states", &dir).await?);
         }
-        Ok(PublishedVersion { record: record.clone(), adapter, state })
+        Ok(PublishedVersion { record: record.clone(), adapter, state, probe })
     }
 }

@@ -347,11 +347,11 @@ class Users:
             self.acknowledged.append((began, asked.name, rated.name))
 
 
-def held_out(server, count=60):
-    """The share of right answers to greedy questions."""
+def held_out(server, count=100):
+    """The share of right answers to greedy questions, of all questions or the first ones."""
     right = 0
     for number in range(count):
-        a, b = number % 10, (number * 7) % 10
+        a, b = number % 10, (number + number // 10) % 10
         question = {
             "model": "default", "max_tokens": 24, "temperature": 0.0, "store": False,
             "messages": [{"role": "user", "content": f"What is {a} + {b}?"}],
@@ -408,16 +408,69 @@ def steps(fleet, more, seconds=120):
 
 
 def check_learning(fleet):
-    """All servers learn from all users."""
+    """All servers learn from all users, as one process does."""
+    count = fleet.arguments.steps
     with fleet.running():
         before = held_out(fleet.servers[0])
         with Users(fleet) as users:
-            steps(fleet, 40, 300)
+            steps(fleet, count, 10 * count)
             settled(fleet, users)
         after = [held_out(server) for server in fleet.servers]
         assert not fleet.restarts, fleet.restarts
-    print(f"learning: {users.asked} answers rated at other servers, held-out {before:.2f} to {after}")
+    single = Hone(fleet, "all", "single")
+    fleet.servers = [single]
+    single.start()
+    try:
+        until("the single process is ready", single.ready, 60)
+        with Users(fleet) as alone:
+            done = lambda: single.metric("hone_train_steps_total") >= count
+            until(f"{count} steps of the single process", done, 10 * count)
+        time.sleep(3)
+        one = held_out(single)
+    finally:
+        single.kill(signal.SIGTERM)
+    print(
+        f"learning: {users.asked} answers rated at other servers, held-out {before:.2f} to {after};"
+        f" one process: {alone.asked} answers, {one:.2f}"
+    )
     assert len(set(after)) == 1 and after[0] >= before + 0.3, (before, after)
+    assert after[0] >= one - 0.03, (after, one)
+
+
+def check_erasure(fleet):
+    """What is erased at one server leaves every ledger, also that of a server that was away, and the store's copy."""
+    word = b"quagga"
+    away = fleet.servers[2]
+
+    def having():
+        """The processes whose files have the word."""
+        files = lambda process: (file for file in process.data.rglob("*") if file.is_file())
+        has = lambda process: any(word in file.read_bytes() for file in files(process))
+        return [process.name for process in [*fleet.servers, fleet.trainer()] if has(process)]
+
+    with fleet.running():
+        for number in range(12):
+            asked, rated = fleet.servers[number % 3], fleet.servers[(number + 1) % 3]
+            question = {
+                "model": "default", "max_tokens": 4, "user": word.decode(),
+                "messages": [{"role": "user", "content": f"What is a {word.decode()}? {number}"}],
+            }
+            rating = {"completion_id": asked.call("/v1/chat/completions", question)["id"], "name": "thumbs", "value": 1}
+            rated.call("/v1/feedback", rating | {"end_user": word.decode()})
+        until("the trainer has all ratings", lambda: rows(fleet.trainer()) == 12)
+        until("every ledger has the word", lambda: len(having()) == 4, 30)
+        away.kill(signal.SIGTERM)
+        report = fleet.servers[0].call("/admin/erase", {"end_user": word.decode()})
+        assert report["completions"] == 4, report
+        until("the others erased", lambda: having() == [away.name], 30)
+        until("the store has a new copy", lambda: fleet.status()["snapshot"], 60)
+        away.start()
+        until("the server that was away erased", lambda: not having(), 60)
+        audit = away.call("/admin/audit?limit=1")["data"][0]
+        assert (audit["actor"], audit["action"]) == ("fleet", "erase"), audit
+        assert rows(fleet.trainer()) == 0
+    assert not fleet.restarts, fleet.restarts
+    print("erasure: 12 answers of a user left four ledgers, and the copy in the store was replaced")
 
 
 def check_kills(fleet):
@@ -655,6 +708,7 @@ def main():
     parser.add_argument("--environments", type=pathlib.Path, required=True)
     parser.add_argument("--only", choices=sorted(CHECKS), action="append")
     parser.add_argument("--seconds", type=int, default=40, help="of random kills, and of a bad store")
+    parser.add_argument("--steps", type=int, default=60, help="of the trainer, after which the held-out reward is compared")
     parser.add_argument("--seed", type=int, default=1, help="of random kills")
     arguments = parser.parse_args()
     program = seaweed(arguments.environments.absolute())
@@ -669,6 +723,7 @@ def main():
 
 CHECKS = {
     "learning": check_learning,
+    "erasure": check_erasure,
     "kills": check_kills,
     "outage": check_outage,
     "proxy": check_proxy,

@@ -274,7 +274,12 @@ impl Server {
             rollout: Some(rollout.clone()),
             policies: policies.clone(),
             train: trainer.clone(),
-            fleet: setup.in_fleet.then(|| watch::channel(None).1),
+            fleet: setup.in_fleet.then(|| FleetLink {
+                problem: watch::channel(None).1,
+                share_erasure: Arc::new(|_| {
+                    Box::pin(async { Err("the store is away".to_owned()) })
+                }),
+            }),
             learning: setup.learning,
             metrics: metrics.clone(),
             holdout_share: setup.holdout_share,

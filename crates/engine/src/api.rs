@@ -74,7 +74,7 @@ impl GenerateRequest {
         Self { top_logprobs, scored: scored.to_vec(), ..request }
     }
 
-    /// A request of [`Publisher::probe`]: shadow priority.
+    /// A request that no client waits for.
     pub fn probe(prompt_ids: &[TokenId], params: &SamplingParams) -> Self {
         Self::new(prompt_ids.to_vec(), params.clone(), Priority::Shadow)
     }
@@ -309,14 +309,9 @@ pub trait Publisher: Send + Sync {
         adapter: Option<&Path>,
     ) -> Result<(), EngineError>;
 
-    /// Samples from the staged version with every engine that answers clients or makes training
+    /// Completes a prompt with the staged version, on every engine that answers clients or makes training
     /// data.
-    async fn probe(
-        &self,
-        prompt_ids: &[TokenId],
-        params: &SamplingParams,
-    ) -> Result<Vec<Probe>, EngineError> {
-        let request = GenerateRequest::probe(prompt_ids, params);
+    async fn probe(&self, request: GenerateRequest) -> Result<Vec<Probe>, EngineError> {
         let tokens = self.complete_staged(request).await?.token_logprobs();
         Ok(vec![Probe { sampler: "serving", dtype: "f32", tokens }])
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, UnixMillis};
+use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, UnixMillis, VersionProbe};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio::time::sleep;
@@ -13,6 +13,8 @@ use crate::bucket::{Bucket, BucketError, Tag, failed};
 
 const KEY: &str = "manifest.json";
 const FORMAT: u32 = 1;
+/// How long the manifest keeps an erasure. A process that was away for longer does not find it.
+const ERASURES_KEPT: UnixMillis = 90 * 24 * 3_600_000;
 /// Attempts of one change while other writers are first.
 const ATTEMPTS: u64 = 50;
 
@@ -66,6 +68,18 @@ pub struct PublishedVersion {
     pub adapter: Option<String>,
     /// The digest under `states/` of the trainer's state after it.
     pub state: Option<String>,
+    /// What a server compares its engine with; `None` if the trainer was restarted after it examined the version.
+    #[serde(default)]
+    pub probe: Option<VersionProbe>,
+}
+
+/// What every process of the fleet erases from its ledger.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FleetErasure {
+    /// When an operator asked for it, by the store's clock. No two have the same time.
+    pub at: UnixMillis,
+    /// What is erased, in the ledger's form.
+    pub selection: Value,
 }
 
 /// What is served under one name.
@@ -104,6 +118,9 @@ pub struct FleetManifest {
     pub snapshot: Option<LedgerSnapshot>,
     /// By name; today only `default`.
     pub policies: BTreeMap<String, PolicyEntry>,
+    /// What operators erased in the last 90 days, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub erasures: Vec<FleetErasure>,
     /// Fields of later versions of Hone, which are kept.
     #[serde(flatten)]
     pub other: Map<String, Value>,
@@ -111,8 +128,8 @@ pub struct FleetManifest {
 
 impl Default for FleetManifest {
     fn default() -> Self {
-        let (lease, snapshot, policies, other) = Default::default();
-        Self { format: FORMAT, lease, snapshot, policies, other }
+        let (lease, snapshot, policies, erasures, other) = Default::default();
+        Self { format: FORMAT, lease, snapshot, policies, erasures, other }
     }
 }
 
@@ -222,6 +239,13 @@ impl FleetManifest {
         entry.activation += u64::from(changed);
         Ok(())
     }
+
+    /// Has every process erase a selection. `now` is the time of the store's clock.
+    pub fn erase(&mut self, selection: Value, now: UnixMillis) {
+        self.erasures.retain(|erasure| erasure.at + ERASURES_KEPT > now);
+        let last = self.erasures.last().map_or(0, |erasure| erasure.at);
+        self.erasures.push(FleetErasure { at: now.max(last + 1), selection });
+    }
 }
 
 #[cfg(test)]
@@ -257,7 +281,12 @@ mod tests {
     fn an_operator_activates_a_version_that_was_active() {
         let version = |number, state| {
             let record = PolicyRecord { state, ..policy(number, 0) };
-            PublishedVersion { record, adapter: Some(format!("{number}")), state: None }
+            PublishedVersion {
+                record,
+                adapter: Some(format!("{number}")),
+                state: None,
+                probe: None,
+            }
         };
         let states = [PolicyState::Retired, PolicyState::Active, PolicyState::Canary];
         let versions = (1..).zip(states).map(|(number, state)| version(number, state)).collect();
@@ -277,6 +306,16 @@ mod tests {
         assert_eq!(entry.reason.as_deref(), Some("r"));
         let states: Vec<_> = entry.versions.iter().map(|v| v.record.state).collect();
         assert_eq!(states, [PolicyState::Active, PolicyState::Retired, PolicyState::RolledBack]);
+    }
+
+    #[test]
+    fn erasures_have_different_times_and_old_ones_are_forgotten() {
+        let mut manifest = FleetManifest::default();
+        for now in [1_000, 1_000, 900, ERASURES_KEPT + 1_000] {
+            manifest.erase(now.into(), now);
+        }
+        let times: Vec<_> = manifest.erasures.iter().map(|erasure| erasure.at).collect();
+        assert_eq!(times, [1_001, 1_002, ERASURES_KEPT + 1_000]);
     }
 
     #[tokio::test]

@@ -46,9 +46,8 @@ impl LogReader {
         Ok(())
     }
 
-    /// Reads the next segments of each known log and passes them to `intake`. Returns the number of segments, and an error
-    /// for each log that was not read or taken in.
-    pub async fn poll(&mut self, intake: &impl Intake) -> (usize, Vec<LogError>) {
+    /// Reads the next segments of each known log and passes them to `intake`.
+    pub async fn poll(&mut self, intake: &impl Intake) -> Polled {
         let bucket = &self.bucket;
         let reads = self.positions.iter_mut().map(|(log, position)| async move {
             for taken in 0..MOST_SEGMENTS {
@@ -60,9 +59,25 @@ impl LogReader {
         });
         let reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(READS);
         let results: Vec<Result<usize, LogError>> = reads.collect().await;
-        let taken = results.iter().flatten().sum();
-        (taken, results.into_iter().filter_map(Result::err).collect())
+        let at_end =
+            |result: &Result<usize, _>| matches!(result, Ok(taken) if *taken < MOST_SEGMENTS);
+        Polled {
+            segments: results.iter().flatten().sum(),
+            is_at_end: results.iter().all(at_end),
+            errors: results.into_iter().filter_map(Result::err).collect(),
+        }
     }
+}
+
+/// What one [`LogReader::poll`] did.
+#[derive(Debug)]
+pub struct Polled {
+    /// Segments that were taken in.
+    pub segments: usize,
+    /// Whether each log was read to its end.
+    pub is_at_end: bool,
+    /// Why a log was not read or taken in.
+    pub errors: Vec<LogError>,
 }
 
 /// Passes the segments of one log after `position` to `intake`, in order, and returns the last sequence. A segment that
@@ -179,9 +194,10 @@ mod tests {
         reader.discover().await.unwrap();
         let mut all = Vec::new();
         loop {
-            let (taken, errors) = reader.poll(ledger).await;
-            all.extend(errors);
-            if taken == 0 {
+            let polled = reader.poll(ledger).await;
+            assert_eq!(polled.is_at_end, polled.errors.is_empty());
+            all.extend(polled.errors);
+            if polled.segments == 0 {
                 return all;
             }
         }

@@ -27,6 +27,12 @@ pub trait OutboxSource: Send + Sync {
 
     /// Removes the batches up to `sequence`, which the store has. Calls with the same sequence may repeat.
     fn shipped(&self, sequence: u64) -> impl Future<Output = Result<(), LedgerError>> + Send;
+
+    /// Whether `stored`, with the same sequence, was written from `own`, which may have lost operations to an erasure
+    /// since.
+    fn is_from(&self, own: &Batch, stored: &Batch) -> bool {
+        own == stored
+    }
 }
 
 /// How far the shipper is.
@@ -129,7 +135,12 @@ impl<O: OutboxSource> Shipper<O> {
         let found = self.bucket.get(&key, None).await?;
         let (bytes, _) = found.ok_or("another request writes it").map_err(failed(&key))?;
         let found = LogSegment::decode(&bytes, self.log, first).map_err(LogError::Segment)?;
-        if !segment.batches.starts_with(&found.batches) {
+        let pairs = segment.batches.iter().zip(&found.batches);
+        let is_own = found.batches.len() <= segment.batches.len()
+            && pairs.into_iter().all(|(own, stored)| {
+                own.sequence == stored.sequence && self.outbox.is_from(own, stored)
+            });
+        if !is_own {
             return Err(LogError::Diverged(key));
         }
         Ok(found.last())

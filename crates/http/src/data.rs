@@ -119,7 +119,7 @@ pub const ERASE_FIELDS: FieldTable = &[&[
     Field::flag("dry_run", "Whether only to report what would be erased."),
 ]];
 
-/// Response of `POST /admin/erase`.
+/// Response of `POST /admin/erase`. The numbers are of this process's ledger; in a fleet, all others erase too.
 #[derive(Serialize, JsonSchema)]
 pub struct ErasureReport {
     #[schemars(extend("const" = "erasure"))]
@@ -140,10 +140,18 @@ pub async fn erase(
     let dry_run = fields.is_set("dry_run")?;
     let (by, selection) = selection(&fields)?;
     let folder = state.disk.dir.join(BACKUPS);
+    if let Some(fleet) = state.fleet.as_ref().filter(|_| !dry_run) {
+        (fleet.share_erasure)(&selection).await.map_err(|error| {
+            let message = format!(
+                "nothing was erased: the object store of the fleet, through which every process learns of it, failed: {error}"
+            );
+            ApiError::unavailable(message)
+        })?;
+    }
     // What is still queued is erased too.
     state.store.flush().await?;
     let work = state.read_ledger(move |store| {
-        let erased = store.erase(&selection, dry_run)?;
+        let erased = store.erase(&selection, u64::MAX, dry_run)?;
         if !dry_run && erased != Erasure::default() {
             store.rewrite()?;
         }

@@ -39,4 +39,7 @@ pub use auth::KeyRing;
 pub use feedback::posted::count_evidence;
 pub use routes::router;
 pub use serve::{Startup, Tls, serve};
-pub use state::{AppState, DiskLimit, LearningLimits, PolicyControl, ServedSink, TrainControl};
+pub use state::{
+    AppState, DiskLimit, FleetLink, LearningLimits, PolicyControl, ServedSink, ShareErasure,
+    TrainControl,
+};

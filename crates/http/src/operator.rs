@@ -44,16 +44,21 @@ pub async fn live() -> Json<ProbeStatus> {
 pub async fn ready(State(state): AppContext) -> JsonResult<ProbeStatus> {
     let reasons = unready(&state);
     if reasons.is_empty() {
-        let fleet = state.fleet.as_ref().and_then(|problem| problem.borrow().clone());
+        let fleet = state.fleet.as_ref().and_then(|fleet| fleet.problem.borrow().clone());
         Ok(Json(ProbeStatus { status: "ready", fleet }))
     } else {
         Err(ApiError::unavailable(format!("not ready: {}", reasons.join("; "))))
     }
 }
 
-/// Every route except `/livez` and `/metrics` while the model is loading.
-pub async fn loading() -> ApiError {
-    ApiError::unavailable("not ready: the model is loading")
+/// Every route except `/livez` and `/metrics` while the model is loading, or while a trainer waits for its fleet's lease.
+pub async fn starting(State(metrics): State<Arc<Metrics>>) -> ApiError {
+    let stands_by = metrics.fleet_process.with_label_values(&["standby"]).get() == 1;
+    ApiError::unavailable(if stands_by {
+        "not ready: another trainer of the fleet holds the lease, and this one stands by"
+    } else {
+        "not ready: the model is loading"
+    })
 }
 
 /// A request that is no probe, while every connection is taken.

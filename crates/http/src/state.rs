@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -16,7 +17,7 @@ use hone_engine::Engine;
 use hone_reward::Routes;
 use hone_reward::grader::Backends;
 use hone_rollout::Rollout;
-use hone_store::{Retention, Store, StoreError};
+use hone_store::{ErasureFilter, Retention, Store, StoreError};
 use hone_train::policy::{CanaryStatus, Policies, PolicyError, VersionRating};
 use hone_train::{TrainError, TrainHandle, TrainHold, TrainStatus};
 
@@ -46,6 +47,18 @@ pub struct DiskLimit {
     pub retention: Retention,
 }
 
+/// What the handlers need of the fleet.
+pub struct FleetLink {
+    /// What keeps the process from serving the fleet's version, for `/readyz`.
+    pub problem: watch::Receiver<Option<String>>,
+    /// Has the other processes erase what an operator selected.
+    pub share_erasure: ShareErasure,
+}
+
+/// Passes a selection to the other processes of a fleet. The error is a sentence.
+pub type ShareErasure =
+    Arc<dyn Fn(&ErasureFilter) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
 /// The parts of the daemon that the handlers use.
 pub struct AppState {
     /// Generates the completions.
@@ -62,9 +75,8 @@ pub struct AppState {
     pub policies: Arc<dyn PolicyControl>,
     /// Trainer, for `/admin/train`.
     pub train: Arc<dyn TrainControl>,
-    /// With a fleet, other servers answer too, so that feedback may be on their completions. The value is what keeps
-    /// the process from serving the fleet's version, for `/readyz`.
-    pub fleet: Option<watch::Receiver<Option<String>>>,
+    /// With a fleet, other servers answer too, so that feedback may be on their completions.
+    pub fleet: Option<FleetLink>,
     /// What decides whether feedback is trained on.
     pub learning: LearningLimits,
     /// Request counters and latencies; `/metrics` encodes them.

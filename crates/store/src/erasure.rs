@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use chrono::{DateTime, NaiveDate, NaiveTime, Utc};
 use redb::{ReadTransaction, ReadableTable};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use hone_core::types::{
     Group, GroupState, Interaction, InteractionId, PolicyRecord, Reward, RewardId, UnixMillis,
@@ -31,7 +31,8 @@ pub fn parse_moment(text: &str) -> Option<UnixMillis> {
 }
 
 /// Which completions are erased.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ErasureFilter {
     /// One completion.
     Completion(InteractionId),
@@ -90,13 +91,19 @@ struct Selected {
 }
 
 impl Store {
-    /// Erases a selection: the prompts as [`Op::Erase`] does, and the feedback as [`Op::EraseFeedback`]. With
-    /// `dry_run` it only reports. The texts stay in free pages of the file until [`Store::rewrite`]. Blocks.
+    /// Erases what a selection finds of those rows that were made up to `until`: the prompts as [`Op::Erase`] does, and
+    /// the feedback as [`Op::EraseFeedback`]. With `dry_run` it only reports. The texts stay in free pages of the file
+    /// until [`Store::rewrite`]. Blocks.
     ///
     /// # Errors
     /// If the ledger cannot be read or written. What was erased before the error stays erased.
-    pub fn erase(&self, selection: &ErasureFilter, dry_run: bool) -> Result<Erasure, StoreError> {
-        let found = find(&self.inner.file.snapshot()?, selection)?;
+    pub fn erase(
+        &self,
+        selection: &ErasureFilter,
+        until: UnixMillis,
+        dry_run: bool,
+    ) -> Result<Erasure, StoreError> {
+        let found = find(&self.inner.file.snapshot()?, selection, until)?;
         if dry_run {
             return Ok(found.report);
         }
@@ -111,7 +118,11 @@ impl Store {
     }
 }
 
-fn find(tx: &ReadTransaction, selection: &ErasureFilter) -> Result<Selected, StoreError> {
+fn find(
+    tx: &ReadTransaction,
+    selection: &ErasureFilter,
+    until: UnixMillis,
+) -> Result<Selected, StoreError> {
     let mut found = Selected::default();
     let prompts = tx.open_table(format::INTERACTIONS)?;
     let (samples_of, groups_of) =
@@ -138,7 +149,7 @@ fn find(tx: &ReadTransaction, selection: &ErasureFilter) -> Result<Selected, Sto
     } else {
         for entry in prompts.iter()? {
             let row: Interaction = decode(entry?.1.value())?;
-            if selection.has_prompt(&row) {
+            if row.created <= until && selection.has_prompt(&row) {
                 add(row)?;
             }
         }
@@ -147,10 +158,11 @@ fn find(tx: &ReadTransaction, selection: &ErasureFilter) -> Result<Selected, Sto
     for entry in recorded.iter()? {
         let row: Reward = decode(entry?.1.value())?;
         let goes_with_prompt = samples.contains(row.sample.0.as_bytes());
-        if goes_with_prompt || selection.has_rater(row.key_id.as_deref()) {
+        let is_of_rater = row.created <= until && selection.has_rater(row.key_id.as_deref());
+        if goes_with_prompt || is_of_rater {
             found.report.feedback += 1;
         }
-        if !goes_with_prompt && selection.has_rater(row.key_id.as_deref()) {
+        if !goes_with_prompt && is_of_rater {
             // The group of a correction has its id.
             add_group(row.id.0.as_bytes())?;
             found.feedback.push(row.id);
@@ -161,9 +173,13 @@ fn find(tx: &ReadTransaction, selection: &ErasureFilter) -> Result<Selected, Sto
     let unshipped = outbox.iter()?.map(|row| decode::<LoggedBatch>(row?.1.value()));
     let held = held.iter()?.map(|row| decode(row?.1.value()));
     for batch in unshipped.chain(held) {
-        for (op, id) in batch?.ops {
+        let batch = batch?;
+        for (op, id) in batch.ops {
             let (choices, rater) = op.posts();
-            if selection.has_rater(rater) && recorded.get(id.0.as_bytes())?.is_none() {
+            if batch.at <= until
+                && selection.has_rater(rater)
+                && recorded.get(id.0.as_bytes())?.is_none()
+            {
                 found.feedback.extend((0..choices.len()).map(|row| id_of_turn(id, row)));
                 found.report.feedback += choices.len();
             }

@@ -54,8 +54,8 @@ pub use file::{CACHE_BYTES, Ledger};
 pub use health::StoreTrouble;
 pub use import::{ImportReport, import};
 pub use op::{
-    AuditRecord, Committed, CorrectionEntry, ERASED, Elsewhere, FeedbackEntry, FeedbackOutcome,
-    MERGED, Op, Outbox, QUARANTINED, QuarantinedKey, SHIPPED, TakeIn,
+    AnswerCounts, AuditRecord, Committed, CorrectionEntry, ERASED, Elsewhere, FeedbackEntry,
+    FeedbackOutcome, MERGED, Op, Outbox, QUARANTINED, QuarantinedKey, SHIPPED, TakeIn,
 };
 pub use outbox::{OutboxBatch, OutboxState};
 pub use reader::StoreStats;

@@ -123,7 +123,7 @@ pub fn erase(
     file::guarded(path, || {
         let metrics = Metrics::new().map_err(|e| StoreError::Failed(e.to_string()))?;
         let store = Store::open(path, &StoreConfig::default(), Arc::new(metrics))?;
-        let erased = store.erase(selection, dry_run)?;
+        let erased = store.erase(selection, u64::MAX, dry_run)?;
         if !dry_run {
             let detail =
                 json!({"by": by, "completions": erased.completions, "feedback": erased.feedback});

@@ -131,6 +131,8 @@ pub enum Op {
     TakeIn(Box<TakeIn>),
     /// Drops the feedback that was taken in before this time and is held for its completion.
     ExpireHeld(UnixMillis),
+    /// Passes on how many requests a version answered during a canary, and how many of them failed. Not recorded.
+    Answers(BTreeMap<PolicyVersion, AnswerCounts>),
     /// Records what an operator did.
     #[serde(skip)]
     Audit(Box<AuditRecord>),
@@ -217,6 +219,7 @@ impl Op {
             Self::Shipped(_) => "outbox",
             Self::TakeIn(_) => "intake",
             Self::ExpireHeld(_) => "held",
+            Self::Answers(_) => "answers",
         }
     }
 }
@@ -263,6 +266,15 @@ impl LoggedBatch {
             }
         }
     }
+}
+
+/// Requests to one version.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AnswerCounts {
+    /// Those that ended.
+    pub requests: u64,
+    /// Those of them that failed.
+    pub failures: u64,
 }
 
 /// One piece of feedback, as a client posts it.
@@ -411,4 +423,6 @@ pub struct Committed {
     pub feedback: Vec<FeedbackOutcome>,
     /// The ratings that [`Op::TakeIn`] recorded, held ones included, each with its sample and the version of that.
     pub ratings: Vec<(FeedbackEntry, SampleId, PolicyVersion)>,
+    /// What [`Op::Answers`] in an [`Op::TakeIn`] said.
+    pub answers: Vec<(PolicyVersion, AnswerCounts)>,
 }

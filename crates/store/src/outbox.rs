@@ -1,6 +1,6 @@
 //! What a fleet's processes record for each other: the outbox of a ledger, and the intake of others' logs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use redb::{ReadableTable, ReadableTableMetadata};
 use uuid::Uuid;
@@ -21,6 +21,16 @@ pub struct OutboxBatch {
     pub sequence: u64,
     /// The operations, in a format that later versions read.
     pub bytes: Vec<u8>,
+}
+
+impl OutboxBatch {
+    /// Whether this batch is `other`, perhaps without operations that were erased since.
+    pub fn is_rest_of(&self, other: &Self) -> bool {
+        let decoded = |batch: &Self| decode::<LoggedBatch>(&batch.bytes).ok();
+        let (Some(own), Some(other)) = (decoded(self), decoded(other)) else { return false };
+        let ids: BTreeSet<_> = other.ops.iter().map(|(_, id)| id.0).collect();
+        own.at == other.at && own.ops.iter().all(|(_, id)| ids.contains(&id.0))
+    }
 }
 
 /// The log of a ledger.

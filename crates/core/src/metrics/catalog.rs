@@ -154,6 +154,8 @@ metric_set! {
             "Transactions of the ledger that the object store does not have yet."),
         fleet_lag: Gauge("hone_fleet_lag_seconds",
             "Age of the oldest transaction that the object store does not have yet."),
+        fleet_intake_lag: Gauge("hone_fleet_intake_lag_seconds",
+            "In the trainer: time since it had taken in all that the servers shipped."),
         fleet_held: IntGauge("hone_fleet_held_posts",
             "Feedback that waits for its completion, which another server has."),
         fleet_failing: IntGauge("hone_fleet_failing",

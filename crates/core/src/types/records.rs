@@ -395,6 +395,20 @@ pub struct PolicyCheck {
     pub detail: String,
 }
 
+/// What another process compares its engine with before it serves a version: the trainer's log-probabilities at a
+/// temperature of 1.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VersionProbe {
+    /// The prompt.
+    pub prompt: Vec<TokenId>,
+    /// A completion of it.
+    pub tokens: Vec<TokenId>,
+    /// The log-probability of each token of the completion.
+    pub logprobs: Vec<f32>,
+    /// Largest mean difference that the trainer permits its own engine, in nats for each token.
+    pub bound: f64,
+}
+
 /// One version of the policy and its origin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyRecord {

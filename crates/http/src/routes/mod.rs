@@ -59,7 +59,7 @@ pub fn starting(metrics: Arc<Metrics>) -> Router {
     Router::new()
         .route("/livez", get(operator::live))
         .route("/metrics", get(operator::early_metrics))
-        .fallback(operator::loading)
+        .fallback(operator::starting)
         .layer(from_fn_with_state(metrics.clone(), observe::observe))
         .layer(from_fn(shape_messages))
         .with_state(metrics)

@@ -84,16 +84,11 @@ impl Publisher for BatchedPublisher {
         Ok(())
     }
 
-    async fn probe(
-        &self,
-        prompt_ids: &[TokenId],
-        params: &SamplingParams,
-    ) -> Result<Vec<Probe>, EngineError> {
+    async fn probe(&self, request: GenerateRequest) -> Result<Vec<Probe>, EngineError> {
         let mut probes = match &self.serving {
-            Some(serving) => serving.probe(prompt_ids, params).await?,
+            Some(serving) => serving.probe(request.clone()).await?,
             None => Vec::new(),
         };
-        let request = GenerateRequest::probe(prompt_ids, params);
         let tokens = self.complete_staged(request).await?.token_logprobs();
         probes.push(Probe { sampler: "rollout", dtype: self.sampler.dtype, tokens });
         Ok(probes)

@@ -57,11 +57,11 @@ fn no_file_has_a_text_of_an_erased_end_user() {
     assert!(contains(store.dir.path(), "quagga"));
 
     let selection = ErasureFilter::EndUser("quagga".to_owned());
-    let planned = store.erase(&selection, true).unwrap();
+    let planned = store.erase(&selection, u64::MAX, true).unwrap();
     assert_eq!((planned.completions, planned.samples, planned.feedback), (1, 2, 1));
     assert_eq!(planned.versions, [1, 2]);
     assert_eq!(store.stats().unwrap().interactions, 2, "nothing is erased yet");
-    assert_eq!(store.erase(&selection, false).unwrap(), planned);
+    assert_eq!(store.erase(&selection, u64::MAX, false).unwrap(), planned);
     store.rewrite().unwrap();
     assert!(!contains(store.dir.path(), "quagga"));
     assert!(contains(store.dir.path(), "zebra"));
@@ -69,7 +69,7 @@ fn no_file_has_a_text_of_an_erased_end_user() {
     let rewards = store.rewards_of(sample_id(20)).unwrap();
     let thumbs = rewards.iter().find(|part| part.name == "thumbs").unwrap();
     assert_eq!((thumbs.value, &thumbs.comment), (Some(0.0), &None));
-    assert_eq!(store.erase(&selection, false).unwrap(), crate::Erasure::default());
+    assert_eq!(store.erase(&selection, u64::MAX, false).unwrap(), crate::Erasure::default());
     store.check();
 }
 

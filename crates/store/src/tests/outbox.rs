@@ -285,7 +285,7 @@ fn an_erasure_by_a_raters_key_finds_posts_without_a_row() {
     server.commit_blocking(vec![Op::Feedback(vec![by_key])]).unwrap();
     take_in(&trainer, &server, batches(&server, 0)).unwrap();
     for store in [&server, &trainer] {
-        let erased = store.erase(&ErasureFilter::Key("k".to_owned()), false).unwrap();
+        let erased = store.erase(&ErasureFilter::Key("k".to_owned()), u64::MAX, false).unwrap();
         assert_eq!(erased.feedback, 1);
     }
     let left: LoggedBatch = decode(&batches(&server, 0)[0].bytes).unwrap();

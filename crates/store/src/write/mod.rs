@@ -81,7 +81,11 @@ fn apply_all<'b>(
     let mut answers = Vec::new();
     for (ops, ids) in batches {
         let feedback = tables.apply_batch(ops, ids)?;
-        answers.push(Committed { feedback, ratings: std::mem::take(&mut tables.taken) });
+        answers.push(Committed {
+            feedback,
+            ratings: std::mem::take(&mut tables.taken),
+            answers: std::mem::take(&mut tables.answers),
+        });
     }
     tables.combine_ratings()?;
     if tables.mode == Outbox::Server {

@@ -1,5 +1,6 @@
 //! The registry of versions: which one is served, which can be, and the return to an earlier one.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,14 +11,14 @@ use async_trait::async_trait;
 use tokio::sync::{Mutex, watch};
 
 use hone_core::metrics::Metrics;
-use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, TokenId};
+use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, TokenId, VersionProbe};
 use hone_engine::{EngineError, Publisher};
-use hone_store::{Op, Store};
+use hone_store::{AnswerCounts, Op, Store};
 
 use super::PolicyError;
 use super::canary::{Canary, CanaryStatus, VersionRating};
 use super::config::PolicyConfig;
-use super::gate::Examiner;
+use super::gate::{Examiner, probe_difference};
 use super::{ADAPTERS, KnownDigests, base_record};
 use super::{RECOVERED, Rollback, WITHDRAWN, activation_ops, relative_dir};
 
@@ -67,6 +68,8 @@ pub struct Policies {
     /// Whether the process ends, which suspends a canary.
     pub(super) suspended: watch::Sender<bool>,
     pub(super) rollback: watch::Sender<Rollback>,
+    /// The probe of the version that was examined last.
+    pub(super) probe: parking_lot::Mutex<Option<(PolicyVersion, VersionProbe)>>,
 }
 
 impl Policies {
@@ -86,6 +89,7 @@ impl Policies {
             interrupts: watch::Sender::new(0),
             suspended: watch::Sender::new(false),
             rollback: watch::Sender::new(Rollback::default()),
+            probe: parking_lot::Mutex::default(),
         };
         policies.reconcile().await?;
         Ok(policies)
@@ -456,16 +460,24 @@ impl Drop for Suspension<'_> {
 // A server of a fleet, whose trainer decides about versions.
 
 impl Policies {
+    /// What servers compare themselves with before they serve a version that this process examined.
+    pub fn probe_of(&self, version: PolicyVersion) -> Option<VersionProbe> {
+        let last = self.probe.lock();
+        last.as_ref().filter(|(of, _)| *of == version).map(|(_, probe)| probe.clone())
+    }
+
     /// Records versions and serves those that the fleet's trainer chose: `active`, and to its share of the traffic
     /// `canary`. Their adapters are in the data directory. An engine that serves one version only has no canary.
     ///
     /// # Errors
-    /// If the ledger cannot be written or the engine cannot load a version. What was served before is served then.
+    /// If the ledger cannot be written, the engine cannot load a version, or its log-probabilities differ from those of
+    /// `probes`. What was served before is served then.
     pub async fn follow(
         &self,
         records: Vec<PolicyRecord>,
         active: PolicyVersion,
         canary: Option<(PolicyVersion, f64)>,
+        probes: &BTreeMap<PolicyVersion, VersionProbe>,
     ) -> Result<(), PolicyError> {
         let _exchange = self.exchange.lock().await;
         let ops = records.into_iter().map(|record| Op::Policy(Box::new(record))).collect();
@@ -480,15 +492,15 @@ impl Policies {
             self.setup.publisher.end_canary();
         }
         if active != self.active() {
-            self.load(&record(active)?).await?;
+            self.stage_probed(&record(active)?, probes).await?;
+            self.activate_staged().await?;
             self.set_active(active);
             tracing::info!(version = %active, "the fleet's active version is served");
             self.prune(&self.list()?, active);
         }
         if let Some((version, share)) = canary {
             if self.canary().is_none() {
-                let adapter = self.adapter_dir(&record(version)?)?;
-                self.stage(version, adapter.as_deref()).await?;
+                self.stage_probed(&record(version)?, probes).await?;
                 if !self.setup.publisher.begin_canary().await? {
                     return Ok(());
                 }
@@ -497,6 +509,27 @@ impl Policies {
             self.canary.follow(Some((version, share)));
         }
         Ok(())
+    }
+
+    /// Stages a version, and compares the engine with its probe.
+    async fn stage_probed(
+        &self,
+        record: &PolicyRecord,
+        probes: &BTreeMap<PolicyVersion, VersionProbe>,
+    ) -> Result<(), PolicyError> {
+        let (version, adapter) = (record.version, self.adapter_dir(record)?);
+        self.stage(version, adapter.as_deref()).await?;
+        let Some(probe) = probes.get(&version) else { return Ok(()) };
+        let difference = probe_difference(self.setup.publisher.as_ref(), probe).await?;
+        if difference <= probe.bound {
+            return Ok(());
+        }
+        let reason = format!(
+            "its log-probabilities here differ from the trainer's by {difference:.2e} nats per token, \
+             more than {:.0e}: is this the trainer's model?",
+            probe.bound
+        );
+        Err(PolicyError::Unservable { version, reason })
     }
 }
 
@@ -527,5 +560,10 @@ impl Policies {
     /// Adds the end of a request to the same evidence: whether a version failed to answer it.
     pub fn answered(&self, version: PolicyVersion, failed: bool) {
         self.canary.answered(version, failed);
+    }
+
+    /// What ended since the last call during a canary that another process decides about.
+    pub fn take_answers(&self) -> BTreeMap<PolicyVersion, AnswerCounts> {
+        self.canary.take_answers()
     }
 }

@@ -16,12 +16,8 @@ impl Publisher for SlowServing {
         self.own.stage(version, dir).await
     }
 
-    async fn probe(
-        &self,
-        prompt: &[TokenId],
-        params: &SamplingParams,
-    ) -> Result<Vec<Probe>, EngineError> {
-        self.own.probe(prompt, params).await
+    async fn probe(&self, request: GenerateRequest) -> Result<Vec<Probe>, EngineError> {
+        self.own.probe(request).await
     }
 
     async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {

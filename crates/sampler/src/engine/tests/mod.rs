@@ -352,7 +352,7 @@ async fn a_publisher_without_a_serving_engine_probes_and_activates_the_staged_ve
         }
     };
     let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..Default::default() };
-    let probes = publisher.probe(&[5, 9, 2], &params).await.unwrap();
+    let probes = publisher.probe(GenerateRequest::probe(&[5, 9, 2], &params)).await.unwrap();
     let [Probe { sampler: "rollout", dtype: "f32", tokens: probed }] = &probes[..] else {
         panic!("{probes:?}")
     };

@@ -71,6 +71,8 @@ impl Applier<'_> {
             Op::Shipped(sequence) => self.set_shipped((*sequence).min(self.last_batch()?))?,
             Op::TakeIn(other) => self.take_in(other)?,
             Op::ExpireHeld(before) => self.expire_held(*before)?,
+            Op::Answers(counts) if self.intake.is_some() => self.answers.extend(counts.clone()),
+            Op::Answers(_) => {}
         }
         Ok(None)
     }

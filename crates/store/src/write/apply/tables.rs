@@ -14,7 +14,7 @@ use hone_core::types::{
 use crate::error::StoreError;
 use crate::format::codec::encode;
 use crate::format::{Id, LedgerTables};
-use crate::op::{FeedbackEntry, Outbox, SHIPPED};
+use crate::op::{AnswerCounts, FeedbackEntry, Outbox, SHIPPED};
 use crate::reader;
 
 /// Effects of a transaction, for metrics.
@@ -75,6 +75,8 @@ pub(crate) struct Applier<'t> {
     pub(super) intake: Option<UnixMillis>,
     /// Ratings of other processes that were recorded.
     pub(crate) taken: Vec<(FeedbackEntry, SampleId, PolicyVersion)>,
+    /// The requests of a canary that were taken in.
+    pub(crate) answers: Vec<(PolicyVersion, AnswerCounts)>,
     /// Whether the operation has no effect.
     pub(super) ignored: bool,
     /// Prompts and rows of feedback to erase from the outbox and from what is held.
@@ -110,6 +112,7 @@ impl<'t> Applier<'t> {
             },
             intake: None,
             taken: Vec::new(),
+            answers: Vec::new(),
             ignored: false,
             gone: BTreeSet::new(),
         })

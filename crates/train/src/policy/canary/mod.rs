@@ -21,6 +21,8 @@ use hone_core::digest::Digest;
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyCheck, PolicyVersion, SampleId, UnixMillis, now_ms};
 
+use hone_store::AnswerCounts;
+
 use crate::policy::config::{CanaryConfig, CanaryLimit};
 use key_shares::KeyShares;
 use sequential::{CanaryVerdict, PairedArms, SequentialTest};
@@ -36,6 +38,8 @@ pub(super) struct Canary {
     running: Mutex<Option<CanaryEvidence>>,
     /// A canary that another process decides about, and its share.
     followed: Mutex<Option<(PolicyVersion, f64)>>,
+    /// Requests during a canary that another process decides about.
+    answers: Mutex<BTreeMap<PolicyVersion, AnswerCounts>>,
     changed: Notify,
 }
 
@@ -46,6 +50,7 @@ impl Canary {
             metrics,
             running: Mutex::default(),
             followed: Mutex::default(),
+            answers: Mutex::default(),
             changed: Notify::new(),
         }
     }
@@ -120,10 +125,20 @@ impl Canary {
         self.changed.notify_one();
     }
 
+    /// As [`super::Policies::take_answers`].
+    pub fn take_answers(&self) -> BTreeMap<PolicyVersion, AnswerCounts> {
+        std::mem::take(&mut self.answers.lock())
+    }
+
     /// Adds the end of a request to the evidence: whether a version failed to answer it.
     pub fn answered(&self, version: PolicyVersion, failed: bool) {
         if let Some(evidence) = self.running.lock().as_mut() {
             evidence.answered(version, failed);
+        } else if self.followed.lock().is_some() {
+            let mut answers = self.answers.lock();
+            let counts = answers.entry(version).or_default();
+            counts.requests += 1;
+            counts.failures += u64::from(failed);
         }
         if failed {
             self.changed.notify_one();

@@ -18,8 +18,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use hone_core::types::{FinishReason, PolicyCheck, PolicyVersion, SamplingParams, TokenId};
-use hone_engine::{Completion, Publisher};
+use hone_core::types::{
+    FinishReason, PolicyCheck, PolicyVersion, SamplingParams, TokenId, VersionProbe,
+};
+use hone_engine::{Completion, GenerateRequest, Publisher};
 use hone_model::kernels::compute::Compute;
 use hone_reward::Route;
 
@@ -91,19 +93,22 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 
 /// Adds `parity/ENGINE` for each engine: the mean absolute difference, in nats, of its log-probabilities
 /// and the trainer's on tokens that it samples. Training and serving must agree on what the policy is,
-/// and the importance ratio needs the sampler's recorded log-probabilities.
+/// and the importance ratio needs the sampler's recorded log-probabilities. Returns what the servers of a fleet compare
+/// themselves with.
 pub(super) async fn check_parity(
     examination: &Examination<'_>,
     probe_prompt: &[TokenId],
     checks: &mut Vec<PolicyCheck>,
-) -> Result<(), PolicyError> {
+) -> Result<Option<VersionProbe>, PolicyError> {
     let candidate = examination.candidate;
     let params = SamplingParams {
         seed: examination.version.0,
         max_tokens: PROBE_TOKENS,
         ..SamplingParams::default()
     };
-    for probe in examination.publisher.probe(probe_prompt, &params).await? {
+    let mut known = None;
+    let request = GenerateRequest::probe(probe_prompt, &params);
+    for probe in examination.publisher.probe(request).await? {
         let ids: Vec<TokenId> = probe.tokens.iter().map(|(id, _)| *id).collect();
         let trained =
             candidate.score(ScoredBy::Candidate, probe_prompt, &ids, params.temperature)?;
@@ -124,8 +129,26 @@ pub(super) async fn check_parity(
         };
         let name = format!("parity/{}", probe.sampler);
         checks.push(checked(&name, agrees, Some(difference), Some(bound), detail));
+        let prompt = probe_prompt.to_vec();
+        known = Some(VersionProbe { prompt, tokens: ids, logprobs: trained, bound });
     }
-    Ok(())
+    Ok(known)
+}
+
+/// The mean absolute difference, in nats, of the staged version's log-probabilities and a probe's, of the engine where
+/// it is the largest.
+pub(super) async fn probe_difference(
+    publisher: &dyn Publisher,
+    probe: &VersionProbe,
+) -> Result<f64, PolicyError> {
+    let request = GenerateRequest::score(&probe.prompt, &probe.tokens, 0);
+    let mut most = 0.0_f64;
+    for own in publisher.probe(request).await? {
+        let pairs = own.tokens.iter().zip(&probe.logprobs);
+        let difference = mean(pairs.map(|((_, own), known)| f64::from((own - known).abs())));
+        most = if difference.is_nan() { f64::INFINITY } else { most.max(difference) };
+    }
+    Ok(most)
 }
 
 /// Compares completions with the active version's: `drift/...` and `exam/...`, until one fails.

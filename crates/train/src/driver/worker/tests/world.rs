@@ -71,11 +71,7 @@ impl Publisher for ScriptedPublisher {
         Ok(())
     }
 
-    async fn probe(
-        &self,
-        prompt: &[TokenId],
-        params: &SamplingParams,
-    ) -> Result<Vec<Probe>, EngineError> {
+    async fn probe(&self, request: GenerateRequest) -> Result<Vec<Probe>, EngineError> {
         let (version, adapter) = self.staged.lock().unwrap().clone();
         // Read from the files that were published.
         let (model, adapter) = (self.model.clone(), adapter.unwrap());
@@ -83,7 +79,7 @@ impl Publisher for ScriptedPublisher {
             peft::read(&adapter, model.spec(), DType::F32, model.device()).unwrap();
         let ids = [5, 9, 2];
         let snapshot = Snapshot { model, lora, config };
-        let logprobs = snapshot.score(prompt, &ids, params.temperature).unwrap();
+        let logprobs = snapshot.score(&request.prompt_ids, &ids, 1.0).unwrap();
         let is_rejected = version.0 == self.rejects.load(Ordering::Acquire)
             || self.rejects_all.load(Ordering::Acquire);
         let tolerance = PARITY_TOLERANCE as f32;
