@@ -25,7 +25,7 @@ pub use lineage::Lineage;
 pub use records::{
     Continuation, Group, GroupState, Interaction, Message, PolicyCheck, PolicyRecord, PolicyState,
     PromptSource, Rating, Reward, RewardSource, Role, Sample, SampleOrigin, StepRecord, TokenSpan,
-    session_of,
+    VersionProbe, session_of,
 };
 pub use sampling::{EndRules, FinishReason, SamplingParams};
 

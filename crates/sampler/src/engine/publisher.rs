@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
+use hone_core::types::PolicyVersion;
 use hone_engine::admission::Owner;
 use hone_engine::{
     Codec, Completion, Engine, EngineError, EngineLoad, GenerateRequest, Generation, ModelInfo,

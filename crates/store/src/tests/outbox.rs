@@ -292,6 +292,40 @@ fn an_erasure_by_a_raters_key_finds_posts_without_a_row() {
     assert_eq!((left.ops.len(), trainer.held_feedback().unwrap()), (0, 0));
 }
 
+#[test]
+fn a_batch_that_lost_operations_is_still_the_one_that_was_shipped() {
+    let server = ledger(Outbox::Server);
+    let others = |by: &str, of| FeedbackEntry { key_id: Some(by.to_owned()), ..thumbs(of, 1.0, 5) };
+    let posts = [("k", 7), ("l", 8)].map(|(by, of)| Op::Feedback(vec![others(by, of)]));
+    server.commit_blocking(posts.to_vec()).unwrap();
+    let shipped = batches(&server, 0).remove(0);
+    server.erase(&ErasureFilter::Key("k".to_owned()), 0, false).unwrap();
+    assert_eq!(batches(&server, 0)[0], shipped, "it was made after the bound");
+    server.erase(&ErasureFilter::Key("k".to_owned()), u64::MAX, false).unwrap();
+    let left = batches(&server, 0).remove(0);
+    assert_ne!(left, shipped);
+    assert!(left.is_rest_of(&shipped) && !shipped.is_rest_of(&left));
+    let other = ledger(Outbox::Server);
+    other.commit_blocking(posts.to_vec()).unwrap();
+    assert!(!batches(&other, 0)[0].is_rest_of(&shipped));
+}
+
+#[test]
+fn requests_of_a_canary_reach_the_trainer_once_and_no_table() {
+    let (server, trainer) = (ledger(Outbox::Server), ledger(Outbox::Trainer));
+    let counts = [(PolicyVersion(3), crate::AnswerCounts { requests: 5, failures: 1 })];
+    let before = content(&trainer);
+    server.commit_blocking(vec![Op::Answers(counts.into())]).unwrap();
+    assert_eq!(take_in(&trainer, &server, batches(&server, 0)).unwrap().answers, counts);
+    assert_eq!(take_in(&trainer, &server, batches(&server, 0)).unwrap().answers, []);
+    let changed: Vec<_> = content(&trainer)
+        .into_iter()
+        .filter(|(table, rows)| before.get(table) != Some(rows))
+        .map(|(table, _)| table)
+        .collect();
+    assert!(changed.iter().all(|table| ["outbox", "positions"].contains(table)), "{changed:?}");
+}
+
 /// What a server or the trainer does.
 #[derive(Clone, Debug)]
 enum Action {

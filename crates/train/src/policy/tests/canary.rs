@@ -6,6 +6,7 @@ use tokio::task::JoinHandle;
 
 use hone_core::types::SamplingParams;
 use hone_engine::Priority;
+use hone_store::AnswerCounts;
 
 use super::*;
 use crate::policy::CanaryConfig;
@@ -209,8 +210,8 @@ async fn a_server_follows_the_versions_that_the_trainer_chose() {
         std::fs::copy(trainer.adapter(version), to).unwrap();
     }
     let records = trainer.policies.list().unwrap();
-    let [first, second] = [1, 2].map(PolicyVersion);
-    server.policies.follow(records.clone(), first, Some((second, 0.5))).await.unwrap();
+    let ([first, second], none) = ([1, 2].map(PolicyVersion), BTreeMap::new());
+    server.policies.follow(records.clone(), first, Some((second, 0.5)), &none).await.unwrap();
     assert_eq!(server.served(), (1, 1));
     assert_eq!(server.policies.canary(), Some(second));
     // The arm of a user is a hash of the user and the version, so it is the same on each server.
@@ -224,13 +225,35 @@ async fn a_server_follows_the_versions_that_the_trainer_chose() {
     other.policies.canary.follow(Some((second, 0.5)));
     assert_eq!(in_canary(&other), in_canary(&server));
     // Its promotion, and an end without one.
-    server.policies.follow(Vec::new(), second, None).await.unwrap();
+    server.policies.follow(Vec::new(), second, None, &none).await.unwrap();
     assert_eq!((server.served(), server.policies.canary()), ((2, 2), None));
-    server.policies.follow(records, first, None).await.unwrap();
+    server.policies.follow(records, first, None, &none).await.unwrap();
     assert_eq!(server.served(), (1, 1));
+    // An engine that computes something else does not serve the version.
+    let probe = trainer.policies.probe_of(second).unwrap();
+    let mut other = probe.clone();
+    other.logprobs[0] -= 1.0;
+    let wrong = BTreeMap::from([(second, other)]);
+    let refused = server.policies.follow(Vec::new(), second, None, &wrong).await.unwrap_err();
+    assert!(refused.to_string().ends_with("is this the trainer's model?"), "{refused}");
+    assert_eq!(server.served(), (1, 1));
+    let right = BTreeMap::from([(second, probe)]);
+    server.policies.follow(Vec::new(), second, None, &right).await.unwrap();
+    server.policies.follow(Vec::new(), first, None, &none).await.unwrap();
+    // Requests are counted for the trainer while it decides about a canary.
+    server.policies.answered(first, false);
+    assert!(server.policies.take_answers().is_empty());
+    server.policies.canary.follow(Some((second, 0.5)));
+    for failed in [false, true] {
+        server.policies.answered(second, failed);
+    }
+    let counts = AnswerCounts { requests: 2, failures: 1 };
+    assert_eq!(server.policies.take_answers(), BTreeMap::from([(second, counts)]));
+    assert!(server.policies.take_answers().is_empty());
+    server.policies.canary.follow(None);
     // Files that are missing change nothing.
     std::fs::remove_file(server.adapter(2)).unwrap();
-    let missing = server.policies.follow(Vec::new(), second, None).await;
+    let missing = server.policies.follow(Vec::new(), second, None, &none).await;
     assert!(matches!(missing, Err(PolicyError::Unservable { .. })), "{missing:?}");
     assert_eq!(server.served(), (1, 1));
 }

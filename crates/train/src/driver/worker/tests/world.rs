@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use hone_core::metrics::Metrics;
 use hone_core::types::{
     GroupId, GroupState, InteractionId, PolicyState, PolicyVersion, Reward, RewardSource, Sample,
-    SampleOrigin, SamplingParams, StepRecord, TokenId, now_ms,
+    SampleOrigin, StepRecord, TokenId, now_ms,
 };
 use hone_engine::{Completion, EngineError, GenerateRequest, ModelDir, Probe, Publisher};
 use hone_model::Model;
