@@ -405,6 +405,18 @@ impl Ledger {
         })
     }
 
+    /// At most `limit` groups in state `Ready`, newest first.
+    pub fn newest_ready_groups(&self, limit: usize) -> Result<Vec<Group>, StoreError> {
+        self.read(|tx| {
+            let (groups, ready) = (tx.open_table(format::GROUPS)?, tx.open_table(format::READY)?);
+            let newest = ready.iter()?.rev().take(limit);
+            newest
+                .map(|entry| get(&groups, entry?.0.value().1))
+                .filter_map(Result::transpose)
+                .collect()
+        })
+    }
+
     pub(crate) fn ready_count(&self) -> Result<usize, StoreError> {
         let ready = self.read(|tx| Ok(tx.open_table(format::READY)?.len()?))?;
         Ok(usize::try_from(ready).unwrap_or(usize::MAX))

@@ -367,6 +367,8 @@ metric_set! {
         replayed: IntCounter("hone_train_replayed_samples_total",
             "Samples of earlier steps that steps trained on again."),
         ready_groups: IntGauge("hone_train_ready_groups", "Groups that wait for the trainer."),
+        oldest_waiting: Gauge("hone_train_oldest_waiting_seconds",
+            "Age of the oldest group that waits for the trainer; 0 without one."),
         skipped_steps: IntCounterVec("hone_train_skipped_steps_total",
             "Steps skipped, by reason.", &["reason"]),
         damaged_checkpoints: IntCounter("hone_train_damaged_checkpoints_total",

@@ -18,8 +18,11 @@ use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
 use crate::config::TrainConfig;
 
-/// Ready groups among which graded ones are looked for.
+/// The newest ready groups, from which a batch is built.
 const LOOKAHEAD: usize = 4096;
+
+/// Groups of ratings that may wait for the trainer. The oldest ones beyond are dropped.
+const MOST_WAITING: usize = 4 * LOOKAHEAD;
 
 #[derive(Clone, Debug)]
 pub(crate) struct GroupMember {
@@ -227,13 +230,15 @@ impl TrainBatch {
     }
 }
 
-/// Takes ready groups, oldest first and graded ones for half of the batch before others, until they have
-/// `train.samples_per_step` members. The last group may exceed that number, and so may further turns of the batch's
-/// conversations. `None` if fewer than `min_samples` trainable samples are ready.
+/// Takes ready groups until they have `train.samples_per_step` members: graded ones for half of the batch, oldest first,
+/// because few wait; then ratings and corrections, newest first, because they can arrive faster than they are trained on,
+/// and old ones teach less; then further graded ones. The last group may exceed the number, and so may further turns of the
+/// batch's conversations. `None` if fewer than `min_samples` trainable samples are ready.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
-/// member of an abandoned branch or of an age above the limit, and those without a trainable
-/// member that has a reward. Of a group of ratings alone, only these members are dropped.
+/// member of an abandoned branch or of an age above the limit, those without a trainable
+/// member that has a reward, and ratings behind [`MOST_WAITING`] newer ones. Of a group of ratings, and of a graded group
+/// that keeps two members, only the members beyond the limits are dropped.
 pub(crate) fn build_batch(
     store: &Store,
     routes: &Routes,
@@ -255,7 +260,13 @@ pub(crate) fn build_batch(
     };
     // At least one member of each group is trainable. As many again may be turns of the same conversations.
     let most = max_samples.max(1).saturating_mul(2);
-    for group in store.ready_groups(most.max(LOOKAHEAD))? {
+    let surplus = store.watch_ready().borrow().saturating_sub(MOST_WAITING.max(most));
+    if surplus > 0 {
+        let oldest = store.ready_groups(surplus)?.into_iter();
+        let ratings = oldest.filter(|group| !group.is_correction() && is_rated(routes, group));
+        drops.extend(ratings.map(|group| dropped(group.id, BACKLOG)));
+    }
+    for group in store.newest_ready_groups(most.max(LOOKAHEAD))? {
         if group.is_correction() {
             members += 1;
             ready.push(group);
@@ -323,16 +334,20 @@ pub(crate) fn build_batch(
     Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups, corrections }))
 }
 
-/// Puts the oldest graded groups with `members` members first: after a canary's backlog they would be too old.
+/// The oldest graded groups with `members` members, then all others in their order, the newest first, and then the
+/// further graded ones.
 fn graded_first(ready: Vec<Group>, routes: &Routes, members: usize) -> Vec<Group> {
+    let is_graded = |group: &Group| !group.is_correction() && !is_rated(routes, group);
+    let (mut graded, others): (Vec<_>, Vec<_>) = ready.into_iter().partition(is_graded);
+    graded.reverse();
     let mut taken = 0;
-    let (mut first, rest): (Vec<_>, Vec<_>) = ready.into_iter().partition(|group| {
-        let is_first = taken < members && !group.is_correction() && !is_rated(routes, group);
-        taken += if is_first { group.members.len() } else { 0 };
+    let first = graded.iter().take_while(|group| {
+        let is_first = taken < members;
+        taken += group.members.len();
         is_first
     });
-    first.extend(rest);
-    first
+    let further = graded.split_off(first.count());
+    graded.into_iter().chain(others).chain(further).collect()
 }
 
 /// Takes the members that are too old out of a group, unless all are.
@@ -544,6 +559,8 @@ impl VersionAges {
 
 /// Reason of a dropped group with a sample of a version that the weights do not descend from.
 const ABANDONED: &str = "abandoned";
+/// Reason of a dropped group of ratings that newer ones kept from the trainer.
+const BACKLOG: &str = "backlog";
 /// Reason of a dropped group with a sample that is too old, or from which the policy has moved too far away.
 pub(crate) const STALE: &str = "stale";
 
