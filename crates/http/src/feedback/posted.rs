@@ -485,7 +485,7 @@ fn untrained_reason(
 
 /// Why the version of a completion is too far from the active one.
 fn age_problem(state: &AppState, sample: &Sample) -> Result<Option<&'static str>, StoreError> {
-    match state.store.lineage().age(state.policies.active(), sample.version) {
+    match state.store.lineage().distance(state.policies.active(), sample.version) {
         Some(age) if age > state.learning.max_staleness => Ok(Some("stale")),
         Some(_) => Ok(None),
         None => {

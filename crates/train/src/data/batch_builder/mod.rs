@@ -33,7 +33,7 @@ pub(crate) struct GroupMember {
     pub(crate) feedback: BTreeMap<String, FeedbackOrigin>,
     /// Weights below 1 that `feedback_cap` gave to parts.
     pub(crate) cap_weights: BTreeMap<String, f64>,
-    /// Whether it is older than `train.max_staleness`, or recorded by another process.
+    /// Whether it is older than `train.max_staleness`, of a withdrawn version, or recorded by another process.
     pub(crate) late: bool,
     /// The conversation that it is a turn of, if a client received it.
     pub(crate) conversation: Option<[u8; 16]>,
@@ -274,8 +274,8 @@ pub(crate) fn build_batch(
         }
         let is_rated = is_rated(routes, &group);
         match too_old(group.oldest_version, is_rated) {
-            // Rated completions are independent of each other, so some of them can be used alone.
-            Some(reason) if group.members.len() == 1 || !is_rated => {
+            // Of several members, those within the limits may be used.
+            Some(reason) if group.members.len() == 1 => {
                 drops.push(dropped(group.id, reason));
             }
             _ => {
@@ -308,12 +308,10 @@ pub(crate) fn build_batch(
             let mut loaded = load_ready(store, routes, &quarantined, group)?;
             let is_rated = loaded.is_rated;
             let too_old = |member: &GroupMember| too_old(member.sample.version, is_rated);
-            if is_rated {
-                drop_members(store, &mut loaded, too_old, dropped_groups)?;
-                for member in &mut loaded.members {
-                    let age = ages.of(member.sample.version);
-                    member.late = age.is_some_and(|age| age > config.max_staleness);
-                }
+            let least = if is_rated { 1 } else { 2 };
+            drop_members(store, &mut loaded, too_old, least, dropped_groups)?;
+            for member in &mut loaded.members {
+                member.late = ages.are_late(member.sample.version, config.max_staleness);
             }
             let problem = loaded.members.iter().find_map(too_old);
             if let Some(reason) = problem {
@@ -350,11 +348,12 @@ fn graded_first(ready: Vec<Group>, routes: &Routes, members: usize) -> Vec<Group
     graded.into_iter().chain(others).chain(further).collect()
 }
 
-/// Takes the members that are too old out of a group, unless all are.
+/// Takes the members that are too old out of a group, unless fewer than `least` remain.
 fn drop_members(
     store: &Store,
     loaded: &mut BatchGroup,
     too_old: impl Fn(&GroupMember) -> Option<&'static str>,
+    least: usize,
     dropped_groups: &IntCounterVec,
 ) -> Result<(), StoreError> {
     let mut leaving: BTreeMap<&str, Vec<SampleId>> = BTreeMap::new();
@@ -363,7 +362,8 @@ fn drop_members(
             leaving.entry(reason).or_default().push(member.sample.id);
         }
     }
-    if leaving.is_empty() || leaving.values().flatten().count() == loaded.members.len() {
+    let remaining = loaded.members.len() - leaving.values().flatten().count();
+    if leaving.is_empty() || remaining < least {
         return Ok(());
     }
     for (reason, members) in leaving {
@@ -551,13 +551,21 @@ pub(crate) struct VersionAges {
 }
 
 impl VersionAges {
-    /// The age of a version; `None` if the weights do not descend from it.
+    /// The age of a version, or the distance to a withdrawn one, whose ratings teach most; `None` if an operator
+    /// abandoned it.
     pub(crate) fn of(&self, version: PolicyVersion) -> Option<u64> {
-        Some(self.lineage.age(self.head, version)? + self.ahead)
+        Some(self.lineage.distance(self.head, version)? + self.ahead)
+    }
+
+    /// Whether samples of a version need the importance weight of late feedback: it is older than `limit`, or the
+    /// weights do not descend from it.
+    fn are_late(&self, version: PolicyVersion, limit: u64) -> bool {
+        let age = self.lineage.age(self.head, version);
+        age.is_none_or(|age| age + self.ahead > limit)
     }
 }
 
-/// Reason of a dropped group with a sample of a version that the weights do not descend from.
+/// Reason of a dropped group with a sample of a version that an operator abandoned.
 const ABANDONED: &str = "abandoned";
 /// Reason of a dropped group of ratings that newer ones kept from the trainer.
 const BACKLOG: &str = "backlog";

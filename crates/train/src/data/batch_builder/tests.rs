@@ -265,6 +265,29 @@ fn groups_of_an_abandoned_branch_are_dropped() {
     assert!([abandoned, mixed].iter().all(|group| ledger.is_dropped(*group, "abandoned")));
 }
 
+/// Version 2 was a canary that users disliked, and version 3 is the next one after version 1.
+#[test]
+fn ratings_of_a_withdrawn_version_are_late_feedback() {
+    let mut ledger = Ledger::new(&[0, 1, 1]);
+    let disliked = PolicyRecord { state: PolicyState::RolledBack, ..policy(2, 1) };
+    Arc::make_mut(&mut ledger.ages.lineage).add(&disliked);
+    let rated = ledger.rated_at(9, 2, &[("alice", 1.0)]);
+    let batch = ledger.build(1, 8).unwrap();
+    assert_eq!(batch.group_ids(), [rated]);
+    assert!(batch.members().all(|(_, member)| member.late));
+    assert_eq!(batch.staleness(&ledger.ages), 2.0);
+    // A graded group keeps a member of the canary, and loses one of a version that an operator abandoned.
+    let graded = ledger.graded(10, &[(2, Some(1.0)), (1, Some(0.0)), (3, Some(0.0))], |_| {});
+    let members = |batch: TrainBatch| -> Vec<_> {
+        batch.groups[0].members.iter().map(|m| (m.sample.version.0, m.late)).collect()
+    };
+    assert_eq!(members(ledger.build(1, 8).unwrap()), [(2, true), (1, false), (3, false)]);
+    Arc::make_mut(&mut ledger.ages.lineage).add(&policy(2, 1));
+    assert_eq!(members(ledger.build(1, 8).unwrap()), [(1, false), (3, false)]);
+    assert_eq!(ledger.store.group(graded).unwrap().unwrap().members.len(), 2);
+    assert!(ledger.is_dropped(rated, "abandoned"));
+}
+
 #[test]
 fn rated_completions_that_are_too_old_leave_their_group() {
     // Version 1 was activated again after version 3; version 4 descends from it.
