@@ -3,8 +3,8 @@
 //! A reward is a set of named, weighted parts. A part may be missing, which is not zero. The advantage
 //! of member i of a group is `A_i = g_i + sum over the other parts p of weight_p * a_ip`, where
 //!
-//! - *group baseline* (GRPO, Shao et al. 2024): if the group has two or more members with a reward,
-//!   `x_i` is the weighted sum of the parts that all of them have, and
+//! - *group baseline* (GRPO, Shao et al. 2024): `x_i` is the weighted sum of the parts that two or more members
+//!   have, with the mean of the others in place of a missing value, so that a judge that fails once changes nothing, and
 //!   `g_i = (x_i - mean) / (s + 1e-4)`. `s` is the standard deviation with Bessel's correction
 //!   (n - 1), as in TRL, either of the group or of the route's sums of this batch; without scaling
 //!   (Dr. GRPO, Liu et al. 2025) the division is left out. Equal sums have advantage 0.
@@ -19,7 +19,7 @@
 //! smallest cap weight among the parts. A member without any value has no advantage and does not enter any statistic.
 //!
 //! `train.reward_aggregation` and `train.zero_variance_groups` change the
-//! comparison within a group, for the parts that all its members have:
+//! comparison within a group, for the parts that two or more of its members have:
 //!
 //! - *normalize, then sum*: each of those parts is compared and scaled by itself, and the results are
 //!   summed by weight
@@ -63,9 +63,13 @@ impl PartRewards {
         self.cap_weights.get(member).copied().unwrap_or(1.0)
     }
 
-    /// The values of `members`; `None` if one is missing.
-    fn complete(&self, members: &[usize]) -> Option<Vec<f64>> {
-        members.iter().map(|member| self.value(*member)).collect()
+    /// The values of `members`, with the mean of the others in place of a missing one; `None` of fewer than two.
+    fn compared(&self, members: &[usize]) -> Option<Vec<f64>> {
+        let known = Moments::of(members.iter().filter_map(|member| self.value(*member)));
+        // Within the range, because the mean of equal values is rounded.
+        let mean = if known.count > 0.0 { known.mean.clamp(known.min, known.max) } else { 0.0 };
+        let filled = members.iter().map(|member| self.value(*member).unwrap_or(mean));
+        (known.count >= 2.0).then(|| filled.collect())
     }
 }
 
@@ -355,12 +359,12 @@ impl Moments {
     }
 }
 
-// The parts that all trained members of a group have, and their weighted sum.
+// The parts that two or more members of a group have, and their weighted sum.
 
-/// The trained members of a group and the parts that all of them have.
+/// The trained members of a group and the parts that two or more of them have.
 struct GroupSums {
     members: Vec<usize>,
-    /// Indices of the parts that all of these members have.
+    /// Indices of the parts that two or more of these members have.
     parts: Vec<usize>,
     /// The weighted sum of those parts by trained member; empty without such parts.
     values: Vec<f64>,
@@ -374,11 +378,13 @@ impl GroupSums {
         let (mut parts, mut values) = (Vec::new(), vec![0.0; members.len()]);
         let mut cap_weights = vec![1.0_f64; members.len()];
         for (index, part) in group.parts.iter().enumerate() {
-            let Some(complete) = part.complete(&members) else { continue };
+            let Some(compared) = part.compared(&members) else { continue };
             parts.push(index);
-            for (place, x) in complete.iter().enumerate() {
+            for (place, x) in compared.iter().enumerate() {
                 values[place] += part.weight * x;
-                cap_weights[place] = cap_weights[place].min(part.cap_weight(members[place]));
+                if part.value(members[place]).is_some() {
+                    cap_weights[place] = cap_weights[place].min(part.cap_weight(members[place]));
+                }
             }
         }
         if parts.is_empty() {
@@ -424,12 +430,12 @@ impl GroupSums {
             return advantages;
         }
         for part in own.parts.iter().map(|index| &group.parts[*index]) {
-            let Some(complete) = part.complete(&own.members) else { continue };
+            let Some(values_of_part) = part.compared(&own.members) else { continue };
             let deviation = || {
                 let route = values.part(&group.route, &part.name);
                 Moments::of(route.iter().map(|v| v.value)).deviation()
             };
-            let compared = group_advantages(&complete, deviation, config);
+            let compared = group_advantages(&values_of_part, deviation, config);
             for (member, advantage) in own.members.iter().zip(compared) {
                 *advantages[*member].get_or_insert(0.0) +=
                     part.weight * part.cap_weight(*member) * advantage;
