@@ -12,7 +12,8 @@
 //!   and deviation of that part on that route, over an exponential window of past batches joined with
 //!   the *other* values of this batch, those of other turns of the same conversation excluded. Without anything to compare with it is 0. The divisor is at
 //!   least half the range of the values, since the deviation of equal values is 0; so the advantage
-//!   is at most 2.
+//!   is at most 2. In groups of ratings alone the mean is that of the group's other ratings, so that the difficulty of the
+//!   prompt cancels; the divisor stays, so that a rating and the part's weight count as those of a single rating.
 //!
 //! The parts are summed before they are compared, as in TRL (`sum_then_normalize`): compared one by one, a
 //! difference of 0.005 in one member would count as much as a right answer. `g_i` is multiplied by the member's
@@ -82,6 +83,8 @@ pub(crate) struct GroupRewards {
     pub parts: Vec<PartRewards>,
     /// The conversation of each member that a client received.
     pub conversations: Vec<Option<[u8; 16]>>,
+    /// Whether all values are ratings by clients.
+    pub is_rated: bool,
 }
 
 impl GroupRewards {
@@ -175,7 +178,8 @@ fn standardize(groups: &mut [Vec<Option<f64>>]) {
 
 /// `(member, advantage)` of the values of one part of one group, which `(group, part)` selects from
 /// `batch`. Each value is compared with `past` joined with all other values of the batch, except those of the
-/// same conversation: the reward of a session is the value of all its turns.
+/// same conversation: the reward of a session is the value of all its turns. Of several ratings of one prompt each is
+/// compared with the mean of the others, by the same divisor as a single one.
 fn running_advantages(
     selected: (usize, usize),
     batch: &[BatchValue],
@@ -198,6 +202,11 @@ fn running_advantages(
             } else {
                 before.joined(after[i + 1])
             };
+            let siblings = batch.iter().enumerate();
+            let siblings = siblings.filter(|(k, v)| *k != i && (v.group, v.part) == selected);
+            let siblings = siblings.fold(Moments::default(), |all, (_, v)| all.joined(v.moments()));
+            let mean = if siblings.count > 0.0 { siblings.mean } else { others.mean };
+            let others = Moments { mean, ..others };
             advantages.push((value.member, running_advantage(value.value, others, scale)));
         }
         before = before.joined(value.moments());
@@ -416,7 +425,7 @@ impl GroupSums {
     ) -> Vec<Option<f64>> {
         let (own, group) = (&all[index], &groups[index]);
         let mut advantages = vec![None; group.members];
-        if !own.is_compared() {
+        if !own.is_compared() || group.is_rated {
             return advantages;
         }
         if config.reward_aggregation == RewardAggregation::SumThenNormalize {
@@ -544,12 +553,13 @@ impl Baselines {
         let mut advantages = vec![None; group.members];
         let mut count = 0;
         for (part_index, part) in group.parts.iter().enumerate() {
-            if sums.is_compared() && sums.parts.contains(&part_index) {
+            if sums.is_compared() && !group.is_rated && sums.parts.contains(&part_index) {
                 continue;
             }
             let batch = values.part(&group.route, &part.name);
             let past = self.get(&group.route, &part.name).copied().unwrap_or_default();
-            for (member, advantage) in running_advantages((index, part_index), batch, past, scale) {
+            let selected = (index, part_index);
+            for (member, advantage) in running_advantages(selected, batch, past, scale) {
                 count += 1;
                 *advantages[member].get_or_insert(0.0) +=
                     part.weight * part.cap_weight(member) * advantage;

@@ -132,6 +132,7 @@ impl TrainBatch {
             members: group.members.len(),
             parts: group.weights.iter().map(|weight| part(&group.members, weight)).collect(),
             conversations: group.members.iter().map(|member| member.conversation).collect(),
+            is_rated: group.is_rated,
         };
         self.groups.iter().map(group).collect()
     }

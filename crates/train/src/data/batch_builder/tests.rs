@@ -375,6 +375,7 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
     assert_eq!(batch.lengths().collect::<Vec<_>>(), [(2, false), (1, true), (1, false)]);
     assert_eq!(batch.feedback_times().collect::<Vec<_>>(), [3], "grades are not feedback");
     let rewards = |route: &str, values: &[f64]| GroupRewards {
+        is_rated: route == "users",
         route: route.to_owned(),
         members: values.len(),
         parts: vec![PartRewards {
