@@ -45,13 +45,14 @@ hone_core::parameters! {
 hone_core::parameters! {
     /// Bounds of the gate. Every comparison is on the same prompts and seeds as the active version's.
     pub struct GateConfig {
-        /// Prompts that candidate and active version complete; 0 leaves out drift and exam.
+        /// Prompts that candidate and active version complete, of each graded route; 0 leaves out drift and exam.
         pub prompts: usize = 16 => between(0, 4096),
         /// JSON Lines file with prompts of the exam; empty takes the reservoir of live prompts.
         pub exam_file: String = String::new(),
         /// Share of the live prompts of a graded route that only exams use.
         pub holdout_share: f64 = 0.02 => between(0.0, 0.5),
-        /// Largest KL to the base, in nats per token; 0 is no bound.
+        /// Largest KL to the base, the initial adapter or the newest pinned version before the active one, in nats
+        /// per token; 0 is no bound.
         pub max_kl: f64 = 1.0 => at_least(0.0),
         /// Largest KL to the active version, in nats per token; 0 is no bound.
         pub max_kl_active: f64 = 0.5 => at_least(0.0),

@@ -10,8 +10,8 @@ use hone_store::Op;
 
 use super::PolicyError;
 use super::config::Promotion;
-use super::gate::{self, Examination, all_passed, checked};
-use super::registry::Policies;
+use super::gate::{self, Anchor, Examination, all_passed, checked};
+use super::registry::{Policies, PolicySetup};
 use super::{Candidate, PublishOutcome};
 use super::{activation_ops, base_record};
 
@@ -155,11 +155,14 @@ impl Policies {
         record: &mut PolicyRecord,
     ) -> Result<(), PolicyError> {
         let active_adapter = self.active_adapter()?;
+        let mut anchor = self.anchor()?;
+        let anchor_adapter = anchor.adapter.clone();
         let examination = Examination {
             publisher: self.setup.publisher.as_ref(),
             candidate,
             version: record.version,
             active_adapter: active_adapter.as_deref(),
+            anchor_adapter: anchor_adapter.as_deref(),
             gate: &self.setup.config.gate,
         };
         gate::check_parity(&examination, &self.setup.probe_prompt, &mut record.checks).await?;
@@ -173,9 +176,38 @@ impl Policies {
             && self.setup.config.promotion != Promotion::Direct
             && all_passed(&record.checks)
         {
-            gate::compare(&examination, examiner, &mut record.checks).await?;
+            // The operator chose the initial adapter, which the checks of its successors begin from.
+            if record.step == 0 {
+                let detail = "skipped: it is the initial adapter".to_owned();
+                record.checks.push(checked("drift", true, None, None, detail));
+                return Ok(());
+            }
+            let known = anchor.record.checks.len();
+            gate::compare(&examination, examiner, &mut anchor, &mut record.checks).await?;
+            if anchor.record.checks.len() > known {
+                let _switch = self.switch.lock().await;
+                let store = &self.setup.store;
+                if let Some(record) = store.policy(anchor.record.version)? {
+                    let record = PolicyRecord { checks: anchor.record.checks, ..record };
+                    store.commit_now(vec![Op::Policy(Box::new(record))]).await?;
+                }
+            }
         }
         Ok(())
+    }
+
+    fn anchor(&self) -> Result<Anchor, PolicyError> {
+        let (store, active) = (&self.setup.store, self.active());
+        for version in store.lineage().chain(active) {
+            let Some(record) = store.policy(version)? else { continue };
+            // Those of step 0 are the base and the initial adapter.
+            if (record.pinned || record.step == 0)
+                && let Ok(adapter) = self.adapter_dir(&record)
+            {
+                return Ok(Anchor { record, adapter, is_active: version == active });
+            }
+        }
+        Ok(Anchor { record: base_record(), adapter: None, is_active: false })
     }
 
     /// Makes the staged version the active one, unless another version was activated meanwhile.
@@ -271,7 +303,7 @@ impl Policies {
         let old = existing.len().saturating_sub(newest);
         for (record, dir) in &existing[..old] {
             let is_previous = record.state == PolicyState::Active;
-            if record.pinned || is_previous || is_kept(&chain, record.version) {
+            if record.pinned || record.step == 0 || is_previous || is_kept(&chain, record.version) {
                 continue;
             }
             if let Err(error) = std::fs::remove_dir_all(dir) {
