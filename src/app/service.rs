@@ -85,7 +85,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     let member = Member::join(&config, &addr.to_string(), &metrics).await?;
     super::fetch_dataset(&mut config).await?;
     let authority = member.as_ref().and_then(Member::authority);
-    let core = Core::start(&config, metrics, authority).await?;
+    let core = Core::start(&config, metrics, authority, keys.raters()).await?;
     let state = Arc::new(AppState {
         engine: core.engine.clone(),
         store: core.store.clone(),

@@ -201,7 +201,7 @@ metric_set! {
             "Ratings that the last canary's test has, by version.", &["version"]),
         policy_canary_evidence: GaugeVec("hone_policy_canary_evidence",
             "Natural logarithm of the evidence of the last canary's test, by finding. The test decides \
-             at ln(1 / policy.canary.alpha).", &["finding"]),
+             at ln(1 / alpha), where alpha is at most policy.canary.alpha.", &["finding"]),
         policy_swap_duration: Histogram("hone_policy_swap_duration_seconds",
             "Time for which a hot swap blocked generation.", FAST),
         policy_load_duration: Histogram("hone_policy_load_duration_seconds",
@@ -246,7 +246,10 @@ impl Metrics {
             (&metrics.engine_tokens, &["live", "shadow"][..]),
             (&metrics.feedback, &["recorded", "duplicate", "unknown", "invalid", "failed"]),
             (&metrics.feedback_ratings, &["trained"]),
-            (&metrics.policy_canaries, &["promoted", "rolled_back"]),
+            (
+                &metrics.policy_canaries,
+                &["promoted", "rolled_back", "promoted_at_limit", "rolled_back_at_limit"],
+            ),
             (&metrics.train.advantages, &["group", "running"]),
             (&metrics.otlp_failed_exports, &["traces", "metrics"]),
         ] {

@@ -64,12 +64,12 @@ hone_core::parameters! {
 #[serde(rename_all = "snake_case")]
 pub enum CanaryLimit {
     /// Promote if the mean difference of the ratings is within the margin; roll back if there is no
-    /// pair of ratings.
-    #[default]
+    /// pair of ratings. Such a promotion has no bound on its error.
     Estimate,
     /// Promote.
     Promote,
     /// Roll back.
+    #[default]
     RollBack,
 }
 
@@ -83,8 +83,9 @@ hone_core::parameters! {
         /// Difference of the mean rating, as a share of the rating's range, by which the canary may be
         /// worse.
         pub margin: f64 = 0.05 => between(0.001, 0.5),
-        /// Probability of each wrong decision: to promote a version that is worse by more than the margin,
-        /// and to roll back one that is not worse.
+        /// Largest probability of each wrong decision of a canary: to promote a version that is worse by more than the
+        /// margin, and to roll back one that is not worse. Many canaries get less each, so that a year has at most a
+        /// hundred times as many wrong decisions of each kind in the mean.
         pub alpha: f64 = 0.05 => between(1e-6, 0.5),
         /// Seconds after which the canary ends without a decision.
         pub max_seconds: u64 = 86_400 => between(1, 1 << 32),

@@ -5,15 +5,22 @@ use std::collections::BTreeMap;
 use tracing::{Instrument as _, info_span};
 
 use hone_core::metrics::SPANS;
-use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion};
+use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, UnixMillis, now_ms};
 use hone_store::Op;
 
 use super::PolicyError;
+use super::canary::{BegunCanary, VersionRating, alpha_share};
 use super::config::Promotion;
 use super::gate::{self, Anchor, Examination, all_passed, checked};
 use super::registry::{Policies, PolicySetup};
 use super::{Candidate, PublishOutcome};
 use super::{activation_ops, base_record};
+
+/// The metric of a version that has the time at which its canary began, in Unix milliseconds.
+const CANARY_BEGAN: &str = "canary_began";
+
+/// Pieces of feedback that are read at once.
+const FEEDBACK_PAGE: usize = 1000;
 
 enum Evaluated {
     Checked,
@@ -137,8 +144,9 @@ impl Policies {
         if self.setup.config.promotion == Promotion::Canary && all_passed(&record.checks) {
             if self.setup.publisher.begin_canary().await? {
                 record.state = PolicyState::Canary;
+                let (begun, recorded) = self.begin_canary(record)?;
                 self.save(record).await?;
-                let check = self.canary.run(record.version, self.active(), record.created);
+                let check = self.canary.run(begun, recorded);
                 let check = check.instrument(info_span!(target: SPANS, "canary")).await;
                 record.checks.push(check);
             } else {
@@ -147,6 +155,36 @@ impl Policies {
             }
         }
         Ok(())
+    }
+
+    /// The canary of a version, whose beginning its record keeps, and the ratings since then that the ledger has.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "times")]
+    #[expect(clippy::cast_sign_loss, reason = "times after 1970")]
+    fn begin_canary(
+        &self,
+        record: &mut PolicyRecord,
+    ) -> Result<(BegunCanary, Vec<VersionRating>), PolicyError> {
+        let PolicySetup { store, config, examiner, raters, .. } = &self.setup;
+        let is_new = !record.metrics.contains_key(CANARY_BEGAN);
+        let own = *record.metrics.entry(CANARY_BEGAN.to_owned()).or_insert(now_ms() as f64);
+        let records = self.list()?;
+        let earlier = records.iter().filter(|other| other.version < record.version);
+        let earlier = earlier.filter_map(|other| other.metrics.get(CANARY_BEGAN).copied());
+        let share = alpha_share(earlier.chain([own]).map(|began| began as UnixMillis));
+        let began = own as UnixMillis;
+        let mut recorded = Vec::new();
+        let mut last = None;
+        while let (false, Some(examiner)) = (is_new, examiner) {
+            let rows = store.feedback_since(began, last, FEEDBACK_PAGE)?;
+            let Some(row) = rows.last() else { break };
+            last = Some(row.id);
+            for row in &rows {
+                recorded.extend(VersionRating::of(store, &examiner.routes, *raters, row)?);
+            }
+        }
+        let (version, control) = (record.version, self.active());
+        let alpha = share * config.canary.alpha;
+        Ok((BegunCanary { version, control, began, alpha }, recorded))
     }
 
     async fn examine(
