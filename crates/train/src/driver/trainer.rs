@@ -236,10 +236,10 @@ impl Trainer<'_> {
                 Ok(Some(TrainCommand::Step(reply))) => {
                     phase = self.step_on_request(phase, reply)?
                 }
-                Ok(Some(TrainCommand::LowerRate)) => {
-                    self.progress.rate_halvings += 1;
+                Ok(Some(TrainCommand::LowerRate(halvings))) => {
+                    self.progress.rate_halvings = halvings;
                     let factor = self.progress.rate_factor();
-                    tracing::warn!(factor, "the learning rate is lowered");
+                    tracing::warn!(factor, "the learning rate is lowered or restored");
                 }
                 Ok(Some(TrainCommand::Stop)) | Err(RecvTimeoutError::Disconnected) => {
                     return Ok(ControlFlow::Break(phase));
