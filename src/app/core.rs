@@ -91,19 +91,20 @@ fn is_empty(folder: &Path) -> bool {
 
 impl Core {
     /// Builds and connects the configured parts, which report to `metrics`. In a fleet's server, `authority` decides
-    /// about versions.
+    /// about versions. `raters` is the number of API keys that may rate.
     pub async fn start(
         config: &Config,
         metrics: Arc<Metrics>,
         authority: Option<Arc<dyn VersionAuthority>>,
+        raters: usize,
     ) -> anyhow::Result<Self> {
-        Self::build(config, true, None, metrics, authority).await
+        Self::build(config, true, None, metrics, authority, raters).await
     }
 
     /// [`Self::start`] for a run without clients. The trainer pauses after step `step_limit`. Only the
     /// engine that samples is loaded.
     pub async fn start_offline(config: &Config, step_limit: Option<u64>) -> anyhow::Result<Self> {
-        Self::build(config, false, step_limit, Arc::new(Metrics::new()?), None).await
+        Self::build(config, false, step_limit, Arc::new(Metrics::new()?), None, 0).await
     }
 
     async fn build(
@@ -112,6 +113,7 @@ impl Core {
         step_limit: Option<u64>,
         metrics: Arc<Metrics>,
         authority: Option<Arc<dyn VersionAuthority>>,
+        raters: usize,
     ) -> anyhow::Result<Self> {
         // Without clients, training has no other work to yield to.
         if has_clients {
@@ -156,6 +158,7 @@ impl Core {
                 data_dir: data.clone(),
                 probe_prompt: probe,
                 examiner: Some(examiner),
+                raters,
                 authority,
             })
             .await?,

@@ -22,7 +22,9 @@ use hone_reward::kinds::RewardKind;
 use hone_reward::routes::{RewardConfig, RouteConfig};
 use hone_store::{FeedbackEntry, Store};
 use hone_train::TrainHandle;
-use hone_train::monitoring::warnings::{HealthMonitor, MonitorState, Warning, WarningAction};
+use hone_train::monitoring::warnings::{
+    HealthMonitor, MonitorState, Warning, WarningAction, WarningKind,
+};
 use hone_train::policy::{Policies, Promotion};
 
 use super::core::Core;
@@ -85,7 +87,7 @@ pub async fn start(mut config: Config) -> anyhow::Result<Service> {
     let member = Member::join(&config, &addr.to_string(), &metrics).await?;
     super::fetch_dataset(&mut config).await?;
     let authority = member.as_ref().and_then(Member::authority);
-    let core = Core::start(&config, metrics, authority).await?;
+    let core = Core::start(&config, metrics, authority, keys.raters()).await?;
     let state = Arc::new(AppState {
         engine: core.engine.clone(),
         store: core.store.clone(),
@@ -338,6 +340,7 @@ impl StepWatch {
         let last_step = || self.store.last_step().ok().flatten().map_or(0, |last| last.step);
         let mut seen = saved.as_ref().map_or_else(last_step, MonitorState::last_step);
         let mut monitor = config.health_monitor(saved.unwrap_or_default());
+        let mut halvings = self.halvings(monitor.state());
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
             // Read errors are ignored here; callers that need the ledger report them.
@@ -350,16 +353,29 @@ impl StepWatch {
                 for warning in monitor.observe(&record, &self.metrics) {
                     self.act(&warning).await;
                 }
+                let wanted = self.halvings(monitor.state());
+                if wanted != std::mem::replace(&mut halvings, wanted)
+                    && let Err(error) = self.trainer.lower_rate(wanted)
+                {
+                    tracing::error!(%error, "the learning rate cannot be changed");
+                }
             }
             self.save(&monitor);
         }
     }
 
+    /// How many warnings in progress halve the learning rate.
+    fn halvings(&self, state: &MonitorState) -> u32 {
+        let lowers =
+            |kind: &WarningKind| self.actions.get(kind.as_str()) == Some(&WarningAction::LowerRate);
+        u32::try_from(state.active().filter(lowers).count()).unwrap_or(u32::MAX)
+    }
+
     async fn act(&self, warning: &Warning) {
         let kind = warning.kind.as_str();
         let done = match self.actions.get(kind).copied().unwrap_or_default() {
-            WarningAction::Log => return,
-            WarningAction::LowerRate => self.trainer.lower_rate().map_err(|e| e.to_string()),
+            // The rate follows the warnings in progress.
+            WarningAction::Log | WarningAction::LowerRate => return,
             WarningAction::Pause => self.trainer.pause().map_err(|e| e.to_string()),
             WarningAction::RollBack => {
                 let reason = format!("{kind}: {}", warning.message);

@@ -36,7 +36,7 @@ mod stored;
 mod text;
 
 pub use auth::KeyRing;
-pub use feedback::posted::count_evidence;
+pub use feedback::posted::rate as count_evidence;
 pub use routes::router;
 pub use serve::{Startup, Tls, serve};
 pub use state::{

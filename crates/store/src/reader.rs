@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use hone_core::types::{
     Group, GroupId, Interaction, InteractionId, PolicyRecord, PolicyVersion, Rating, Reward,
-    RewardSource, Sample, SampleId, StepRecord, UnixMillis, key_of_rater,
+    RewardId, RewardSource, Sample, SampleId, StepRecord, UnixMillis, key_of_rater,
 };
 
 use crate::error::StoreError;
@@ -172,6 +172,18 @@ impl Ledger {
         limit: usize,
     ) -> Result<Vec<Reward>, StoreError> {
         self.page(format::FEEDBACK, true, before, limit, decode)
+    }
+
+    /// At most `limit` pieces of feedback recorded since a time and after `after`, oldest first.
+    pub fn feedback_since(
+        &self,
+        since: UnixMillis,
+        after: Option<RewardId>,
+        limit: usize,
+    ) -> Result<Vec<Reward>, StoreError> {
+        // Ids sort by time.
+        let after = after.map_or_else(|| Uuid::from_u64_pair(since << 16, 0), |id| id.0);
+        self.page(format::FEEDBACK, false, Some(after), limit, decode)
     }
 
     /// At most `limit` groups in any state, newest first, of those before `before`.
@@ -402,6 +414,18 @@ impl Ledger {
             let (groups, ready) = (tx.open_table(format::GROUPS)?, tx.open_table(format::READY)?);
             let found = ready.iter()?.take(limit).map(|entry| get(&groups, entry?.0.value().1));
             found.filter_map(Result::transpose).collect()
+        })
+    }
+
+    /// At most `limit` groups in state `Ready`, newest first.
+    pub fn newest_ready_groups(&self, limit: usize) -> Result<Vec<Group>, StoreError> {
+        self.read(|tx| {
+            let (groups, ready) = (tx.open_table(format::GROUPS)?, tx.open_table(format::READY)?);
+            let newest = ready.iter()?.rev().take(limit);
+            newest
+                .map(|entry| get(&groups, entry?.0.value().1))
+                .filter_map(Result::transpose)
+                .collect()
         })
     }
 

@@ -122,7 +122,8 @@ pub(crate) fn record(learner: &Learner, samples: &mut [TrainSample], spread: f32
 pub(crate) fn version_rating(version: u64, value: f64) -> VersionRating {
     VersionRating {
         version: PolicyVersion(version),
-        sample: SampleId::new(),
+        unit: SampleId::new().0.into_bytes(),
+        rated: now_ms(),
         sampled: now_ms(),
         route: "chat".to_owned(),
         part: "thumbs".to_owned(),

@@ -80,6 +80,7 @@ fn contradicting_values_are_refused() {
     assert_snapshot!(error("loss = 'reinforce'\nimportance_sampling_level = 'sequence'"), @r#"train.importance_sampling_level is "sequence": it must be "token" with train.loss "reinforce", which has no importance ratio"#);
     assert_snapshot!(error("beta = 0.0\nkl.target = 0.1"), @"train.kl.target is 0.1: it must be 0 with train.beta 0, which disables the KL term");
     assert_snapshot!(error("beta = 0.0\nkl.sync_steps = 10"), @"train.kl.sync_steps is 10: it must be 0 with train.beta 0, which uses no reference");
+    assert_snapshot!(error("schedule = { kind = 'linear', steps = 10 }"), @"train.max_steps is 0: it must be at least 1 with a train.schedule that ends at the rate 0, where nothing is learned");
     assert_snapshot!(error("kl.sync_mixup = 0.0"), @"train.kl.sync_mixup is 0: it must be greater than 0 and at most 1");
     assert_snapshot!(error("entropy = { coef = 2.0, target = 0.3 }"), @"train.entropy.coef is 2: it must be at most 1 with train.entropy.target");
     assert_snapshot!(error("sampler_correction = { kind = 'token_truncate', clip_max = 0.0 }"), @r#"train.sampler_correction.clip_max is 0: it must be greater than 0, or clip_min, with "token_truncate""#);

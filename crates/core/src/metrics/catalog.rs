@@ -203,7 +203,7 @@ metric_set! {
             "Ratings that the last canary's test has, by version.", &["version"]),
         policy_canary_evidence: GaugeVec("hone_policy_canary_evidence",
             "Natural logarithm of the evidence of the last canary's test, by finding. The test decides \
-             at ln(1 / policy.canary.alpha).", &["finding"]),
+             at ln(1 / alpha), where alpha is at most policy.canary.alpha.", &["finding"]),
         policy_swap_duration: Histogram("hone_policy_swap_duration_seconds",
             "Time for which a hot swap blocked generation.", FAST),
         policy_load_duration: Histogram("hone_policy_load_duration_seconds",
@@ -248,7 +248,10 @@ impl Metrics {
             (&metrics.engine_tokens, &["live", "shadow"][..]),
             (&metrics.feedback, &["recorded", "duplicate", "unknown", "invalid", "failed"]),
             (&metrics.feedback_ratings, &["trained"]),
-            (&metrics.policy_canaries, &["promoted", "rolled_back"]),
+            (
+                &metrics.policy_canaries,
+                &["promoted", "rolled_back", "promoted_at_limit", "rolled_back_at_limit"],
+            ),
             (&metrics.train.advantages, &["group", "running"]),
             (&metrics.otlp_failed_exports, &["traces", "metrics"]),
         ] {
@@ -369,6 +372,8 @@ metric_set! {
         replayed: IntCounter("hone_train_replayed_samples_total",
             "Samples of earlier steps that steps trained on again."),
         ready_groups: IntGauge("hone_train_ready_groups", "Groups that wait for the trainer."),
+        oldest_waiting: Gauge("hone_train_oldest_waiting_seconds",
+            "Age of the oldest group that waits for the trainer; 0 without one."),
         skipped_steps: IntCounterVec("hone_train_skipped_steps_total",
             "Steps skipped, by reason.", &["reason"]),
         damaged_checkpoints: IntCounter("hone_train_damaged_checkpoints_total",

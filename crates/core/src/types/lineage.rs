@@ -1,11 +1,11 @@
 //! The tree of policy versions.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::ids::PolicyVersion;
 use super::records::{PolicyRecord, PolicyState};
 
-/// The parent of each policy version, and the canary.
+/// The parent of each policy version, the canary, and what checks or ratings withdrew.
 ///
 /// Version numbers grow with time, so they do not order versions after a rollback: if version 10 is
 /// activated again after version 30, its next child is version 31, of which 11 to 30 are no
@@ -14,6 +14,7 @@ use super::records::{PolicyRecord, PolicyState};
 pub struct Lineage {
     parents: BTreeMap<PolicyVersion, PolicyVersion>,
     canary: Option<PolicyVersion>,
+    withdrawn: BTreeSet<PolicyVersion>,
 }
 
 impl Lineage {
@@ -23,6 +24,11 @@ impl Lineage {
             self.canary = Some(record.version);
         } else if self.canary == Some(record.version) {
             self.canary = None;
+        }
+        if record.state == PolicyState::RolledBack {
+            self.withdrawn.insert(record.version);
+        } else {
+            self.withdrawn.remove(&record.version);
         }
         if let Some(parent) = record.parent.filter(|parent| *parent < record.version) {
             self.parents.insert(record.version, parent);
@@ -40,6 +46,14 @@ impl Lineage {
         // Parents are older than their children, so the search can end at the first older version.
         let mut ancestors = (0..).zip(self.chain(head)).skip_while(|(_, v)| *v > version);
         ancestors.next().filter(|(_, found)| *found == version).map(|(age, _)| age)
+    }
+
+    /// The number of steps between `head` and `version`: up to an ancestor that both have, and down from it. `None` unless
+    /// all versions on the way down were withdrawn; an operator's activation abandons versions instead.
+    pub fn distance(&self, head: PolicyVersion, version: PolicyVersion) -> Option<u64> {
+        let down = self.chain(version).take_while(|v| self.withdrawn.contains(v)).count();
+        let mut places = (0..).zip(self.chain(version)).take(down + 1);
+        places.find_map(|(down, ancestor): (u64, _)| Some(self.age(head, ancestor)? + down))
     }
 
     /// `head`, its parent, and so on.
@@ -82,6 +96,25 @@ mod tests {
         assert_eq!(lineage.age(PolicyVersion(99), PolicyVersion(10)), None, "an unknown version");
         let lineage: Lineage = [&policy(1, 2), &policy(2, 2)].into_iter().collect();
         assert_eq!(lineage.chain(PolicyVersion(2)).count(), 1);
+    }
+
+    #[test]
+    fn withdrawn_versions_have_a_distance() {
+        let record = |version, parent, state| PolicyRecord { state, ..policy(version, parent) };
+        let (retired, back) = (PolicyState::Retired, PolicyState::RolledBack);
+        // 2 and its child 3 were withdrawn, then 4 followed 1. An operator left 5 for 4, of which 6 was a canary.
+        let records = [
+            record(1, 0, retired),
+            record(2, 1, back),
+            record(3, 2, back),
+            record(4, 1, PolicyState::Active),
+            record(5, 4, retired),
+            record(6, 5, back),
+        ];
+        let lineage: Lineage = records.iter().collect();
+        let distance = |version| lineage.distance(PolicyVersion(4), PolicyVersion(version));
+        assert_eq!([4, 1, 2, 3].map(distance), [Some(0), Some(1), Some(2), Some(3)]);
+        assert_eq!([5, 6, 7].map(distance), [None; 3]);
     }
 
     #[test]

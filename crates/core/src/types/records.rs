@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::ids::{GroupId, InteractionId, PolicyVersion, RewardId, SampleId, TokenId};
 use super::sampling::{EndRules, FinishReason, SamplingParams};
 use super::{ChatOptions, ToolCall};
-use super::{ClientEndpoint, GrammarSpec, UnixMillis, key_of_rater, now_ms};
+use super::{ClientEndpoint, GrammarSpec, SEPARATOR, UnixMillis, key_of_rater, now_ms};
 use crate::digest::Digest;
 
 /// Where a prompt came from.
@@ -158,6 +158,16 @@ impl Interaction {
                 Digest::new().field(self.api_key().unwrap_or_default()).field(session).prefix()
             }
             None => Digest::new().bytes(first.0.as_bytes()).prefix(),
+        }
+    }
+
+    /// First 16 bytes of a SHA-256 of what one version answers during a canary: the session, or else the end user, or
+    /// else this prompt.
+    pub fn unit(&self) -> [u8; 16] {
+        let user = self.key_id.as_deref().filter(|rater| rater.contains(SEPARATOR));
+        match self.session().or(user) {
+            Some(name) => Digest::new().field(name).prefix(),
+            None => Digest::new().bytes(self.id.0.as_bytes()).prefix(),
         }
     }
 }

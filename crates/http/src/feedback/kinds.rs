@@ -63,7 +63,7 @@ pub async fn completion(
     tracing::debug!(completion_id, name = entry.name, value = entry.value, status, "feedback");
     let response = after_commit(state, move |state| {
         if status == "recorded" {
-            rate(state, route.as_deref(), &entry, sample);
+            rate(state, &entry, sample);
         }
         // Committed feedback is acknowledged even if its sample cannot be read back.
         let found = state.store.sample(sample).ok().flatten();
@@ -148,8 +148,7 @@ pub async fn conversation(
     let reason = after_commit(state, move |state| {
         if let (Some(entry), Some(turn), "recorded") = (last, turns.last(), status) {
             // One opinion counts once. A session meets one version throughout a canary.
-            let route = state.routes.get(&turn.interaction.route).map(Arc::as_ref);
-            rate(state, route, &entry, turn.sample.id);
+            rate(state, &entry, turn.sample.id);
         }
         // The reason of the last turn, unless any turn is trained on.
         let reasons = turns.iter().zip(&raters);
@@ -302,7 +301,7 @@ pub async fn correction(
         };
         let rating_prospect = |rating: FeedbackEntry| {
             if status == "recorded" {
-                rate(state, route.as_deref(), &rating, turn.sample.id);
+                rate(state, &rating, turn.sample.id);
             }
             let reason = prospect(state, &rating.name, rating.key_id.as_deref(), &turn);
             let weight = route.as_ref().and_then(|route| route.weight(&rating.name));

@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use hone_core::types::{
-    Interaction, InteractionId, PolicyState, PromptSource, Sample, SampleId, SampleOrigin,
-    UnixMillis, concerns_rater, key_of_rater, now_ms, rater_id,
+    Interaction, InteractionId, PolicyState, PromptSource, Reward, RewardSource, Sample, SampleId,
+    SampleOrigin, UnixMillis, concerns_rater, now_ms, rater_id,
 };
 use hone_reward::Route;
 use hone_reward::feedback::{FeedbackType, read_value};
@@ -485,7 +485,7 @@ fn untrained_reason(
 
 /// Why the version of a completion is too far from the active one.
 fn age_problem(state: &AppState, sample: &Sample) -> Result<Option<&'static str>, StoreError> {
-    match state.store.lineage().age(state.policies.active(), sample.version) {
+    match state.store.lineage().distance(state.policies.active(), sample.version) {
         Some(age) if age > state.learning.max_staleness => Ok(Some("stale")),
         Some(_) => Ok(None),
         None => {
@@ -503,38 +503,18 @@ pub fn is_quarantined(state: &AppState, rater: Option<&str>) -> Result<bool, Sto
     Ok(state.store.quarantined()?.iter().any(|row| concerns_rater(&row.key_id, rater)))
 }
 
-/// Adds a rating that another server of the fleet recorded to the evidence of a canary, as one of its own.
-pub fn count_evidence(state: &AppState, entry: &FeedbackEntry, sample: SampleId) {
-    // If the ledger cannot tell, the rating is left out.
-    if let Ok(Some(interaction)) = state.store.interaction(entry.interaction) {
-        rate(state, state.routes.get(&interaction.route).map(Arc::as_ref), entry, sample);
-    }
-}
-
-/// Adds a rating to the evidence of a canary. A part without bounds cannot be compared, one with the weight 0 is not
-/// what the policy is trained for, and a quarantined rater decides nothing.
-pub fn rate(state: &AppState, route: Option<&Route>, entry: &FeedbackEntry, sample: SampleId) {
-    let Some(route) = route else { return };
-    let (Some(params), Some(weight)) = (route.feedback(&entry.name), route.weight(&entry.name))
-    else {
-        return;
+/// Adds a rating of a completion to the evidence of a canary, also one that another server of the fleet recorded. If the
+/// ledger cannot tell what it is of, it is left out.
+pub fn rate(state: &AppState, entry: &FeedbackEntry, sample: SampleId) {
+    let rating = Reward {
+        value: entry.value,
+        source: RewardSource::Feedback,
+        created: entry.created,
+        key_id: entry.key_id.clone(),
+        ..Reward::graded(sample, &entry.name, None)
     };
-    let scaled = entry.value.and_then(|value| params.scaled(value));
-    let (Some(value), Ok(Some(found))) = (scaled, state.store.sample(sample)) else { return };
-    let rater = entry.key_id.as_deref();
-    // If the ledger cannot tell, the rating is left out.
-    if weight == 0.0 || is_quarantined(state, rater).unwrap_or(true) {
-        return;
+    let found = VersionRating::of(&state.store, &state.routes, state.keys.raters(), &rating);
+    if let Ok(Some(rating)) = found {
+        state.policies.rate(&rating);
     }
-    state.policies.rate(&VersionRating {
-        version: found.version,
-        sample,
-        sampled: found.created,
-        route: route.name.clone(),
-        part: entry.name.clone(),
-        value: if weight > 0.0 { value } else { 1.0 - value },
-        key: rater.and_then(key_of_rater).map(str::to_owned),
-        max_key_share: params.max_key_share,
-        keys: state.keys.raters(),
-    });
 }

@@ -147,6 +147,11 @@ fn schedule(c: &TrainConfig) -> Checked {
         "train.warmup_steps below 1"
     };
     let allowed = format!("at least 1 with {key} and no train.epochs");
+    // Ratings would be marked as trained and change nothing.
+    let goes_on = ends && low == 0.0 && c.max_steps == 0 && c.epochs <= 0.0;
+    let at_zero =
+        "at least 1 with a train.schedule that ends at the rate 0, where nothing is learned";
+    ensure(!goes_on || steps == 0, "train.max_steps", c.max_steps, at_zero)?;
     let is_endless = !ends && !c.warms_up_by_share();
     ensure(is_endless || steps > 0, "train.max_steps", c.max_steps, allowed)?;
     let allowed = format!("less than the schedule's steps ({steps})");

@@ -206,8 +206,8 @@ enum TrainCommand {
     Resume,
     /// Stop stepping after this step; `None` removes the limit.
     SetStepLimit(Option<u64>),
-    /// Halve the learning rate until [`Self::Resume`].
-    LowerRate,
+    /// Halve the learning rate so often, until this changes or [`Self::Resume`].
+    LowerRate(u32),
     /// Take one step now, even if paused.
     Step(StepReply),
     /// Write nothing until the receiver's sender is dropped; the reply says that this has begun.

@@ -57,7 +57,7 @@ pub(super) struct TrainProgress {
     /// so that they do not keep the trainer from newer groups.
     pub(super) returned_groups: BTreeSet<GroupId>,
     pub(super) rejections: u64,
-    /// How often a warning halved the learning rate since the last resume.
+    /// How often warnings in progress halve the learning rate.
     pub(super) rate_halvings: u32,
     /// The day (UTC) of the last step and its number of steps, for `train.max_steps_per_day`.
     pub(super) today: (u64, u64),

@@ -24,7 +24,7 @@ use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::{Learner, StepStats};
 use crate::memory;
-use crate::policy::PublishOutcome;
+use crate::policy::{Promotion, PublishOutcome};
 
 /// How long an idle trainer waits for a command before it looks for ready groups anyway.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -42,6 +42,13 @@ const REPLAY_WINDOW: u64 = 50;
 pub(super) fn replayable(last: u64) -> RangeInclusive<u64> {
     last.saturating_sub(REPLAY_WINDOW) + 1..=last
 }
+
+/// Most steps of a version while ratings wait, as a multiple of `policy.publish_every`.
+const BACKLOG_STEPS: u64 = 4;
+
+/// Share of clipped importance ratios from which on a backlog makes no further step of a version: the samples are of a
+/// policy that is too far away.
+const BACKLOG_CLIPPED: f64 = 0.1;
 
 /// Reason of a dropped correction that has no weight in the loss.
 const NO_CORRECTION_WEIGHT: &str = "correction_weight";
@@ -156,7 +163,7 @@ impl Trainer<'_> {
             }
             (Idle, None) => match self.next_batch(wanted, None)? {
                 Some(batch) => self.step(batch, None)?,
-                None => match self.propose(false)? {
+                None => match self.propose(self.has_steps())? {
                     Idle => return Ok(self.rest(Idle, TrainState::Waiting)),
                     next => next,
                 },
@@ -229,10 +236,10 @@ impl Trainer<'_> {
                 Ok(Some(TrainCommand::Step(reply))) => {
                     phase = self.step_on_request(phase, reply)?
                 }
-                Ok(Some(TrainCommand::LowerRate)) => {
-                    self.progress.rate_halvings += 1;
+                Ok(Some(TrainCommand::LowerRate(halvings))) => {
+                    self.progress.rate_halvings = halvings;
                     let factor = self.progress.rate_factor();
-                    tracing::warn!(factor, "the learning rate is lowered");
+                    tracing::warn!(factor, "the learning rate is lowered or restored");
                 }
                 Ok(Some(TrainCommand::Stop)) | Err(RecvTimeoutError::Disconnected) => {
                     return Ok(ControlFlow::Break(phase));
@@ -347,7 +354,7 @@ impl Trainer<'_> {
         }
     }
 
-    /// The oldest ready groups, once they hold `wanted` trainable samples. Drops unusable ones.
+    /// Ready groups, once they hold `wanted` trainable samples. Drops unusable ones.
     fn next_batch(
         &self,
         wanted: usize,
@@ -555,18 +562,41 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Starts to publish the weights every `policy.publish_every` steps, and if no step follows (`is_last`), unless
-    /// another version was activated: the trainer continues from that one.
+    /// Whether the steps since the last version are as many as a version needs.
+    fn has_steps(&self) -> bool {
+        self.progress.unpublished_steps >= self.setup.policy.publish_every
+    }
+
+    /// Whether further steps should be part of the next version: a canary takes more ratings than its version's steps,
+    /// so that ever more would wait. The policy must still be near the active version.
+    fn has_backlog(&self) -> bool {
+        let (setup, steps) = (self.setup, self.progress.unpublished_steps);
+        let last = self.progress.last_step.as_ref();
+        let clipped = last.and_then(|step| step.metrics.get("clip_region"));
+        setup.policy.promotion == Promotion::Canary
+            && steps < setup.policy.publish_every.saturating_mul(BACKLOG_STEPS)
+            && clipped.is_none_or(|clipped| *clipped < BACKLOG_CLIPPED)
+            && *setup.store.watch_ready().borrow() >= setup.config.samples_per_step
+    }
+
+    /// Starts to publish the weights every `policy.publish_every` steps, later if a backlog waits, and if no step follows
+    /// (`is_last`), unless another version was activated: the trainer continues from that one.
     fn propose(&mut self, is_last: bool) -> Result<TrainPhase, TrainFailure> {
         let step = std::mem::replace(&mut self.step_span, Span::none());
-        let steps = self.progress.unpublished_steps;
-        let is_due = steps >= self.setup.policy.publish_every || steps > 0 && is_last;
+        let is_due = self.progress.unpublished_steps > 0 && is_last
+            || self.has_steps() && !self.has_backlog();
         let activations = self.setup.policies.watch_rollback().borrow().count;
         let is_free = self.progress.hold.is_none() && activations == self.activations;
         if is_due && is_free { step.in_scope(|| self.publish()) } else { Ok(TrainPhase::Idle) }
     }
 
     pub(super) fn report(&self) {
+        if let Ok(oldest) = self.setup.store.ready_groups(1) {
+            let created = oldest.first().map_or_else(now_ms, |group| group.created);
+            #[expect(clippy::cast_precision_loss, reason = "milliseconds of waiting")]
+            let seconds = now_ms().saturating_sub(created) as f64 / 1000.0;
+            self.setup.metrics.train.oldest_waiting.set(seconds);
+        }
         self.status.update(|s| {
             // The learner's count may include a step that can still be undone.
             s.step = self.progress.steps();

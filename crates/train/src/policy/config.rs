@@ -45,13 +45,14 @@ hone_core::parameters! {
 hone_core::parameters! {
     /// Bounds of the gate. Every comparison is on the same prompts and seeds as the active version's.
     pub struct GateConfig {
-        /// Prompts that candidate and active version complete; 0 leaves out drift and exam.
+        /// Prompts that candidate and active version complete, of each graded route; 0 leaves out drift and exam.
         pub prompts: usize = 16 => between(0, 4096),
         /// JSON Lines file with prompts of the exam; empty takes the reservoir of live prompts.
         pub exam_file: String = String::new(),
         /// Share of the live prompts of a graded route that only exams use.
         pub holdout_share: f64 = 0.02 => between(0.0, 0.5),
-        /// Largest KL to the base, in nats per token; 0 is no bound.
+        /// Largest KL to the base, the initial adapter or the newest pinned version before the active one, in nats
+        /// per token; 0 is no bound.
         pub max_kl: f64 = 1.0 => at_least(0.0),
         /// Largest KL to the active version, in nats per token; 0 is no bound.
         pub max_kl_active: f64 = 0.5 => at_least(0.0),
@@ -63,12 +64,12 @@ hone_core::parameters! {
 #[serde(rename_all = "snake_case")]
 pub enum CanaryLimit {
     /// Promote if the mean difference of the ratings is within the margin; roll back if there is no
-    /// pair of ratings.
-    #[default]
+    /// pair of ratings. Such a promotion has no bound on its error.
     Estimate,
     /// Promote.
     Promote,
     /// Roll back.
+    #[default]
     RollBack,
 }
 
@@ -82,8 +83,9 @@ hone_core::parameters! {
         /// Difference of the mean rating, as a share of the rating's range, by which the canary may be
         /// worse.
         pub margin: f64 = 0.05 => between(0.001, 0.5),
-        /// Probability of each wrong decision: to promote a version that is worse by more than the margin,
-        /// and to roll back one that is not worse.
+        /// Largest probability of each wrong decision of a canary: to promote a version that is worse by more than the
+        /// margin, and to roll back one that is not worse. Many canaries get less each, so that a year has at most a
+        /// hundred times as many wrong decisions of each kind in the mean.
         pub alpha: f64 = 0.05 => between(1e-6, 0.5),
         /// Seconds after which the canary ends without a decision.
         pub max_seconds: u64 = 86_400 => between(1, 1 << 32),

@@ -5,15 +5,22 @@ use std::collections::BTreeMap;
 use tracing::{Instrument as _, info_span};
 
 use hone_core::metrics::SPANS;
-use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion};
+use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, UnixMillis, now_ms};
 use hone_store::Op;
 
 use super::PolicyError;
+use super::canary::{BegunCanary, VersionRating, alpha_share};
 use super::config::Promotion;
-use super::gate::{self, Examination, all_passed, checked};
-use super::registry::Policies;
+use super::gate::{self, Anchor, Examination, all_passed, checked};
+use super::registry::{Policies, PolicySetup};
 use super::{Candidate, PublishOutcome};
 use super::{activation_ops, base_record};
+
+/// The metric of a version that has the time at which its canary began, in Unix milliseconds.
+const CANARY_BEGAN: &str = "canary_began";
+
+/// Pieces of feedback that are read at once.
+const FEEDBACK_PAGE: usize = 1000;
 
 enum Evaluated {
     Checked,
@@ -137,8 +144,9 @@ impl Policies {
         if self.setup.config.promotion == Promotion::Canary && all_passed(&record.checks) {
             if self.setup.publisher.begin_canary().await? {
                 record.state = PolicyState::Canary;
+                let (begun, recorded) = self.begin_canary(record)?;
                 self.save(record).await?;
-                let check = self.canary.run(record.version, self.active(), record.created);
+                let check = self.canary.run(begun, recorded);
                 let check = check.instrument(info_span!(target: SPANS, "canary")).await;
                 record.checks.push(check);
             } else {
@@ -149,17 +157,50 @@ impl Policies {
         Ok(())
     }
 
+    /// The canary of a version, whose beginning its record keeps, and the ratings since then that the ledger has.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "times")]
+    #[expect(clippy::cast_sign_loss, reason = "times after 1970")]
+    fn begin_canary(
+        &self,
+        record: &mut PolicyRecord,
+    ) -> Result<(BegunCanary, Vec<VersionRating>), PolicyError> {
+        let PolicySetup { store, config, examiner, raters, .. } = &self.setup;
+        let is_new = !record.metrics.contains_key(CANARY_BEGAN);
+        let own = *record.metrics.entry(CANARY_BEGAN.to_owned()).or_insert(now_ms() as f64);
+        let records = self.list()?;
+        let earlier = records.iter().filter(|other| other.version < record.version);
+        let earlier = earlier.filter_map(|other| other.metrics.get(CANARY_BEGAN).copied());
+        let share = alpha_share(earlier.chain([own]).map(|began| began as UnixMillis));
+        let began = own as UnixMillis;
+        let mut recorded = Vec::new();
+        let mut last = None;
+        while let (false, Some(examiner)) = (is_new, examiner) {
+            let rows = store.feedback_since(began, last, FEEDBACK_PAGE)?;
+            let Some(row) = rows.last() else { break };
+            last = Some(row.id);
+            for row in &rows {
+                recorded.extend(VersionRating::of(store, &examiner.routes, *raters, row)?);
+            }
+        }
+        let (version, control) = (record.version, self.active());
+        let alpha = share * config.canary.alpha;
+        Ok((BegunCanary { version, control, began, alpha }, recorded))
+    }
+
     async fn examine(
         &self,
         candidate: &dyn Candidate,
         record: &mut PolicyRecord,
     ) -> Result<(), PolicyError> {
         let active_adapter = self.active_adapter()?;
+        let mut anchor = self.anchor()?;
+        let anchor_adapter = anchor.adapter.clone();
         let examination = Examination {
             publisher: self.setup.publisher.as_ref(),
             candidate,
             version: record.version,
             active_adapter: active_adapter.as_deref(),
+            anchor_adapter: anchor_adapter.as_deref(),
             gate: &self.setup.config.gate,
         };
         let checked =
@@ -175,9 +216,38 @@ impl Policies {
             && self.setup.config.promotion != Promotion::Direct
             && all_passed(&record.checks)
         {
-            gate::compare(&examination, examiner, &mut record.checks).await?;
+            // The operator chose the initial adapter, which the checks of its successors begin from.
+            if record.step == 0 {
+                let detail = "skipped: it is the initial adapter".to_owned();
+                record.checks.push(checked("drift", true, None, None, detail));
+                return Ok(());
+            }
+            let known = anchor.record.checks.len();
+            gate::compare(&examination, examiner, &mut anchor, &mut record.checks).await?;
+            if anchor.record.checks.len() > known {
+                let _switch = self.switch.lock().await;
+                let store = &self.setup.store;
+                if let Some(record) = store.policy(anchor.record.version)? {
+                    let record = PolicyRecord { checks: anchor.record.checks, ..record };
+                    store.commit_now(vec![Op::Policy(Box::new(record))]).await?;
+                }
+            }
         }
         Ok(())
+    }
+
+    fn anchor(&self) -> Result<Anchor, PolicyError> {
+        let (store, active) = (&self.setup.store, self.active());
+        for version in store.lineage().chain(active) {
+            let Some(record) = store.policy(version)? else { continue };
+            // Those of step 0 are the base and the initial adapter.
+            if (record.pinned || record.step == 0)
+                && let Ok(adapter) = self.adapter_dir(&record)
+            {
+                return Ok(Anchor { record, adapter, is_active: version == active });
+            }
+        }
+        Ok(Anchor { record: base_record(), adapter: None, is_active: false })
     }
 
     /// Makes the staged version the active one, unless another version was activated meanwhile.
@@ -273,7 +343,7 @@ impl Policies {
         let old = existing.len().saturating_sub(newest);
         for (record, dir) in &existing[..old] {
             let is_previous = record.state == PolicyState::Active;
-            if record.pinned || is_previous || is_kept(&chain, record.version) {
+            if record.pinned || record.step == 0 || is_previous || is_kept(&chain, record.version) {
                 continue;
             }
             if let Err(error) = std::fs::remove_dir_all(dir) {

@@ -38,6 +38,8 @@ pub struct PolicySetup {
     pub probe_prompt: Vec<TokenId>,
     /// Completes and scores the gate's prompts; `None` leaves out drift and exam.
     pub examiner: Option<Examiner>,
+    /// Number of API keys that may rate, for the ratings that earlier processes recorded during a canary.
+    pub raters: usize,
     /// Who decides about versions in a server of a fleet; `None` if this process does.
     pub authority: Option<Arc<dyn VersionAuthority>>,
 }
@@ -80,7 +82,11 @@ impl Policies {
     /// If the ledger cannot be read or written, or the engine cannot serve the base.
     pub async fn restore(setup: PolicySetup) -> Result<Self, PolicyError> {
         let policies = Self {
-            canary: Canary::new(&setup.config.canary, Arc::clone(&setup.metrics)),
+            canary: {
+                let routes = setup.examiner.iter().flat_map(|examiner| examiner.routes.iter());
+                let rated = routes.filter(|route| route.has_feedback()).count();
+                Canary::new(&setup.config.canary, rated, Arc::clone(&setup.metrics))
+            },
             digests: KnownDigests::default(),
             setup,
             active: AtomicU64::new(0),

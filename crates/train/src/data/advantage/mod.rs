@@ -3,8 +3,8 @@
 //! A reward is a set of named, weighted parts. A part may be missing, which is not zero. The advantage
 //! of member i of a group is `A_i = g_i + sum over the other parts p of weight_p * a_ip`, where
 //!
-//! - *group baseline* (GRPO, Shao et al. 2024): if the group has two or more members with a reward,
-//!   `x_i` is the weighted sum of the parts that all of them have, and
+//! - *group baseline* (GRPO, Shao et al. 2024): `x_i` is the weighted sum of the parts that two or more members
+//!   have, with the mean of the others in place of a missing value, so that a judge that fails once changes nothing, and
 //!   `g_i = (x_i - mean) / (s + 1e-4)`. `s` is the standard deviation with Bessel's correction
 //!   (n - 1), as in TRL, either of the group or of the route's sums of this batch; without scaling
 //!   (Dr. GRPO, Liu et al. 2025) the division is left out. Equal sums have advantage 0.
@@ -12,14 +12,15 @@
 //!   and deviation of that part on that route, over an exponential window of past batches joined with
 //!   the *other* values of this batch, those of other turns of the same conversation excluded. Without anything to compare with it is 0. The divisor is at
 //!   least half the range of the values, since the deviation of equal values is 0; so the advantage
-//!   is at most 2.
+//!   is at most 2. In groups of ratings alone the mean is that of the group's other ratings, so that the difficulty of the
+//!   prompt cancels; the divisor stays, so that a rating and the part's weight count as those of a single rating.
 //!
 //! The parts are summed before they are compared, as in TRL (`sum_then_normalize`): compared one by one, a
 //! difference of 0.005 in one member would count as much as a right answer. `g_i` is multiplied by the member's
 //! smallest cap weight among the parts. A member without any value has no advantage and does not enter any statistic.
 //!
 //! `train.reward_aggregation` and `train.zero_variance_groups` change the
-//! comparison within a group, for the parts that all its members have:
+//! comparison within a group, for the parts that two or more of its members have:
 //!
 //! - *normalize, then sum*: each of those parts is compared and scaled by itself, and the results are
 //!   summed by weight
@@ -63,9 +64,13 @@ impl PartRewards {
         self.cap_weights.get(member).copied().unwrap_or(1.0)
     }
 
-    /// The values of `members`; `None` if one is missing.
-    fn complete(&self, members: &[usize]) -> Option<Vec<f64>> {
-        members.iter().map(|member| self.value(*member)).collect()
+    /// The values of `members`, with the mean of the others in place of a missing one; `None` of fewer than two.
+    fn compared(&self, members: &[usize]) -> Option<Vec<f64>> {
+        let known = Moments::of(members.iter().filter_map(|member| self.value(*member)));
+        // Within the range, because the mean of equal values is rounded.
+        let mean = if known.count > 0.0 { known.mean.clamp(known.min, known.max) } else { 0.0 };
+        let filled = members.iter().map(|member| self.value(*member).unwrap_or(mean));
+        (known.count >= 2.0).then(|| filled.collect())
     }
 }
 
@@ -78,6 +83,8 @@ pub(crate) struct GroupRewards {
     pub parts: Vec<PartRewards>,
     /// The conversation of each member that a client received.
     pub conversations: Vec<Option<[u8; 16]>>,
+    /// Whether all values are ratings by clients.
+    pub is_rated: bool,
 }
 
 impl GroupRewards {
@@ -171,7 +178,8 @@ fn standardize(groups: &mut [Vec<Option<f64>>]) {
 
 /// `(member, advantage)` of the values of one part of one group, which `(group, part)` selects from
 /// `batch`. Each value is compared with `past` joined with all other values of the batch, except those of the
-/// same conversation: the reward of a session is the value of all its turns.
+/// same conversation: the reward of a session is the value of all its turns. Of several ratings of one prompt each is
+/// compared with the mean of the others, by the same divisor as a single one.
 fn running_advantages(
     selected: (usize, usize),
     batch: &[BatchValue],
@@ -194,6 +202,11 @@ fn running_advantages(
             } else {
                 before.joined(after[i + 1])
             };
+            let siblings = batch.iter().enumerate();
+            let siblings = siblings.filter(|(k, v)| *k != i && (v.group, v.part) == selected);
+            let siblings = siblings.fold(Moments::default(), |all, (_, v)| all.joined(v.moments()));
+            let mean = if siblings.count > 0.0 { siblings.mean } else { others.mean };
+            let others = Moments { mean, ..others };
             advantages.push((value.member, running_advantage(value.value, others, scale)));
         }
         before = before.joined(value.moments());
@@ -355,12 +368,12 @@ impl Moments {
     }
 }
 
-// The parts that all trained members of a group have, and their weighted sum.
+// The parts that two or more members of a group have, and their weighted sum.
 
-/// The trained members of a group and the parts that all of them have.
+/// The trained members of a group and the parts that two or more of them have.
 struct GroupSums {
     members: Vec<usize>,
-    /// Indices of the parts that all of these members have.
+    /// Indices of the parts that two or more of these members have.
     parts: Vec<usize>,
     /// The weighted sum of those parts by trained member; empty without such parts.
     values: Vec<f64>,
@@ -374,11 +387,13 @@ impl GroupSums {
         let (mut parts, mut values) = (Vec::new(), vec![0.0; members.len()]);
         let mut cap_weights = vec![1.0_f64; members.len()];
         for (index, part) in group.parts.iter().enumerate() {
-            let Some(complete) = part.complete(&members) else { continue };
+            let Some(compared) = part.compared(&members) else { continue };
             parts.push(index);
-            for (place, x) in complete.iter().enumerate() {
+            for (place, x) in compared.iter().enumerate() {
                 values[place] += part.weight * x;
-                cap_weights[place] = cap_weights[place].min(part.cap_weight(members[place]));
+                if part.value(members[place]).is_some() {
+                    cap_weights[place] = cap_weights[place].min(part.cap_weight(members[place]));
+                }
             }
         }
         if parts.is_empty() {
@@ -410,7 +425,7 @@ impl GroupSums {
     ) -> Vec<Option<f64>> {
         let (own, group) = (&all[index], &groups[index]);
         let mut advantages = vec![None; group.members];
-        if !own.is_compared() {
+        if !own.is_compared() || group.is_rated {
             return advantages;
         }
         if config.reward_aggregation == RewardAggregation::SumThenNormalize {
@@ -424,12 +439,12 @@ impl GroupSums {
             return advantages;
         }
         for part in own.parts.iter().map(|index| &group.parts[*index]) {
-            let Some(complete) = part.complete(&own.members) else { continue };
+            let Some(values_of_part) = part.compared(&own.members) else { continue };
             let deviation = || {
                 let route = values.part(&group.route, &part.name);
                 Moments::of(route.iter().map(|v| v.value)).deviation()
             };
-            let compared = group_advantages(&complete, deviation, config);
+            let compared = group_advantages(&values_of_part, deviation, config);
             for (member, advantage) in own.members.iter().zip(compared) {
                 *advantages[*member].get_or_insert(0.0) +=
                     part.weight * part.cap_weight(*member) * advantage;
@@ -538,12 +553,13 @@ impl Baselines {
         let mut advantages = vec![None; group.members];
         let mut count = 0;
         for (part_index, part) in group.parts.iter().enumerate() {
-            if sums.is_compared() && sums.parts.contains(&part_index) {
+            if sums.is_compared() && !group.is_rated && sums.parts.contains(&part_index) {
                 continue;
             }
             let batch = values.part(&group.route, &part.name);
             let past = self.get(&group.route, &part.name).copied().unwrap_or_default();
-            for (member, advantage) in running_advantages((index, part_index), batch, past, scale) {
+            let selected = (index, part_index);
+            for (member, advantage) in running_advantages(selected, batch, past, scale) {
                 count += 1;
                 *advantages[member].get_or_insert(0.0) +=
                     part.weight * part.cap_weight(member) * advantage;

@@ -18,8 +18,11 @@ use super::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::TrainSample;
 use crate::config::TrainConfig;
 
-/// Ready groups among which graded ones are looked for.
+/// The newest ready groups, from which a batch is built.
 const LOOKAHEAD: usize = 4096;
+
+/// Groups of ratings that may wait for the trainer. The oldest ones beyond are dropped.
+const MOST_WAITING: usize = 4 * LOOKAHEAD;
 
 #[derive(Clone, Debug)]
 pub(crate) struct GroupMember {
@@ -30,7 +33,7 @@ pub(crate) struct GroupMember {
     pub(crate) feedback: BTreeMap<String, FeedbackOrigin>,
     /// Weights below 1 that `feedback_cap` gave to parts.
     pub(crate) cap_weights: BTreeMap<String, f64>,
-    /// Whether it is older than `train.max_staleness`, or recorded by another process.
+    /// Whether it is older than `train.max_staleness`, of a withdrawn version, or recorded by another process.
     pub(crate) late: bool,
     /// The conversation that it is a turn of, if a client received it.
     pub(crate) conversation: Option<[u8; 16]>,
@@ -129,6 +132,7 @@ impl TrainBatch {
             members: group.members.len(),
             parts: group.weights.iter().map(|weight| part(&group.members, weight)).collect(),
             conversations: group.members.iter().map(|member| member.conversation).collect(),
+            is_rated: group.is_rated,
         };
         self.groups.iter().map(group).collect()
     }
@@ -227,13 +231,15 @@ impl TrainBatch {
     }
 }
 
-/// Takes ready groups, oldest first and graded ones for half of the batch before others, until they have
-/// `train.samples_per_step` members. The last group may exceed that number, and so may further turns of the batch's
-/// conversations. `None` if fewer than `min_samples` trainable samples are ready.
+/// Takes ready groups until they have `train.samples_per_step` members: graded ones for half of the batch, oldest first,
+/// because few wait; then ratings and corrections, newest first, because they can arrive faster than they are trained on,
+/// and old ones teach less; then further graded ones. The last group may exceed the number, and so may further turns of the
+/// batch's conversations. `None` if fewer than `min_samples` trainable samples are ready.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
-/// member of an abandoned branch or of an age above the limit, and those without a trainable
-/// member that has a reward. Of a group of ratings alone, only these members are dropped.
+/// member of an abandoned branch or of an age above the limit, those without a trainable
+/// member that has a reward, and ratings behind [`MOST_WAITING`] newer ones. Of a group of ratings, and of a graded group
+/// that keeps two members, only the members beyond the limits are dropped.
 pub(crate) fn build_batch(
     store: &Store,
     routes: &Routes,
@@ -255,7 +261,13 @@ pub(crate) fn build_batch(
     };
     // At least one member of each group is trainable. As many again may be turns of the same conversations.
     let most = max_samples.max(1).saturating_mul(2);
-    for group in store.ready_groups(most.max(LOOKAHEAD))? {
+    let surplus = store.watch_ready().borrow().saturating_sub(MOST_WAITING.max(most));
+    if surplus > 0 {
+        let oldest = store.ready_groups(surplus)?.into_iter();
+        let ratings = oldest.filter(|group| !group.is_correction() && is_rated(routes, group));
+        drops.extend(ratings.map(|group| dropped(group.id, BACKLOG)));
+    }
+    for group in store.newest_ready_groups(most.max(LOOKAHEAD))? {
         if group.is_correction() {
             members += 1;
             ready.push(group);
@@ -263,8 +275,8 @@ pub(crate) fn build_batch(
         }
         let is_rated = is_rated(routes, &group);
         match too_old(group.oldest_version, is_rated) {
-            // Rated completions are independent of each other, so some of them can be used alone.
-            Some(reason) if group.members.len() == 1 || !is_rated => {
+            // Of several members, those within the limits may be used.
+            Some(reason) if group.members.len() == 1 => {
                 drops.push(dropped(group.id, reason));
             }
             _ => {
@@ -297,12 +309,10 @@ pub(crate) fn build_batch(
             let mut loaded = load_ready(store, routes, &quarantined, group)?;
             let is_rated = loaded.is_rated;
             let too_old = |member: &GroupMember| too_old(member.sample.version, is_rated);
-            if is_rated {
-                drop_members(store, &mut loaded, too_old, dropped_groups)?;
-                for member in &mut loaded.members {
-                    let age = ages.of(member.sample.version);
-                    member.late = age.is_some_and(|age| age > config.max_staleness);
-                }
+            let least = if is_rated { 1 } else { 2 };
+            drop_members(store, &mut loaded, too_old, least, dropped_groups)?;
+            for member in &mut loaded.members {
+                member.late = ages.are_late(member.sample.version, config.max_staleness);
             }
             let problem = loaded.members.iter().find_map(too_old);
             if let Some(reason) = problem {
@@ -323,23 +333,28 @@ pub(crate) fn build_batch(
     Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups, corrections }))
 }
 
-/// Puts the oldest graded groups with `members` members first: after a canary's backlog they would be too old.
+/// The oldest graded groups with `members` members, then all others in their order, the newest first, and then the
+/// further graded ones.
 fn graded_first(ready: Vec<Group>, routes: &Routes, members: usize) -> Vec<Group> {
+    let is_graded = |group: &Group| !group.is_correction() && !is_rated(routes, group);
+    let (mut graded, others): (Vec<_>, Vec<_>) = ready.into_iter().partition(is_graded);
+    graded.reverse();
     let mut taken = 0;
-    let (mut first, rest): (Vec<_>, Vec<_>) = ready.into_iter().partition(|group| {
-        let is_first = taken < members && !group.is_correction() && !is_rated(routes, group);
-        taken += if is_first { group.members.len() } else { 0 };
+    let first = graded.iter().take_while(|group| {
+        let is_first = taken < members;
+        taken += group.members.len();
         is_first
     });
-    first.extend(rest);
-    first
+    let further = graded.split_off(first.count());
+    graded.into_iter().chain(others).chain(further).collect()
 }
 
-/// Takes the members that are too old out of a group, unless all are.
+/// Takes the members that are too old out of a group, unless fewer than `least` remain.
 fn drop_members(
     store: &Store,
     loaded: &mut BatchGroup,
     too_old: impl Fn(&GroupMember) -> Option<&'static str>,
+    least: usize,
     dropped_groups: &IntCounterVec,
 ) -> Result<(), StoreError> {
     let mut leaving: BTreeMap<&str, Vec<SampleId>> = BTreeMap::new();
@@ -348,7 +363,8 @@ fn drop_members(
             leaving.entry(reason).or_default().push(member.sample.id);
         }
     }
-    if leaving.is_empty() || leaving.values().flatten().count() == loaded.members.len() {
+    let remaining = loaded.members.len() - leaving.values().flatten().count();
+    if leaving.is_empty() || remaining < least {
         return Ok(());
     }
     for (reason, members) in leaving {
@@ -536,14 +552,24 @@ pub(crate) struct VersionAges {
 }
 
 impl VersionAges {
-    /// The age of a version; `None` if the weights do not descend from it.
+    /// The age of a version, or the distance to a withdrawn one, whose ratings teach most; `None` if an operator
+    /// abandoned it.
     pub(crate) fn of(&self, version: PolicyVersion) -> Option<u64> {
-        Some(self.lineage.age(self.head, version)? + self.ahead)
+        Some(self.lineage.distance(self.head, version)? + self.ahead)
+    }
+
+    /// Whether samples of a version need the importance weight of late feedback: it is older than `limit`, or the
+    /// weights do not descend from it.
+    fn are_late(&self, version: PolicyVersion, limit: u64) -> bool {
+        let age = self.lineage.age(self.head, version);
+        age.is_none_or(|age| age + self.ahead > limit)
     }
 }
 
-/// Reason of a dropped group with a sample of a version that the weights do not descend from.
+/// Reason of a dropped group with a sample of a version that an operator abandoned.
 const ABANDONED: &str = "abandoned";
+/// Reason of a dropped group of ratings that newer ones kept from the trainer.
+const BACKLOG: &str = "backlog";
 /// Reason of a dropped group with a sample that is too old, or from which the policy has moved too far away.
 pub(crate) const STALE: &str = "stale";
 

@@ -9,13 +9,13 @@ use hone_core::metrics::Metrics;
 use hone_core::testing::policy;
 use hone_core::types::{
     Continuation, FinishReason, Group, GroupId, GroupState, Interaction, InteractionId,
-    PolicyRecord, PolicyVersion, RewardSource, Sample, SampleId, SamplingParams, TokenId,
-    UnixMillis,
+    PolicyRecord, PolicyState, PolicyVersion, RewardSource, Sample, SampleId, SamplingParams,
+    TokenId, UnixMillis,
 };
 use hone_reward::Routes;
 use hone_store::{ERASED, Op, QUARANTINED, QuarantinedKey, Store};
 
-use super::{TrainBatch, VersionAges, build_batch, load_ready, unused_reason};
+use super::{MOST_WAITING, TrainBatch, VersionAges, build_batch, load_ready, unused_reason};
 use crate::config::TrainConfig;
 use crate::data::advantage::{Advantages, GroupRewards, PartRewards};
 use crate::testing::{correction, group, interaction, open_store, rating, reward, routes, sample};
@@ -90,9 +90,13 @@ impl Ledger {
 
     /// A ready group of one completion with `(API key, value)` ratings.
     fn rated(&self, ratings: &[(&str, f64)]) -> GroupId {
+        self.rated_at(9, 0, ratings)
+    }
+
+    fn rated_at(&self, created: u64, version: u64, ratings: &[(&str, f64)]) -> GroupId {
         let id = InteractionId::new();
-        let sample = sample(id, 0);
-        let group = group("users", "stars", std::slice::from_ref(&sample), 9);
+        let sample = sample(id, version);
+        let group = group("users", "stars", std::slice::from_ref(&sample), created);
         let (key, mut ops) = (group.id, vec![prompt(id), Op::Sample(Box::new(sample))]);
         let ratings = ratings.iter().zip(3..);
         ops.extend(ratings.map(|((key, value), created)| rating(id, *value, Some(key), created)));
@@ -170,7 +174,7 @@ fn ratings_of_other_keys_on_the_same_sample_stay() {
     let values = |batch: &TrainBatch| -> Vec<f64> {
         batch.members().map(|(_, member)| member.parts["stars"]).collect()
     };
-    assert_eq!(values(&ledger.build(1, 8).unwrap()), [2.5, 1.0]);
+    assert_eq!(values(&ledger.build(1, 8).unwrap()), [1.0, 2.5]);
     ledger.quarantine("mallory");
     let batch = ledger.build(1, 8).unwrap();
     assert_eq!((values(&batch), batch.group_ids()), (vec![4.0], vec![both]));
@@ -182,7 +186,7 @@ fn ratings_of_other_keys_on_the_same_sample_stay() {
 }
 
 #[test]
-fn a_batch_takes_the_oldest_groups_until_it_has_enough_samples() {
+fn a_batch_takes_groups_until_it_has_enough_samples() {
     let ledger = Ledger::new(&[]);
     let ready = |created, count| ledger.graded(created, &[(0, Some(1.0))].repeat(count), |_| {});
     let (newest, oldest, middle) = (ready(30, 1), ready(10, 2), ready(20, 3));
@@ -193,11 +197,31 @@ fn a_batch_takes_the_oldest_groups_until_it_has_enough_samples() {
     assert_eq!(build(6, 3), None);
     assert_eq!(build(6, 6), Some(vec![oldest, middle, newest]));
     assert_eq!(build(7, 9), None);
-    // Graded groups have half of the batch although these ratings are older.
-    let older: Vec<GroupId> = (0..40).map(|_| ledger.rated(&[("alice", 4.0)])).collect();
-    let found = build(1, 4).unwrap();
-    assert_eq!((found[0], found.len()), (oldest, 3));
-    assert!(found[1..].iter().all(|id| older.contains(id)));
+    // Graded groups have half of the batch, and the newest ratings the other half.
+    let rated: Vec<GroupId> =
+        (0..40).map(|n| ledger.rated_at(40 + n, 0, &[("alice", 4.0)])).collect();
+    assert_eq!(build(1, 4), Some(vec![oldest, rated[39], rated[38]]));
+}
+
+/// Ratings arrive faster than they are trained on.
+#[test]
+fn ratings_behind_many_newer_ones_are_dropped_and_counted() {
+    let ledger = Ledger::new(&[]);
+    let id = InteractionId::new();
+    let graded = ledger.pair(1, [0, 0]);
+    let mut ops = vec![prompt(id)];
+    let members: Vec<_> = (0..=MOST_WAITING as u64 + 1).map(|n| (n, sample(id, 0))).collect();
+    let mut groups = Vec::new();
+    for (n, sample) in members {
+        let group = group("users", "stars", std::slice::from_ref(&sample), 10 + n);
+        groups.push(group.id);
+        ops.extend([Op::Sample(Box::new(sample)), Op::Group(Box::new(group))]);
+    }
+    ledger.commit(ops);
+    ledger.build(1, 8);
+    assert_eq!(ledger.drops("backlog"), 2);
+    assert!(groups[..2].iter().all(|id| ledger.is_dropped(*id, "backlog")));
+    assert_eq!([graded, groups[2]].map(|id| ledger.state(id)), [const { GroupState::Ready }; 2]);
 }
 
 #[test]
@@ -239,6 +263,29 @@ fn groups_of_an_abandoned_branch_are_dropped() {
     assert_eq!(batch.group_ids(), [activated, newest]);
     assert_eq!(batch.staleness(&ledger.ages), 1.5, "a version is being published");
     assert!([abandoned, mixed].iter().all(|group| ledger.is_dropped(*group, "abandoned")));
+}
+
+/// Version 2 was a canary that users disliked, and version 3 is the next one after version 1.
+#[test]
+fn ratings_of_a_withdrawn_version_are_late_feedback() {
+    let mut ledger = Ledger::new(&[0, 1, 1]);
+    let disliked = PolicyRecord { state: PolicyState::RolledBack, ..policy(2, 1) };
+    Arc::make_mut(&mut ledger.ages.lineage).add(&disliked);
+    let rated = ledger.rated_at(9, 2, &[("alice", 1.0)]);
+    let batch = ledger.build(1, 8).unwrap();
+    assert_eq!(batch.group_ids(), [rated]);
+    assert!(batch.members().all(|(_, member)| member.late));
+    assert_eq!(batch.staleness(&ledger.ages), 2.0);
+    // A graded group keeps a member of the canary, and loses one of a version that an operator abandoned.
+    let graded = ledger.graded(10, &[(2, Some(1.0)), (1, Some(0.0)), (3, Some(0.0))], |_| {});
+    let members = |batch: TrainBatch| -> Vec<_> {
+        batch.groups[0].members.iter().map(|m| (m.sample.version.0, m.late)).collect()
+    };
+    assert_eq!(members(ledger.build(1, 8).unwrap()), [(2, true), (1, false), (3, false)]);
+    Arc::make_mut(&mut ledger.ages.lineage).add(&policy(2, 1));
+    assert_eq!(members(ledger.build(1, 8).unwrap()), [(1, false), (3, false)]);
+    assert_eq!(ledger.store.group(graded).unwrap().unwrap().members.len(), 2);
+    assert!(ledger.is_dropped(rated, "abandoned"));
 }
 
 #[test]
@@ -328,6 +375,7 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
     assert_eq!(batch.lengths().collect::<Vec<_>>(), [(2, false), (1, true), (1, false)]);
     assert_eq!(batch.feedback_times().collect::<Vec<_>>(), [3], "grades are not feedback");
     let rewards = |route: &str, values: &[f64]| GroupRewards {
+        is_rated: route == "users",
         route: route.to_owned(),
         members: values.len(),
         parts: vec![PartRewards {
@@ -377,7 +425,8 @@ fn a_conversation_is_trained_on_as_a_whole() {
         });
         ledger.commit(vec![Op::Interaction(Box::new(row))]);
     }
-    assert_eq!(ids(ledger.build(1, 2)), Some(vec![first, alone, third, fourth]));
+    assert_eq!(ids(ledger.build(1, 2)), Some(vec![fourth, third, first]));
+    assert_eq!(ledger.state(alone), GroupState::Ready);
 }
 
 #[test]
@@ -422,14 +471,14 @@ fn corrections_fill_a_batch_whatever_the_version_of_the_completion() {
     let second = ledger.corrected("bob", 6, 30);
     let batch = build(2).unwrap();
     assert_eq!((batch.sample_count(), batch.members().count()), (2, 0));
-    assert_eq!(batch.group_ids(), [first, second]);
-    assert_eq!(batch.feedback_times().collect::<Vec<_>>(), [10, 30]);
+    assert_eq!(batch.group_ids(), [second, first]);
+    assert_eq!(batch.feedback_times().collect::<Vec<_>>(), [30, 10]);
     assert_eq!(batch.staleness(&ledger.ages), 0.0);
     let none = Advantages::default();
     let samples = batch.train_samples(&none);
     assert!(samples.iter().all(|s| s.correction && s.temperature == 1.0 && !s.late));
-    assert_eq!((&samples[0].prompt_ids[..], &samples[0].ids[..]), (&[3, 9][..], &[3, 5, 2][..]));
-    assert_eq!((batch.group_of(&none, 1), batch.group_of(&none, 2)), (vec![second], vec![]));
-    assert_eq!(batch.without(&none, &[]).1, [first, second], "they are never stale");
+    assert_eq!((&samples[1].prompt_ids[..], &samples[1].ids[..]), (&[3, 9][..], &[3, 5, 2][..]));
+    assert_eq!((batch.group_of(&none, 1), batch.group_of(&none, 2)), (vec![first], vec![]));
+    assert_eq!(batch.without(&none, &[]).1, [second, first], "they are never stale");
     assert_eq!(batch.corrections[0].tokens(), 5);
 }

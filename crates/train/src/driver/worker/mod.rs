@@ -218,9 +218,9 @@ impl TrainHandle {
         self.send(TrainCommand::Resume)
     }
 
-    /// Halves the learning rate until [`Self::resume`].
-    pub fn lower_rate(&self) -> Result<(), TrainError> {
-        self.send(TrainCommand::LowerRate)
+    /// Halves the learning rate so often, until another call or [`Self::resume`].
+    pub fn lower_rate(&self, halvings: u32) -> Result<(), TrainError> {
+        self.send(TrainCommand::LowerRate(halvings))
     }
 
     /// Waits until the trainer has ended its step, and keeps it from writing checkpoints and steps until the

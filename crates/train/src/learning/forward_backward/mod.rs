@@ -224,7 +224,7 @@ impl ForwardBackward<'_> {
             // The weight of a late sample is a constant factor of its surrogate, as is the advantage.
             // It replaces the sampler correction.
             let late = old.filter(|_| sample.late);
-            let weight = late.map_or(1.0, |old| late_weight(old, &recorded));
+            let weight = late.map_or(1.0, |old| late_weight(old, &recorded, sample.advantage));
             output.late_weights.extend(late.map(|_| (index, weight)));
             let own_logprobs = sample.unmasked(&logprobs[rows.clone()]);
             let own_entropies = sample.unmasked(&entropies[rows]);

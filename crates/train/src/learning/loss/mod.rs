@@ -452,6 +452,9 @@ pub(crate) fn adapted_beta(beta: f64, kl: f64, samples: f64, config: &KlConfig) 
 /// tokens.
 const LONGEST: f64 = 64.0;
 
+/// The least weight of a sample with an advantage of 0 or more.
+const LEAST_LIKED: f64 = 0.3;
+
 /// Samples with a smaller weight are left out.
 pub(crate) const LEAST_WEIGHT: f64 = 1e-3;
 
@@ -459,16 +462,22 @@ pub(crate) const LEAST_WEIGHT: f64 = 1e-3;
 /// of the policy that sampled it to the `old` ones of the policy before the step:
 ///
 /// ```text
-/// rho = min(exp(min(T, 64) * mean over tokens of old - recorded), 1)
+/// rho = min(exp(min(T, 64) * mean over tokens of old - recorded), 1)     if the advantage is negative
+/// rho = max(that, 0.3)                                                   otherwise
 /// ```
 ///
 /// Up to 64 tokens this is truncated importance sampling of the sequence (Ionides 2008; Espeholt et al. 2018).
 /// The product over more tokens is almost always near 0; beyond, the geometric mean (GSPO, Zheng et al. 2025)
-/// limits the exponent. Both limits bias the size of the update, but not its sign.
-pub(crate) fn late_weight(old: &[f64], recorded: &[f64]) -> f64 {
+/// limits the exponent. The limits bias the size of the update, but not its sign.
+///
+/// An answer that users disliked and that became rare needs no further lesson, and without the weight its probability
+/// would fall without an end. One that they liked and that became rare is what must be learned, so it keeps a weight
+/// (TOPR, Le Roux et al. 2025, arXiv:2503.14286, section 3, where it is 1).
+pub(crate) fn late_weight(old: &[f64], recorded: &[f64], advantage: f64) -> f64 {
     let count = old.len().max(1) as f64;
     let mean = old.iter().zip(recorded).map(|(o, r)| o - r).sum::<f64>() / count;
-    (mean * count.min(LONGEST)).exp().min(1.0)
+    let weight = (mean * count.min(LONGEST)).exp().min(1.0);
+    if advantage < 0.0 { weight } else { weight.max(LEAST_LIKED) }
 }
 
 // Selection of high-entropy tokens, and the entropy bonus.

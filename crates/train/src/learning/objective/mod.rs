@@ -41,7 +41,9 @@ impl AdaptiveCoefficients {
     /// Adapts the coefficients after one update.
     pub fn update(&mut self, totals: &StepTotals, config: &TrainConfig) {
         if let Some(kl) = totals.kl() {
-            self.beta = super::loss::adapted_beta(self.beta, kl, totals.samples, &config.kl);
+            let beta = super::loss::adapted_beta(self.beta, kl, totals.samples, &config.kl);
+            // Without bounds, a long time on one side of the target would take as long to undo.
+            self.beta = beta.clamp(0.1 * config.beta, 100.0 * config.beta);
         }
         if let Some(entropy) = totals.selected_entropy() {
             self.entropy_coef =

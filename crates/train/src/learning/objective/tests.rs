@@ -107,3 +107,22 @@ fn corrections_add_their_mean_negative_log_likelihood() {
         assert_eq!(metrics["loss_token_fraction"], 0.5);
     }
 }
+
+/// A long time below the target must not take as long to undo.
+#[test]
+fn an_adaptive_beta_returns_soon() {
+    let mut config = TrainConfig { beta: 0.1, ..TrainConfig::default() };
+    config.kl.target = 0.1;
+    let mut adaptive = AdaptiveCoefficients::new(&config);
+    let mut update = |kl: f64, steps: usize| {
+        for _ in 0..steps {
+            let totals =
+                StepTotals { kl: Some(kl), tokens: 1.0, samples: 64.0, ..Default::default() };
+            adaptive.update(&totals, &config);
+        }
+        adaptive.beta
+    };
+    assert!((update(0.02, 100_000) - 0.01).abs() < 1e-12);
+    assert!(update(0.3, 2_000) > config.beta);
+    assert!((update(0.3, 100_000) - 10.0).abs() < 1e-9);
+}

@@ -122,7 +122,7 @@ pub enum WarningAction {
     /// Log it, as always.
     #[default]
     Log,
-    /// Halve the learning rate until training is resumed.
+    /// Halve the learning rate until the warning's condition ends or training is resumed.
     LowerRate,
     /// Pause training until it is resumed.
     Pause,
@@ -301,6 +301,11 @@ pub struct MonitorState {
 }
 
 impl MonitorState {
+    /// The warnings in progress.
+    pub fn active(&self) -> impl Iterator<Item = WarningKind> {
+        self.episodes.iter().filter(|(_, episode)| episode.active).map(|(kind, _)| *kind)
+    }
+
     /// The last step that was added.
     pub fn last_step(&self) -> u64 {
         self.last_step

@@ -2,15 +2,20 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use hone_core::types::{PolicyVersion, SampleId, UnixMillis};
+use hone_core::types::{PolicyVersion, Reward, UnixMillis, concerns_rater, key_of_rater};
+use hone_reward::Routes;
+use hone_store::{Ledger, StoreError};
 
 /// A client's rating of one version's completion.
 #[derive(Clone, Debug)]
 pub struct VersionRating {
     /// The version that generated the completion.
     pub version: PolicyVersion,
-    /// The completion. Its first rating counts: several parts are rarely independent opinions.
-    pub sample: SampleId,
+    /// Identifies the session, or else the user, or else the completion, which one version answers. Its first rating
+    /// counts: further ones, also of other parts, are rarely independent opinions.
+    pub unit: [u8; 16],
+    /// When the rating arrived.
+    pub rated: UnixMillis,
     /// When the completion ended. A canary compares completions from its beginning on.
     pub sampled: UnixMillis,
     /// The route. Ratings are compared within a route and part.
@@ -25,6 +30,50 @@ pub struct VersionRating {
     pub max_key_share: f64,
     /// Number of API keys that may rate.
     pub keys: usize,
+}
+
+impl VersionRating {
+    /// A rating of the ledger, of which `keys` API keys may rate. `None` if it is no evidence: a part without bounds
+    /// cannot be compared, one with the weight 0 is not what the policy is trained for, and a quarantined rater decides
+    /// nothing.
+    ///
+    /// # Errors
+    /// If the ledger cannot be read.
+    pub fn of(
+        ledger: &Ledger,
+        routes: &Routes,
+        keys: usize,
+        rating: &Reward,
+    ) -> Result<Option<Self>, StoreError> {
+        let Some(sample) = ledger.sample(rating.sample)? else { return Ok(None) };
+        let Some(interaction) = ledger.interaction(sample.interaction)? else { return Ok(None) };
+        let Some(route) = routes.get(&interaction.route) else { return Ok(None) };
+        let (Some(params), Some(weight)) =
+            (route.feedback(&rating.name), route.weight(&rating.name))
+        else {
+            return Ok(None);
+        };
+        let rater = rating.key_id.as_deref();
+        let quarantined = match rater {
+            Some(rater) => {
+                ledger.quarantined()?.iter().any(|row| concerns_rater(&row.key_id, rater))
+            }
+            None => false,
+        };
+        let value = rating.value.and_then(|value| params.scaled(value));
+        Ok(value.filter(|_| weight != 0.0 && !quarantined).map(|value| Self {
+            version: sample.version,
+            unit: interaction.unit(),
+            rated: rating.created,
+            sampled: sample.created,
+            route: route.name.clone(),
+            part: rating.name.clone(),
+            value: if weight > 0.0 { value } else { 1.0 - value },
+            key: rater.and_then(key_of_rater).map(str::to_owned),
+            max_key_share: params.max_key_share,
+            keys,
+        }))
+    }
 }
 
 /// Ratings of one key that may wait for those of other keys. Later ones are discarded.

@@ -19,21 +19,58 @@ use tokio::sync::Notify;
 
 use hone_core::digest::Digest;
 use hone_core::metrics::Metrics;
-use hone_core::types::{PolicyCheck, PolicyVersion, SampleId, UnixMillis, now_ms};
+use hone_core::types::{PolicyCheck, PolicyVersion, UnixMillis, now_ms};
 
 use hone_store::AnswerCounts;
 
 use crate::policy::config::{CanaryConfig, CanaryLimit};
 use key_shares::KeyShares;
-use sequential::{CanaryVerdict, PairedArms, SequentialTest};
+use sequential::{BettingWealth, CanaryVerdict, PairedArms, SequentialTest};
 
 pub use key_shares::VersionRating;
 
 /// How often a canary without new ratings looks at its time limit.
 const TICK: Duration = Duration::from_millis(200);
 
+/// A canary and its beginning, which a restart does not change.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BegunCanary {
+    pub version: PolicyVersion,
+    /// The active version.
+    pub control: PolicyVersion,
+    pub began: UnixMillis,
+    /// Bounds the probability of each wrong verdict.
+    pub alpha: f64,
+}
+
+// The error budget of all canaries.
+
+/// Canaries whose `policy.canary.alpha` adds up to a full budget.
+const BUDGET: f64 = 50.0;
+
+/// Milliseconds in which an empty budget is full again.
+const BUDGET_MILLIS: f64 = 365.0 * 86_400_000.0;
+
+/// The share of `policy.canary.alpha` that a canary gets, from the times at which earlier ones and it began: that of
+/// the budget that is left. Each canary spends a fiftieth of the rest, and a year fills the budget. The sum of what
+/// canaries get is at most 50 alpha and 50 alpha more for each year, so any year has at most `100 alpha` expected
+/// wrong verdicts of each kind, however many canaries it has (alpha spending, after Foster & Stine 2008).
+#[expect(clippy::cast_precision_loss, reason = "times below 2^52")]
+pub(super) fn alpha_share(begins: impl IntoIterator<Item = UnixMillis>) -> f64 {
+    let (mut left, mut last) = (1.0, None);
+    for begin in begins {
+        if let Some(last) = last.replace(begin) {
+            let filled = begin.saturating_sub(last) as f64 / BUDGET_MILLIS;
+            left = (left * (1.0 - 1.0 / BUDGET) + filled).min(1.0_f64);
+        }
+    }
+    left
+}
+
 pub(super) struct Canary {
     config: CanaryConfig,
+    /// Routes that users rate.
+    routes: usize,
     metrics: Arc<Metrics>,
     running: Mutex<Option<CanaryEvidence>>,
     /// A canary that another process decides about, and its share.
@@ -44,9 +81,10 @@ pub(super) struct Canary {
 }
 
 impl Canary {
-    pub fn new(config: &CanaryConfig, metrics: Arc<Metrics>) -> Self {
+    pub fn new(config: &CanaryConfig, routes: usize, metrics: Arc<Metrics>) -> Self {
         Self {
             config: config.clone(),
+            routes,
             metrics,
             running: Mutex::default(),
             followed: Mutex::default(),
@@ -55,24 +93,31 @@ impl Canary {
         }
     }
 
-    /// Serves a share of the traffic until the decision. `created` is when the version was.
-    pub async fn run(
-        &self,
-        version: PolicyVersion,
-        control: PolicyVersion,
-        created: UnixMillis,
-    ) -> PolicyCheck {
-        tracing::info!(%version, %control, "canary begins");
-        *self.running.lock() = Some(CanaryEvidence::new(&self.config, version, control, created));
+    /// Serves a share of the traffic until the decision. The evidence begins with the ratings since the beginning that
+    /// the ledger has, in their order, which are those of earlier processes.
+    pub async fn run(&self, begun: BegunCanary, recorded: Vec<VersionRating>) -> PolicyCheck {
+        let BegunCanary { version, control, alpha, .. } = begun;
+        tracing::info!(%version, %control, alpha, recorded = recorded.len(), "canary begins");
+        let mut evidence = CanaryEvidence::new(&self.config, begun, self.routes);
+        for rating in &recorded {
+            evidence.rate(&self.config, rating);
+            evidence.next_share(&self.config, rating.rated);
+        }
+        *self.running.lock() = Some(evidence);
         loop {
             let decision = self.running.lock().as_mut().and_then(|evidence| {
                 let decision = evidence.decide(&self.config);
                 evidence.report(&self.config, &self.metrics);
                 decision
             });
-            if let Some(check) = decision {
+            if let Some((check, is_limit)) = decision {
                 tracing::info!(%version, promoted = check.passed, detail = check.detail, "canary ends");
-                let outcome = if check.passed { "promoted" } else { "rolled_back" };
+                let outcome = match (check.passed, is_limit) {
+                    (true, false) => "promoted",
+                    (true, true) => "promoted_at_limit",
+                    (false, false) => "rolled_back",
+                    (false, true) => "rolled_back_at_limit",
+                };
                 self.metrics.policy_canaries.with_label_values(&[outcome]).inc();
                 return check;
             }
@@ -148,16 +193,13 @@ impl Canary {
 
 // The evidence for and against a canary.
 
-/// Failed requests below which they may be a coincidence.
-const MIN_FAILURES: u64 = 3;
-
 /// Largest share of failed requests of the canary beyond that of the active version.
 const MAX_ERROR_RISE: f64 = 0.05;
 
 /// What is known of one of the two versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ArmCounts {
-    /// Ratings that count.
+    /// Ratings that count: the first one of each session, or else of each user, or else of each completion.
     pub ratings: u64,
     /// Requests that ended.
     pub requests: u64,
@@ -214,15 +256,6 @@ pub struct CanaryStatus {
 /// Most points of [`CanaryStatus::evidence`].
 const MAX_POINTS: usize = 512;
 
-impl ArmCounts {
-    /// Whether the share of failures is higher than that of `other` by more than [`MAX_ERROR_RISE`].
-    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
-    fn fails_more(self, other: Self) -> bool {
-        let share = |counts: Self| counts.failures as f64 / counts.requests.max(1) as f64;
-        self.failures >= MIN_FAILURES && share(self) - share(other) > MAX_ERROR_RISE
-    }
-}
-
 struct VersionComparison {
     /// Pairs of ratings by stage, route and part. The versions' shares are constant within a stage only: just
     /// after a change, the test would take a difference in speed for one in quality.
@@ -231,29 +264,38 @@ struct VersionComparison {
 }
 
 impl VersionComparison {
-    fn new(config: &CanaryConfig) -> Self {
-        Self { arms: BTreeMap::new(), test: SequentialTest::new(config.alpha, config.margin) }
+    fn new(test: SequentialTest) -> Self {
+        Self { arms: BTreeMap::new(), test }
     }
 
-    fn observe(&mut self, stage: usize, is_canary: bool, rating: &VersionRating) {
+    /// Adds a rating. Returns the difference of the pair that it completes.
+    fn observe(&mut self, stage: usize, is_canary: bool, rating: &VersionRating) -> Option<f64> {
         let key = (stage, rating.route.clone(), rating.part.clone());
-        let arms = self.arms.entry(key).or_default();
-        if let Some(difference) = arms.push(is_canary, rating.value) {
-            self.test.observe(difference);
-        }
+        let difference = self.arms.entry(key).or_default().push(is_canary, rating.value)?;
+        self.test.observe(difference);
+        Some(difference)
     }
 }
 
 struct CanaryEvidence {
     pub version: PolicyVersion,
     control: PolicyVersion,
+    alpha: f64,
     /// When each stage began, in the time of records. The last one is the current stage.
     stages: Vec<UnixMillis>,
     /// The ratings of each key, and which of them count.
     shares: KeyShares<VersionComparison>,
     /// The ratings that count.
     all: VersionComparison,
-    rated: HashSet<SampleId>,
+    /// The differences of each route, if there are several: one test of all would hide the loss of a small one.
+    by_route: BTreeMap<String, SequentialTest>,
+    routes: usize,
+    /// The sessions and users that rated. One that rates many times, always the same version, is one opinion.
+    rated: HashSet<[u8; 16]>,
+    /// Which requests failed, in pairs, so that an outage of both versions cancels.
+    failed: PairedArms,
+    /// Against "the canary fails no more often than the active version, up to [`MAX_ERROR_RISE`]".
+    fails_more: BettingWealth,
     canary_counts: ArmCounts,
     control_counts: ArmCounts,
     trail: Vec<CanaryPoint>,
@@ -265,26 +307,27 @@ struct CanaryEvidence {
 }
 
 impl CanaryEvidence {
-    /// Nothing is known yet. `created` is when the version was.
-    pub fn new(
-        config: &CanaryConfig,
-        version: PolicyVersion,
-        control: PolicyVersion,
-        created: UnixMillis,
-    ) -> Self {
+    /// Nothing is known yet.
+    pub fn new(config: &CanaryConfig, begun: BegunCanary, routes: usize) -> Self {
+        let BegunCanary { version, control, began, alpha } = begun;
         Self {
             version,
             control,
-            stages: vec![now_ms()],
+            alpha,
+            stages: vec![began],
             shares: KeyShares::default(),
-            all: VersionComparison::new(config),
+            all: VersionComparison::new(SequentialTest::new(alpha, config.margin)),
+            by_route: BTreeMap::new(),
+            routes,
             rated: HashSet::new(),
+            failed: PairedArms::default(),
+            fails_more: BettingWealth::new(MAX_ERROR_RISE, -1.0 - MAX_ERROR_RISE),
             canary_counts: ArmCounts::default(),
             control_counts: ArmCounts::default(),
             trail: Vec::new(),
             stride: 1,
             started: Instant::now(),
-            before: Duration::from_millis(now_ms().saturating_sub(created)),
+            before: Duration::from_millis(now_ms().saturating_sub(began)),
         }
     }
 
@@ -293,38 +336,45 @@ impl CanaryEvidence {
         share.copied().unwrap_or_default()
     }
 
-    /// Ratings of other versions and of earlier completions, and second ratings of a completion, do not count.
+    /// Ratings of other versions and of earlier completions, and further ones of a session or user, do not count.
     pub fn rate(&mut self, config: &CanaryConfig, rating: &VersionRating) {
         let is_canary = |rated: &VersionRating| rated.version == self.version;
         if !is_canary(rating) && rating.version != self.control {
             return;
         }
         let stage_of = |sampled| self.stages.partition_point(|begin| *begin <= sampled);
-        if stage_of(rating.sampled) == 0 || !self.rated.insert(rating.sample) {
+        if stage_of(rating.sampled) == 0 || !self.rated.insert(rating.unit) {
             return;
         }
-        let new = || VersionComparison::new(config);
+        let (alpha, margin) = (self.alpha, config.margin);
+        let new = || VersionComparison::new(SequentialTest::new(alpha, margin));
         let counting = self.shares.add(rating, new, |own| {
             own.observe(stage_of(rating.sampled), is_canary(rating), rating);
         });
         for rating in &counting {
-            self.all.observe(stage_of(rating.sampled), is_canary(rating), rating);
+            let difference = self.all.observe(stage_of(rating.sampled), is_canary(rating), rating);
+            if let Some(difference) = difference.filter(|_| self.routes > 1) {
+                #[expect(clippy::cast_precision_loss, reason = "a small number")]
+                let new = || SequentialTest::new(alpha / self.routes as f64, margin);
+                let test = self.by_route.entry(rating.route.clone()).or_insert_with(new);
+                test.observe(difference);
+            }
             let counts =
                 if is_canary(rating) { &mut self.canary_counts } else { &mut self.control_counts };
             counts.ratings += 1;
         }
-        self.add_point();
+        self.add_point(rating.rated);
     }
 
-    /// Adds the evidence of now to the trail, and thins it when it is long.
-    fn add_point(&mut self) {
+    /// Adds the evidence at this time to the trail, and thins it when it is long.
+    fn add_point(&mut self, at: UnixMillis) {
         let ratings = self.canary_counts.ratings + self.control_counts.ratings;
         if self.trail.last().is_some_and(|last| ratings < last.ratings + self.stride) {
             return;
         }
         let test = &self.all.test;
         let (not_worse, worse) = (test.evidence_not_worse(), test.evidence_worse());
-        self.trail.push(CanaryPoint { at: now_ms(), ratings, not_worse, worse });
+        self.trail.push(CanaryPoint { at, ratings, not_worse, worse });
         if self.trail.len() >= MAX_POINTS {
             let mut keeps = false;
             self.trail.retain(|_| {
@@ -351,7 +401,7 @@ impl CanaryEvidence {
                 CanaryLimit::RollBack => "roll_back",
                 CanaryLimit::Estimate => "estimate",
             },
-            needed: -config.alpha.ln(),
+            needed: -self.alpha.ln(),
             margin: config.margin,
             mean: self.all.test.mean(),
             canary: self.canary_counts,
@@ -371,33 +421,45 @@ impl CanaryEvidence {
         };
         counts.requests += 1;
         counts.failures += u64::from(failed);
+        let is_canary = version == self.version;
+        if let Some(difference) = self.failed.push(is_canary, f64::from(u8::from(failed))) {
+            self.fails_more.observe(difference - MAX_ERROR_RISE);
+        }
     }
 
-    /// The decision, if the evidence permits one. Otherwise, the canary may get its next share.
-    pub fn decide(&mut self, config: &CanaryConfig) -> Option<PolicyCheck> {
+    /// The decision, if the evidence permits one, and whether it is that at a limit. Otherwise, the canary may get its
+    /// next share.
+    pub fn decide(&mut self, config: &CanaryConfig) -> Option<(PolicyCheck, bool)> {
         let (canary, control) = (self.canary_counts, self.control_counts);
-        if canary.fails_more(control) {
+        if self.fails_more.log() >= -self.alpha.ln() {
             let detail = format!(
                 "{} of {} requests failed, of the active version {} of {}",
                 canary.failures, canary.requests, control.failures, control.requests
             );
-            return Some(self.check("canary/errors", false, Some(MAX_ERROR_RISE), detail));
+            let check = self.check("canary/errors", false, Some(MAX_ERROR_RISE), detail);
+            return Some((check, false));
+        }
+        let worse = |(_, test): &(&String, &SequentialTest)| test.verdict() == CanaryVerdict::Worse;
+        if let Some((route, _)) = self.by_route.iter().find(worse) {
+            let finding = format!("worse on route {route}");
+            return Some((self.by_ratings(config, false, &finding), false));
         }
         let ratings = canary.ratings + control.ratings;
+        let no_route_leans = self.by_route.values().all(|test| test.evidence_worse() <= 0.0);
         match self.all.test.verdict() {
-            CanaryVerdict::NotWorse if self.others_lean() <= 0.0 => {
-                Some(self.by_ratings(config, true, "not worse"))
+            CanaryVerdict::NotWorse if self.others_lean() <= 0.0 && no_route_leans => {
+                Some((self.by_ratings(config, true, "not worse"), false))
             }
             CanaryVerdict::Worse if self.others_lean() >= 0.0 => {
-                Some(self.by_ratings(config, false, "worse"))
+                Some((self.by_ratings(config, false, "worse"), false))
             }
             _ => {
                 let time = Duration::from_secs(config.max_seconds);
                 let is_over = config.max_ratings > 0 && ratings >= config.max_ratings;
                 if is_over || self.before + self.started.elapsed() >= time {
-                    return Some(self.at_limit(config));
+                    return Some((self.at_limit(config), true));
                 }
-                self.next_share(config);
+                self.next_share(config, now_ms());
                 None
             }
         }
@@ -411,12 +473,12 @@ impl CanaryEvidence {
     }
 
     /// Raises the share once it has its ratings, unless they rather show that the canary is worse.
-    fn next_share(&mut self, config: &CanaryConfig) {
+    fn next_share(&mut self, config: &CanaryConfig, now: UnixMillis) {
         let stages = u64::try_from(self.stages.len()).unwrap_or(u64::MAX);
         let has_ratings = self.canary_counts.ratings >= config.stage_ratings.saturating_mul(stages);
         let looks_worse = self.all.test.evidence_worse() > 0.0;
         if has_ratings && !looks_worse && self.stages.len() < config.shares.len() {
-            self.stages.push(now_ms());
+            self.stages.push(now);
             let share = self.share(config);
             tracing::info!(version = %self.version, share, "the canary gets a larger share");
         }
@@ -471,6 +533,7 @@ impl CanaryEvidence {
 
 #[cfg(test)]
 mod tests {
+    use super::sequential::Uniform;
     use super::*;
     use crate::testing::version_rating as rating;
 
@@ -479,7 +542,12 @@ mod tests {
     }
 
     fn evidence(config: &CanaryConfig) -> CanaryEvidence {
-        CanaryEvidence::new(config, PolicyVersion(2), PolicyVersion(1), now_ms())
+        CanaryEvidence::new(config, begun(config, now_ms()), 1)
+    }
+
+    fn begun(config: &CanaryConfig, began: UnixMillis) -> BegunCanary {
+        let (version, control) = (PolicyVersion(2), PolicyVersion(1));
+        BegunCanary { version, control, began, alpha: config.alpha }
     }
 
     /// Rates both versions in turn until the decision; returns it with the number of ratings.
@@ -489,7 +557,7 @@ mod tests {
             let (canary, active) = values(n);
             evidence.rate(config, &rating(1, active));
             evidence.rate(config, &rating(2, canary));
-            if let Some(check) = evidence.decide(config) {
+            if let Some((check, _)) = evidence.decide(config) {
                 return (check, 2 * n + 2);
             }
         }
@@ -517,7 +585,7 @@ mod tests {
         }
         assert!(evidence.decide(&config).is_none());
         assert_eq!(evidence.share(&config), 0.25);
-        // The same completion again, and another version, do not count.
+        // The same user again, and another version, do not count.
         let twice = rating(2, 0.0);
         let other_part = VersionRating { part: "stars".to_owned(), ..twice.clone() };
         let early = VersionRating { sampled: 0, ..rating(1, 0.0) };
@@ -546,7 +614,7 @@ mod tests {
                 evidence.rate(&config, &rated(2, of_canary, "b"));
                 evidence.rate(&config, &rated(1, of_active, "b"));
             }
-            if let Some(check) = evidence.decide(&config) {
+            if let Some((check, _)) = evidence.decide(&config) {
                 return Some(check);
             }
         }
@@ -587,7 +655,7 @@ mod tests {
                 }
                 evidence.decide(&config)
             });
-            let check = decided.unwrap();
+            let (check, _) = decided.unwrap();
             assert_eq!(check.passed, passed, "{check:?}");
             assert!(check.detail.ends_with("by 3 API keys"), "{check:?}");
         }
@@ -614,23 +682,191 @@ mod tests {
     fn the_time_of_earlier_processes_counts() {
         let config = CanaryConfig { max_seconds: 60, ..config() };
         let old = now_ms() - 61_000;
-        let versions = (PolicyVersion(2), PolicyVersion(1));
-        let mut resumed = CanaryEvidence::new(&config, versions.0, versions.1, old);
+        let mut resumed = CanaryEvidence::new(&config, begun(&config, old), 1);
         assert!(resumed.decide(&config).is_some());
         assert!(evidence(&config).decide(&config).is_none());
     }
 
-    #[test]
-    fn failed_requests_roll_back() {
+    /// Whether failed requests withdraw a canary, whose requests and failures `next` draws.
+    fn fails(requests: u64, mut next: impl FnMut(u64) -> (bool, bool)) -> bool {
         let config = config();
         let mut evidence = evidence(&config);
-        for n in 0..40 {
-            evidence.answered(PolicyVersion(1), n == 7);
-            evidence.answered(PolicyVersion(2), n % 10 == 0);
+        (0..requests).any(|n| {
+            let (is_canary, failed) = next(n);
+            evidence.answered(PolicyVersion(if is_canary { 2 } else { 1 }), failed);
+            let check = evidence.decide(&config).map(|(check, _)| check);
+            assert!(check.as_ref().is_none_or(|check| check.name == "canary/errors"), "{check:?}");
+            check.is_some()
+        })
+    }
+
+    #[test]
+    fn failed_requests_roll_back() {
+        assert!(fails(60, |n| (n % 2 == 0, n % 2 == 0)), "each of the canary");
+        assert!(fails(2_000, |n| (n % 2 == 0, n % 4 == 0)), "half of the canary's");
+        assert!(!fails(2_000, |n| (n % 2 == 0, n % 4 < 2)), "half of both versions'");
+    }
+
+    #[test]
+    fn failures_of_both_versions_rarely_roll_back() {
+        let mut random = Uniform(11);
+        for (name, rate, outage) in
+            [("2 %", 0.02, 0..0), ("5 %", 0.05, 0..0), ("an outage", 0.0, 100..160)]
+        {
+            let runs = 200;
+            let wrong = (0..runs).filter(|_| {
+                fails(1_500, |n| {
+                    let is_canary = random.next() < 0.05;
+                    (is_canary, random.next() < rate || outage.contains(&n))
+                })
+            });
+            let share = wrong.count() as f64 / f64::from(runs);
+            assert!(share <= 0.08, "{name}: {share}");
         }
-        let check = evidence.decide(&config).unwrap();
-        assert!(!check.passed, "{check:?}");
-        assert_eq!(check.name, "canary/errors");
+    }
+
+    /// Canaries that are promoted or rolled back, of 200. `rate` returns arm, user, route and value.
+    fn decided(
+        config: &CanaryConfig,
+        (routes, ratings): (usize, u64),
+        mut rate: impl FnMut() -> (bool, u64, &'static str, f64),
+    ) -> [f64; 2] {
+        let mut counts = [0.0; 2];
+        for _ in 0..200 {
+            let mut evidence = CanaryEvidence::new(config, begun(config, 0), routes);
+            for _ in 0..ratings {
+                let (is_canary, user, route, value) = rate();
+                let mut unit = [0; 16];
+                unit[..8].copy_from_slice(&user.to_le_bytes());
+                let route = route.to_owned();
+                let rating = rating(if is_canary { 2 } else { 1 }, value);
+                evidence.rate(config, &VersionRating { unit, route, ..rating });
+                if let Some((check, _)) = evidence.decide(config) {
+                    counts[usize::from(!check.passed)] += 1.0 / 200.0;
+                    break;
+                }
+            }
+        }
+        counts
+    }
+
+    fn long() -> CanaryConfig {
+        CanaryConfig { max_seconds: 1 << 32, shares: vec![0.5], ..config() }
+    }
+
+    /// Of two equal versions, thumbs down arrive after three minutes and thumbs up after an hour, in the mean. Each
+    /// rise of the share makes the first ratings after it depend on the arm, unless pairs are within a share.
+    #[test]
+    fn the_delay_of_ratings_does_not_matter() {
+        let config = long_with(vec![0.05, 0.25]);
+        let mut random = Uniform(3);
+        let runs = 100;
+        let wrong = (0..runs).filter(|_| {
+            let mut evidence = CanaryEvidence::new(&config, begun(&config, 1), 1);
+            let mut arriving = BTreeMap::new();
+            for n in 1..3_000_u64 {
+                // 400 answers in an hour.
+                let now = 9_000 * n;
+                let later = arriving.split_off(&(now, 0));
+                for ((rated, _), rating) in std::mem::replace(&mut arriving, later) {
+                    evidence.rate(&config, &rating);
+                    evidence.next_share(&config, rated);
+                }
+                let version = if random.next() < evidence.share(&config) { 2 } else { 1 };
+                let value = random.thumb(0.7);
+                let mean = if value > 0.5 { 3.6e6 } else { 1.8e5 };
+                let rated = now + (-mean * (1.0 - random.next()).ln()) as u64;
+                let rating = VersionRating { sampled: now, rated, ..rating(version, value) };
+                arriving.insert((rated, n), rating);
+            }
+            evidence.all.test.verdict() == CanaryVerdict::Worse
+        });
+        let share = wrong.count() as f64 / f64::from(runs);
+        assert!(share <= 0.12, "{share}");
+    }
+
+    fn long_with(shares: Vec<f64>) -> CanaryConfig {
+        CanaryConfig { shares, stage_ratings: 20, ..long() }
+    }
+
+    /// Sixty users, half of whom always like what they get, rate two equal versions a hundred times each. As
+    /// independent ratings they would decide most canaries wrongly.
+    #[test]
+    fn a_user_who_rates_often_is_one_opinion() {
+        let (mut random, mut n) = (Uniform(5), 0_u64);
+        let mut seed = 0;
+        let found = decided(&long(), (1, 6_000), || {
+            if n % 6_000 == 0 {
+                seed = n;
+            }
+            n += 1;
+            let user = seed + (random.next() * 60.0) as u64;
+            // Arm and taste of a user stay.
+            let mut own = Uniform(user.wrapping_mul(0x1234_5679));
+            (own.next() < 0.5, user, "chat", own.thumb(0.5))
+        });
+        assert!(found[1] <= 0.08, "{found:?}");
+    }
+
+    #[test]
+    fn a_loss_on_a_small_route_is_not_hidden() {
+        for (large, small) in [(0.05, -0.4), (0.02, -0.3), (0.0, -0.2)] {
+            let config = CanaryConfig { margin: 0.05, ..long() };
+            let (mut random, mut user) = (Uniform(9), 0);
+            let found = decided(&config, (2, 12_000), || {
+                user += 1;
+                let (is_canary, is_small) = (random.next() < 0.5, random.next() < 0.1);
+                let change = if is_small { small } else { large };
+                let up = 0.7 + if is_canary { change } else { 0.0 };
+                (is_canary, user, if is_small { "small" } else { "large" }, random.thumb(up))
+            });
+            assert!(found[0] < 0.15, "{large} {small}: {found:?}");
+        }
+    }
+
+    /// The process ends in the middle: the evidence is made again from the recorded ratings.
+    #[test]
+    fn evidence_made_again_equals_that_without_an_interruption() {
+        let config = CanaryConfig { margin: 0.02, max_seconds: 1 << 32, ..config() };
+        let mut random = Uniform(1);
+        let mut whole = CanaryEvidence::new(&config, begun(&config, 1_000), 1);
+        let mut recorded = Vec::new();
+        for n in 0..600 {
+            let share = whole.share(&config);
+            let version = if random.next() < share { 2 } else { 1 };
+            let (rated, sampled) = (1_010 + 10 * n, 1_000 + 10 * n);
+            let rating = VersionRating { rated, sampled, ..rating(version, random.thumb(0.7)) };
+            whole.rate(&config, &rating);
+            whole.next_share(&config, rated);
+            recorded.push(rating);
+        }
+        let mut again = CanaryEvidence::new(&config, begun(&config, 1_000), 1);
+        for rating in &recorded {
+            again.rate(&config, rating);
+            again.next_share(&config, rating.rated);
+        }
+        assert!(whole.stages.len() > 1);
+        assert_eq!(again.status(&config).evidence, whole.status(&config).evidence);
+        assert_eq!((&again.stages, again.all.test), (&whole.stages, whole.all.test));
+    }
+
+    #[test]
+    fn canaries_share_an_error_budget() {
+        let (day, year) = (86_400_000, 365);
+        let daily: Vec<f64> =
+            (1..=3 * year).map(|n| alpha_share((0..n).map(|k| k * day))).collect();
+        assert_eq!(alpha_share([7]), 1.0);
+        for from in 0..2 * year as usize {
+            let sum: f64 = daily[from..from + year as usize].iter().sum();
+            assert!(sum <= 2.0 * BUDGET, "{sum} from day {from}");
+        }
+        let last = daily[3 * year as usize - 1];
+        assert!((last - BUDGET / year as f64).abs() < 0.01, "{last}");
+        let weekly = alpha_share((0..100).map(|k| 7 * k * day));
+        assert!(weekly > 0.9, "{weekly}");
+        // As fast as possible.
+        let sum: f64 = (1..5_000).map(|n| alpha_share(0..n)).sum();
+        assert!(sum <= 2.0 * BUDGET, "{sum}");
     }
 
     #[test]
@@ -643,15 +879,24 @@ mod tests {
                 assert!(evidence.decide(&config).is_none());
             }
             evidence.rate(&config, &rating(1, 0.5));
-            assert_eq!(evidence.decide(&config).unwrap().passed, promoted);
+            let (check, is_limit) = evidence.decide(&config).unwrap();
+            assert_eq!((check.passed, is_limit), (promoted, true));
         }
     }
 
     #[test]
-    fn a_canary_without_ratings_is_not_promoted_at_its_limit() {
-        let config = CanaryConfig { max_seconds: 0, ..config() };
-        assert!(!evidence(&config).decide(&config).unwrap().passed);
-        let promote = CanaryConfig { on_limit: CanaryLimit::Promote, ..config };
-        assert!(evidence(&promote).decide(&promote).unwrap().passed);
+    fn an_undecided_canary_is_promoted_only_if_the_operator_wants_it() {
+        let at_limit = |on_limit, ratings: u64| {
+            let config = CanaryConfig { max_seconds: 0, on_limit, ..config() };
+            let mut evidence = evidence(&config);
+            for _ in 0..ratings {
+                evidence.rate(&config, &rating(1, 1.0));
+                evidence.rate(&config, &rating(2, 1.0));
+            }
+            evidence.decide(&config).unwrap().0.passed
+        };
+        assert!(!at_limit(CanaryConfig::default().on_limit, 9));
+        assert!(!at_limit(CanaryLimit::Estimate, 0) && at_limit(CanaryLimit::Estimate, 9));
+        assert!(at_limit(CanaryLimit::Promote, 0));
     }
 }

@@ -24,15 +24,16 @@ pub enum CanaryVerdict {
     Worse,
 }
 
+/// The wealth of several bets against "the mean is at most 0".
 #[derive(Clone, Debug, Default, PartialEq)]
-struct BettingWealth {
+pub struct BettingWealth {
     bets: Vec<f64>,
     logs: Vec<f64>,
 }
 
 impl BettingWealth {
     /// Bets from `smallest` on values of at least `least`, which is below 0.
-    fn new(smallest: f64, least: f64) -> Self {
+    pub fn new(smallest: f64, least: f64) -> Self {
         let largest = LARGEST / -least;
         let ratio = largest / smallest;
         #[expect(clippy::cast_precision_loss, reason = "a small index")]
@@ -40,13 +41,14 @@ impl BettingWealth {
         Self { bets: (0..BETS).map(bet).collect(), logs: vec![0.0; BETS] }
     }
 
-    fn observe(&mut self, value: f64) {
+    pub fn observe(&mut self, value: f64) {
         for (log, bet) in self.logs.iter_mut().zip(&self.bets) {
             *log += (bet * value).ln_1p();
         }
     }
 
-    fn log(&self) -> f64 {
+    /// Its natural logarithm, which is the evidence.
+    pub fn log(&self) -> f64 {
         let most = self.logs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = self.logs.iter().map(|log| (log - most).exp()).sum();
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
@@ -166,28 +168,30 @@ impl PairedArms {
     }
 }
 
+/// A fixed stream of numbers in [0, 1) (Steele et al. 2014, splitmix64).
+#[cfg(test)]
+pub struct Uniform(pub u64);
+
+#[cfg(test)]
+impl Uniform {
+    pub fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    pub fn thumb(&mut self, up: f64) -> f64 {
+        f64::from(u8::from(self.next() < up))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
 
     use super::*;
-
-    /// A fixed stream of numbers in [0, 1) (Steele et al. 2014, splitmix64).
-    struct Uniform(u64);
-
-    impl Uniform {
-        fn next(&mut self) -> f64 {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = self.0;
-            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-        }
-
-        fn thumb(&mut self, up: f64) -> f64 {
-            f64::from(u8::from(self.next() < up))
-        }
-    }
 
     /// Verdict and number of ratings of a canary with the share `share`.
     fn run(

@@ -67,9 +67,9 @@ impl ComparedPrompt {
 }
 
 impl Examiner {
-    /// At most `limit` prompts of the exam, else of the reservoir, else of the last step, which only measure
-    /// drift.
-    pub(super) fn prompts(
+    /// At most `limit` prompts of the exam, else of each graded route in the reservoir, else of the last step, which only
+    /// measure drift.
+    pub(in crate::policy) fn prompts(
         &self,
         limit: usize,
         version: PolicyVersion,
@@ -84,10 +84,9 @@ impl Examiner {
             let picked = (0..limit.min(count)).map(|i| self.exam[(first + i) % count].clone());
             return Ok(picked.collect());
         }
-        let graded: Vec<_> = self.routes.iter().filter(|route| route.has_graders()).collect();
         let mut prompts = Vec::new();
-        for route in &graded {
-            for interaction in self.store.held_out(&route.name, limit.div_ceil(graded.len()))? {
+        for route in self.routes.iter().filter(|route| route.has_graders()) {
+            for interaction in self.store.held_out(&route.name, limit)? {
                 prompts.push(self.prompt(interaction, true));
             }
         }
@@ -97,7 +96,6 @@ impl Examiner {
                 prompts.extend(self.trained_prompt(id)?);
             }
         }
-        prompts.truncate(limit);
         Ok(prompts)
     }
 

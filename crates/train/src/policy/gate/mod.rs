@@ -15,11 +15,11 @@ mod comparison;
 mod paired;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hone_core::types::{
-    FinishReason, PolicyCheck, PolicyVersion, SamplingParams, TokenId, VersionProbe,
+    FinishReason, PolicyCheck, PolicyRecord, PolicyVersion, SamplingParams, TokenId, VersionProbe,
 };
 use hone_engine::{Completion, GenerateRequest, Publisher};
 use hone_model::kernels::compute::Compute;
@@ -28,7 +28,7 @@ use hone_reward::Route;
 use super::config::GateConfig;
 use super::{Candidate, PolicyError, ScoredBy};
 use comparison::ComparedPrompt;
-use paired::MeanBounds;
+use paired::{BOUND_ERROR, MeanBounds};
 
 pub use comparison::{ExamPrompt, Examiner};
 
@@ -52,6 +52,9 @@ const MAX_TRUNCATED_RISE: f64 = 0.2;
 /// Largest fall of the mean of a part that rewards a format.
 const MAX_FORMAT_DROP: f64 = 0.1;
 
+/// Share of a bound of the KL from which on the log warns.
+const NEARLY: f64 = 0.8;
+
 /// Prompts on which the KL is measured, which needs forward passes. An exploded KL shows on any prompt.
 const KL_PROMPTS: usize = 8;
 
@@ -68,6 +71,8 @@ pub(super) struct Examination<'a> {
     pub version: PolicyVersion,
     /// The active version's PEFT directory; `None` is the base.
     pub active_adapter: Option<&'a Path>,
+    /// That of the anchor, which the whole run must stay near.
+    pub anchor_adapter: Option<&'a Path>,
     pub gate: &'a GateConfig,
 }
 
@@ -151,10 +156,12 @@ pub(super) async fn probe_difference(
     Ok(most)
 }
 
-/// Compares completions with the active version's: `drift/...` and `exam/...`, until one fails.
+/// Compares completions with the active version's: `drift/...` and `exam/...`, until one fails. The checks of `anchor`, its
+/// own measurements, get those that are missing and that the active version's completions give.
 pub(super) async fn compare(
     examination: &Examination<'_>,
     examiner: &Examiner,
+    anchor: &mut Anchor,
     checks: &mut Vec<PolicyCheck>,
 ) -> Result<(), PolicyError> {
     let gate = examination.gate;
@@ -170,7 +177,7 @@ pub(super) async fn compare(
             checks.push(checked("drift/samples", false, None, None, error.to_string()));
         }
         Ok(compared) => {
-            check_drift(examination, &compared, checks)?;
+            check_drift(examination, &compared, anchor, checks)?;
             if all_passed(checks) {
                 check_rewards(examiner, &compared, checks).await;
             }
@@ -181,6 +188,21 @@ pub(super) async fn compare(
 
 // How far the candidate's completions are from the active version's.
 
+/// The version from which a run's whole drift is measured: the newest pinned ancestor of the active version, or else the
+/// initial adapter, or else the base. Without it, bounds against the active version would compound.
+pub(super) struct Anchor {
+    pub record: PolicyRecord,
+    /// Its PEFT directory; `None` is the base.
+    pub adapter: Option<PathBuf>,
+    pub is_active: bool,
+}
+
+impl Anchor {
+    fn measured(&self, name: &str) -> Option<f64> {
+        self.record.checks.iter().find(|check| check.name == name)?.value
+    }
+}
+
 /// A property of a completion, and how far the candidate's exceeds the active version's.
 type Measure<'a> = (fn(&Completion) -> f64, &'a dyn Fn(f64, f64) -> f64);
 
@@ -188,13 +210,14 @@ type Measure<'a> = (fn(&Completion) -> f64, &'a dyn Fn(f64, f64) -> f64);
 fn check_drift(
     examination: &Examination<'_>,
     compared: &[ComparedPrompt],
+    anchor: &mut Anchor,
     checks: &mut Vec<PolicyCheck>,
 ) -> Result<(), PolicyError> {
     let gate = examination.gate;
-    let active = examination.active_adapter.map_or(ScoredBy::Base, ScoredBy::Adapter);
+    let scored_by = |adapter: Option<_>| adapter.map_or(ScoredBy::Base, ScoredBy::Adapter);
     for (name, bound, policy) in [
-        ("drift/kl_base", gate.max_kl, ScoredBy::Base),
-        ("drift/kl_active", gate.max_kl_active, active),
+        ("drift/kl_base", gate.max_kl, scored_by(examination.anchor_adapter)),
+        ("drift/kl_active", gate.max_kl_active, scored_by(examination.active_adapter)),
     ] {
         if bound == 0.0 {
             continue;
@@ -205,6 +228,13 @@ fn check_drift(
         if !all_passed(checks) {
             return Ok(());
         }
+        if kl > NEARLY * bound {
+            tracing::warn!(
+                check = name, kl, bound, anchor = %anchor.record.version,
+                "the bound is nearly reached, after which every version is rejected: pin a version that you have \
+                 evaluated, from which the drift is then measured"
+            );
+        }
     }
     // The mean of each surplus must not be above its limit.
     let conditions: [(&str, Measure<'_>, f64); 3] = [
@@ -212,15 +242,31 @@ fn check_drift(
         ("drift/length", (length, &|own, active| own - MAX_LENGTH_RATIO * active), LENGTH_SLACK),
         ("drift/truncated", (truncated, &|own, active| own - active), MAX_TRUNCATED_RISE),
     ];
-    for (name, (of, surplus), limit) in conditions {
+    for (name, (of, surplus_of), limit) in conditions {
         let measured: Vec<(f64, f64)> =
             compared.iter().map(|c| (of(&c.candidate), of(&c.active))).collect();
         let surplus: Vec<f64> =
-            measured.iter().map(|(own, active)| surplus(*own, *active)).collect();
-        let exceeds = MeanBounds::of(&surplus).is_some_and(|bounds| bounds.lower > limit);
+            measured.iter().map(|(own, active)| surplus_of(*own, *active)).collect();
+        let is_above = |surplus: &[f64]| {
+            MeanBounds::of(surplus, BOUND_ERROR).is_some_and(|bounds| bounds.lower > limit)
+        };
         let own = mean(measured.iter().map(|(own, _)| *own));
         let active = mean(measured.iter().map(|(_, active)| *active));
-        let detail = format!("{own:.3}, of the active version {active:.3}");
+        let mut detail = format!("{own:.3}, of the active version {active:.3}");
+        let mut exceeds = is_above(&surplus);
+        match anchor.measured(name) {
+            Some(first) => {
+                let from_anchor: Vec<f64> =
+                    measured.iter().map(|(own, _)| surplus_of(*own, first)).collect();
+                exceeds |= is_above(&from_anchor);
+                detail += &format!(", of version {} {first:.3}", anchor.record.version);
+            }
+            None if anchor.is_active => {
+                let detail = "measured with the first version after it".to_owned();
+                anchor.record.checks.push(checked(name, true, Some(active), None, detail));
+            }
+            None => {}
+        }
         checks.push(checked(name, !exceeds, Some(own), None, detail));
         if exceeds {
             break;
@@ -251,7 +297,7 @@ fn divergence(
     policy: ScoredBy<'_>,
 ) -> Result<f64, PolicyError> {
     let mut values = Vec::new();
-    for compared in compared.iter().take(KL_PROMPTS) {
+    for compared in compared.iter().step_by(compared.len().div_ceil(KL_PROMPTS).max(1)) {
         let sampled = compared.candidate.token_logprobs();
         let ids: Vec<_> = sampled.iter().map(|(id, _)| *id).collect();
         if ids.is_empty() {
@@ -299,18 +345,22 @@ async fn check_rewards(
         let detail = "skipped: no held-out prompt has a grader".to_owned();
         checks.push(checked("exam", true, None, None, detail));
     }
+    let count: usize = routes.values().map(|scores| scores.formats.len() + 1).sum();
+    // Together the checks reject an equal candidate as rarely as one would.
+    #[expect(clippy::cast_precision_loss, reason = "a small number")]
+    let error = BOUND_ERROR / count.max(1) as f64;
     for (route, scores) in routes {
         for (part, differences) in &scores.formats {
             let name = format!("drift/format/{part}");
-            if !not_below(checks, &name, differences, -MAX_FORMAT_DROP) {
+            if !not_below(checks, &name, differences, -MAX_FORMAT_DROP, error) {
                 return;
             }
         }
         let name = format!("exam/{route}");
-        if !not_below(checks, &name, &scores.totals, 0.0) {
+        if !not_below(checks, &name, &scores.totals, 0.0, error) {
             return;
         }
-        let mean = MeanBounds::of(&scores.own).map(|bounds| bounds.mean);
+        let mean = MeanBounds::of(&scores.own, BOUND_ERROR).map(|bounds| bounds.mean);
         if let (Some(check), Some(mean)) = (checks.last_mut(), mean) {
             check.detail += &format!("; its mean reward is {mean:.3}");
         }
@@ -344,9 +394,16 @@ async fn add_scores(
     }
 }
 
-/// Adds a check that fails if the mean difference is below `least` with confidence; returns whether it passed.
-fn not_below(checks: &mut Vec<PolicyCheck>, name: &str, differences: &[f64], least: f64) -> bool {
-    let Some(bounds) = MeanBounds::of(differences) else { return true };
+/// Adds a check that fails if the mean difference is below `least`, except with the probability `error`; returns whether
+/// it passed.
+fn not_below(
+    checks: &mut Vec<PolicyCheck>,
+    name: &str,
+    differences: &[f64],
+    least: f64,
+    error: f64,
+) -> bool {
+    let Some(bounds) = MeanBounds::of(differences, error) else { return true };
     let (low, high) = (bounds.lower, bounds.upper);
     let detail = format!(
         "difference to the active version, {low:+.3} to {high:+.3} on {} prompts",

@@ -1,14 +1,14 @@
 //! Confidence bounds of a mean, for differences of candidate and active version on the same prompts.
 
-/// Confidence of each bound, one-sided.
-const CONFIDENCE: f64 = 0.95;
+/// Probability that a bound is wrong, one-sided, unless several are checked.
+pub(super) const BOUND_ERROR: f64 = 0.05;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MeanBounds {
     pub mean: f64,
-    /// The mean is above this with [`CONFIDENCE`].
+    /// The mean is above this, except with the given probability.
     pub lower: f64,
-    /// The mean is below this with [`CONFIDENCE`].
+    /// The mean is below this, except with the given probability.
     pub upper: f64,
 }
 
@@ -16,25 +16,25 @@ impl MeanBounds {
     /// Student's bounds of the mean of independent values: `mean -+ t s / sqrt(n)`. `None` for fewer than two
     /// values, which have no deviation.
     #[expect(clippy::cast_precision_loss, reason = "an exam has a few hundred prompts")]
-    pub fn of(values: &[f64]) -> Option<Self> {
+    pub fn of(values: &[f64], error: f64) -> Option<Self> {
         if values.len() < 2 {
             return None;
         }
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count;
         let squares: f64 = values.iter().map(|x| (x - mean) * (x - mean)).sum();
-        let error = (squares / (count - 1.0) / count).sqrt();
-        let width = student_quantile(count - 1.0) * error;
+        let deviation = (squares / (count - 1.0) / count).sqrt();
+        let width = student_quantile(count - 1.0, error) * deviation;
         Some(Self { mean, lower: mean - width, upper: mean + width })
     }
 }
 
-/// The quantile of Student's distribution at [`CONFIDENCE`] with `n` degrees of freedom (Hill 1970, "Algorithm
+/// The quantile of Student's distribution at 1 - `error` with `n` degrees of freedom (Hill 1970, "Algorithm
 /// 396"), with the quantile of the normal distribution by Abramowitz & Stegun 1964, 26.2.23. The error is below
 /// 0.0012 up to 255 degrees of freedom.
-fn student_quantile(n: f64) -> f64 {
+fn student_quantile(n: f64, error: f64) -> f64 {
     // Both tails.
-    let p = 2.0 * (1.0 - CONFIDENCE);
+    let p = 2.0 * error;
     if n == 1.0 {
         return 1.0 / (p * std::f64::consts::FRAC_PI_2).tan();
     }
@@ -81,21 +81,21 @@ mod tests {
             (31.0, 1.696),
             (100.0, 1.660),
         ] {
-            let found = student_quantile(freedom);
+            let found = student_quantile(freedom, BOUND_ERROR);
             assert!((found - expected).abs() < 3e-3, "{freedom}: {found}");
         }
     }
 
     #[test]
     fn bounds_are_those_of_student() {
-        let bounds = MeanBounds::of(&[1.0, 2.0, 3.0, 4.0]).unwrap();
+        let bounds = MeanBounds::of(&[1.0, 2.0, 3.0, 4.0], BOUND_ERROR).unwrap();
         let width = 2.353 * (5.0_f64 / 3.0 / 4.0).sqrt();
         assert_eq!(bounds.mean, 2.5);
         assert!((bounds.upper - 2.5 - width).abs() < 2e-3, "{bounds:?}");
         assert!((bounds.upper + bounds.lower - 5.0).abs() < 1e-12, "{bounds:?}");
-        let equal = MeanBounds::of(&[0.3; 5]).unwrap();
+        let equal = MeanBounds::of(&[0.3; 5], BOUND_ERROR).unwrap();
         assert!((equal.lower - 0.3).abs() < 1e-12 && (equal.upper - 0.3).abs() < 1e-12);
-        assert_eq!(MeanBounds::of(&[1.0]), None);
-        assert!(MeanBounds::of(&[1.0, f64::NAN]).unwrap().upper.is_nan());
+        assert_eq!(MeanBounds::of(&[1.0], BOUND_ERROR), None);
+        assert!(MeanBounds::of(&[1.0, f64::NAN], BOUND_ERROR).unwrap().upper.is_nan());
     }
 }

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use hone_core::types::SamplingParams;
+use hone_core::types::{Sample, SamplingParams, now_ms};
 use hone_engine::Priority;
 use hone_store::AnswerCounts;
 
 use super::*;
 use crate::policy::CanaryConfig;
-use crate::testing::version_rating;
+use crate::testing::{rating, sample, version_rating};
 
 fn canary() -> PolicyConfig {
     let canary = CanaryConfig {
@@ -124,6 +124,18 @@ async fn a_suspended_canary_continues_after_a_restart() {
     let world = World::start(equal, 12, canary()).await;
     let publication = publish(&world);
     until("the canary begins", || world.policies.canary().is_some()).await;
+    // One rating of each version, which this process does not count.
+    for version in [0, 1] {
+        let id = InteractionId::new();
+        let sample = Sample { created: now_ms(), ..sample(id, version) };
+        let rated = vec![
+            Op::Interaction(Box::new(interaction(id, "chat", vec![1]))),
+            Op::Sample(Box::new(sample)),
+            rating(id, 1.0, None, now_ms()),
+        ];
+        world.store.commit(rated).await.unwrap();
+    }
+    let began = world.policies.canary_status().unwrap().stages[0];
     {
         let _suspension = world.policies.suspend();
         assert!(matches!(publication.await.unwrap(), PublishOutcome::Suspended));
@@ -135,6 +147,9 @@ async fn a_suspended_canary_continues_after_a_restart() {
     assert_eq!(world.policies.active(), PolicyVersion::BASE);
     let publication = publish(&world);
     until("the canary continues", || world.policies.canary() == Some(PolicyVersion(1))).await;
+    let status = world.policies.canary_status().unwrap();
+    assert_eq!((status.canary.ratings, status.active.ratings, status.stages[0]), (1, 1, began));
+    assert_eq!(status.mean, Some(0.0));
     users(&world, |_| 1.0).await;
     let PublishOutcome::Published(record) = publication.await.unwrap() else { panic!("rejected") };
     assert_eq!(record.version, PolicyVersion(1));

@@ -97,3 +97,60 @@ async fn without_prompts_the_comparison_is_skipped_and_recorded() {
     let skipped = record.checks.last().unwrap();
     assert!(skipped.passed && skipped.detail.starts_with("skipped"), "{skipped:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_drifts_do_not_add_up() {
+    let script = |_: &GenerateRequest, version: PolicyVersion| match version.0 {
+        0 => "a: yes".to_owned(),
+        1 => "a: yes and no".to_owned(),
+        _ => "a: yes and no, or maybe, or not at all".to_owned(),
+    };
+    let world = World::start(script, 12, config(|_| {})).await;
+    let first = world.published(FakeWeights::default()).await;
+    let check = world.rejection(FakeWeights::default()).await;
+    assert_eq!(check.name, "drift/length", "{check:?} after {:?}", first.checks);
+    assert!(check.detail.contains("of version 0 "), "{check:?}");
+    // An operator who is content with the first version makes it the anchor.
+    world.policies.pin(PolicyVersion(1), true).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drift_is_measured_from_the_initial_adapter() {
+    let world = World::start(equal, 12, config(|_| {})).await;
+    let far = FakeWeights { base: 4.0, active: 4.0, ..Default::default() };
+    let adapter = world.policies.publish(&far, PolicyVersion::BASE, 0, BTreeMap::new()).await;
+    assert!(matches!(adapter, Ok(PublishOutcome::Published(_))), "{adapter:?}");
+    let near = FakeWeights { base: 4.0, ..Default::default() };
+    world.published(near).await;
+    let far = FakeWeights { active: 4.0, ..near };
+    assert_eq!(world.rejection(far).await.name, "drift/kl_base");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_graded_route_has_prompts_of_its_own() {
+    let world = World::start(equal, 0, config(|_| {})).await;
+    let names: Vec<String> = (0..20).map(|n| format!("route-{n}")).collect();
+    let mut toml = String::new();
+    for name in &names {
+        toml += &format!(
+            "[[route]]\nname = \"{name}\"\nreward = [{{ name = \"right\", kind = \"regex\", pattern = \"yes\" }}]\n"
+        );
+        for n in 0..3 {
+            let prompt = interaction(InteractionId::new(), name, vec![1, n]);
+            let prompt = Interaction { held_out: true, ..prompt };
+            world.store.commit(vec![Op::Interaction(Box::new(prompt))]).await.unwrap();
+        }
+    }
+    let examiner = Examiner {
+        engine: world.engine.clone(),
+        routes: Arc::new(routes(&toml)),
+        store: world.store.clone(),
+        temperature: 1.0,
+        max_tokens: 24,
+        exam: Vec::new(),
+        format_parts: Vec::new(),
+    };
+    let prompts = examiner.prompts(2, PolicyVersion(1)).unwrap();
+    let of = |name: &String| prompts.iter().filter(|p| p.interaction.route == *name).count();
+    assert!(names.iter().all(|name| of(name) == 2));
+}

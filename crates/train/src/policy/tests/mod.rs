@@ -75,6 +75,9 @@ name = "format"
 kind = "regex"
 pattern = ":"
 weight = 0.001
+[[route.reward]]
+name = "stars"
+kind = "feedback"
 "#;
 
 struct World {
@@ -140,6 +143,7 @@ impl World {
             data_dir: dir.path().to_owned(),
             probe_prompt: vec![1, 2],
             examiner: Some(examiner),
+            raters: 0,
             authority: None,
         });
         let policies = Arc::new(policies.await.unwrap());

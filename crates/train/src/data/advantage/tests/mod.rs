@@ -19,7 +19,8 @@ fn part(name: &str, weight: f64, values: &[Option<f64>]) -> PartRewards {
 
 fn group(parts: Vec<PartRewards>) -> GroupRewards {
     let members = parts[0].values.len();
-    GroupRewards { route: "default".to_owned(), members, parts, conversations: Vec::new() }
+    let route = "default".to_owned();
+    GroupRewards { route, members, parts, conversations: Vec::new(), is_rated: false }
 }
 
 fn graded(values: &[f64]) -> GroupRewards {

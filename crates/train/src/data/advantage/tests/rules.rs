@@ -97,6 +97,34 @@ fn the_sum_covers_the_parts_that_all_members_have() {
     assert_near(run(&[capped], &config).values[0][0].unwrap(), 0.25 * gain);
 }
 
+/// A judge that fails once must not replace the comparison within the group by the difficulty of the prompt.
+#[test]
+fn a_part_that_a_member_lacks_is_compared_among_the_others() {
+    let config = |reward_aggregation| TrainConfig { reward_aggregation, ..TrainConfig::default() };
+    let mut judged = [Some(0.8); 8];
+    judged[3] = None;
+    for config in [
+        config(RewardAggregation::SumThenNormalize),
+        config(RewardAggregation::NormalizeThenSum),
+        config(RewardAggregation::Gdpo),
+    ] {
+        let mut baselines = Baselines::new(100.0);
+        let past: Vec<_> =
+            [0.3, 0.7, 0.5].map(|x| group(vec![part("judge", 1.0, &[Some(x)])])).into();
+        baselines.advantages(&past, &config);
+        let groups = [group(vec![part("judge", 1.0, &judged), part("form", 1.0, &[Some(1.0); 8])])];
+        let out = baselines.advantages(&groups, &config);
+        assert_eq!((&out.values[0], out.running_count), (&vec![Some(0.0); 8], 0));
+        // The member without a value has the mean of the others.
+        let mut values = judged;
+        values[0] = Some(0.1);
+        let groups = [group(vec![part("judge", 1.0, &values), part("form", 1.0, &[Some(1.0); 8])])];
+        let out = baselines.advantages(&groups, &config);
+        let advantage = |member: usize| out.values[0][member].unwrap();
+        assert!(advantage(0) < -1.0 && advantage(1) > 0.1 && advantage(3).abs() < 1e-12);
+    }
+}
+
 #[test]
 fn a_small_deduction_does_not_outweigh_a_right_answer() {
     let right = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0].map(Some);

@@ -1,6 +1,6 @@
 //! Running baselines: their divisor, a stationary stream, and what decays.
 
-use super::{assert_near, lone, scaled};
+use super::{assert_near, group, lone, part, scaled};
 use crate::config::AdvantageScale;
 use crate::data::advantage::{Baselines, GroupRewards, Moments};
 
@@ -41,6 +41,27 @@ fn stars_are_divided_by_half_of_their_range() {
     let baselines = after(&stars);
     for x in [1.0, 2.0, 3.0, 4.0, 5.0] {
         assert_near(next(&mut baselines.clone(), x), (x - mean) / (2.0 + 1e-4));
+    }
+}
+
+/// A rating counts alike alone and beside another answer to the same prompt, and so does the part's weight.
+#[test]
+fn ratings_of_one_prompt_are_compared_by_the_divisor_of_single_ones() {
+    for weight in [0.1, 2.0] {
+        let rated = |values: &[f64]| {
+            let values: Vec<_> = values.iter().copied().map(Some).collect();
+            GroupRewards { is_rated: true, ..group(vec![part("thumbs", weight, &values)]) }
+        };
+        let baselines = after(&[[0.0; 50], [1.0; 50]].concat());
+        let run = |groups: &[GroupRewards]| {
+            baselines.clone().advantages(groups, &scaled(AdvantageScale::Group)).values
+        };
+        let alone = run(&[rated(&[0.0])])[0][0].unwrap();
+        let found = run(&[rated(&[0.0, 1.0])]).remove(0);
+        assert!((found[0].unwrap() / alone - 2.0).abs() < 0.1, "{found:?} {alone}");
+        assert!((alone + weight).abs() < 0.05 * weight, "{alone}");
+        // The difficulty of a prompt cancels.
+        assert_eq!(run(&[rated(&[0.0, 0.0])])[0], [Some(0.0); 2]);
     }
 }
 

@@ -28,7 +28,7 @@ async fn enough_ready_groups_make_a_step_and_a_version() {
     world.wait_for_version(1).await;
     assert!(world.all_are(&[first, second], &GroupState::Trained(1)));
     let step = world.last_step();
-    assert_eq!((step.step, step.groups), (1, vec![first, second]));
+    assert_eq!((step.step, step.groups), (1, vec![second, first]));
     assert!((step.metrics["reward_mean"] - 0.5).abs() < 1e-9);
     assert_eq!(world.metrics.feedback_to_policy.get_sample_count(), 4);
     world.stop().await;
@@ -39,12 +39,12 @@ async fn a_step_with_a_long_shard_waits_for_the_publication() {
     let world = World::fresh(|config| config.max_tokens = 400).await;
     let handle = world.pause().await;
     world.publisher.staging.forget_permits(Semaphore::MAX_PERMITS);
-    let short = world.batch(0).await;
     let mut long = Vec::new();
     for token in [7, 8] {
         // The usual shards of this model have 256 tokens.
         long.push(world.group_of(vec![1; 300], token, 0, [0.0, 1.0]).await);
     }
+    let short = world.batch(0).await;
     handle.resume().unwrap();
     world.until("staging", |w| w.publisher.requested.load(Ordering::Acquire) > 0).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -91,7 +91,7 @@ async fn a_pause_takes_effect_before_further_ready_steps() {
     world.publisher.staging.add_permits(1000);
     world.wait_for_state(TrainState::Paused).await;
     assert_eq!(world.last_step().step, 2);
-    assert_eq!(world.state(groups[3]), GroupState::Trained(2));
+    assert_eq!(world.state(groups[0]), GroupState::Trained(2));
     world.stop().await;
 }
 
@@ -122,9 +122,11 @@ async fn a_paused_trainer_steps_only_on_request() {
 async fn stale_and_invalid_groups_are_dropped_with_the_reason() {
     let world = World::fresh(|_| {}).await;
     world.train_versions(3).await;
+    let handle = world.pause().await;
+    let [good, better] = world.batch(3).await;
     let stale = world.group(4, 0).await;
     let invalid = world.group(1_000_000, 3).await;
-    let [good, better] = world.batch(3).await;
+    handle.resume().unwrap();
     world.wait_for_version(4).await;
     assert_eq!(world.state(stale), GroupState::Dropped("stale".to_owned()));
     assert_eq!(world.state(invalid), GroupState::Dropped("invalid".to_owned()));

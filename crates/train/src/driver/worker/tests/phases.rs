@@ -12,12 +12,12 @@ use tokio::sync::Semaphore;
 use hone_core::types::{GroupId, GroupState, PolicyState, PolicyVersion};
 
 use super::world::{Parts, every_step, record_group};
-use crate::config::{TrainConfig, ZeroVariance};
+use crate::config::{LossKind, TrainConfig, ZeroVariance};
 use crate::driver::report::StatusCell;
 use crate::driver::trainer::{SETTLE_TIME, TrainPhase, Trainer, replayable};
 use crate::driver::{StepGate, ThreadPools, TrainState};
 use crate::learning::checkpoint::step_dir;
-use crate::policy::PolicyConfig;
+use crate::policy::{PolicyConfig, Promotion};
 
 /// A trainer without its thread. Every staging waits for a permit.
 struct Stepper<'a> {
@@ -214,10 +214,10 @@ fn a_rejected_version_undoes_the_step_after_it_and_its_groups_are_trained_on_aga
         assert!(trainer.all_are(&groups, &GroupState::Ready));
         trainer.moves_to("publishing");
         trainer.ends_in("idle");
-        assert!(trainer.all_are(&groups[..2], &GroupState::Trained(2)));
+        assert!(trainer.all_are(&groups[2..], &GroupState::Trained(2)));
         trainer.moves_to("publishing");
         trainer.ends_in("idle");
-        assert!(trainer.all_are(&groups[2..], &GroupState::Trained(3)));
+        assert!(trainer.all_are(&groups[..2], &GroupState::Trained(3)));
         let rejected = (1, 0, PolicyState::Rejected);
         let expected = [rejected, (2, 0, PolicyState::Retired), (3, 2, PolicyState::Active)];
         assert_eq!(trainer.versions(), expected);
@@ -394,4 +394,31 @@ fn batches_of_equal_rewards_are_dropped_and_counted_and_change_no_phase() {
 fn the_newest_fifty_steps_may_be_replayed() {
     assert!(replayable(0).is_empty());
     assert_eq!([3, 50, 51].map(replayable), [1..=3, 1..=50, 2..=51]);
+}
+
+/// A canary takes more ratings than its version was trained on: the next version learns from what waits.
+#[test]
+fn a_version_waits_for_the_steps_of_a_backlog() {
+    let policy = PolicyConfig { promotion: Promotion::Canary, ..every_step() };
+    let dir = tempfile::tempdir().unwrap();
+    stepped_in(
+        dir.path(),
+        policy,
+        // Without a ratio to clip: the recorded log-probabilities are far from the policy.
+        |config| config.loss = LossKind::Reinforce.into(),
+        |trainer| {
+            let batches = [(); 6].map(|()| trainer.batch(0, [0.0, 1.0]));
+            // At most four times `policy.publish_every`, the newest ratings first.
+            for step in 1..=3 {
+                trainer.moves_to("idle");
+                assert_eq!(trainer.steps(), step);
+            }
+            trainer.moves_to("publishing");
+            assert_eq!(trainer.steps(), 4);
+            assert!(trainer.all_are(&batches[5], &GroupState::Trained(1)));
+            assert!(trainer.all_are(&batches[1], &GroupState::Ready));
+            assert!(trainer.parts.metrics.train.oldest_waiting.get() > 0.0);
+            trainer.publication_ends();
+        },
+    );
 }

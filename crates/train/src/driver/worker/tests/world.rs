@@ -169,6 +169,7 @@ impl Parts {
             data_dir: dir.to_owned(),
             probe_prompt: vec![1, 2],
             examiner: None,
+            raters: 0,
             authority: None,
         });
         let policies = Arc::new(policies.await.unwrap());

@@ -300,6 +300,7 @@ fn a_late_sample_counts_by_the_truncated_weight_of_its_sequence() {
         let mut samples = recorded(&learner, 3);
         let mut scaled = samples.clone();
         assert_eq!((samples[2].ids.len(), samples[4].ids.len()), (4, 7));
+        (samples[2].advantage, scaled[2].advantage) = (-1.0, -1.0);
         // One has become less probable; the other is more probable, which counts no more.
         age(&mut samples[2], -0.5);
         age(&mut samples[4], 0.5);
@@ -315,6 +316,7 @@ fn a_late_sample_counts_by_the_truncated_weight_of_its_sequence() {
 fn a_sample_far_from_the_policy_is_left_out() {
     let (mut learner, mut other) = (tiny_learner(&tiny_config()), tiny_learner(&tiny_config()));
     let mut samples = recorded(&learner, 3);
+    samples.iter_mut().for_each(|sample| sample.advantage = -sample.advantage.abs());
     age(&mut samples[2], -2.0);
     let stats = learner.step(&samples, 9, 16).unwrap();
     assert_eq!((stats.faded, stats.refused), (vec![2], Vec::new()));
@@ -329,6 +331,20 @@ fn a_sample_far_from_the_policy_is_left_out() {
     }
     let stats = learner.step(&samples, 9, 16).unwrap();
     assert_eq!((stats.faded.len(), stats.skipped.is_some()), (9, true));
+}
+
+/// The policy has moved away from an answer that a user then likes.
+#[test]
+fn a_liked_answer_that_became_rare_is_learned_again() {
+    let mut learner = tiny_learner(&TrainConfig { beta: 0.0, ..tiny_config() });
+    let mut sample = recorded(&learner, 3).swap_remove(4);
+    sample.advantage = 1.0;
+    age(&mut sample, -2.0);
+    let before: f32 = score(&learner, &sample).iter().sum();
+    let stats = learner.step(std::slice::from_ref(&sample), 9, 16).unwrap();
+    assert_eq!(stats.faded, Vec::<usize>::new());
+    let after: f32 = score(&learner, &sample).iter().sum();
+    assert!(after > before + 0.01, "{before} {after}");
 }
 
 fn correction(prompt: &[u32], ids: &[u32]) -> TrainSample {

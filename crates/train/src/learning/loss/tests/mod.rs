@@ -224,7 +224,10 @@ fn weights_are_the_published_normalizers() {
 fn weight(count: usize, change: f64) -> f64 {
     let recorded: Vec<f64> = (0..count).map(|t| -1.0 - (t % 3) as f64).collect();
     let old: Vec<f64> = recorded.iter().map(|r| r + change).collect();
-    late_weight(&old, &recorded)
+    let liked = late_weight(&old, &recorded, 1.0);
+    let weight = late_weight(&old, &recorded, -1.0);
+    assert_eq!(liked, weight.max(0.3), "a liked completion that became rare is still learned");
+    weight
 }
 
 #[test]
