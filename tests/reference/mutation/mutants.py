@@ -38,7 +38,7 @@ TRAIN = [("hone-train", "")]
 AREAS = {
     "loss": (["crates/train/src/learning/loss"], [("hone-train", "learning::loss")] + TRAIN),
     "advantages": (["crates/train/src/data/advantage"], [("hone-train", "data::")] + TRAIN),
-    "packing": (["crates/train/src/data/packing.rs"], [("hone-train", "learning::f")] + TRAIN),
+    "packing": (["crates/train/src/data/packing/mod.rs"], [("hone-train", "learning::f")] + TRAIN),
     "batch selection": (
         ["crates/train/src/data/batch_builder", "crates/train/src/data/feedback_cap.rs"],
         [("hone-train", "data::")] + TRAIN,

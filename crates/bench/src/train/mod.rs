@@ -12,7 +12,7 @@ use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::kernels::compute::Compute;
 use hone_train::config::{PeakRate, Recompute, TrainConfig};
 use hone_train::memory::BaseMemory;
-use hone_train::{Learner, MemoryPlan, StepTiming};
+use hone_train::{Learner, MemoryPlan, StepTiming, TrainSample};
 
 use super::measure::{Seconds, machine_load, threads_or_cores, timed};
 use hone_config::flags::compute;
@@ -38,6 +38,10 @@ pub struct TrainBenchOptions {
     /// Tokens per prompt [default: 20 for the embedded model, else 64]
     #[arg(long, value_name = "N")]
     pub prompt: Option<usize>,
+    /// Tokens that all prompts begin with. If above 0, steps on prompts of the same lengths without a common
+    /// beginning are measured too
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub common: usize,
     /// Mean tokens per completion [default: 24 for the embedded model, else 448]
     #[arg(long, value_name = "N")]
     pub completion: Option<usize>,
@@ -46,7 +50,7 @@ pub struct TrainBenchOptions {
     #[arg(long, value_name = "SHARE")]
     pub spread: Option<f64>,
     /// Read the samples from a JSON file: {"samples": [{prompt, completion, advantage, logprobs?}]}
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["groups", "group_size", "prompt", "completion", "spread"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["groups", "group_size", "prompt", "common", "completion", "spread"])]
     pub data: Option<PathBuf>,
     /// Rank of the adapter on all linear layers
     #[arg(long, value_name = "R", default_value_t = 16)]
@@ -80,6 +84,7 @@ impl TrainBenchOptions {
             groups: self.groups.unwrap_or(groups),
             group_size: self.group_size.unwrap_or(8),
             prompt: self.prompt.unwrap_or(prompt),
+            common: self.common,
             completion: self.completion.unwrap_or(completion),
             spread: self.spread.unwrap_or(spread),
         }
@@ -125,35 +130,62 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         None => Data::random(&options.shape(), spec.vocab_size),
     };
     let samples = data.samples(&learner)?;
+    let separate = match options.common {
+        0 => Vec::new(),
+        _ => {
+            // As where the memory permits any shard.
+            learner.set_longest_shard(usize::MAX);
+            let shape = Workload { common: 0, ..options.shape() };
+            Data::random(&shape, spec.vocab_size).samples(&learner)?
+        }
+    };
     let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
     // Excludes the memory of loading.
     memory::reset_peak();
-    // The duration, its parts, the tokens with a loss, and those per computed token.
-    let mut step = || -> anyhow::Result<(Seconds, StepTiming, [f64; 2])> {
-        let (stats, seconds) = timed(|| learner.step(&samples, 1, longest));
-        let stats = stats?;
-        if let Some(reason) = stats.skipped {
-            anyhow::bail!("a step was skipped: {reason}");
-        }
-        let metric = |name| stats.metrics.get(name).copied().unwrap_or_default();
-        Ok((seconds, learner.timing(), ["tokens", "loss_token_fraction"].map(metric)))
-    };
+    // The duration, its parts, and the computed tokens with the tokens that have a loss for each.
+    let mut step =
+        |samples: &[TrainSample]| -> anyhow::Result<(Seconds, StepTiming, (usize, f64))> {
+            let (stats, seconds) = timed(|| learner.step(samples, 1, longest));
+            let stats = stats?;
+            if let Some(reason) = stats.skipped {
+                anyhow::bail!("a step was skipped: {reason}");
+            }
+            let metric = |name| stats.metrics.get(name).copied().unwrap_or_default();
+            let (loss, fraction) = (metric("tokens"), metric("loss_token_fraction"));
+            let computed = if fraction > 0.0 { (loss / fraction).round() as usize } else { 0 };
+            Ok((seconds, learner.timing(), (computed, fraction)))
+        };
     for _ in 0..WARM_UP {
-        step()?;
+        step(&samples)?;
     }
     let peak_bytes = memory::peak_resident();
-    let steps = (0..options.steps.max(1)).map(|_| step()).collect::<anyhow::Result<Vec<_>>>()?;
+    let (mut steps, mut others) = (Vec::new(), Vec::new());
+    // In turn, so that other load disturbs both alike.
+    for _ in 0..options.steps.max(1) {
+        steps.push(step(&samples)?);
+        if !separate.is_empty() {
+            others.push(step(&separate)?);
+        }
+    }
     let dir = tempfile::tempdir()?;
     let snapshot = learner.snapshot()?;
     let (written, publish) = timed(|| snapshot.write(&dir.path().join("adapter"), "bench"));
     written?;
-    let fastest = steps.iter().min_by(|a, b| a.0.wall.total_cmp(&b.0.wall));
-    let Some(&(Seconds { wall, .. }, split, [loss, fraction])) = fastest else {
+    let fastest = |steps: &[(Seconds, _, _)]| {
+        steps.iter().min_by(|a, b| a.0.wall.total_cmp(&b.0.wall)).copied()
+    };
+    let Some((Seconds { wall, .. }, split, (computed_tokens, fraction))) = fastest(&steps) else {
         anyhow::bail!("no step was timed")
     };
+    let separate = fastest(&others).map(|(seconds, _, (computed_tokens, _))| {
+        json!({
+            "computed_tokens": computed_tokens,
+            "step_seconds": seconds.wall,
+            "ratio": wall / seconds.wall,
+        })
+    });
     let processor = steps.iter().map(|(took, ..)| took.processor).fold(f64::INFINITY, f64::min);
     let durations: Vec<Seconds> = steps.iter().map(|(took, ..)| *took).collect();
-    let computed_tokens = if fraction > 0.0 { (loss / fraction).round() as usize } else { 0 };
     let tokens: usize = samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum();
     let rates = [tokens, computed_tokens].map(|count| count as f64 / wall);
     let (files, _folder) = options.model.open()?;
@@ -174,6 +206,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         "step_seconds": wall,
         "step_processor_seconds": processor,
         "split": split,
+        "without_common_prefix": separate,
         "publish_seconds": publish.wall,
         "peak_bytes": peak_bytes,
         "start_bytes": start_bytes,
@@ -208,6 +241,16 @@ mod tests {
         assert!(parts.iter().all(|part| *part > 0.0), "{report}");
         assert!(parts.iter().sum::<f64>() <= number("/step_seconds"), "{report}");
         assert!(number("/computed_tokens") < number("/tokens"));
+    }
+
+    #[test]
+    fn a_common_prefix_is_compared_with_prompts_that_have_none() {
+        let flags = "--groups 8 --group-size 1 --prompt 30 --common 25 --completion 4 --spread 0";
+        let report = measured(&format!("{flags} --steps 1"));
+        assert_eq!(report["computed_tokens"], 25 + 8 * (5 + 4 - 1));
+        assert_eq!(report["without_common_prefix"]["computed_tokens"], 8 * (30 + 4 - 1));
+        assert!(report["without_common_prefix"]["ratio"].as_f64().unwrap() > 0.0);
+        assert!(measured(SMALL)["without_common_prefix"].is_null());
     }
 
     #[test]

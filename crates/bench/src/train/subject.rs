@@ -118,6 +118,8 @@ pub struct Workload {
     pub groups: usize,
     pub group_size: usize,
     pub prompt: usize,
+    /// Tokens that all prompts begin with.
+    pub common: usize,
     /// Mean tokens of a completion.
     pub completion: usize,
     /// Lengths are uniform within this share of `completion`.
@@ -150,20 +152,27 @@ impl Data {
         serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))
     }
 
-    /// Random tokens with advantages of mean 0 and deviation 1 in every group.
+    /// Random tokens with advantages of mean 0 and deviation 1 in every group, or of all if a group is one
+    /// completion.
     pub fn random(shape: &Workload, vocab: usize) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(TOKENS_SEED);
         let ids = |rng: &mut ChaCha8Rng, count: usize| -> Vec<u32> {
             (0..count).map(|_| rng.random_range(0..vocab.max(1) as u32)).collect()
         };
         let mut samples = Vec::new();
-        for _ in 0..shape.groups {
-            let prompt = ids(&mut rng, shape.prompt.max(1));
+        let common = ids(&mut rng, shape.common);
+        let own = shape.prompt.saturating_sub(shape.common).max(1);
+        for group in 0..shape.groups {
+            let prompt = [common.as_slice(), &ids(&mut rng, own)].concat();
             for member in 0..shape.group_size {
                 let factor = 1.0 + shape.spread * rng.random_range(-1.0..=1.0);
                 let length = (shape.completion as f64 * factor).round().max(1.0) as usize;
                 let completion = ids(&mut rng, length);
-                let advantage = advantage(member, shape.group_size);
+                // As in a batch of ratings, answers to different prompts are compared.
+                let advantage = match shape.group_size {
+                    1 => advantage(group, shape.groups),
+                    size => advantage(member, size),
+                };
                 let logprobs = Vec::new();
                 samples.push(Row { prompt: prompt.clone(), completion, advantage, logprobs });
             }
@@ -209,7 +218,14 @@ mod tests {
 
     #[test]
     fn random_groups_have_the_requested_shape() {
-        let shape = Workload { groups: 3, group_size: 4, prompt: 7, completion: 20, spread: 0.5 };
+        let shape = Workload {
+            groups: 3,
+            group_size: 4,
+            prompt: 7,
+            common: 5,
+            completion: 20,
+            spread: 0.5,
+        };
         let data = Data::random(&shape, 50);
         assert_eq!(data.samples.len(), 12);
         for group in data.samples.chunks(4) {
@@ -218,6 +234,9 @@ mod tests {
             let square: f64 = group.iter().map(|row| row.advantage.powi(2)).sum();
             assert!(sum.abs() < 1e-12 && (square - 4.0).abs() < 1e-12, "{sum} {square}");
         }
+        let first = &data.samples[0].prompt;
+        assert!(data.samples.iter().all(|row| row.prompt[..5] == first[..5]));
+        assert_ne!(data.samples[4].prompt, *first);
         assert!(data.samples.iter().all(|row| (10..=30).contains(&row.completion.len())));
         assert_eq!(data, Data::random(&shape, 50));
     }

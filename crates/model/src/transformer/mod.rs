@@ -5,9 +5,9 @@
 //! trained.
 //!
 //! Sequences are packed end to end without padding, and sequences with the same beginning may share
-//! it ([`Segments`]). [`Model::forward_saving`] and [`Model::backward`] go layer by layer, so that a
-//! layer's activations can be recomputed instead of kept. A frozen base on the CPU uses fused kernels,
-//! which this needs; otherwise a forward pass is a candle graph.
+//! it, over any number of levels ([`Segments`]). [`Model::forward_saving`] and [`Model::backward`] go
+//! layer by layer, so that a layer's activations can be recomputed instead of kept. A frozen base on the
+//! CPU uses fused kernels, which this needs; otherwise a forward pass is a candle graph.
 
 mod attention;
 mod block;
@@ -23,80 +23,93 @@ pub use block::Block;
 pub use head::{head_packed_values, head_upcast_values, logits_in_memory};
 pub use model::{Model, SavedActivations};
 
-// Sequences packed end to end without padding, with shared prompts.
+// Sequences packed end to end without padding, as trees of common prefixes.
 
-/// Consecutive tokens of one sequence, or of one branch of it.
+/// Consecutive tokens of one sequence, or of all sequences that have them in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Index of its first token.
     pub start: usize,
     /// Tokens; may be 0.
     pub len: usize,
-    /// Index of the segment that it continues: its tokens attend to all of that segment, and their
-    /// positions continue from there.
+    /// Index of the segment that it continues: its tokens attend to all of that segment and to
+    /// everything that one continues, and their positions continue from there.
     pub prefix: Option<usize>,
 }
 
-/// A prefix and the segments that continue it: consecutive tokens that attend to no others.
+/// A segment with the tokens before it in its sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct PrefixGroup {
-    pub start: usize,
-    pub len: usize,
-    /// Tokens of the prefix, the first ones of the group.
-    pub prefix: usize,
-    /// `(start, len)` of the branches.
-    branches: Vec<(usize, usize)>,
+struct Branch {
+    /// `(start, len)` of the segments that it continues, from the first tokens of its sequences on; none
+    /// is empty.
+    prefixes: Vec<(usize, usize)>,
+    /// Tokens of those segments, which is the position of the first token of this one.
+    position: usize,
+    start: usize,
+    len: usize,
 }
 
-impl PrefixGroup {
-    /// The prefix, then the branches: `(tokens of the prefix before it, start, len)`.
-    pub fn segments(&self) -> impl Iterator<Item = (usize, usize, usize)> {
-        let branches = self.branches.iter().map(|(start, len)| (self.prefix, *start, *len));
-        std::iter::once((0, self.start, self.prefix)).chain(branches)
-    }
+/// A segment without a prefix and all that continue it: consecutive tokens that attend to no others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PrefixTree {
+    start: usize,
+    len: usize,
+    /// In the order of their tokens.
+    branches: Vec<Branch>,
 }
 
 /// The segments of one forward pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segments {
     tokens: usize,
-    groups: Vec<PrefixGroup>,
+    trees: Vec<PrefixTree>,
 }
 
 impl Segments {
-    /// Segments from a table: they are adjacent, and every branch follows its prefix or another branch
-    /// of it.
+    /// Segments from a table: they are adjacent, and between a segment and its prefix there are only
+    /// segments of the same tree.
     ///
     /// # Errors
     /// If the table breaks these rules.
     pub fn new(table: &[Segment]) -> Result<Self> {
-        let mut groups: Vec<(usize, PrefixGroup)> = Vec::new();
-        let mut tokens = 0;
-        for (index, segment) in table.iter().enumerate() {
-            if segment.start != tokens {
-                candle_core::bail!("segment {index} starts at {}, not {tokens}", segment.start);
+        let mut trees: Vec<PrefixTree> = Vec::new();
+        // Index of the segment that begins the last tree.
+        let (mut tokens, mut root) = (0, 0);
+        for (index, &Segment { start, len, prefix }) in table.iter().enumerate() {
+            if start != tokens {
+                candle_core::bail!("segment {index} starts at {start}, not {tokens}");
             }
-            tokens += segment.len;
-            match (segment.prefix, groups.last_mut()) {
-                (None, _) => {
-                    let (start, len) = (segment.start, segment.len);
-                    let group = PrefixGroup { start, len, prefix: len, branches: Vec::new() };
-                    groups.push((index, group));
-                }
-                (Some(prefix), Some((root, group))) if prefix == *root => {
-                    group.len += segment.len;
-                    group.branches.push((segment.start, segment.len));
-                }
-                _ => candle_core::bail!("segment {index} does not follow its prefix"),
+            tokens += len;
+            let Some(prefix) = prefix else {
+                let branch = Branch { prefixes: Vec::new(), position: 0, start, len };
+                trees.push(PrefixTree { start, len, branches: vec![branch] });
+                root = index;
+                continue;
+            };
+            let before =
+                trees.last().and_then(|t| t.branches.get(prefix.checked_sub(root)?)).cloned();
+            let (Some(mut branch), Some(tree)) = (before, trees.last_mut()) else {
+                candle_core::bail!("segment {index} does not follow its prefix");
+            };
+            if branch.len > 0 {
+                branch.prefixes.push((branch.start, branch.len));
             }
+            branch.position += branch.len;
+            (branch.start, branch.len) = (start, len);
+            tree.branches.push(branch);
+            tree.len += len;
         }
-        Ok(Self { tokens, groups: groups.into_iter().map(|(_, group)| group).collect() })
+        Ok(Self { tokens, trees })
     }
 
     /// `batch` sequences of `len` tokens each, which share no prefix.
     pub fn batch(batch: usize, len: usize) -> Self {
-        let group = |b| PrefixGroup { start: b * len, len, prefix: len, branches: Vec::new() };
-        Self { tokens: batch * len, groups: (0..batch).map(group).collect() }
+        let tree = |b| {
+            let (start, prefixes) = (b * len, Vec::new());
+            let branches = vec![Branch { prefixes, position: 0, start, len }];
+            PrefixTree { start, len, branches }
+        };
+        Self { tokens: batch * len, trees: (0..batch).map(tree).collect() }
     }
 
     /// Tokens of all segments.
@@ -104,14 +117,17 @@ impl Segments {
         self.tokens
     }
 
-    fn groups(&self) -> &[PrefixGroup] {
-        &self.groups
+    fn trees(&self) -> &[PrefixTree] {
+        &self.trees
+    }
+
+    fn branches(&self) -> impl Iterator<Item = &Branch> {
+        self.trees.iter().flat_map(|tree| &tree.branches)
     }
 
     /// The position of every token in its sequence.
     fn positions(&self) -> Vec<usize> {
-        let segments = self.groups.iter().flat_map(PrefixGroup::segments);
-        segments.flat_map(|(before, _, len)| before..before + len).collect()
+        self.branches().flat_map(|branch| branch.position..branch.position + branch.len).collect()
     }
 }
 

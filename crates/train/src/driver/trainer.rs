@@ -10,7 +10,7 @@ use tracing::field::Empty;
 use tracing::{Span, info_span};
 
 use hone_core::metrics::SPANS;
-use hone_core::types::{GroupId, PolicyVersion, StepRecord, UnixMillis, now_ms};
+use hone_core::types::{GroupId, PolicyVersion, StepRecord, TokenId, UnixMillis, now_ms};
 use hone_store::Op;
 
 use super::progress::{AttemptMarker, Hold, Marker, PreparedBatch, StepAttempt, TrainProgress};
@@ -18,8 +18,8 @@ use super::publication::Publication;
 use super::report::{self, SkipLog, SkippedBatch, StatusCell, TrainState};
 use super::{StepGate, StepReply, ThreadPools, TrainCommand, TrainSetup};
 use super::{TrainError, TrainFailure};
-use crate::data::batch_builder::{BatchCorrection, BatchGroup, STALE, TrainBatch, VersionAges};
-use crate::data::{batch_builder, draw_replayed, feedback_cap};
+use crate::data::batch_builder::{BatchGroup, STALE, TrainBatch, VersionAges};
+use crate::data::{batch_builder, draw_replayed, feedback_cap, packing};
 use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::{Learner, StepStats};
@@ -373,10 +373,8 @@ impl Trainer<'_> {
         let is_smaller = self.drop_unusable(&mut batch)?;
         // The other groups stay ready.
         let is_too_small = is_smaller && batch.sample_count() < wanted;
-        let groups = batch.groups.iter().map(BatchGroup::tokens);
-        let mut tokens = groups.chain(batch.corrections.iter().map(BatchCorrection::tokens));
-        // The memory plan has no room for a long shard beside the copy that a publication loads.
-        if is_too_small || during.is_some() && tokens.any(|tokens| self.is_long_shard(tokens)) {
+        let is_long = || self.may_have_long_shard(batch.completions());
+        if is_too_small || during.is_some() && is_long() {
             return Ok(None);
         }
         feedback_cap::cap(&mut batch, &setup.routes, Some(&setup.metrics));
@@ -415,8 +413,13 @@ impl Trainer<'_> {
         Ok(batch_builder::drop_groups(&self.setup.store, drops, counter)?)
     }
 
-    fn is_long_shard(&self, tokens: usize) -> bool {
-        tokens > memory::shard_tokens(self.learner.spec())
+    /// Whether a step on prompts and completions may have a longer shard than the memory plan has room for
+    /// beside the copy that a publication loads.
+    fn may_have_long_shard<'a>(
+        &self,
+        completions: impl Iterator<Item = (&'a [TokenId], &'a [TokenId])>,
+    ) -> bool {
+        packing::may_exceed(memory::shard_tokens(self.learner.spec()), completions)
     }
 
     /// The ages of versions once the publication in progress succeeds. A canary has its version
@@ -449,13 +452,19 @@ impl Trainer<'_> {
         }
         let fits = |group: &BatchGroup| {
             group.longest_tokens() <= setup.longest_sample
-                && (during.is_none() || !self.is_long_shard(group.tokens()))
+                && (during.is_none() || !self.may_have_long_shard(group.completions()))
         };
         let steps = replayable(self.learner.step_count());
         let (store, routes) = (&setup.store, &setup.routes);
         let mut old = draw_replayed(store, routes, &ages, config.seed, steps, most, fits)?;
         feedback_cap::cap(&mut old, &setup.routes, None);
         let replayed = prepare(old, 0.0).samples;
+        // They may share a prefix with the new samples.
+        let all = prepared.samples.iter().chain(&replayed);
+        let all = all.map(|sample| (sample.prompt_ids.as_slice(), sample.ids.as_slice()));
+        if during.is_some() && self.may_have_long_shard(all) {
+            return Ok(prepared);
+        }
         prepared.replayed = replayed.len();
         prepared.samples.extend(replayed);
         Ok(prepared)

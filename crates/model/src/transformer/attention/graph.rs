@@ -4,7 +4,7 @@ use candle_core::{D, Result, Tensor};
 
 use crate::kernels::ops;
 use crate::spec::{AttentionOptions, HeadLayout};
-use crate::transformer::Segments;
+use crate::transformer::{Branch, Segments};
 
 /// [`Attention`](super::Attention) from candle's operations; differentiable.
 pub(crate) fn graph_attention(
@@ -25,38 +25,35 @@ pub(crate) fn graph_attention(
         ))
     };
     let mut outputs = Vec::new();
-    for group in segments.groups() {
-        for (before, start, len) in group.segments() {
-            if len == 0 {
-                continue;
-            }
-            let keys = |x: &Tensor| {
-                let own = rows(x, start, len, heads.keys)?;
-                let all = if before == 0 {
-                    own
-                } else {
-                    Tensor::cat(&[&rows(x, group.start, before, heads.keys)?, &own], 1)?
-                };
-                repeated(all, before + len)
-            };
-            let q = rows(q, start, len, heads.queries)?;
-            let scores = (q.matmul(&keys(k)?.t()?)? * options.scale)?;
-            let scores = ops::softcap(scores, options.softcap)?;
-            let masked = |row: usize, key: usize| {
-                let position = before + row;
-                key > position || options.window.is_some_and(|w| key + w <= position)
-            };
-            let mask: Vec<f32> = (0..len)
-                .flat_map(|row| (0..before + len).map(move |key| (row, key)))
-                .map(|(row, key)| if masked(row, key) { f32::NEG_INFINITY } else { 0.0 })
-                .collect();
-            let mask = Tensor::from_vec(mask, (len, before + len), q.device())?;
-            let scores = scores.broadcast_add(&mask.to_dtype(q.dtype())?)?;
-            let exp = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?.exp()?;
-            let weights = exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?;
-            let out = weights.matmul(&keys(v)?)?.transpose(0, 1)?;
-            outputs.push(out.reshape((len, heads.queries * heads.dim))?);
+    for branch in segments.branches() {
+        let Branch { ref prefixes, position: before, start, len } = *branch;
+        if len == 0 {
+            continue;
         }
+        let keys = |x: &Tensor| {
+            let spans = prefixes.iter().copied().chain([(start, len)]);
+            let parts: Result<Vec<_>> =
+                spans.map(|(start, len)| rows(x, start, len, heads.keys)).collect();
+            let all = Tensor::cat(&parts?, 1)?;
+            repeated(all, before + len)
+        };
+        let q = rows(q, start, len, heads.queries)?;
+        let scores = (q.matmul(&keys(k)?.t()?)? * options.scale)?;
+        let scores = ops::softcap(scores, options.softcap)?;
+        let masked = |row: usize, key: usize| {
+            let position = before + row;
+            key > position || options.window.is_some_and(|w| key + w <= position)
+        };
+        let mask: Vec<f32> = (0..len)
+            .flat_map(|row| (0..before + len).map(move |key| (row, key)))
+            .map(|(row, key)| if masked(row, key) { f32::NEG_INFINITY } else { 0.0 })
+            .collect();
+        let mask = Tensor::from_vec(mask, (len, before + len), q.device())?;
+        let scores = scores.broadcast_add(&mask.to_dtype(q.dtype())?)?;
+        let exp = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?.exp()?;
+        let weights = exp.broadcast_div(&exp.sum_keepdim(D::Minus1)?)?;
+        let out = weights.matmul(&keys(v)?)?.transpose(0, 1)?;
+        outputs.push(out.reshape((len, heads.queries * heads.dim))?);
     }
     Tensor::cat(&outputs, 0)
 }

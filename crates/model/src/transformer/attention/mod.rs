@@ -23,12 +23,12 @@ use hone_kernels::parallel;
 
 use super::Segments;
 use crate::spec::{AttentionOptions, HeadLayout};
-use crate::transformer::PrefixGroup;
+use crate::transformer::PrefixTree;
 
 pub(super) use graph::graph_attention;
 
 /// Attention of q `[n, queries * dim]` to k and v `[n, keys * dim]`. Each token attends to its own
-/// segment up to itself and to all of the segment's prefix; query head h uses key head
+/// segment up to itself and to all segments that it continues; query head h uses key head
 /// `h / (queries / keys)`.
 #[derive(Clone, Copy)]
 pub(super) struct Attention<'s> {
@@ -81,10 +81,10 @@ impl<'s> Attention<'s> {
         Columns { values: x, stride: heads * dim, offset: head * dim, dim }
     }
 
-    /// One job for every head of every group.
-    fn jobs(&self) -> Vec<(&'s PrefixGroup, usize)> {
-        let groups = self.segments.groups().iter();
-        groups.flat_map(|group| (0..self.heads.queries).map(move |h| (group, h))).collect()
+    /// One job for every head of every tree.
+    fn jobs(&self) -> Vec<(&'s PrefixTree, usize)> {
+        let trees = self.segments.trees().iter();
+        trees.flat_map(|tree| (0..self.heads.queries).map(move |h| (tree, h))).collect()
     }
 
     fn views<'a, T>(&self, head: usize, [q, k, v]: [&'a [T]; 3]) -> [Columns<'a, T>; 3] {
@@ -98,31 +98,31 @@ impl<'s> Attention<'s> {
     pub fn forward<T: Real>(&self, inputs: [&[T]; 3]) -> (Vec<T>, Vec<T>) {
         let HeadLayout { queries, dim, .. } = self.heads;
         let jobs = self.jobs();
-        let parts = parallel::map(&jobs, |(group, head)| self.head_forward(group, *head, inputs));
+        let parts = parallel::map(&jobs, |(tree, head)| self.head_forward(tree, *head, inputs));
         let mut out = vec![T::of(0.0); self.segments.tokens() * queries * dim];
         let mut lse = vec![T::of(0.0); self.segments.tokens() * queries];
-        for ((group, head), (head_out, head_lse)) in jobs.iter().zip(&parts) {
-            add_rows(&mut out, head_out.chunks_exact(dim), group.start, (*head, queries));
-            add_rows(&mut lse, head_lse.chunks_exact(1), group.start, (*head, queries));
+        for ((tree, head), (head_out, head_lse)) in jobs.iter().zip(&parts) {
+            add_rows(&mut out, head_out.chunks_exact(dim), tree.start, (*head, queries));
+            add_rows(&mut lse, head_lse.chunks_exact(1), tree.start, (*head, queries));
         }
         (out, lse)
     }
 
     fn head_forward<T: Real>(
         &self,
-        group: &PrefixGroup,
+        tree: &PrefixTree,
         head: usize,
         inputs: [&[T]; 3],
     ) -> (Vec<T>, Vec<T>) {
         let [q, k, v] = self.views(head, inputs);
         let dim = self.heads.dim;
-        let mut out = vec![T::of(0.0); group.len * dim];
-        let mut lse = vec![T::of(0.0); group.len];
+        let mut out = vec![T::of(0.0); tree.len * dim];
+        let mut lse = vec![T::of(0.0); tree.len];
         let mut scores = Vec::new();
-        for tile in tiles(group, self.options.window) {
-            scores.resize(tile.rows * tile.keys(), T::of(0.0));
+        for tile in &tiles(tree, self.options.window) {
+            scores.resize(tile.rows * tile.keys, T::of(0.0));
             scores_of(&mut scores, tile, q, k);
-            let local = tile.token - group.start;
+            let local = tile.token - tree.start;
             dispatch(Softmax {
                 tile,
                 options: self.options,
@@ -142,16 +142,16 @@ impl<'s> Attention<'s> {
     ) -> [Vec<T>; 3] {
         let HeadLayout { queries, keys, dim } = self.heads;
         let jobs = self.jobs();
-        let parts = parallel::map(&jobs, |(group, head)| {
-            self.head_backward(group, *head, inputs, (out, grad, lse))
+        let parts = parallel::map(&jobs, |(tree, head)| {
+            self.head_backward(tree, *head, inputs, (out, grad, lse))
         });
         let mut sums =
             [queries, keys, keys].map(|n| vec![T::of(0.0); self.segments.tokens() * n * dim]);
-        for ((group, head), parts) in jobs.iter().zip(&parts) {
+        for ((tree, head), parts) in jobs.iter().zip(&parts) {
             let key_head = (head / (queries / keys), keys);
             let places = [(*head, queries), key_head, key_head];
             for ((sum, part), place) in sums.iter_mut().zip(parts).zip(places) {
-                add_rows(sum, part.chunks_exact(dim), group.start, place);
+                add_rows(sum, part.chunks_exact(dim), tree.start, place);
             }
         }
         sums
@@ -159,7 +159,7 @@ impl<'s> Attention<'s> {
 
     fn head_backward<T: Real>(
         &self,
-        group: &PrefixGroup,
+        tree: &PrefixTree,
         head: usize,
         inputs: [&[T]; 3],
         (out, grad, lse): (&[T], &[T], &[T]),
@@ -167,10 +167,10 @@ impl<'s> Attention<'s> {
         let [q, k, v] = self.views(head, inputs);
         let HeadLayout { queries, dim, .. } = self.heads;
         let (out, grad) = (self.head(out, head, queries), self.head(grad, head, queries));
-        let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![T::of(0.0); group.len * dim]);
+        let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![T::of(0.0); tree.len * dim]);
         let (mut scores, mut grads, mut rows) = (Vec::new(), Vec::new(), Vec::new());
-        for tile in tiles(group, self.options.window) {
-            let keys = tile.keys();
+        for tile in &tiles(tree, self.options.window) {
+            let keys = tile.keys;
             scores.resize(tile.rows * keys, T::of(0.0));
             grads.resize(tile.rows * keys, T::of(0.0));
             scores_of(&mut scores, tile, q, k);
@@ -185,20 +185,17 @@ impl<'s> Attention<'s> {
                 grads: &mut grads,
                 rows: &rows,
             });
-            let local = (tile.token - group.start) * dim;
+            let local = (tile.token - tree.start) * dim;
             weighted_sum((&mut dq[local..], dim), &grads, tile, k);
             let queries = (tile.token, tile.rows);
             let mut column = 0;
-            for (start, count) in [tile.prefix, tile.own] {
-                if count > 0 {
-                    let at = (start - group.start) * dim;
-                    let part =
-                        |x| Matrix::strided(&Vec::as_slice(x)[column..], tile.rows, count, keys);
-                    let into = (&mut dv[at..], dim);
-                    multiply(into, WriteMode::Add, 1.0, part(&scores).t(), grad.rows(queries));
-                    let into = (&mut dk[at..], dim);
-                    multiply(into, WriteMode::Add, 1.0, part(&grads).t(), q.rows(queries));
-                }
+            for &(start, count) in &tile.spans {
+                let at = (start - tree.start) * dim;
+                let part = |x| Matrix::strided(&Vec::as_slice(x)[column..], tile.rows, count, keys);
+                let into = (&mut dv[at..], dim);
+                multiply(into, WriteMode::Add, 1.0, part(&scores).t(), grad.rows(queries));
+                let into = (&mut dk[at..], dim);
+                multiply(into, WriteMode::Add, 1.0, part(&grads).t(), q.rows(queries));
                 column += count;
             }
         }
@@ -207,31 +204,28 @@ impl<'s> Attention<'s> {
 }
 
 /// Products `x y^T` of a tile's rows of x with all its keys' rows of y.
-fn scores_of<T: Real>(out: &mut [T], tile: Tile, x: Columns<'_, T>, y: Columns<'_, T>) {
-    let (rows, keys) = (x.rows((tile.token, tile.rows)), tile.keys());
-    if tile.prefix.1 > 0 {
-        multiply((out, keys), WriteMode::Replace, 1.0, rows, y.rows(tile.prefix).t());
+fn scores_of<T: Real>(out: &mut [T], tile: &Tile, x: Columns<'_, T>, y: Columns<'_, T>) {
+    let (rows, mut column) = (x.rows((tile.token, tile.rows)), 0);
+    for span in &tile.spans {
+        let into = (&mut out[column..], tile.keys);
+        multiply(into, WriteMode::Replace, 1.0, rows, y.rows(*span).t());
+        column += span.1;
     }
-    let own = &mut out[tile.prefix.1..];
-    multiply((own, keys), WriteMode::Replace, 1.0, rows, y.rows(tile.own).t());
 }
 
 /// Weights `[rows, keys]` of a tile times its keys' rows of y.
 fn weighted_sum<T: Real>(
     (out, stride): (&mut [T], usize),
     weights: &[T],
-    tile: Tile,
+    tile: &Tile,
     y: Columns<'_, T>,
 ) {
-    let (keys, before) = (tile.keys(), tile.prefix.1);
-    let mut mode = WriteMode::Replace;
-    if before > 0 {
-        let part = Matrix::strided(weights, tile.rows, before, keys);
-        multiply((&mut *out, stride), mode, 1.0, part, y.rows(tile.prefix));
-        mode = WriteMode::Add;
+    let (mut column, mut mode) = (0, WriteMode::Replace);
+    for span in &tile.spans {
+        let part = Matrix::strided(&weights[column..], tile.rows, span.1, tile.keys);
+        multiply((&mut *out, stride), mode, 1.0, part, y.rows(*span));
+        (column, mode) = (column + span.1, WriteMode::Add);
     }
-    let part = Matrix::strided(&weights[before..], tile.rows, tile.own.1, keys);
-    multiply((out, stride), mode, 1.0, part, y.rows(tile.own));
 }
 
 /// Adds rows of one head to a packed matrix.
@@ -254,7 +248,6 @@ fn add_rows<'a, T: Real>(
 const TILE: usize = 64;
 
 /// Queries of one segment, and the keys that they attend to, at consecutive positions.
-#[derive(Clone, Copy)]
 struct Tile {
     /// Token of the first query.
     pub token: usize,
@@ -263,17 +256,14 @@ struct Tile {
     pub rows: usize,
     /// Position of the first key.
     first: usize,
-    /// Keys in the prefix: first token, count.
-    pub prefix: (usize, usize),
-    /// Keys in the segment itself: first token, count.
-    pub own: (usize, usize),
+    /// `(first token, count)` of the keys in each segment that it continues, then in the segment itself;
+    /// none is empty.
+    pub spans: Vec<(usize, usize)>,
+    /// All keys.
+    pub keys: usize,
 }
 
 impl Tile {
-    pub fn keys(&self) -> usize {
-        self.prefix.1 + self.own.1
-    }
-
     /// The columns of the scores that a row attends to.
     fn visible(&self, row: usize, window: Option<usize>) -> Range<usize> {
         let position = self.position + row;
@@ -282,22 +272,24 @@ impl Tile {
     }
 }
 
-fn tiles(group: &PrefixGroup, window: Option<usize>) -> Vec<Tile> {
+fn tiles(tree: &PrefixTree, window: Option<usize>) -> Vec<Tile> {
     let mut tiles = Vec::new();
-    for (before, start, len) in group.segments() {
-        for row in (0..len).step_by(TILE) {
-            let rows = TILE.min(len - row);
-            let position = before + row;
+    for branch in &tree.branches {
+        for row in (0..branch.len).step_by(TILE) {
+            let rows = TILE.min(branch.len - row);
+            let position = branch.position + row;
             let first = window.map_or(0, |w| (position + 1).saturating_sub(w));
-            let skipped = first.saturating_sub(before);
-            tiles.push(Tile {
-                token: start + row,
-                position,
-                rows,
-                first,
-                prefix: (group.start + first.min(before), before - first.min(before)),
-                own: (start + skipped, row + rows - skipped),
-            });
+            // The window counts positions, whichever segments they are in.
+            let (mut spans, mut skipped) = (Vec::new(), first);
+            for &(start, len) in branch.prefixes.iter().chain([&(branch.start, row + rows)]) {
+                let skip = skipped.min(len);
+                skipped -= skip;
+                if skip < len {
+                    spans.push((start + skip, len - skip));
+                }
+            }
+            let (token, keys) = (branch.start + row, position + rows - first);
+            tiles.push(Tile { token, position, rows, first, spans, keys });
         }
     }
     tiles
@@ -305,7 +297,7 @@ fn tiles(group: &PrefixGroup, window: Option<usize>) -> Vec<Tile> {
 
 /// Replaces a tile's scores by their softmax; writes the logarithm of each sum.
 struct Softmax<'a, T> {
-    pub tile: Tile,
+    pub tile: &'a Tile,
     pub options: AttentionOptions,
     pub scores: &'a mut [T],
     pub lse: &'a mut [T],
@@ -316,7 +308,7 @@ impl<T: Real> SimdTask for Softmax<'_, T> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         let scale = T::of(self.options.scale);
-        let rows = self.scores.chunks_exact_mut(self.tile.keys()).zip(self.lse);
+        let rows = self.scores.chunks_exact_mut(self.tile.keys).zip(self.lse);
         for (i, (row, lse)) in rows.enumerate() {
             let visible = self.tile.visible(i, self.options.window);
             row[..visible.start].fill(T::of(0.0));
@@ -340,7 +332,7 @@ impl<T: Real> SimdTask for Softmax<'_, T> {
 /// Replaces scores `q k` by probabilities, and gradients of the probabilities, `g v`, by gradients of
 /// the scores.
 struct SoftmaxGrad<'a, T> {
-    pub tile: Tile,
+    pub tile: &'a Tile,
     pub options: AttentionOptions,
     pub scores: &'a mut [T],
     pub grads: &'a mut [T],
@@ -353,7 +345,7 @@ impl<T: Real> SimdTask for SoftmaxGrad<'_, T> {
     #[inline(always)]
     fn run<const FUSED: bool>(self) {
         let scale = T::of(self.options.scale);
-        let keys = self.tile.keys();
+        let keys = self.tile.keys;
         let rows = self.scores.chunks_exact_mut(keys).zip(self.grads.chunks_exact_mut(keys));
         for (i, ((p, ds), (lse, g, o))) in rows.zip(self.rows).enumerate() {
             let mean = dot(g, o);

@@ -34,6 +34,13 @@ fn small() -> Segments {
     segments(&[(3, None), (2, Some(0)), (0, Some(0)), (4, Some(0)), (2, None)])
 }
 
+/// Four levels, with branches of an inner and of an empty segment, and a second tree.
+fn deep() -> Segments {
+    let first = [(3, None), (2, Some(0)), (4, Some(1)), (1, Some(1)), (3, Some(3)), (2, Some(3))];
+    let second = [(2, None), (5, Some(8)), (1, Some(8))];
+    segments(&[&first[..], &[(0, Some(0)), (2, Some(6))], &second].concat())
+}
+
 fn options() -> [AttentionOptions; 4] {
     let plain = AttentionOptions { scale: 0.6, softcap: None, window: None };
     [
@@ -93,9 +100,13 @@ fn inputs(tokens: usize) -> [Tensor; 3] {
 
 #[test]
 fn fused_attention_and_its_gradients_equal_the_graph() {
-    // The second has segments of several tiles.
+    // The last two have segments of several tiles, and windows that begin in each level.
     let large = segments(&[(70, None), (90, Some(0)), (5, Some(0)), (130, None), (3, Some(3))]);
-    for (segments, windows) in [(small(), [3, 1]), (large, [100, 20])] {
+    let tree =
+        [(70, None), (30, Some(0)), (90, Some(1)), (66, Some(1)), (7, Some(3)), (3, Some(0))];
+    let cases =
+        [(small(), [3, 1]), (deep(), [4, 2]), (large, [100, 20]), (segments(&tree), [110, 75])];
+    for (segments, windows) in cases {
         for (i, mut options) in options().into_iter().enumerate() {
             options.window = options.window.map(|_| windows[i % 2]);
             let inputs = inputs(segments.tokens());
@@ -111,7 +122,7 @@ fn fused_attention_and_its_gradients_equal_the_graph() {
 
 #[test]
 fn attention_in_single_precision_has_the_same_bits_on_any_number_of_threads() {
-    let segments = segments(&[(70, None), (90, Some(0)), (5, Some(0)), (40, None)]);
+    let segments = segments(&[(70, None), (90, Some(0)), (5, Some(1)), (9, Some(0)), (40, None)]);
     let inputs = inputs(segments.tokens());
     let with = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -137,18 +148,23 @@ fn segments_that_break_the_rules_are_rejected() {
         Segments::new(&table).map_err(|e| e.to_string())
     };
     assert!(table(&[(0, 3, None), (4, 1, None)]).unwrap_err().contains("starts at 4"));
-    // A branch of a branch, and a branch after another sequence.
-    assert!(table(&[(0, 3, None), (3, 1, Some(0)), (4, 1, Some(1))]).is_err());
+    // A branch after another tree, of itself, and without a tree.
     assert!(table(&[(0, 3, None), (3, 1, None), (4, 1, Some(0))]).is_err());
+    assert!(table(&[(0, 3, None), (3, 1, Some(1))]).is_err());
+    assert!(table(&[(0, 3, Some(0))]).is_err());
     assert_eq!(small().positions(), [0, 1, 2, 3, 4, 3, 4, 5, 6, 0, 1]);
+    let branches = [0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 6, 7, 3, 4];
+    assert_eq!(deep().positions(), [&branches[..], &[0, 1, 2, 3, 4, 5, 6, 2]].concat());
 }
 
 #[test]
 fn every_instruction_set_computes_the_same_probabilities_and_gradients() {
-    let segments = segments(&[(70, None), (90, Some(0)), (5, Some(0)), (19, None)]);
+    let segments = segments(&[(70, None), (90, Some(0)), (5, Some(1)), (19, None)]);
     for options in options() {
-        for tile in segments.groups().iter().flat_map(|group| tiles(group, options.window)) {
-            let len = tile.rows * tile.keys();
+        for tile in
+            &segments.trees().iter().flat_map(|t| tiles(t, options.window)).collect::<Vec<_>>()
+        {
+            let len = tile.rows * tile.keys;
             let (scores, grads) = (waves(len, 0.3), waves(len, 1.1));
             let (g, o) = (waves(tile.rows * 20, 0.5), waves(tile.rows * 20, 0.9));
             assert_same_bits(|instructions| {

@@ -61,18 +61,16 @@ pub(crate) struct BatchGroup {
 }
 
 impl BatchGroup {
-    /// Tokens of the prompt and all completions, which share one shard.
-    pub(crate) fn tokens(&self) -> usize {
-        self.prompt_ids.len() + self.lengths().sum::<usize>()
+    /// The prompt with each completion.
+    pub(crate) fn completions(&self) -> impl Iterator<Item = (&[TokenId], &[TokenId])> {
+        let ids = self.members.iter().map(|member| member.sample.ids.as_slice());
+        ids.map(|ids| (self.prompt_ids.as_slice(), ids))
     }
 
     /// Tokens of the prompt and the longest completion.
     pub(crate) fn longest_tokens(&self) -> usize {
-        self.prompt_ids.len() + self.lengths().max().unwrap_or_default()
-    }
-
-    fn lengths(&self) -> impl Iterator<Item = usize> {
-        self.members.iter().map(|member| member.sample.ids.len())
+        self.prompt_ids.len()
+            + self.completions().map(|(_, ids)| ids.len()).max().unwrap_or_default()
     }
 
     /// A member as a sample to train on. Its log-probabilities are under `softmax(logits / temperature)`, without
@@ -108,6 +106,12 @@ pub(crate) struct TrainBatch {
 }
 
 impl TrainBatch {
+    /// The prompt and the tokens of every member and of every correction.
+    pub(crate) fn completions(&self) -> impl Iterator<Item = (&[TokenId], &[TokenId])> {
+        let corrections = self.corrections.iter().map(|one| (&one.prompt_ids[..], &one.ids[..]));
+        self.groups.iter().flat_map(BatchGroup::completions).chain(corrections)
+    }
+
     /// Every member, group by group. Advantages and training samples have the same order.
     pub(crate) fn members(&self) -> impl Iterator<Item = (&BatchGroup, &GroupMember)> {
         self.groups.iter().flat_map(|g| g.members.iter().map(move |m| (g, m)))

@@ -16,7 +16,7 @@ use super::loss::{LEAST_WEIGHT, LossSequence, late_weight};
 use super::objective::{AdaptiveCoefficients, Objective, StepTotals};
 use super::{StepTiming, map_shards, timed};
 use crate::config::{CorrectionMode, TrainConfig};
-use crate::data::packing::{PackedBatch, TrainSample, sequences, shards};
+use crate::data::packing::{PackedBatch, ShardLimits, TrainSample, sequences, shards};
 use crate::error::Result;
 use crate::memory;
 
@@ -106,18 +106,14 @@ impl ForwardBackward<'_> {
     pub fn run(&self) -> Result<PassOutput> {
         let start = Instant::now();
         let spec = self.model.spec();
-        let max_tokens = memory::shard_tokens(spec);
+        let target = memory::shard_tokens(spec);
+        let limits = ShardLimits { target, longest: self.longest_shard };
         let mut streams = 1_u64..;
-        let batches: Vec<Vec<Shard>> = shards(
-            self.samples,
-            self.active,
-            self.config.micro_batch,
-            max_tokens,
-            self.longest_shard,
-        )
-        .into_iter()
-        .map(|micro_batch| micro_batch.into_iter().zip(streams.by_ref()).collect())
-        .collect();
+        let batches: Vec<Vec<Shard>> =
+            shards(self.samples, self.active, self.config.micro_batch, limits)
+                .into_iter()
+                .map(|micro_batch| micro_batch.into_iter().zip(streams.by_ref()).collect())
+                .collect();
         let objective = self.objective(&batches)?;
         let mut output = PassOutput { totals: StepTotals::of_one_pass(), ..PassOutput::default() };
         let parallel = memory::shards_in_parallel(spec);

@@ -3,21 +3,24 @@
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-use candle_core::{DType, Tensor};
+use candle_core::safetensors::load;
+use candle_core::{DType, Device, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::kernels::parallel::threads;
-use hone_model::testing::{randomize, relative_difference, tiny_model, token_stats, values};
+use hone_model::testing::{
+    FAMILIES, family, randomize, relative_difference, tiny_model, token_stats, values,
+};
+use hone_model::{Model, ModelDir, ModelSpec};
 
 use super::{ForwardBackward, LogprobCache, PassOutput};
 use crate::config::{
     CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, Loss, LossKind,
     RatioLevel, TrainConfig,
 };
-use crate::data::packing::{PackedBatch, TrainSample, shards};
+use crate::data::packing::{PackedBatch, ShardLimits, TrainSample, shards};
 use crate::learning::map_shards;
 use crate::learning::objective::AdaptiveCoefficients;
 use crate::memory;
@@ -25,11 +28,24 @@ use crate::testing::{random_samples, tiny_config, wide_weights};
 
 fn setup(dtype: DType, config: &TrainConfig) -> (Model, LoraWeights) {
     let model = tiny_model(dtype);
-    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let lora = random_lora(&model, config);
+    (model, lora)
+}
+
+fn random_lora(model: &Model, config: &TrainConfig) -> LoraWeights {
+    let (mut rng, dtype) = (ChaCha8Rng::seed_from_u64(1), model.dtype());
     let lora =
         LoraWeights::fresh(model.spec(), &config.lora, &mut rng, dtype, model.device()).unwrap();
     randomize(&lora, 2);
-    (model, lora)
+    lora
+}
+
+/// A family's model in double precision.
+fn family_model(name: &str) -> Model {
+    let dir = ModelDir::open(&family(name)).unwrap();
+    let all = dir.weights.iter().flat_map(|file| load(file, &Device::Cpu).unwrap());
+    let weights = all.map(|(name, weight)| (name, weight.to_dtype(DType::F64).unwrap()));
+    Model::new(ModelSpec::from_config(&dir.config).unwrap(), weights.collect()).unwrap()
 }
 
 fn run(
@@ -334,9 +350,66 @@ fn a_conversation_is_one_sequence_with_equal_results() {
     let parts: Vec<_> = owned.iter().map(|(p, ids, t)| (&p[..], &ids[..], *t)).collect();
     let layout = PackedBatch::new(&parts, model.device()).unwrap();
     let last = samples[2].prompt_ids.len() + samples[2].ids.len() + samples[3].ids.len() - 2;
-    let other = samples[4].prompt_ids.len() + samples[4].ids.len() - 1;
+    let other = samples[4].ids.len() - 1;
     assert_eq!(layout.segments.tokens(), last + other);
     compare_with_unshared(&model, &lora, &parts);
+}
+
+/// Samples of two graded groups and three rated answers, whose prompts begin with the same system prompt, and
+/// some of them with the same examples. A rated answer goes on from a completion of the first group.
+fn tree_samples() -> Vec<TrainSample> {
+    let mut samples = random_samples(8, 6);
+    let ids = |first: u32, len: u32| (0..len).map(|i| (first + i * 13) % 90).collect::<Vec<_>>();
+    let (system, examples) = (ids(1, 19), [ids(2, 8), ids(5, 6)]);
+    let prompt = |example: usize, own: &[u32]| [&system[..], &examples[example], own].concat();
+    for (i, sample) in samples.iter_mut().enumerate() {
+        sample.prompt_ids = match i {
+            0 | 3 | 5 => prompt(0, &ids(70, 4)),
+            1 | 4 => prompt(1, &ids(71, 9)),
+            2 => prompt(0, &ids(72, 5)),
+            _ => prompt(1, &ids(73, 2)),
+        };
+        sample.ids = ids(i as u32 * 17, 3 + i as u32 % 4);
+    }
+    // Completions with the same first tokens, and equal ones.
+    samples[3].ids = [&samples[0].ids[..2], &[80, 81, 82]].concat();
+    samples[4].ids = samples[1].ids.clone();
+    samples[7].prompt_ids = [&samples[5].prompt_ids[..], &samples[5].ids, &[7, 8]].concat();
+    for sample in &mut samples {
+        sample.logprobs = sample.ids.iter().map(|id| -3.0 - *id as f32 / 90.0).collect();
+    }
+    samples
+}
+
+#[test]
+fn a_tree_of_prompts_has_equal_results_in_every_family() {
+    let config = tiny_config();
+    let alone = TrainConfig { micro_batch: 1, ..config.clone() };
+    let samples = tree_samples();
+    let of = |s: &'_ TrainSample| (s.prompt_ids.clone(), s.ids.clone(), s.temperature);
+    let owned: Vec<_> = samples.iter().map(of).collect();
+    let parts: Vec<_> = owned.iter().map(|(p, ids, t)| (&p[..], &ids[..], *t)).collect();
+    for name in FAMILIES {
+        let model = family_model(name);
+        let lora = random_lora(&model, &config);
+        compare_with_unshared(&model, &lora, &parts);
+        // The whole pass, with the reference.
+        let shared = run(&model, &lora, &config, &samples);
+        let separate = run(&model, &lora, &alone, &samples);
+        // The system prompt, both examples, the rests of prompts, and what only one completion has.
+        let tokens = 19 + (8 + 6) + (4 + 9 + 5 + 2) + (2 + 3 + 4 + 2 + 3 + 4 + 8);
+        assert_eq!(shared.totals.computed_tokens, f64::from(tokens), "{name}");
+        let all: usize = samples.iter().map(|s| s.prompt_ids.len() + s.ids.len() - 1).sum();
+        assert_eq!(separate.totals.computed_tokens, all as f64);
+        assert!((shared.totals.loss - separate.totals.loss).abs() < 1e-12, "{name}");
+        let difference = relative_difference(&shared.gradients, &separate.gradients);
+        assert!(difference < 1e-11, "{name}: {difference:e}");
+        for (index, logprobs) in &shared.logprobs.reference {
+            let other = &separate.logprobs.reference[index];
+            assert!(logprobs.iter().zip(other).all(|(a, b)| (a - b).abs() < 1e-11), "{name}");
+        }
+        assert_eq!(shared.logprobs.reference.len(), samples.len());
+    }
 }
 
 /// Compares statistics and gradients of completions that share their prompts with those that do not.
@@ -370,7 +443,8 @@ fn shards_of_a_narrow_model_run_in_parallel_and_those_of_a_wide_one_on_all_threa
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
     for (model, is_wide) in [(tiny_model(DType::F32), false), (wide, true)] {
         let max_tokens = memory::shard_tokens(model.spec());
-        let parts = shards(&samples, &active, 64, max_tokens, max_tokens).remove(0);
+        let limits = ShardLimits { target: max_tokens, longest: max_tokens };
+        let parts = shards(&samples, &active, 64, limits).remove(0);
         assert_eq!(parts.len() == 1, is_wide);
         // Each shard waits for the other one, which starts in time only if they run in parallel.
         let started = (Mutex::new(0), Condvar::new());

@@ -155,8 +155,8 @@ impl Learner {
         self.config.learning_rate = PeakRate::Fixed(rate);
     }
 
-    /// Sets the tokens of the longest shard that the memory permits, which completions of a long prompt share.
-    pub(crate) fn set_longest_shard(&mut self, tokens: usize) {
+    /// Sets the tokens of the longest shard that the memory permits, which samples of a long prefix share.
+    pub fn set_longest_shard(&mut self, tokens: usize) {
         self.longest_shard = tokens;
     }
 
