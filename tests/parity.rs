@@ -395,6 +395,7 @@ async fn rejects_wrong_scales(
         probe_prompt: prompt,
         examiner: None,
         authority: None,
+        raters: 0,
     })
     .await
     .unwrap();

@@ -212,14 +212,25 @@ async fn a_version_leaves_no_trace_in_later_ones(backend: EngineBackend) {
     assert_eq!(fixture.engine.active_version(), PolicyVersion::BASE);
     assert_eq!(fixture.run(request()).await.unwrap(), base);
     let greedy = SamplingParams { temperature: 0.0, max_tokens: 8, ..Default::default() };
-    let probe = fixture.publisher.probe(&request().prompt_ids, &greedy).await.unwrap();
+    let probe = fixture
+        .publisher
+        .probe(GenerateRequest::probe(&request().prompt_ids, &greedy))
+        .await
+        .unwrap();
     println!("activated in {:?}", fixture.publisher.activate().await.unwrap());
     let tuned = fixture.run(request()).await.unwrap();
     assert_eq!(tuned.version, PolicyVersion(1));
     assert_ne!(tuned.tokens, base.tokens);
     // The same probe of the version that is active now.
     fixture.publisher.stage(PolicyVersion(1), Some(&adapter)).await.unwrap();
-    assert_eq!(fixture.publisher.probe(&request().prompt_ids, &greedy).await.unwrap(), probe);
+    assert_eq!(
+        fixture
+            .publisher
+            .probe(GenerateRequest::probe(&request().prompt_ids, &greedy))
+            .await
+            .unwrap(),
+        probe
+    );
 
     // Back to the base, which mistral.rs still holds in the inactive slots, then to a reloaded base.
     fixture.publish(0, None).await;

@@ -21,8 +21,8 @@ use hone_core::types::{
 use hone_engine::testing::FakeConfig;
 use hone_engine::{Codec, Engine, FakeEngine, ModelDir, Publisher};
 use hone_http::{
-    AppState, DiskLimit, KeyRing, LearningLimits, PolicyControl, ServedSink, Startup, Tls,
-    TrainControl, serve,
+    AppState, DiskLimit, FleetLink, KeyRing, LearningLimits, PolicyControl, ServedSink, Startup,
+    Tls, TrainControl, serve,
 };
 use hone_reward::Routes;
 use hone_reward::grader::Backends;

@@ -203,9 +203,9 @@ impl Policies {
             anchor_adapter: anchor_adapter.as_deref(),
             gate: &self.setup.config.gate,
         };
-        let checked =
+        let probe =
             gate::check_parity(&examination, &self.setup.probe_prompt, &mut record.checks).await?;
-        *self.probe.lock() = checked.map(|probe| (record.version, probe));
+        *self.probe.lock() = probe.map(|probe| (record.version, probe));
         let differences = record.checks.iter().filter_map(|check| check.value);
         let difference = differences.fold(0.0, |most: f64, value| {
             if most.is_nan() || value.is_nan() { f64::NAN } else { most.max(value) }
