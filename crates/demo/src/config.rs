@@ -128,6 +128,7 @@ pub fn promote(config: &mut Config, promotion: Promotion) {
             // The table in docs/safety.md: nine of ten canaries are decided by then.
             margin: 0.1,
             max_ratings: 1500,
+            on_limit: CanaryLimit::Estimate,
             ..usual.canary.clone()
         },
         ..usual.clone()

@@ -278,7 +278,8 @@ async fn ask_all(client: &Client, task: &str, crowd: &RefCell<Crowd>, is_paused:
         let Some(visit) = crowd.borrow_mut().next() else { return };
         let metadata = [
             ("task", task.to_owned()),
-            ("session_id", format!("user-{}", visit.user)),
+            // A session for each visit, because a canary counts one rating of a session.
+            ("session_id", format!("user-{}-{}", visit.user, visit.seed)),
             ("answer", visit.question.answer().to_string()),
         ];
         let request = UserRequest {

@@ -113,6 +113,7 @@ impl SafetyScenario {
             stage_ratings: 10,
             margin: 0.1,
             max_ratings: 300,
+            on_limit: CanaryLimit::Estimate,
             ..CanaryConfig::default()
         };
         let usual = ScenarioPlan {

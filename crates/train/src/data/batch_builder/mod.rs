@@ -242,7 +242,7 @@ impl TrainBatch {
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
 /// member of an abandoned branch or of an age above the limit, those without a trainable
-/// member that has a reward, and ratings behind [`MOST_WAITING`] newer ones. Of a group of ratings, and of a graded group
+/// member that has a reward, and ratings beyond the newest [`MOST_WAITING`]. Of a group of ratings, and of a graded group
 /// that keeps two members, only the members beyond the limits are dropped.
 pub(crate) fn build_batch(
     store: &Store,
