@@ -177,14 +177,17 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
     let Some((Seconds { wall, .. }, split, (computed_tokens, fraction))) = fastest(&steps) else {
         anyhow::bail!("no step was timed")
     };
+    let processor = |steps: &[(Seconds, _, _)]| {
+        steps.iter().map(|(took, ..)| took.processor).fold(f64::INFINITY, f64::min)
+    };
     let separate = fastest(&others).map(|(seconds, _, (computed_tokens, _))| {
         json!({
             "computed_tokens": computed_tokens,
             "step_seconds": seconds.wall,
-            "ratio": wall / seconds.wall,
+            "step_processor_seconds": processor(&others),
+            "ratios": [wall / seconds.wall, processor(&steps) / processor(&others)],
         })
     });
-    let processor = steps.iter().map(|(took, ..)| took.processor).fold(f64::INFINITY, f64::min);
     let durations: Vec<Seconds> = steps.iter().map(|(took, ..)| *took).collect();
     let tokens: usize = samples.iter().map(|s| s.prompt_ids.len() + s.ids.len()).sum();
     let rates = [tokens, computed_tokens].map(|count| count as f64 / wall);
@@ -204,7 +207,7 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         "compute": learner.model().compute(),
         "steps": durations,
         "step_seconds": wall,
-        "step_processor_seconds": processor,
+        "step_processor_seconds": processor(&steps),
         "split": split,
         "without_common_prefix": separate,
         "publish_seconds": publish.wall,
@@ -249,7 +252,7 @@ mod tests {
         let report = measured(&format!("{flags} --steps 1"));
         assert_eq!(report["computed_tokens"], 25 + 8 * (5 + 4 - 1));
         assert_eq!(report["without_common_prefix"]["computed_tokens"], 8 * (30 + 4 - 1));
-        assert!(report["without_common_prefix"]["ratio"].as_f64().unwrap() > 0.0);
+        assert!(report["without_common_prefix"]["ratios"][0].as_f64().unwrap() > 0.0);
         assert!(measured(SMALL)["without_common_prefix"].is_null());
     }
 

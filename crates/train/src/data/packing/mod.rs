@@ -188,8 +188,9 @@ struct Node {
     tokens: usize,
 }
 
-/// A shard may be longer than its target while its common prefix is more than this part of it: 1 in 4.
-const PREFIX_PART: usize = 4;
+/// A shard may be longer than its target, up to this many times its common prefix, so that further shards compute
+/// the prefix again for at most a fifth more tokens.
+const PREFIX_TIMES: usize = 6;
 
 /// Bounds of a shard's tokens.
 #[derive(Clone, Copy)]
@@ -274,11 +275,19 @@ impl<'a> PrefixTree<'a> {
         order
     }
 
-    /// The tokens up to which children of a node join one shard.
-    fn limit(&self, node: &Node, limits: ShardLimits) -> usize {
+    /// The most tokens of a shard of children of a node, and the tokens from which on no child joins it. Shards
+    /// that are longer than the target have even lengths, because they may run in parallel.
+    fn bounds(&self, node: &Node, limits: ShardLimits) -> (usize, usize) {
         let ShardLimits { target, longest } = limits;
-        let most = if self.is_prompt(node) { longest } else { PREFIX_PART * node.positions.end };
-        most.min(longest).max(target)
+        let end = node.positions.end;
+        let most = if self.is_prompt(node) { longest } else { PREFIX_TIMES * end };
+        let most = most.min(longest).max(target);
+        if most == target {
+            return (most, most);
+        }
+        let below = node.tokens - node.positions.len();
+        let count = below.div_ceil((most - end.min(most)).max(1)).max(1);
+        (most, end + below.div_ceil(count))
     }
 
     /// The members in shards. A node joins the current shard only as a whole; if it is too long for any, its
@@ -295,12 +304,13 @@ impl<'a> PrefixTree<'a> {
                 None => (&node.members[..], node.positions.start, node.tokens, node.parent),
                 Some(member) => (slice::from_ref(member), node.positions.end, 0, Some(index)),
             };
-            let limit = place.map_or(limits.target, |i| self.limit(&self.nodes[i], limits));
+            let (limit, enough) = place
+                .map_or((limits.target, limits.target), |i| self.bounds(&self.nodes[i], limits));
             let own_rows =
                 members.iter().map(|member| self.sequences[*member].rows()).sum::<usize>();
             // The memory plan has room for as many rows as tokens.
             let is_full = |tokens, rows| own > 0 && tokens + own > limit || rows + own_rows > limit;
-            if !shard.is_empty() && is_full(tokens, rows) {
+            if !shard.is_empty() && (own > 0 && tokens >= enough || is_full(tokens, rows)) {
                 shards.push(mem::take(&mut shard));
             }
             if shard.is_empty() {
@@ -346,7 +356,7 @@ pub(crate) fn may_exceed<'a>(
     let limits = ShardLimits { target, longest: usize::MAX };
     tree.nodes.iter().any(|node| {
         let is_long = node.positions.start + node.tokens > target;
-        is_long && (node.children.is_empty() || tree.limit(node, limits) > target)
+        is_long && (node.children.is_empty() || tree.bounds(node, limits).0 > target)
     })
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use candle_core::Device;
 use proptest::prelude::*;
 
-use super::{PREFIX_PART, PackedBatch, PrefixTree, Sequence, ShardLimits, TrainSample};
+use super::{PREFIX_TIMES, PackedBatch, PrefixTree, Sequence, ShardLimits, TrainSample};
 use super::{may_exceed, sequences, shards};
 
 /// A prompt of one repeated token, and a completion that begins as no other.
@@ -82,17 +82,18 @@ fn a_common_prefix_is_shared_while_it_is_a_good_part_of_the_shard() {
         assert_eq!(shards.concat(), (0..24).collect::<Vec<_>>());
         shards.iter().map(Vec::len).collect()
     };
-    // At most four times the prefix, if the memory permits it.
+    // At most six times the prefix, if the memory permits it, in shards of even lengths.
     assert_eq!(counts(30, usize::MAX), [12, 12]);
+    assert_eq!(counts(30, 110), [12, 12]);
     assert_eq!(counts(30, 50), [6, 6, 6, 6]);
     assert_eq!(counts(30, 0), [2; 12]);
-    assert_eq!(counts(100, usize::MAX), [16, 8]);
+    assert_eq!(counts(110, 0), [18, 6]);
     assert_eq!(counts(140, 0), [24]);
     // Prompts with most tokens come first, and a group of completions is not divided if it need not be.
     let mut samples = rated[..3].to_vec();
     let prompt = [vec![0; 20], vec![9; 4]].concat();
     samples.extend((0..4).map(|i| turn(&prompt, &[50 + i, 1, 1, 1, 1, 1])));
-    assert_eq!(split(&samples, 40, 80), [vec![3, 4, 5, 6, 0, 1, 2]].map(|all| all.to_vec()));
+    assert_eq!(split(&samples, 40, 80), [[3, 4, 5, 6, 0, 1, 2]]);
     assert_eq!(split(&samples, 40, 46), [vec![3, 4, 5, 6], vec![0, 1, 2]]);
 }
 
@@ -214,7 +215,7 @@ proptest! {
                 let all = members.iter().map(|i| Sequence::new(&samples[*i].prompt_ids, &samples[*i].ids));
                 let all: Vec<Sequence> = all.collect();
                 let tree = PrefixTree::new(&all, (0..all.len()).collect());
-                let most = target.max(PREFIX_PART * tree.nodes[0].positions.end);
+                let most = target.max(PREFIX_TIMES * tree.nodes[0].positions.end);
                 prop_assert!(tokens <= most || tree.is_prompt(&tree.nodes[0]) || is_one_sequence);
             }
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use hone_core::types::{GroupId, GroupState, PolicyVersion, SampleId};
+use hone_core::types::{GroupId, GroupState, PolicyVersion, SampleId, TokenId};
 
 use crate::{TrainError, TrainState};
 use world::World;
@@ -36,13 +36,22 @@ async fn enough_ready_groups_make_a_step_and_a_version() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_with_a_long_shard_waits_for_the_publication() {
+    // The usual shards of this model have 256 tokens.
+    let long = [vec![1; 300], vec![1; 300]];
+    waits_for_the_publication(long).await;
+    // No group is longer, but two that share a prefix.
+    let common = |own| [[1; 100], [own; 100]].concat();
+    waits_for_the_publication([common(2), common(3)]).await;
+}
+
+/// Checks that a step on groups of two prompts does not run beside a publication.
+async fn waits_for_the_publication(prompts: [Vec<TokenId>; 2]) {
     let world = World::fresh(|config| config.max_tokens = 400).await;
     let handle = world.pause().await;
     world.publisher.staging.forget_permits(Semaphore::MAX_PERMITS);
     let mut long = Vec::new();
-    for token in [7, 8] {
-        // The usual shards of this model have 256 tokens.
-        long.push(world.group_of(vec![1; 300], token, 0, [0.0, 1.0]).await);
+    for (prompt, token) in prompts.into_iter().zip([7, 8]) {
+        long.push(world.group_of(prompt, token, 0, [0.0, 1.0]).await);
     }
     let short = world.batch(0).await;
     handle.resume().unwrap();
