@@ -41,6 +41,9 @@ use crate::error::{ApiError, ErrorCode};
 use crate::state::AppState;
 
 const DEFAULT_MODEL: &str = "default";
+
+/// Longest wait of an answer's end for the ledger, so that a slow disk delays answers only a little.
+const RECORD_PATIENCE: Duration = Duration::from_millis(500);
 /// Usual bytes of a token.
 pub const BYTES_PER_TOKEN: usize = 4;
 
@@ -268,6 +271,8 @@ pub struct RequestRun {
     /// Events that [`Self::start`] took from `events` already.
     buffered: VecDeque<(usize, ChoiceEvent)>,
     first_token_recorded: bool,
+    /// Whether the answer's end waited for the ledger.
+    awaited_record: bool,
     /// The version of the first choice to start, if that was before the headers of a stream.
     begun_with: Option<PolicyVersion>,
     /// The run ended with an error, so dropping it early is not a client's disconnect.
@@ -323,6 +328,7 @@ impl RequestRun {
             pace,
             buffered: VecDeque::new(),
             first_token_recorded: false,
+            awaited_record: false,
             begun_with: None,
             failed: false,
             phase: info_span!(target: SPANS, "queue"),
@@ -361,9 +367,14 @@ impl RequestRun {
         Ok(self.begun_with)
     }
 
-    /// The next update; `None` when every choice has ended and is queued for the ledger.
+    /// The next update; `None` when every choice has ended and is queued for the ledger, in a fleet recorded.
     pub async fn next(&mut self) -> Option<Result<ChoiceUpdate, ApiError>> {
         if self.has_ended() {
+            // Another server may acknowledge a rating of this answer, and cannot know whether it would be lost.
+            if self.state.fleet.is_some() && !self.awaited_record {
+                let _late = timeout(RECORD_PATIENCE, self.state.store.flush()).await;
+                self.awaited_record = true;
+            }
             return None;
         }
         let event = match self.buffered.pop_front() {

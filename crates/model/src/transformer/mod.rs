@@ -51,7 +51,7 @@ struct Branch {
 
 /// A segment without a prefix and all that continue it: consecutive tokens that attend to no others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct PrefixTree {
+struct SegmentTree {
     start: usize,
     len: usize,
     /// In the order of their tokens.
@@ -62,7 +62,7 @@ struct PrefixTree {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segments {
     tokens: usize,
-    trees: Vec<PrefixTree>,
+    trees: Vec<SegmentTree>,
 }
 
 impl Segments {
@@ -72,7 +72,7 @@ impl Segments {
     /// # Errors
     /// If the table breaks these rules.
     pub fn new(table: &[Segment]) -> Result<Self> {
-        let mut trees: Vec<PrefixTree> = Vec::new();
+        let mut trees: Vec<SegmentTree> = Vec::new();
         // Index of the segment that begins the last tree.
         let (mut tokens, mut root) = (0, 0);
         for (index, &Segment { start, len, prefix }) in table.iter().enumerate() {
@@ -82,7 +82,7 @@ impl Segments {
             tokens += len;
             let Some(prefix) = prefix else {
                 let branch = Branch { prefixes: Vec::new(), position: 0, start, len };
-                trees.push(PrefixTree { start, len, branches: vec![branch] });
+                trees.push(SegmentTree { start, len, branches: vec![branch] });
                 root = index;
                 continue;
             };
@@ -107,7 +107,7 @@ impl Segments {
         let tree = |b| {
             let (start, prefixes) = (b * len, Vec::new());
             let branches = vec![Branch { prefixes, position: 0, start, len }];
-            PrefixTree { start, len, branches }
+            SegmentTree { start, len, branches }
         };
         Self { tokens: batch * len, trees: (0..batch).map(tree).collect() }
     }
@@ -117,7 +117,7 @@ impl Segments {
         self.tokens
     }
 
-    fn trees(&self) -> &[PrefixTree] {
+    fn trees(&self) -> &[SegmentTree] {
         &self.trees
     }
 

@@ -323,7 +323,10 @@ fn requests_of_a_canary_reach_the_trainer_once_and_no_table() {
         .filter(|(table, rows)| before.get(table) != Some(rows))
         .map(|(table, _)| table)
         .collect();
-    assert!(changed.iter().all(|table| ["outbox", "positions"].contains(table)), "{changed:?}");
+    assert!(
+        changed.iter().all(|table| ["outbox", "intake_positions"].contains(table)),
+        "{changed:?}"
+    );
 }
 
 /// What a server or the trainer does.

@@ -23,7 +23,7 @@ use hone_kernels::parallel;
 
 use super::Segments;
 use crate::spec::{AttentionOptions, HeadLayout};
-use crate::transformer::PrefixTree;
+use crate::transformer::SegmentTree;
 
 pub(super) use graph::graph_attention;
 
@@ -82,7 +82,7 @@ impl<'s> Attention<'s> {
     }
 
     /// One job for every head of every tree.
-    fn jobs(&self) -> Vec<(&'s PrefixTree, usize)> {
+    fn jobs(&self) -> Vec<(&'s SegmentTree, usize)> {
         let trees = self.segments.trees().iter();
         trees.flat_map(|tree| (0..self.heads.queries).map(move |h| (tree, h))).collect()
     }
@@ -110,7 +110,7 @@ impl<'s> Attention<'s> {
 
     fn head_forward<T: Real>(
         &self,
-        tree: &PrefixTree,
+        tree: &SegmentTree,
         head: usize,
         inputs: [&[T]; 3],
     ) -> (Vec<T>, Vec<T>) {
@@ -159,7 +159,7 @@ impl<'s> Attention<'s> {
 
     fn head_backward<T: Real>(
         &self,
-        tree: &PrefixTree,
+        tree: &SegmentTree,
         head: usize,
         inputs: [&[T]; 3],
         (out, grad, lse): (&[T], &[T], &[T]),
@@ -272,7 +272,7 @@ impl Tile {
     }
 }
 
-fn tiles(tree: &PrefixTree, window: Option<usize>) -> Vec<Tile> {
+fn tiles(tree: &SegmentTree, window: Option<usize>) -> Vec<Tile> {
     let mut tiles = Vec::new();
     for branch in &tree.branches {
         for row in (0..branch.len).step_by(TILE) {
