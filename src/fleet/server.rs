@@ -48,7 +48,7 @@ impl Follower {
 
     /// Serves the fleet's active version, which a server without a version of its own waits for.
     pub async fn join(&mut self) -> anyhow::Result<()> {
-        let mut waits = false;
+        let (mut waits, mut fails) = (false, false);
         loop {
             match self.follow().await {
                 Ok(()) if self.tag.is_some() => return Ok(()),
@@ -60,10 +60,11 @@ impl Follower {
                     return Ok(());
                 }
                 Ok(()) if !waits => tracing::info!("waiting for the first trainer of the fleet"),
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::error!(error = format!("{error:#}"), "waiting for the fleet's version")
+                Err(error) if !fails => {
+                    tracing::error!(error = format!("{error:#}"), "waiting for the fleet's version");
+                    fails = true;
                 }
+                _ => {}
             }
             waits = true;
             sleep(POLL_INTERVAL).await;

@@ -64,7 +64,8 @@ def ask(url, number):
         "model": "default",
         "messages": [{"role": "user", "content": f"What is {a} + {b}?"}],
         "user": f"user-{number % 9}",
-        "metadata": {"answer": str(a + b)},
+        # A canary counts one rating of a session.
+        "metadata": {"answer": str(a + b), "session_id": f"visit-{number}"},
         "seed": number,
     }
     return a + b, key, call(url, "/v1/chat/completions", asked, key)
