@@ -84,8 +84,8 @@ hone_core::parameters! {
         /// worse.
         pub margin: f64 = 0.05 => between(0.001, 0.5),
         /// Largest probability of each wrong decision of a canary: to promote a version that is worse by more than the
-        /// margin, and to roll back one that is not worse. Many canaries get less each, so that a year has at most a
-        /// hundred times as many wrong decisions of each kind in the mean.
+        /// margin, and to roll back one that is not worse. Each canary reduces what the next ones get, so that the
+        /// expected number of wrong decisions of each kind in a year is at most 100 times this value.
         pub alpha: f64 = 0.05 => between(1e-6, 0.5),
         /// Seconds after which the canary ends without a decision.
         pub max_seconds: u64 = 86_400 => between(1, 1 << 32),
