@@ -61,7 +61,10 @@ impl Follower {
                 }
                 Ok(()) if !waits => tracing::info!("waiting for the first trainer of the fleet"),
                 Err(error) if !fails => {
-                    tracing::error!(error = format!("{error:#}"), "waiting for the fleet's version");
+                    tracing::error!(
+                        error = format!("{error:#}"),
+                        "waiting for the fleet's version"
+                    );
                     fails = true;
                 }
                 _ => {}
