@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use hone_core::types::{
     Group, GroupId, Interaction, InteractionId, PolicyRecord, PolicyVersion, Rating, Reward,
-    RewardId, RewardSource, Sample, SampleId, StepRecord, UnixMillis, key_of_rater,
+    RewardId, RewardSource, Sample, SampleId, StepRecord, UnixMillis, concerns_rater, key_of_rater,
 };
 
 use crate::error::StoreError;
@@ -374,6 +374,12 @@ impl Ledger {
     /// sample.
     pub fn correction(&self, id: SampleId) -> Result<Option<Reward>, StoreError> {
         self.find(format::FEEDBACK, id.0.as_bytes())
+    }
+
+    /// Whether feedback of a rater is quarantined.
+    pub fn is_quarantined(&self, rater: Option<&str>) -> Result<bool, StoreError> {
+        let Some(rater) = rater else { return Ok(false) };
+        Ok(self.quarantined()?.iter().any(|row| concerns_rater(&row.key_id, rater)))
     }
 
     /// Quarantined API keys, by id.

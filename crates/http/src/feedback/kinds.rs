@@ -17,8 +17,7 @@ use hone_store::{CorrectionEntry, FeedbackEntry, FeedbackOutcome, Op, Store, Sto
 use super::posted::{
     COMMENT_CHARS, FeedbackResponse, Judged, KEY_CHARS, MAX_CHOICE, NAME_CHARS, PostedFeedback,
     RatingProspect, USER_CHARS, after_commit, commit, completion_id, end_user, find_choice,
-    id_schema, is_quarantined, judged, no_such_choice, prospect, rate, rated, rater,
-    unknown_completion,
+    id_schema, judged, no_such_choice, prospect, rate, rated, rater, unknown_completion,
 };
 use crate::auth::Caller;
 use crate::body::{Field, FieldTable, Fields};
@@ -296,7 +295,7 @@ pub async fn correction(
     let prospects = after_commit(state, move |state| {
         let reason = match unused {
             None if !state.learning.enabled => Some("disabled".to_owned()),
-            None if is_quarantined(state, rater.as_deref())? => Some("quarantined".to_owned()),
+            None if state.store.is_quarantined(rater.as_deref())? => Some("quarantined".to_owned()),
             other => other,
         };
         let rating_prospect = |rating: FeedbackEntry| {

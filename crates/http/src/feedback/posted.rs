@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use hone_core::types::{
     Interaction, InteractionId, PolicyState, PromptSource, Reward, RewardSource, Sample, SampleId,
-    SampleOrigin, UnixMillis, concerns_rater, now_ms, rater_id,
+    SampleOrigin, UnixMillis, now_ms, rater_id,
 };
 use hone_reward::Route;
 use hone_reward::feedback::{FeedbackType, read_value};
@@ -475,7 +475,7 @@ fn untrained_reason(
         "disabled"
     } else if let Some(reason) = age_problem(state, sample)? {
         reason
-    } else if is_quarantined(state, rater)? {
+    } else if state.store.is_quarantined(rater)? {
         "quarantined"
     } else {
         return Ok(None);
@@ -495,12 +495,6 @@ fn age_problem(state: &AppState, sample: &Sample) -> Result<Option<&'static str>
             Ok((!is_canary).then_some("abandoned"))
         }
     }
-}
-
-/// Whether feedback of a rater is quarantined.
-pub fn is_quarantined(state: &AppState, rater: Option<&str>) -> Result<bool, StoreError> {
-    let Some(rater) = rater else { return Ok(false) };
-    Ok(state.store.quarantined()?.iter().any(|row| concerns_rater(&row.key_id, rater)))
 }
 
 /// Adds a rating of a completion to the evidence of a canary, also one that another server of the fleet recorded. If the

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use hone_core::types::{PolicyVersion, Reward, UnixMillis, concerns_rater, key_of_rater};
+use hone_core::types::{PolicyVersion, Reward, UnixMillis, key_of_rater};
 use hone_reward::Routes;
 use hone_store::{Ledger, StoreError};
 
@@ -54,12 +54,7 @@ impl VersionRating {
             return Ok(None);
         };
         let rater = rating.key_id.as_deref();
-        let quarantined = match rater {
-            Some(rater) => {
-                ledger.quarantined()?.iter().any(|row| concerns_rater(&row.key_id, rater))
-            }
-            None => false,
-        };
+        let quarantined = ledger.is_quarantined(rater)?;
         let value = rating.value.and_then(|value| params.scaled(value));
         Ok(value.filter(|_| weight != 0.0 && !quarantined).map(|value| Self {
             version: sample.version,
