@@ -80,7 +80,8 @@ async fn the_example_with_feedback_alone_learns() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_example_with_a_canary_decides_and_graders_go_on() {
     let config = include_str!("../../configs/examples/canary.toml");
-    let (report, _, metrics) = visited(config, 11).await;
+    // A version takes 5 to 20 steps, as many as ratings wait for; the second one must have ended.
+    let (report, _, metrics) = visited(config, 26).await;
     let decisions = decisions(&report);
     let by_ratings = |detail: &&String| detail.starts_with("canary/ratings: ");
     assert!(decisions.iter().filter(by_ratings).count() >= 2, "{decisions:?}");
