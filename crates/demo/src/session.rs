@@ -16,7 +16,7 @@ use super::options::DemoOptions;
 use super::progress::{DemoProgress, LearningView};
 use super::report::{DemoReport, Findings, count, held_out_rows, peak_rss_mib};
 use super::task::{self, Question, QuestionKind};
-use super::users::{SharedTally, TrainerLoad, Users};
+use super::users::{NEARLY, SharedTally, TrainerLoad, Users};
 use super::versions::{DecisionKind, VersionHistory};
 use hone_config::Config;
 use hone_report::terminal::clock;
@@ -43,9 +43,6 @@ const VISITORS: usize = 8;
 /// Polls of the versions in a row that must find the trainer at rest before the phase ends, because a
 /// publication begins shortly after the last step.
 const POLLS_AT_REST: u32 = 2;
-
-/// The share of the maximum reward whose time is reported.
-const NEARLY: f64 = 0.9;
 
 /// The inputs of every phase.
 struct Session<'a> {
@@ -323,6 +320,7 @@ impl Session<'_> {
             held_out: held_out_rows(before, after),
             steps: learned.step,
             seconds_to_nine_tenths: learned.nearly.map(|time| time.as_secs_f64()),
+            ratings_to_90: tally.ratings_to_nearly,
             // Prometheus writes counts as floats.
             swaps: scrape.value("hone_policy_published_total").unwrap_or(0.0) as u64,
             requests: tally.requests,

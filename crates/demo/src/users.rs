@@ -2,7 +2,7 @@
 //! up if an answer is right and well formed, else a thumbs down.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -133,6 +133,10 @@ fn metadata(mode: RewardsMode, question: &Question, sabotaged: bool) -> BTreeMap
 
 /// Answers that the running mean of the reward averages over.
 const MEAN_WINDOW: f64 = 64.0;
+/// Answers whose mean reward must reach [`NEARLY`] of the maximum.
+const RECENT: usize = 200;
+/// The share of the maximum reward whose time and number of ratings are reported.
+pub const NEARLY: f64 = 0.9;
 /// Failures whose messages are kept.
 const FAILURES_KEPT: usize = 3;
 
@@ -152,6 +156,10 @@ pub struct UserTally {
     pub thumbs_up: u64,
     /// Running mean of the reward of answers to users.
     pub reward: Option<f64>,
+    /// Thumbs until the mean reward of the last [`RECENT`] answers first reached [`NEARLY`] of the maximum.
+    pub ratings_to_nearly: Option<u64>,
+    /// The rewards of the last [`RECENT`] answers.
+    recent: VecDeque<f64>,
     /// The messages of the first few failures.
     pub failures: Vec<String>,
     answers: u64,
@@ -185,6 +193,10 @@ impl UserTally {
         let share = 1.0 / (self.answers as f64).min(MEAN_WINDOW);
         let mean = self.reward.unwrap_or(reward);
         self.reward = Some(mean + share * (reward - mean));
+        self.recent.push_back(reward);
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
         let ms = first_token.as_secs_f64() * 1e3;
         if trainer_busy { self.busy.push(ms) } else { self.idle.push(ms) }
     }
@@ -193,6 +205,10 @@ impl UserTally {
     pub fn add_thumb(&mut self, up: bool) {
         self.feedback += 1;
         self.thumbs_up += u64::from(up);
+        let most = task::REWARD_MAX * RECENT as f64;
+        if self.recent.len() == RECENT && self.recent.iter().sum::<f64>() >= NEARLY * most {
+            self.ratings_to_nearly.get_or_insert(self.feedback);
+        }
     }
 
     /// Whether [`Self::reward`] averages over its whole window.
@@ -292,6 +308,17 @@ mod tests {
             tally.add_answer(1.5, Duration::ZERO, false);
         }
         assert!(tally.reward.unwrap() > 1.499);
+    }
+
+    #[test]
+    fn ratings_count_until_the_last_answers_are_nearly_perfect() {
+        let mut tally = UserTally::default();
+        for answer in 0..400 {
+            // The mean of answers 180 to 379 is the first one of nine tenths.
+            tally.add_answer(if answer < 200 { 0.0 } else { 1.5 }, Duration::ZERO, false);
+            tally.add_thumb(answer >= 200);
+        }
+        assert_eq!(tally.ratings_to_nearly, Some(380));
     }
 
     #[test]

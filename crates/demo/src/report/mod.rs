@@ -47,6 +47,8 @@ pub struct DemoReport {
     /// From the users' first question until the mean reward of about 64 answers reached nine tenths
     /// of the maximum.
     pub seconds_to_nine_tenths: Option<f64>,
+    /// Thumbs until the mean reward of the users' last 200 answers first reached nine tenths of the maximum.
+    pub ratings_to_90: Option<u64>,
     /// Published versions.
     pub swaps: u64,
     /// Chat completions requested, including those of the evaluations.
@@ -275,7 +277,9 @@ impl Findings {
             }
         }
         if let Some(seconds) = report.seconds_to_nine_tenths {
-            fact("90 % of the maximum", format!("after {seconds:.1} s"));
+            let ratings = report.ratings_to_90.map(|n| format!(" · {} first", count(n, "thumb")));
+            let ratings = ratings.unwrap_or_default();
+            fact("90 % of the maximum", format!("after {seconds:.1} s{ratings}"));
         }
         let mut traffic =
             format!("{} · {} failed", count(report.requests, "request"), tally.failed);

@@ -36,6 +36,7 @@ fn findings() -> Findings {
         held_out: held_out_rows(&before, &after),
         steps: 60,
         seconds_to_nine_tenths: Some(41.5),
+        ratings_to_90: Some(900),
         swaps: 60,
         requests: 1203,
         failed_requests: 0,
@@ -65,7 +66,7 @@ fn the_json_has_exactly_these_keys() {
     let keys = |value: &serde_json::Value| -> Vec<String> {
         value.as_object().unwrap().keys().cloned().collect()
     };
-    insta::assert_snapshot!(keys(&json).join(" "), @"reward_max reward_before reward_after held_out steps seconds_to_nine_tenths swaps requests failed_requests feedback kl wall_seconds ttft_p50_ms ttft_p99_ms ttft_idle_p50_ms ttft_idle_p99_ms ttft_busy_p50_ms ttft_busy_p99_ms feedback_to_policy_p50_seconds peak_rss_mib seed rewards backend sampler");
+    insta::assert_snapshot!(keys(&json).join(" "), @"reward_max reward_before reward_after held_out steps seconds_to_nine_tenths ratings_to_90 swaps requests failed_requests feedback kl wall_seconds ttft_p50_ms ttft_p99_ms ttft_idle_p50_ms ttft_idle_p99_ms ttft_busy_p50_ms ttft_busy_p99_ms feedback_to_policy_p50_seconds peak_rss_mib seed rewards backend sampler");
     let rows = json["held_out"].as_array().unwrap();
     let kinds: Vec<_> = rows.iter().map(|row| (&row["kind"], &row["decoding"])).collect();
     assert_eq!(
