@@ -287,7 +287,8 @@ impl NativePurpose {
         match self {
             Self::Serving => {
                 settings.queue = limits.places;
-                settings.background_share = config.train.serving_share;
+                // As a fraction of the steps, which have the rest of the time.
+                settings.background_share = config.train.min_share / (1.0 - config.train.min_share);
             }
             Self::Sampling => {}
             Self::Judging => settings.queue = JUDGE_QUEUE,

@@ -230,9 +230,9 @@ pub struct InterferenceOptions {
     /// Format that the frozen weights are converted to [default: as they are stored]
     #[arg(long, value_name = "FORMAT", value_parser = quantize(), default_value = "none")]
     pub quantize: Quantize,
-    /// Time that training gets while the native engine serves [default: 0.2]
+    /// Share of the time that training gets while the native engine serves [default: that of train.min_share]
     #[arg(long, value_name = "SHARE")]
-    pub serving_share: Option<f64>,
+    pub min_share: Option<f64>,
 }
 
 /// The daemon's configuration: endless rollouts from a dataset, with a tiny learning rate, because a
@@ -247,8 +247,8 @@ fn config(options: &InterferenceOptions, dir: &Path) -> anyhow::Result<Config> {
     let mut demo = hone_demo::config::build(RewardsMode::Graded, 1, 1, &dir.join("data"), cores());
     serve_with(&mut demo, options.backend);
     demo.model.quantize = options.quantize;
-    if let Some(share) = options.serving_share {
-        demo.train.serving_share = share;
+    if let Some(share) = options.min_share {
+        demo.train.min_share = share;
     }
     if let Some(model) = &options.model {
         demo.model.path.clone_from(model);
@@ -308,13 +308,13 @@ mod tests {
         ] {
             let dir = tempfile::tempdir().unwrap();
             let mut options: InterferenceOptions =
-                crate::measure::tests::options(&["--sampler", "engine", "--serving-share", "0.25"]);
+                crate::measure::tests::options(&["--sampler", "engine", "--min-share", "0.25"]);
             (options.model, options.backend) = (model, backend);
             let config = config(&options, dir.path()).unwrap();
             hone_config::validate(&config).unwrap();
             let mut file = hone_config::parse(&toml::to_string(&config).unwrap()).unwrap();
-            // Constants of the daemon.
-            (file.train.serving_share, file.server.stream_interval_ms) = (0.25, 0);
+            // A constant of the daemon.
+            file.server.stream_interval_ms = 0;
             file.data.min_free_bytes = 0;
             assert_eq!(file, config);
             let samples = if options.model.is_some() { 16 } else { 64 };

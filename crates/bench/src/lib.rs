@@ -4,6 +4,7 @@
 mod http;
 mod interference;
 mod measure;
+mod ratings;
 mod rewards;
 mod safety;
 mod sample;
@@ -43,6 +44,8 @@ enum BenchCommand {
     Interference(interference::InterferenceOptions),
     /// Latency and throughput over HTTP, with recording, compared with the engine alone
     Http(http::HttpBenchOptions),
+    /// Ratings that a policy needs to learn, by what the trainer makes of them
+    Ratings(ratings::RatingsOptions),
     /// Satisfaction of simulated users when learning goes wrong, by how versions are published
     Safety(safety::SafetyOptions),
 }
@@ -67,6 +70,7 @@ impl Bench {
             BenchCommand::Sample(options) => BenchOutcome::of(sample::run(&options)?),
             BenchCommand::Interference(options) => runtime.block_on(interference::run(&options))?,
             BenchCommand::Http(options) => runtime.block_on(http::run(&options))?,
+            BenchCommand::Ratings(options) => runtime.block_on(ratings::run(&options))?,
             BenchCommand::Safety(options) => runtime.block_on(safety::run(&options))?,
         };
         match self.json {

@@ -27,7 +27,7 @@ hone_core::parameters! {
         /// Passes over the prompts to train on, instead of `max_steps`; 0 is off. `hone train`, which knows
         /// the number of prompts, replaces it by `max_steps`.
         pub epochs: f64 = 0.0 => between(0.0, 1e6),
-        /// Trainable samples per optimizer step.
+        /// Trainable samples per optimizer step. A quarter of them is enough if they are rated.
         pub samples_per_step: usize = 64 => between(1, 1 << 20),
         /// Samples per forward and backward pass; gradients accumulate over the passes of a step.
         pub micro_batch: usize = 64 => between(1, 1 << 16),
@@ -107,10 +107,9 @@ hone_core::parameters! {
         pub threads: usize = 0,
         /// Processor priority of background threads: the trainer's, the native sampler's, rollouts'.
         pub priority: BackgroundPriority = BackgroundPriority::default(),
-        /// Pauses between steps of the native engine for clients, as a fraction of their duration, while background
-        /// threads of lower priority have something to compute.
-        #[serde(skip)]
-        pub serving_share: f64 = 0.2,
+        /// The share of the time that the native engine leaves to training while clients keep it busy, if there is
+        /// something to train on. It exists because a saturated server would otherwise never learn.
+        pub min_share: f64 = 0.15 => between(0.0, 0.9),
         /// `[train.kl]`
         pub kl: KlConfig = KlConfig::default(),
         /// `[train.entropy]`

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use rand::{Rng as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -81,7 +83,13 @@ impl TrainProgress {
     ) -> PreparedBatch {
         self.weights.apply(routes, &mut batch);
         let mut baselines = self.baselines.clone();
-        let advantages = baselines.advantages(&batch.rewards(), config);
+        let rewards = batch.rewards();
+        let mut advantages = baselines.advantages(&rewards, config);
+        let most = config.samples_per_step.saturating_sub(batch.corrections.len());
+        // The same after a restart.
+        let mut random = ChaCha8Rng::seed_from_u64(config.seed);
+        random.set_stream(self.steps());
+        advantages.select(&rewards, most, random.random());
         let samples = batch.train_samples(&advantages);
         PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness }
     }

@@ -237,6 +237,7 @@ pub(super) fn collect(
         ("zero_std_groups_ratio", advantages.zero_std_groups_ratio),
         ("staleness_versions", Some(prepared.staleness)),
         ("dropped_groups", Some(advantages.dropped_groups as f64)),
+        ("represented_samples", Some(advantages.represented as f64).filter(|n| *n > 0.0)),
         ("step_seconds", Some(elapsed.as_secs_f64())),
         ("replay/samples", (prepared.replayed > 0).then_some(prepared.replayed as f64)),
     ] {

@@ -361,20 +361,23 @@ impl Trainer<'_> {
         during: Option<&Publication>,
     ) -> Result<Option<TrainBatch>, TrainFailure> {
         let setup = self.setup;
-        let built = batch_builder::build_batch(
-            &setup.store,
-            &setup.routes,
-            &self.version_ages(during),
-            &setup.config,
-            wanted,
-            &setup.metrics.train.dropped_groups,
-        )?;
-        let Some(mut batch) = built else { return Ok(None) };
-        let is_smaller = self.drop_unusable(&mut batch)?;
-        // The other groups stay ready.
-        let is_too_small = is_smaller && batch.sample_count() < wanted;
-        let is_long = || self.may_have_long_shard(batch.completions());
-        if is_too_small || during.is_some() && is_long() {
+        let mut batch = loop {
+            let built = batch_builder::build_batch(
+                &setup.store,
+                &setup.routes,
+                &self.version_ages(during),
+                &setup.config,
+                wanted,
+                &setup.metrics.train.dropped_groups,
+            )?;
+            let Some(mut batch) = built else { return Ok(None) };
+            // What was dropped is no longer ready.
+            if !self.drop_unusable(&mut batch)? {
+                break batch;
+            }
+        };
+        // The groups stay ready.
+        if during.is_some() && self.may_have_long_shard(batch.completions()) {
             return Ok(None);
         }
         feedback_cap::cap(&mut batch, &setup.routes, Some(&setup.metrics));

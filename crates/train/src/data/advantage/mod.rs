@@ -580,6 +580,20 @@ impl Baselines {
     }
 }
 
+/// The factor of `sizes`, all positive and more than `room`, with which their products, at most 1 each, have the sum `room`.
+fn inclusion_factor(sizes: &[f64], room: f64) -> f64 {
+    let mut sorted = sizes.to_vec();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let (mut rest, mut left) = (sorted.iter().sum::<f64>(), room);
+    for size in sorted {
+        if left * size <= rest || left <= 1.0 {
+            break;
+        }
+        (rest, left) = (rest - size, left - 1.0);
+    }
+    left / rest
+}
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Advantages {
     /// By group and member; `None` for members that are not trained on.
@@ -596,13 +610,57 @@ pub(crate) struct Advantages {
     pub reward_batch_std: Option<f64>,
     /// Number of groups dropped because no member differed from the others.
     pub dropped_groups: u64,
+    /// Rated members that others of the step represent.
+    pub represented: u64,
     /// Mean of each `(route, part)` over the samples that have it.
     pub part_means: BTreeMap<(String, String), f64>,
     /// Their standard deviations (n - 1); absent below two values.
     pub part_stds: BTreeMap<(String, String), f64>,
 }
 
+/// What [`Advantages::select`] adds to each magnitude, as a share of the mean: members of advantage 0 have a KL.
+const LEAST_SHARE: f64 = 0.1;
+
 impl Advantages {
+    /// Keeps at most `most` members: those of graded groups, and of the rated ones a sample without replacement, in which
+    /// each has a probability p proportional to the magnitude of its advantage, at most 1. A kept advantage is
+    /// multiplied by `kept / (all * p)` (Horvitz & Thompson 1952), so that the expectation of the mean of
+    /// advantage times gradient is that over all rated members, with less variance than of a uniform choice: where nearly
+    /// all thumbs are up, the few down teach most. The others lose their advantage, so that no pass computes
+    /// them. At least a quarter of `most` is left to rated members.
+    ///
+    /// The choice is systematic (Madow 1949) from `random` in [0, 1).
+    pub fn select(&mut self, groups: &[GroupRewards], most: usize, random: f64) {
+        let known = |members: &[Option<f64>]| members.iter().flatten().count();
+        let all = || self.values.iter().zip(groups);
+        let graded: usize = all().filter(|(_, g)| !g.is_rated).map(|(v, _)| known(v)).sum();
+        let room = most.saturating_sub(graded).max(most.div_ceil(4)) as f64;
+        let rated = all().filter(|(_, group)| group.is_rated);
+        let sizes: Vec<f64> =
+            rated.flat_map(|(v, _)| v.iter().flatten()).map(|a| a.abs()).collect();
+        let count = sizes.len() as f64;
+        if count <= room {
+            return;
+        }
+        let least = LEAST_SHARE * sizes.iter().sum::<f64>() / count + f64::MIN_POSITIVE;
+        let sizes: Vec<f64> = sizes.iter().map(|size| size + least).collect();
+        let factor = inclusion_factor(&sizes, room);
+        let mut sizes = sizes.into_iter();
+        let mut reached = random;
+        let rated = self.values.iter_mut().zip(groups).filter(|(_, group)| group.is_rated);
+        for advantage in rated.flat_map(|(values, _)| values).filter(|value| value.is_some()) {
+            let probability = sizes.next().map_or(1.0, |size| (factor * size).min(1.0));
+            reached += probability;
+            if reached >= 1.0 {
+                reached -= 1.0;
+                *advantage = advantage.map(|value| value * room / (count * probability));
+            } else {
+                *advantage = None;
+                self.represented += 1;
+            }
+        }
+    }
+
     /// [`Self::part_means`] as `part/NAME` and [`Self::part_stds`] as `part_std/NAME` (TRL's
     /// `rewards/NAME/mean` and
     /// `std`), with `ROUTE/NAME` if several routes of the step have a part of that name.

@@ -21,6 +21,10 @@ use crate::config::TrainConfig;
 /// The newest ready groups, from which a batch is built.
 const LOOKAHEAD: usize = 4096;
 
+/// Rated samples that a step takes, as a multiple of those that it computes, and the share of them of which a step is worth
+/// its time: many small steps learn more from each rating than few large ones (`hone-bench ratings`).
+const RATED_FACTOR: usize = 4;
+
 /// Groups of ratings that may wait for the trainer. The oldest ones beyond are dropped.
 const MOST_WAITING: usize = 4 * LOOKAHEAD;
 
@@ -235,10 +239,12 @@ impl TrainBatch {
     }
 }
 
-/// Takes ready groups until they have `train.samples_per_step` members: graded ones for half of the batch, oldest first,
-/// because few wait; then ratings and corrections, newest first, because they can arrive faster than they are trained on,
+/// Takes ready groups until they have `train.samples_per_step` members: graded ones and corrections for half of the batch,
+/// oldest first, because few wait; then ratings, newest first, because they can arrive faster than they are trained on,
 /// and old ones teach less; then further graded ones. The last group may exceed the number, and so may further turns of the
-/// batch's conversations. `None` if fewer than `min_samples` trainable samples are ready.
+/// batch's conversations. Of ratings a batch takes up to [`RATED_FACTOR`] times as many: they all enter the baselines, and
+/// [`Advantages::select`] chooses those that the step computes. `None` if fewer than `min_samples` trainable samples are
+/// ready, or, of ratings, a quarter of them.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
 /// member of an abandoned branch or of an age above the limit, those without a trainable
@@ -255,7 +261,10 @@ pub(crate) fn build_batch(
     let max_samples = config.samples_per_step;
     let (mut ready, mut drops) = (Vec::new(), Vec::new());
     let dropped = |id, reason: &str| (id, reason.to_owned());
-    let mut members = 0;
+    let is_enough = |all: usize, rated: usize| {
+        all >= min_samples || rated >= min_samples.div_ceil(RATED_FACTOR)
+    };
+    let (mut members, mut rated_members) = (0, 0);
     let too_old = |version, is_rated| match ages.of(version) {
         None => Some(ABANDONED),
         Some(age) => {
@@ -264,11 +273,12 @@ pub(crate) fn build_batch(
         }
     };
     // At least one member of each group is trainable. As many again may be turns of the same conversations.
-    let most = max_samples.max(1).saturating_mul(2);
+    let most_rated = max_samples.max(1).saturating_mul(RATED_FACTOR);
+    let most = most_rated.saturating_mul(2);
     let surplus = store.watch_ready().borrow().saturating_sub(MOST_WAITING.max(most));
     if surplus > 0 {
         let oldest = store.ready_groups(surplus)?.into_iter();
-        let ratings = oldest.filter(|group| !group.is_correction() && is_rated(routes, group));
+        let ratings = oldest.filter(|group| is_rated(routes, group));
         drops.extend(ratings.map(|group| dropped(group.id, BACKLOG)));
     }
     for group in store.newest_ready_groups(most.max(LOOKAHEAD))? {
@@ -285,6 +295,7 @@ pub(crate) fn build_batch(
             }
             _ => {
                 members += group.members.len();
+                rated_members += if is_rated { group.members.len() } else { 0 };
                 ready.push(group);
             }
         }
@@ -292,12 +303,14 @@ pub(crate) fn build_batch(
     let mut ready = graded_first(ready, routes, max_samples / 2);
     ready.truncate(most);
     let quarantined = store.quarantined()?.into_iter().map(|key| key.key_id).collect();
-    let (mut groups, mut corrections, mut samples) = (Vec::new(), Vec::new(), 0);
+    let (mut groups, mut corrections) = (Vec::new(), Vec::new());
+    let (mut samples, mut rated) = (0, 0);
     let mut turns = BatchTurns::default();
-    if members >= min_samples {
+    if is_enough(members, rated_members) {
         for group in ready {
             // Some recorded members may not be trainable, so only the loaded ones count.
-            if samples >= max_samples && !turns.go_on_in(store, &group)? {
+            let limit = if is_rated(routes, &group) { most_rated } else { max_samples };
+            if samples >= limit && !turns.go_on_in(store, &group)? {
                 continue;
             }
             if group.is_correction() {
@@ -326,6 +339,7 @@ pub(crate) fn build_batch(
                 drops.push(dropped(loaded.group.id, unused_reason(store, &loaded)?));
             } else {
                 samples += loaded.members.len();
+                rated += if is_rated { loaded.members.len() } else { 0 };
                 turns.add(&loaded);
                 groups.push(loaded);
             }
@@ -334,14 +348,14 @@ pub(crate) fn build_batch(
     if !drops.is_empty() {
         drop_groups(store, drops, dropped_groups)?;
     }
-    Ok((samples >= min_samples && samples > 0).then_some(TrainBatch { groups, corrections }))
+    Ok((is_enough(samples, rated) && samples > 0).then_some(TrainBatch { groups, corrections }))
 }
 
-/// The oldest graded groups with `members` members, then all others in their order, the newest first, and then the
-/// further graded ones.
+/// The oldest graded groups and corrections with `members` members, then the ratings in their order, the newest first,
+/// and then the further graded ones.
 fn graded_first(ready: Vec<Group>, routes: &Routes, members: usize) -> Vec<Group> {
-    let is_graded = |group: &Group| !group.is_correction() && !is_rated(routes, group);
-    let (mut graded, others): (Vec<_>, Vec<_>) = ready.into_iter().partition(is_graded);
+    let (mut graded, others): (Vec<_>, Vec<_>) =
+        ready.into_iter().partition(|group| !is_rated(routes, group));
     graded.reverse();
     let mut taken = 0;
     let first = graded.iter().take_while(|group| {
@@ -424,8 +438,9 @@ impl BatchTurns {
     }
 }
 
+/// Whether all values of a group are ratings by clients. A correction has none.
 fn is_rated(routes: &Routes, group: &Group) -> bool {
-    let route = routes.get(&group.route);
+    let route = routes.get(&group.route).filter(|_| !group.is_correction());
     route.is_some_and(|route| group.parts.iter().all(|part| route.takes_feedback(part)))
 }
 

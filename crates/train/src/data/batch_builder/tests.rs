@@ -200,7 +200,9 @@ fn a_batch_takes_groups_until_it_has_enough_samples() {
     // Graded groups have half of the batch, and the newest ratings the other half.
     let rated: Vec<GroupId> =
         (0..40).map(|n| ledger.rated_at(40 + n, 0, &[("alice", 4.0)])).collect();
-    assert_eq!(build(1, 4), Some(vec![oldest, rated[39], rated[38]]));
+    let newest_rated = |count| rated.iter().rev().take(count).copied();
+    // Of ratings it takes four times as many as a step computes.
+    assert_eq!(build(1, 4), Some([oldest].into_iter().chain(newest_rated(14)).collect()));
 }
 
 /// Ratings arrive faster than they are trained on.
@@ -222,6 +224,19 @@ fn ratings_behind_many_newer_ones_are_dropped_and_counted() {
     assert_eq!(ledger.drops("backlog"), 2);
     assert!(groups[..2].iter().all(|id| ledger.is_dropped(*id, "backlog")));
     assert_eq!([graded, groups[2]].map(|id| ledger.state(id)), [const { GroupState::Ready }; 2]);
+}
+
+/// A step on few ratings is worth its time, one on few graded completions is not.
+#[test]
+fn a_quarter_of_a_batch_is_enough_if_it_is_rated() {
+    let ledger = Ledger::new(&[]);
+    ledger.graded(1, &[(0, Some(1.0)); 4], |_| {});
+    let rated: Vec<GroupId> =
+        (0..3).map(|n| ledger.rated_at(40 + n, 0, &[("alice", 4.0)])).collect();
+    assert_eq!(ids(ledger.build(16, 16)), None);
+    let last = ledger.rated_at(50, 0, &[("alice", 4.0)]);
+    let batch = ids(ledger.build(16, 16)).unwrap();
+    assert_eq!(batch[1..], [last, rated[2], rated[1], rated[0]]);
 }
 
 #[test]

@@ -261,3 +261,56 @@ fn advantages_differ_from_the_first_guide_by_the_divisor_only() {
         }
     }
 }
+
+fn rated(values: &[f64]) -> Vec<GroupRewards> {
+    values.iter().map(|value| GroupRewards { is_rated: true, ..lone(*value) }).collect()
+}
+
+/// Of 90 thumbs up and 10 down, a step that computes 32.
+#[test]
+fn a_selection_of_ratings_is_unbiased_and_prefers_what_is_rare() {
+    let values: Vec<f64> = (0..100).map(|n| f64::from(u8::from(n % 10 != 0))).collect();
+    let groups: Vec<_> =
+        [graded(&[1.0, 2.0, 3.0, 4.0])].into_iter().chain(rated(&values)).collect();
+    let all = Baselines::new(100.0).advantages(&groups, &TrainConfig::default());
+    // Any quantity of the samples, such as a coordinate of their gradients.
+    let gradient = |index: usize| 1.0 + (index as f64).sin();
+    let mean = |selected: &Advantages, count: f64| {
+        let rated = selected.values.iter().enumerate().skip(1);
+        rated.map(|(i, a)| a[0].unwrap_or(0.0) * gradient(i)).sum::<f64>() / count
+    };
+    let (expected, draws) = (mean(&all, 100.0), 4000);
+    let (mut sum, mut down) = (0.0, 0);
+    for draw in 0..draws {
+        let mut selected = all.clone();
+        selected.select(&groups, 32, (f64::from(draw) + 0.5) / f64::from(draws));
+        assert_eq!(selected.values[0], all.values[0], "graded members stay");
+        let kept: Vec<usize> = (1..101).filter(|i| selected.values[*i][0].is_some()).collect();
+        assert!((27..=29).contains(&kept.len()), "{}", kept.len());
+        assert_eq!(selected.represented as usize, 100 - kept.len());
+        sum += mean(&selected, 28.0);
+        down += kept.iter().filter(|i| values[**i - 1] == 0.0).count();
+    }
+    let found = sum / f64::from(draws);
+    assert!((found - expected).abs() < 1e-3 * expected.abs().max(1.0), "{found} is not {expected}");
+    // Each of the ten in nearly every draw; a uniform choice would keep 2.8 of them.
+    let down = down as f64 / f64::from(draws);
+    assert!(down > 9.0, "{down}");
+}
+
+#[test]
+fn few_ratings_are_all_kept_and_many_graded_members_leave_them_a_quarter() {
+    let groups: Vec<_> = [graded(&[1.0; 60]), graded(&[2.0; 4])]
+        .into_iter()
+        .chain(rated(&[1.0, 0.0].repeat(20)))
+        .collect();
+    let all = Baselines::new(100.0).advantages(&groups, &TrainConfig::default());
+    let select = |most| {
+        let mut selected = all.clone();
+        selected.select(&groups, most, 0.5);
+        selected
+    };
+    assert_eq!(select(104), all);
+    let selected = select(64);
+    assert_eq!((selected.represented, &selected.values[..2]), (24, &all.values[..2]));
+}
