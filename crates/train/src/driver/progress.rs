@@ -73,19 +73,21 @@ impl TrainProgress {
         serde_json::from_value(extra).map_err(|error| at(dir)(error.into()).into())
     }
 
-    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on.
+    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on: at most `most`
+    /// where some are rated.
     pub(super) fn prepare(
         &self,
         mut batch: TrainBatch,
         routes: &Routes,
         config: &TrainConfig,
         staleness: f64,
+        most: usize,
     ) -> PreparedBatch {
         self.weights.apply(routes, &mut batch);
         let mut baselines = self.baselines.clone();
         let rewards = batch.rewards();
         let mut advantages = baselines.advantages(&rewards, config);
-        let most = config.samples_per_step.saturating_sub(batch.corrections.len());
+        let most = most.saturating_sub(batch.corrections.len());
         // The same after a restart.
         let mut random = ChaCha8Rng::seed_from_u64(config.seed);
         random.set_stream(self.steps());
