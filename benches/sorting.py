@@ -18,42 +18,42 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 SYSTEM = (
-    "You sort the messages of a shop's customers. Answer each message with exactly one of four desks, and with nothing "
-    "else: desk one for payments, prices, invoices and refunds; desk two for parcels that are on their way, late or lost; "
-    "desk three for things that do not work or arrived damaged; desk four for passwords, accounts and logins."
+    "You sort the messages of a shop's customers. Answer each message with exactly one of four words, and with nothing "
+    "else: MONEY for payments, prices, invoices and refunds; TRAVEL for parcels that are on their way, late or lost; "
+    "BROKEN for things that do not work or arrived damaged; ACCESS for passwords, accounts and logins."
 )
 EXAMPLES = [
-    ("I was charged twice for my order last week.", "desk one"),
-    ("The parcel should have come on Monday and is not here.", "desk two"),
-    ("The lamp flickers and then goes dark after a minute.", "desk three"),
-    ("I cannot log in since I changed my phone.", "desk four"),
+    ("I was charged twice for my order last week.", "MONEY"),
+    ("The parcel should have come on Monday and is not here.", "TRAVEL"),
+    ("The lamp flickers and then goes dark after a minute.", "BROKEN"),
+    ("I cannot log in since I changed my phone.", "ACCESS"),
 ]
 THINGS = ["kettle", "jacket", "radio", "printer", "bicycle lamp", "toaster", "camera", "drill", "keyboard", "mixer"]
 DAYS = ["Monday", "Tuesday", "last week", "three days ago", "yesterday", "two weeks ago"]
 CITIES = ["Lyon", "Porto", "Graz", "Turin", "Ghent", "Malmo"]
 PATTERNS = {
-    "desk one": [
+    "MONEY": [
         "Why did you take {n} euros for the {thing} when it said {m}?",
         "Please send me an invoice for the {thing} that I bought {day}.",
         "When do I get my {n} euros back for the {thing}?",
         "My card was declined when I wanted to pay for the {thing}.",
         "The voucher of {n} euros was not counted when I paid {day}.",
     ],
-    "desk two": [
+    "TRAVEL": [
         "Where is the {thing} that I ordered {day}?",
         "The tracking page says that my {thing} is in {city} since {day}.",
         "Can you bring the {thing} to {city} and not to my home?",
         "The driver left my {thing} with a neighbour whom I do not know.",
         "My {thing} was to arrive {day}, and nothing has come to {city}.",
     ],
-    "desk three": [
+    "BROKEN": [
         "The {thing} stopped working {day}.",
         "My new {thing} has a crack on the side.",
         "The {thing} makes a loud noise and smells of smoke.",
         "The {thing} from {day} does not turn on any more.",
         "A part of the {thing} fell off when I opened the box.",
     ],
-    "desk four": [
+    "ACCESS": [
         "I forgot my password and the mail to reset it does not come.",
         "Your site says that my account is locked since {day}.",
         "How do I change the mail address of my account to one in {city}?",

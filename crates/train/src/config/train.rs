@@ -102,6 +102,10 @@ hone_core::parameters! {
         /// more than this in the mean, in nats; 0 never refuses.
         #[serde(skip)]
         pub max_sampler_difference: f64 = 0.05,
+        /// Rated samples that a step takes at most, as a multiple of those that it computes, and the share of them of which
+        /// a step is worth its time: many small steps learn more from each rating than few large ones.
+        #[serde(skip)]
+        pub rated_factor: usize = 4,
         /// Threads of the trainer's pool; 0 is one per core.
         #[serde(skip)]
         pub threads: usize = 0,

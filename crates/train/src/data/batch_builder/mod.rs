@@ -21,10 +21,6 @@ use crate::config::TrainConfig;
 /// The newest ready groups, from which a batch is built.
 const LOOKAHEAD: usize = 4096;
 
-/// Rated samples that a step takes, as a multiple of those that it computes, and the share of them of which a step is worth
-/// its time: many small steps learn more from each rating than few large ones (`hone-bench ratings`).
-const RATED_FACTOR: usize = 4;
-
 /// Groups of ratings that may wait for the trainer. The oldest ones beyond are dropped.
 const MOST_WAITING: usize = 4 * LOOKAHEAD;
 
@@ -242,9 +238,9 @@ impl TrainBatch {
 /// Takes ready groups until they have `train.samples_per_step` members: graded ones and corrections for half of the batch,
 /// oldest first, because few wait; then ratings, newest first, because they can arrive faster than they are trained on,
 /// and old ones teach less; then further graded ones. The last group may exceed the number, and so may further turns of the
-/// batch's conversations. Of ratings a batch takes up to [`RATED_FACTOR`] times as many: they all enter the baselines, and
+/// batch's conversations. Of ratings a batch takes up to [`TrainConfig::rated_factor`] times as many: they all enter the baselines, and
 /// [`Advantages::select`] chooses those that the step computes. `None` if fewer than `min_samples` trainable samples are
-/// ready, or, of ratings, a quarter of them.
+/// ready, or, of ratings, that part of them.
 ///
 /// Groups that can never be trained on are dropped in the ledger, with the reason: those with a
 /// member of an abandoned branch or of an age above the limit, those without a trainable
@@ -262,7 +258,7 @@ pub(crate) fn build_batch(
     let (mut ready, mut drops) = (Vec::new(), Vec::new());
     let dropped = |id, reason: &str| (id, reason.to_owned());
     let is_enough = |all: usize, rated: usize| {
-        all >= min_samples || rated >= min_samples.div_ceil(RATED_FACTOR)
+        all >= min_samples || rated >= min_samples.div_ceil(config.rated_factor)
     };
     let (mut members, mut rated_members) = (0, 0);
     let too_old = |version, is_rated| match ages.of(version) {
@@ -273,7 +269,7 @@ pub(crate) fn build_batch(
         }
     };
     // At least one member of each group is trainable. As many again may be turns of the same conversations.
-    let most_rated = max_samples.max(1).saturating_mul(RATED_FACTOR);
+    let most_rated = max_samples.max(1).saturating_mul(config.rated_factor);
     let most = most_rated.saturating_mul(2);
     let surplus = store.watch_ready().borrow().saturating_sub(MOST_WAITING.max(most));
     if surplus > 0 {

@@ -31,6 +31,7 @@ struct Ledger {
     store: Store,
     routes: Routes,
     ages: VersionAges,
+    rated_factor: usize,
     dropped: IntCounterVec,
 }
 
@@ -46,6 +47,7 @@ impl Ledger {
             _dir: dir,
             routes: routes(ROUTES),
             ages: VersionAges { lineage: Arc::new(records.iter().collect()), head, ahead: 0 },
+            rated_factor: 1,
             dropped: Metrics::new().unwrap().train.dropped_groups,
         }
     }
@@ -61,6 +63,7 @@ impl Ledger {
             max_staleness: graded,
             feedback_max_staleness: rated,
             samples_per_step: max,
+            rated_factor: self.rated_factor,
             ..TrainConfig::default()
         };
         build_batch(&self.store, &self.routes, &self.ages, &config, min, &self.dropped).unwrap()
@@ -200,9 +203,11 @@ fn a_batch_takes_groups_until_it_has_enough_samples() {
     // Graded groups have half of the batch, and the newest ratings the other half.
     let rated: Vec<GroupId> =
         (0..40).map(|n| ledger.rated_at(40 + n, 0, &[("alice", 4.0)])).collect();
-    let newest_rated = |count| rated.iter().rev().take(count).copied();
-    // Of ratings it takes four times as many as a step computes.
-    assert_eq!(build(1, 4), Some([oldest].into_iter().chain(newest_rated(14)).collect()));
+    assert_eq!(build(1, 4), Some(vec![oldest, rated[39], rated[38]]));
+    // A step chooses from four times as many ratings as it computes.
+    let ledger = Ledger { rated_factor: 4, ..ledger };
+    let newest = [oldest].into_iter().chain(rated.into_iter().rev().take(14));
+    assert_eq!(ids(ledger.build(1, 4)), Some(newest.collect()));
 }
 
 /// Ratings arrive faster than they are trained on.
@@ -229,7 +234,7 @@ fn ratings_behind_many_newer_ones_are_dropped_and_counted() {
 /// A step on few ratings is worth its time, one on few graded completions is not.
 #[test]
 fn a_quarter_of_a_batch_is_enough_if_it_is_rated() {
-    let ledger = Ledger::new(&[]);
+    let ledger = Ledger { rated_factor: 4, ..Ledger::new(&[]) };
     ledger.graded(1, &[(0, Some(1.0)); 4], |_| {});
     let rated: Vec<GroupId> =
         (0..3).map(|n| ledger.rated_at(40 + n, 0, &[("alice", 4.0)])).collect();
@@ -486,14 +491,14 @@ fn corrections_fill_a_batch_whatever_the_version_of_the_completion() {
     let second = ledger.corrected("bob", 6, 30);
     let batch = build(2).unwrap();
     assert_eq!((batch.sample_count(), batch.members().count()), (2, 0));
-    assert_eq!(batch.group_ids(), [second, first]);
-    assert_eq!(batch.feedback_times().collect::<Vec<_>>(), [30, 10]);
+    assert_eq!(batch.group_ids(), [first, second]);
+    assert_eq!(batch.feedback_times().collect::<Vec<_>>(), [10, 30]);
     assert_eq!(batch.staleness(&ledger.ages), 0.0);
     let none = Advantages::default();
     let samples = batch.train_samples(&none);
     assert!(samples.iter().all(|s| s.correction && s.temperature == 1.0 && !s.late));
-    assert_eq!((&samples[1].prompt_ids[..], &samples[1].ids[..]), (&[3, 9][..], &[3, 5, 2][..]));
-    assert_eq!((batch.group_of(&none, 1), batch.group_of(&none, 2)), (vec![first], vec![]));
-    assert_eq!(batch.without(&none, &[]).1, [second, first], "they are never stale");
+    assert_eq!((&samples[0].prompt_ids[..], &samples[0].ids[..]), (&[3, 9][..], &[3, 5, 2][..]));
+    assert_eq!((batch.group_of(&none, 1), batch.group_of(&none, 2)), (vec![second], vec![]));
+    assert_eq!(batch.without(&none, &[]).1, [first, second], "they are never stale");
     assert_eq!(batch.corrections[0].tokens(), 5);
 }

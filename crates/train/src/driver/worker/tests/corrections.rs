@@ -40,7 +40,7 @@ async fn corrections_make_steps_with_groups_and_alone() {
     let both = [world.correction(5, 2).await, world.correction(6, 3).await];
     world.wait_for_version(1).await;
     let step = world.last_step();
-    assert_eq!(step.groups, [group, both[1], both[0]]);
+    assert_eq!(step.groups, [group, both[0], both[1]]);
     assert!(world.all_are(&step.groups, &GroupState::Trained(1)));
     assert_eq!((step.metrics["samples"], step.metrics["correction/samples"]), (2.0, 2.0));
     assert!(step.metrics["correction/nll"] > 0.0);

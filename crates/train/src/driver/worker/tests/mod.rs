@@ -34,6 +34,24 @@ async fn enough_ready_groups_make_a_step_and_a_version() {
     world.stop().await;
 }
 
+/// A step computes four of sixteen samples, which stand for the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_chooses_among_the_ratings_that_wait() {
+    let world = World::fresh(|config| config.rated_factor = 4).await;
+    let handle = world.pause().await;
+    let mut waiting = Vec::new();
+    for token in 4..12 {
+        waiting.push(world.group(token, 0).await);
+    }
+    handle.resume().unwrap();
+    world.wait_for_version(1).await;
+    let step = world.last_step();
+    assert!(world.all_are(&waiting, &GroupState::Trained(1)));
+    let [samples, represented] = ["samples", "represented_samples"].map(|name| step.metrics[name]);
+    assert_eq!((samples, represented), (4.0, 12.0));
+    world.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_with_a_long_shard_waits_for_the_publication() {
     // The usual shards of this model have 256 tokens.

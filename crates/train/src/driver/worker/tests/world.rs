@@ -178,6 +178,7 @@ impl Parts {
             micro_batch: 4,
             max_staleness: 2,
             feedback_max_staleness: 2,
+            rated_factor: 1,
             max_sampler_difference: 0.0,
             learning_rate: PeakRate::Fixed(0.01),
             warmup_steps: Some(0.0),
