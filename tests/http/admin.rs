@@ -49,6 +49,10 @@ async fn policies_are_listed_activated_and_pinned() {
         let policy = ok(server.post(&format!("/admin/policies/1/{action}"), &none).await);
         assert_eq!((&policy["version"], &policy["pinned"]), (&json!(1), &json!(pinned)));
     }
+    let relearned = ok(server.post("/admin/policies/0/activate?relearn=true", &none).await);
+    assert_eq!(relearned["reason"], hone_train::policy::RELEARN);
+    let (status, _) = server.post("/admin/policies/0/activate?relearn=yes", &none).await;
+    assert_eq!(status, 400);
     let unknown = ["activate", "pin", "unpin"]
         .map(|action| [(action, "9", 404, "not_found"), (action, "x", 400, "invalid_value")]);
     let rejected = ("activate", "2", 409, "conflict");

@@ -115,6 +115,8 @@ pub struct FakePolicies {
     engine: Arc<FakeEngine>,
     /// The keys of requests.
     pub assigned: Mutex<Vec<String>>,
+    /// Whether no canary runs.
+    pub is_quiet: AtomicBool,
     pub ratings: Mutex<Vec<VersionRating>>,
     pub answers: Mutex<Vec<(PolicyVersion, bool)>>,
 }
@@ -172,6 +174,9 @@ impl PolicyControl for FakePolicies {
     fn assign(&self, key: &str) -> Option<PolicyVersion> {
         note(&self.assigned, key.to_owned());
         None
+    }
+    fn counts_ratings(&self) -> bool {
+        !self.is_quiet.load(Ordering::SeqCst)
     }
     fn rate(&self, rating: &VersionRating) {
         note(&self.ratings, rating.clone());
@@ -260,6 +265,7 @@ impl Server {
         let policies = Arc::new(FakePolicies {
             engine: engine.clone(),
             assigned: Mutex::default(),
+            is_quiet: AtomicBool::new(false),
             ratings: Mutex::default(),
             answers: Mutex::default(),
         });

@@ -16,9 +16,10 @@ use hone_core::types::{PolicyRecord, PolicyVersion, UnixMillis, now_ms};
 use hone_reward::feedback::QuarantineReason;
 use hone_store::{Op, QuarantinedKey, StoreTrouble};
 use hone_train::TrainStatus;
+use hone_train::policy::RELEARN;
 
 use crate::auth::ListedKey;
-use crate::body::{Field, FieldTable, Fields, JsonObject, List, PathText};
+use crate::body::{Field, FieldTable, Fields, JsonObject, List, PathText, QueryObject};
 use crate::error::{ApiError, ErrorCode, JsonResult};
 use crate::state::{AppState, DiskLimit};
 
@@ -146,13 +147,21 @@ pub async fn policies(State(state): AppContext) -> JsonResult<PolicyList> {
     Ok(Json(PolicyList { object: "list", active, data: state.policies.list()? }))
 }
 
+pub const ACTIVATE_FIELDS: FieldTable = &[&[Field::one_of(
+    "relearn",
+    &["true", "false"],
+    "Whether to learn again from what the versions that are left were trained on.",
+)]];
+
 pub async fn activate(
     State(state): AppContext,
     PathText(version): PathText,
+    QueryObject(query): QueryObject,
 ) -> JsonResult<PolicyRecord> {
     let version = parse(&version)?;
-    tracing::info!(%version, "an operator activates a version");
-    let reason = "activated by an operator";
+    let relearns = Fields::of(&query, ACTIVATE_FIELDS)?.text("relearn")? == Some("true");
+    tracing::info!(%version, relearns, "an operator activates a version");
+    let reason = if relearns { RELEARN } else { "activated by an operator" };
     run_detached(async move { state.policies.activate(version, reason).await }).await
 }
 

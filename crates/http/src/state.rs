@@ -194,6 +194,8 @@ pub trait PolicyControl: Send + Sync {
     }
     /// The canary that a request with this key must get; `None` is the active version.
     fn assign(&self, key: &str) -> Option<PolicyVersion>;
+    /// Whether a canary runs that this process decides about, for which ratings are evidence.
+    fn counts_ratings(&self) -> bool;
     /// Adds a rating to the evidence of a canary.
     fn rate(&self, rating: &VersionRating);
     /// Adds the end of a request to the evidence of a canary.
@@ -223,6 +225,9 @@ impl PolicyControl for Policies {
     }
     fn assign(&self, key: &str) -> Option<PolicyVersion> {
         self.assign(key)
+    }
+    fn counts_ratings(&self) -> bool {
+        self.counts_ratings()
     }
     fn rate(&self, rating: &VersionRating) {
         self.rate(rating);

@@ -4,6 +4,8 @@ mod corrections;
 mod pairs;
 mod prospects;
 
+use std::sync::atomic::Ordering;
+
 use serde_json::{Value, json};
 
 use hone::config::KeyScope;
@@ -215,6 +217,11 @@ async fn the_default_routes_thumbs_are_evidence_of_a_canary() {
     let ratings = server.policies.ratings.lock().unwrap().clone();
     let found: Vec<_> = ratings.iter().map(|r| (r.value, r.key.clone(), r.keys)).collect();
     assert_eq!(found, [1.0, 0.0, 1.0, 0.0].map(|value| (value, None, 0)));
+    // Without a canary no rating is looked up.
+    server.policies.is_quiet.store(true, Ordering::SeqCst);
+    let body = json!({"completion_id": server.completion().await, "name": "thumbs", "value": 1});
+    ok(server.post("/v1/feedback", &body).await);
+    assert_eq!(server.policies.ratings.lock().unwrap().len(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -202,8 +202,10 @@ metric_set! {
         policy_canary_ratings: IntGaugeVec("hone_policy_canary_ratings",
             "Ratings that the last canary's test has, by version.", &["version"]),
         policy_canary_evidence: GaugeVec("hone_policy_canary_evidence",
-            "Natural logarithm of the evidence of the last canary's test, by finding. The test decides \
+            "Natural logarithm of the evidence of the last canary's tests, by finding. A test decides \
              at ln(1 / alpha), where alpha is at most policy.canary.alpha.", &["finding"]),
+        policy_kl_budget: Gauge("hone_policy_kl_budget_ratio",
+            "KL of the last candidate to the anchor, as a share of policy.gate.max_kl. At 1 every version is rejected."),
         policy_swap_duration: Histogram("hone_policy_swap_duration_seconds",
             "Time for which a hot swap blocked generation.", FAST),
         policy_load_duration: Histogram("hone_policy_load_duration_seconds",

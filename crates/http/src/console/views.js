@@ -257,7 +257,7 @@ async function canary({ state: shared, refresh }) {
   const [{ running }, { data, active }] = await Promise.all([get('admin/canary'), shared.versions()]);
   const ended = data.flatMap((record) => record.checks.filter(({ name }) => name.startsWith('canary/')).map((check) => ({ record, check }))).toReversed();
   const past = section('Earlier canaries', table('Earlier canaries', ['Version', 'Verdict', '#Difference', 'Evidence', 'Made'],
-    ended.slice(0, 20).map(({ record, check }) => [`v${record.version}`, badge(check.passed ? 'promoted' : 'rolled back', check.passed ? 'good' : 'bad'), signed(check.value), check.detail, time(record.created)]), 'None yet.'));
+    ended.slice(0, 20).map(({ record, check }) => [`v${record.version}`, badge(check.name === 'canary/anchor' ? (check.passed ? 'stays' : 'left for its anchor') : check.passed ? 'promoted' : 'rolled back', check.passed ? 'good' : 'bad'), signed(check.value), check.detail, time(record.created)]), 'None yet.'));
   if (!running) {
     return [section('Now', notice('No canary is running: all requests get the active version. With policy.promotion = "canary" a new version first gets a share of the traffic.')), past];
   }
@@ -267,13 +267,14 @@ async function canary({ state: shared, refresh }) {
     ['Failed', percent(counts.requests ? counts.failures / counts.requests : 0), `${counts.failures} requests`, counts.failures > 2 && 'bad'],
   ]));
   return [
-    section('Decision', h('p', {}, forecast(running)),
-      h('p', {}, `It ends at `, time(running.deadline), running.max_ratings ? ` or after ${number(running.max_ratings)} ratings` : '', ` at the latest; then ${LIMITS[running.on_limit]}.`),
+    section('Decision', running.is_recall && h('p', {}, `A share of the traffic gets version ${running.version} again, to show whether version ${running.control} is worse than it.`), h('p', {}, forecast(running)),
+      h('p', {}, `It ends at `, time(running.deadline), running.max_ratings ? ` or after ${number(running.max_ratings)} ratings` : '', ` at the latest; then ${running.is_recall ? 'the active version stays' : LIMITS[running.on_limit]}.`),
       row(badge(`difference ${signed(running.mean)}`, running.mean === null ? '' : running.mean < -running.margin ? 'bad' : 'good'),
+        badge(running.rating_rate === null ? 'rates of rating unknown' : `rated ${number(running.rating_rate)} times as often`, running.rating_rate !== null && running.rating_rate < 0.8 ? 'bad' : ''),
         muted(`of the range of ratings; ${running.margin} worse is accepted · ${running.raters} keys rated · share ${running.stages.length}`)),
       row(button('End the canary', () => act({
         title: `End the canary of version ${running.version}?`,
-        effects: [`All requests get version ${active}.`, `Version ${running.version} is rolled back; training goes on from version ${active}.`],
+        effects: [`All requests get version ${active}.`, running.is_recall ? 'The comparison is not repeated; steps that wait for their version are undone.' : `Version ${running.version} is rolled back; training goes on from version ${active}.`],
         action: 'End the canary',
         danger: true,
       }, () => post(`admin/policies/${active}/activate`), 'The canary has ended.').then((done) => done && refresh()), 'danger'))),

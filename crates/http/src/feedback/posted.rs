@@ -500,6 +500,9 @@ fn age_problem(state: &AppState, sample: &Sample) -> Result<Option<&'static str>
 /// Adds a rating of a completion to the evidence of a canary, also one that another server of the fleet recorded. If the
 /// ledger cannot tell what it is of, it is left out.
 pub fn rate(state: &AppState, entry: &FeedbackEntry, sample: SampleId) {
+    if !state.policies.counts_ratings() {
+        return;
+    }
     let rating = Reward {
         value: entry.value,
         source: RewardSource::Feedback,

@@ -390,6 +390,7 @@ fn operators() -> Vec<ApiRoute> {
             .answers::<PolicyList>(),
         route(POST, "/admin/policies/{version}/activate", operator::activate)
             .named("activatePolicy", "Serve an earlier version")
+            .query(operator::ACTIVATE_FIELDS)
             .answers::<PolicyRecord>()
             .errors(&[409]),
         route(POST, "/admin/policies/{version}/pin", |state, version| {

@@ -85,7 +85,8 @@ hone_core::parameters! {
         pub reward_aggregation: RewardAggregation = RewardAggregation::default(),
         /// The treatment of groups whose rewards are all equal.
         pub zero_variance_groups: ZeroVariance = ZeroVariance::default(),
-        /// Drop groups with a member that is more versions old than this; 0 allows only the current one.
+        /// Drop groups with a member that is more versions old than this, or more than 64 steps; 0 allows only the
+        /// current one.
         pub max_staleness: u64 = 8,
         /// Longest sample, prompt and completion together in tokens; 0 is what the memory plan permits.
         /// Groups with a longer one are dropped.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus::IntGauge;
+use prometheus::core::Collector;
+use prometheus::{IntCounterVec, IntGauge};
 use schemars::JsonSchema;
 use serde::Serialize;
 use strum::{IntoStaticStr, VariantArray};
@@ -83,6 +84,21 @@ pub struct TrainStatus {
     pub restarts: u64,
     /// Batches without a step since the process started, the sum of `hone_train_skipped_steps_total`.
     pub skipped_batches: u64,
+    /// Groups that expired or were left out without having been trained on since the process started, by reason: the
+    /// values of `hone_train_dropped_groups_total`.
+    pub dropped_groups: BTreeMap<String, u64>,
+}
+
+/// The values of a counter with one label.
+fn by_label(counter: &IntCounterVec) -> BTreeMap<String, u64> {
+    let families = counter.collect();
+    let metrics = families.iter().flat_map(|family| family.get_metric());
+    let named = metrics.filter_map(|metric| {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
+        let count = metric.get_counter().get_value() as u64;
+        Some((metric.get_label().first()?.value().to_owned(), count))
+    });
+    named.collect()
 }
 
 #[derive(Clone)]
@@ -105,6 +121,7 @@ impl StatusCell {
             queued_prompts: count(&self.metrics.rollout_queue),
             in_flight_groups: count(&self.metrics.rollout_in_flight),
             ready_groups: count(&self.metrics.train.ready_groups),
+            dropped_groups: by_label(&self.metrics.train.dropped_groups),
             ..self.status.lock().clone()
         }
     }

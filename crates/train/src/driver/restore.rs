@@ -7,7 +7,7 @@ use std::time::Instant;
 use tokio::runtime::Handle;
 
 use hone_core::files::remove_any;
-use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, now_ms};
+use hone_core::types::{GroupState, PolicyRecord, PolicyState, PolicyVersion, StepRecord, now_ms};
 use hone_store::Op;
 
 use super::progress::{AttemptMarker, Hold, Marker, TrainProgress};
@@ -19,7 +19,7 @@ use crate::data::advantage::Baselines;
 use crate::error::LearnError;
 use crate::learning::checkpoint;
 use crate::learning::learner::Learner;
-use crate::policy::{is_activated, version_name};
+use crate::policy::{RELEARN, is_activated, recalled, version_name};
 
 /// The newest checkpoint, and the one before it, should the newest be damaged.
 const KEPT_CHECKPOINTS: usize = 2;
@@ -205,6 +205,7 @@ impl<'a> Trainer<'a> {
                 if record.is_some_and(is_activated) {
                     self.hold();
                 }
+                self.hold_after_recall()?;
                 self.reset_to_active()?;
                 self.checkpoint()?;
             }
@@ -326,6 +327,19 @@ impl<'a> Trainer<'a> {
         self.progress.hold = Some(Hold { version, until, reason: None });
     }
 
+    /// Pauses training if what came after the active version was found worse: learning does harm.
+    fn hold_after_recall(&mut self) -> Result<bool, TrainFailure> {
+        let active = self.setup.store.policy(self.setup.policies.active())?;
+        let Some((version, reason)) =
+            active.as_ref().and_then(|record| Some((record.version, recalled(record)?.to_owned())))
+        else {
+            return Ok(false);
+        };
+        tracing::error!(reason, "training pauses");
+        self.progress.hold = Some(Hold { version, until: None, reason: Some(reason) });
+        Ok(true)
+    }
+
     /// Notices that an existing version was activated, which ends a publication in progress. After an
     /// operator's activation training pauses, and the weights follow later, because further activations may
     /// come. They follow at once if a warning withdrew the version before.
@@ -341,7 +355,9 @@ impl<'a> Trainer<'a> {
         self.end_publication(phase)?;
         self.activations = rollback.count;
         if !rollback.by_operator {
-            self.count_rejection("the active version was rolled back");
+            if !self.hold_after_recall()? {
+                self.count_rejection("the active version was rolled back");
+            }
             self.follow_active()?;
             return Ok(TrainPhase::Idle);
         }
@@ -363,8 +379,30 @@ impl<'a> Trainer<'a> {
 
     pub(super) fn follow_active(&mut self) -> Result<(), TrainFailure> {
         self.reset_to_active()?;
+        self.relearn()?;
         self.checkpoint()?;
         Ok(self.activation.clear()?)
+    }
+
+    /// Makes groups ready again that only versions after the active one learned from, if an operator wants that. Ratings of
+    /// quarantined raters are left out of the batch that they are in.
+    fn relearn(&self) -> Result<(), TrainFailure> {
+        let store = &self.setup.store;
+        let active = store.policy(self.setup.policies.active())?;
+        let wanted = active.filter(|record| record.reason.as_deref() == Some(RELEARN));
+        let Some(active) = wanted else { return Ok(()) };
+        let mut ready = Vec::new();
+        for StepRecord { step, groups, .. } in store.steps(active.step + 1, usize::MAX)? {
+            for id in groups {
+                let state = store.group(id)?.map(|group| group.state);
+                if state == Some(GroupState::Trained(step)) {
+                    ready.push(Op::GroupState(id, GroupState::Ready));
+                }
+            }
+        }
+        tracing::info!(groups = ready.len(), version = %active.version, "groups are learned from again");
+        store.commit_blocking(ready)?;
+        Ok(())
     }
 
     /// Writes a checkpoint of the learner and the progress, and deletes old ones.

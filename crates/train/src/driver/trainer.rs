@@ -429,10 +429,11 @@ impl Trainer<'_> {
     /// already, and its samples are those of the current weights.
     fn version_ages(&self, during: Option<&Publication>) -> VersionAges {
         let is_running = during.is_some_and(|publication| !publication.is_finished());
-        let canary = self.setup.policies.canary().filter(|_| is_running);
+        let lineage = self.setup.store.lineage();
+        let canary = lineage.canary().filter(|_| is_running);
         let head = canary.unwrap_or_else(|| self.setup.policies.active());
         let ahead = u64::from(is_running && canary.is_none());
-        VersionAges { lineage: self.setup.store.lineage(), head, ahead }
+        VersionAges { lineage, head, ahead }
     }
 
     /// Computes the advantages of a batch, and adds samples of earlier steps, at most `train.replay.share`

@@ -12,6 +12,7 @@ mod canary;
 mod config;
 mod gate;
 mod publish;
+mod recall;
 mod registry;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -221,11 +222,19 @@ impl PublishOutcome {
 
 // What an activation of an existing version changes.
 
+/// Reason of an operator's activation after which the trainer learns again from what the versions that are left were
+/// trained on.
+pub const RELEARN: &str =
+    "an operator's return to an earlier version, to learn again from the groups of the later ones";
+
 /// Reason of a version that is served because the files of its successor are unusable.
 const RECOVERED: &str = "its successor's files are unusable";
 
 /// Start of the reason of a version that is served because a warning withdrew its successor.
 const WITHDRAWN: &str = "its successor was rolled back";
+
+/// What follows in that reason after a recall, which pauses training.
+const FOUND_WORSE: &str = "found worse than the anchor, version";
 
 /// The last activation of an existing version. The trainer then continues from that version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -243,6 +252,12 @@ pub(crate) fn is_activated(record: &PolicyRecord) -> bool {
     let reason = record.reason.as_deref();
     record.state == PolicyState::Active
         && reason.is_some_and(|reason| reason != RECOVERED && !reason.starts_with(WITHDRAWN))
+}
+
+/// Why training pauses, if what came after the version was found worse and it is active again.
+pub(crate) fn recalled(record: &PolicyRecord) -> Option<&str> {
+    let reason = record.reason.as_deref().filter(|_| record.state == PolicyState::Active)?;
+    reason.strip_prefix(WITHDRAWN)?.strip_prefix(": ").filter(|why| why.starts_with(FOUND_WORSE))
 }
 
 /// Ledger writes that make `version` the only active one among `records`, and the state of the last one `left`.

@@ -1,17 +1,18 @@
 //! Publication of new weights: write, stage, check, then promote or reject.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::{Instrument as _, info_span};
 
 use hone_core::metrics::SPANS;
-use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, UnixMillis, now_ms};
+use hone_core::types::{PolicyCheck, PolicyRecord, PolicyState, PolicyVersion, UnixMillis, now_ms};
 use hone_store::Op;
 
 use super::PolicyError;
 use super::canary::{BegunCanary, VersionRating, alpha_share};
 use super::config::Promotion;
 use super::gate::{self, Anchor, Examination, all_passed, checked};
+use super::recall::{RECALL_BEGAN, is_anchor};
 use super::registry::{Policies, PolicySetup};
 use super::{Candidate, PublishOutcome};
 use super::{activation_ops, base_record};
@@ -53,6 +54,9 @@ impl Policies {
         let mut record = match self.suspended_canary(parent, step).await? {
             Some(record) => record,
             None => {
+                if let Some(outcome) = self.recall_if_due(&mut interrupts).await? {
+                    return Ok(outcome);
+                }
                 let written = self.write_candidate(candidate, parent, step, metrics);
                 written.instrument(info_span!(target: SPANS, "write")).await?
             }
@@ -144,7 +148,7 @@ impl Policies {
         if self.setup.config.promotion == Promotion::Canary && all_passed(&record.checks) {
             if self.setup.publisher.begin_canary().await? {
                 record.state = PolicyState::Canary;
-                let (begun, recorded) = self.begin_canary(record)?;
+                let (begun, recorded) = self.begin_canary(record, None)?;
                 self.save(record).await?;
                 let check = self.canary.run(begun, recorded);
                 let check = check.instrument(info_span!(target: SPANS, "canary")).await;
@@ -157,21 +161,26 @@ impl Policies {
         Ok(())
     }
 
-    /// The canary of a version, whose beginning its record keeps, and the ratings since then that the ledger has.
+    /// The canary of a version, or its recall with this anchor, whose beginning its record keeps, and the ratings since
+    /// then that the ledger has.
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "times")]
     #[expect(clippy::cast_sign_loss, reason = "times after 1970")]
-    fn begin_canary(
+    pub(super) fn begin_canary(
         &self,
         record: &mut PolicyRecord,
+        anchor: Option<PolicyVersion>,
     ) -> Result<(BegunCanary, Vec<VersionRating>), PolicyError> {
         let PolicySetup { store, config, examiner, raters, .. } = &self.setup;
-        let is_new = !record.metrics.contains_key(CANARY_BEGAN);
-        let own = *record.metrics.entry(CANARY_BEGAN.to_owned()).or_insert(now_ms() as f64);
+        let name = if anchor.is_some() { RECALL_BEGAN } else { CANARY_BEGAN };
+        let is_new = !record.metrics.contains_key(name);
+        let began = *record.metrics.entry(name.to_owned()).or_insert(now_ms() as f64) as UnixMillis;
         let records = self.list()?;
-        let earlier = records.iter().filter(|other| other.version < record.version);
-        let earlier = earlier.filter_map(|other| other.metrics.get(CANARY_BEGAN).copied());
-        let share = alpha_share(earlier.chain([own]).map(|began| began as UnixMillis));
-        let began = own as UnixMillis;
+        let begins = |record: &PolicyRecord| {
+            [CANARY_BEGAN, RECALL_BEGAN].map(|name| record.metrics.get(name).copied())
+        };
+        let begins = records.iter().flat_map(begins).flatten().map(|begin| begin as UnixMillis);
+        let earlier: BTreeSet<_> = begins.filter(|begin| *begin < began).collect();
+        let share = alpha_share(earlier.into_iter().chain([began]));
         let mut recorded = Vec::new();
         let mut last = None;
         while let (false, Some(examiner)) = (is_new, examiner) {
@@ -182,9 +191,19 @@ impl Policies {
                 recorded.extend(VersionRating::of(store, &examiner.routes, *raters, row)?);
             }
         }
-        let (version, control) = (record.version, self.active());
+        let (version, control) = (record.version, anchor.unwrap_or(self.active()));
         let alpha = share * config.canary.alpha;
-        Ok((BegunCanary { version, control, began, alpha }, recorded))
+        Ok((
+            BegunCanary {
+                version,
+                control,
+                began,
+                served: now_ms(),
+                alpha,
+                is_recall: anchor.is_some(),
+            },
+            recorded,
+        ))
     }
 
     async fn examine(
@@ -224,6 +243,7 @@ impl Policies {
             }
             let known = anchor.record.checks.len();
             gate::compare(&examination, examiner, &mut anchor, &mut record.checks).await?;
+            self.report_kl(&record.checks);
             if anchor.record.checks.len() > known {
                 let _switch = self.switch.lock().await;
                 let store = &self.setup.store;
@@ -234,6 +254,13 @@ impl Policies {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn report_kl(&self, checks: &[PolicyCheck]) {
+        let found = checks.iter().find(|check| check.name == gate::KL_TO_ANCHOR);
+        if let Some((kl, bound)) = found.and_then(|check| check.value.zip(check.bound)) {
+            self.setup.metrics.policy_kl_budget.set(kl / bound);
+        }
     }
 
     fn anchor(&self) -> Result<Anchor, PolicyError> {
@@ -339,11 +366,17 @@ impl Policies {
             .map(|(record, dir)| (record, self.setup.data_dir.join(dir)))
             .filter(|(record, dir)| record.version != version && dir.exists())
             .collect();
+        // The versions that follow are compared with it.
+        let anchors =
+            records.iter().filter(|record| is_anchor(record)).map(|record| record.version);
+        let anchors: BTreeSet<_> = anchors.collect();
+        let anchor = chain.iter().find(|version| anchors.contains(version));
         let newest = self.setup.config.keep_versions.max(2) - 1;
         let old = existing.len().saturating_sub(newest);
         for (record, dir) in &existing[..old] {
             let is_previous = record.state == PolicyState::Active;
-            if record.pinned || record.step == 0 || is_previous || is_kept(&chain, record.version) {
+            let is_needed = record.pinned || record.step == 0 || Some(&record.version) == anchor;
+            if is_needed || is_previous || is_kept(&chain, record.version) {
                 continue;
             }
             if let Err(error) = std::fs::remove_dir_all(dir) {

@@ -20,7 +20,7 @@ use super::canary::{Canary, CanaryStatus, VersionRating};
 use super::config::PolicyConfig;
 use super::gate::{Examiner, probe_difference};
 use super::{ADAPTERS, KnownDigests, base_record};
-use super::{RECOVERED, Rollback, WITHDRAWN, activation_ops, relative_dir};
+use super::{RECOVERED, RELEARN, Rollback, WITHDRAWN, activation_ops, relative_dir};
 
 /// The inputs of [`Policies`].
 pub struct PolicySetup {
@@ -124,6 +124,7 @@ impl Policies {
             self.setup.store.commit_now(ops).await?;
         }
         self.set_active(served);
+        records.iter().for_each(|record| self.report_kl(&record.checks));
         Ok(())
     }
 
@@ -250,7 +251,10 @@ impl Policies {
         reason: &str,
     ) -> Result<PolicyRecord, PolicyError> {
         let Some(authority) = &self.setup.authority else {
-            return self.switch_to(version, reason, PolicyState::Retired, true).await;
+            // Samples of withdrawn versions can be trained on.
+            let left =
+                if reason == RELEARN { PolicyState::RolledBack } else { PolicyState::Retired };
+            return self.switch_to(version, reason, left, true).await;
         };
         self.servable_record(version)?;
         authority.activate(version, reason).await.map_err(PolicyError::Authority)?;
@@ -340,7 +344,7 @@ impl Policies {
     }
 
     /// Records that new requests get `version`, and notifies the trainer.
-    async fn switched(
+    pub(super) async fn switched(
         &self,
         version: PolicyVersion,
         reason: &str,
@@ -350,8 +354,10 @@ impl Policies {
         let before = self.active();
         let recorded = async {
             let records = self.exchanged(version)?;
+            let between = self.left_between(before, version, left)?;
             self.set_active(version);
-            let ops = activation_ops(&records, version, reason, left);
+            let mut ops = activation_ops(&records, version, reason, left);
+            ops.extend(between);
             Ok::<_, PolicyError>(self.setup.store.commit_now(ops).await?)
         };
         if let Err(error) = recorded.await {
@@ -364,6 +370,26 @@ impl Policies {
         });
         tracing::info!(%version, reason, "policy version activated");
         self.setup.store.policy(version)?.ok_or(PolicyError::Unknown(version))
+    }
+
+    /// The versions between the one that is left and its ancestor that is activated are withdrawn too.
+    fn left_between(
+        &self,
+        from: PolicyVersion,
+        to: PolicyVersion,
+        left: PolicyState,
+    ) -> Result<Vec<Op>, PolicyError> {
+        let (store, lineage) = (&self.setup.store, self.setup.store.lineage());
+        let mut ops = Vec::new();
+        if left == PolicyState::RolledBack && lineage.age(from, to).is_some() {
+            for version in lineage.chain(from).skip(1).take_while(|version| *version > to) {
+                ops.extend(store.policy(version)?.map(|record| {
+                    let reason = Some(format!("withdrawn with version {from}"));
+                    Op::Policy(Box::new(PolicyRecord { state: left, reason, ..record }))
+                }));
+            }
+        }
+        Ok(ops)
     }
 
     /// After an activation that could not be recorded, serves the version that the ledger calls active, as a
@@ -542,7 +568,7 @@ impl Policies {
 // Live traffic: which version a request gets, and what its ratings and failures decide.
 
 impl Policies {
-    /// The version of the canary in progress.
+    /// The version of the canary in progress, which is an earlier one while the active version is compared with it.
     pub fn canary(&self) -> Option<PolicyVersion> {
         self.canary.version()
     }
@@ -556,6 +582,11 @@ impl Policies {
     /// throughout a canary, except that further keys join when its share rises.
     pub fn assign(&self, key: &str) -> Option<PolicyVersion> {
         self.canary.assign(key)
+    }
+
+    /// Whether this process decides about a canary in progress, for which ratings are evidence.
+    pub fn counts_ratings(&self) -> bool {
+        self.canary.is_running()
     }
 
     /// Adds a client's rating to the evidence of the canary.

@@ -24,6 +24,17 @@ const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// How often [`TrainWorker::stop`] looks whether the thread has ended.
 const STOP_INTERVAL: Duration = Duration::from_millis(5);
 
+/// Most optimizer steps between sampling and training, of a graded group and of a rating without the weight of late
+/// feedback: twice what 8 versions of 4 steps are. The clipped ratio degrades with the distance of the policies, which
+/// grows with steps, whatever a version has of them.
+const MAX_STALE_STEPS: u64 = 64;
+
+/// `train.max_staleness` in versions, as far as they have [`MAX_STALE_STEPS`] together. Two versions always count: samples
+/// of the active version are that old while the next one is published and another step is taken.
+fn staleness_limit(versions: u64, publish_every: u64) -> u64 {
+    versions.min((MAX_STALE_STEPS / publish_every.max(1)).max(2))
+}
+
 /// Owner of the trainer's thread.
 pub struct TrainWorker {
     handle: TrainHandle,
@@ -39,7 +50,9 @@ impl TrainWorker {
     ///
     /// # Errors
     /// If the ledger cannot be read, or the thread or its pools cannot be started.
-    pub fn start(setup: TrainSetup) -> Result<Self, TrainFailure> {
+    pub fn start(mut setup: TrainSetup) -> Result<Self, TrainFailure> {
+        setup.config.max_staleness =
+            staleness_limit(setup.config.max_staleness, setup.policy.publish_every);
         let metrics = setup.metrics.clone();
         let marker = AttemptMarker::new(&setup.checkpoints);
         if !setup.config.enabled {

@@ -46,7 +46,9 @@ impl Learner {
         self.optimizer = AdamW::default();
         self.restart = if self.steps > 0 { restart_steps(&self.config) } else { 0 };
         self.adaptive = AdaptiveCoefficients::new(&self.config);
-        self.reference.synced = None;
+        // Otherwise the KL would jump from nearly 0 to the whole distance from the first reference.
+        let follows = adapter.is_some() && self.config.kl.sync_steps > 0;
+        self.reference.synced = follows.then(|| self.lora.copy()).transpose()?;
         self.average = Average::new(&self.config);
         Ok(())
     }

@@ -47,7 +47,7 @@ pub enum WarningKind {
     FlatReward,
     /// A part that rewards a format stays near 0 or missing.
     FormatIgnored,
-    /// Completions grow, and the reward with them, but correctness does not; or most are truncated.
+    /// Completions grow, and the reward with them, but correctness does not or is unknown; or most are truncated.
     LengthHacking,
     /// The policy has become nearly deterministic.
     EntropyCollapse,
@@ -181,6 +181,8 @@ const MIN_FORMAT: f64 = 0.05;
 const FORMAT_PATIENCE: u64 = 20;
 /// Length hacking: maximum growth of completions over the window, as a share of their length.
 const MAX_LENGTH_GROWTH: f64 = 0.25;
+/// Length hacking without a part for correctness: maximum length, as a multiple of that of the first [`PATIENCE`] steps.
+const MAX_LENGTH_RATIO: f64 = 1.5;
 /// Length hacking: maximum share of completions that end at the token limit.
 const MAX_TRUNCATED: f64 = 0.5;
 /// Entropy collapse: minimum share of the mean entropy of the first [`PATIENCE`] steps.
@@ -294,6 +296,9 @@ pub struct MonitorState {
     rewards: Vec<f64>,
     stds: Vec<f64>,
     lengths: Vec<f64>,
+    /// Of the run's first steps.
+    #[serde(default)]
+    first_lengths: Vec<f64>,
     correctness: Vec<f64>,
     /// Of the run's first steps; later entropies are compared with their mean.
     entropies: Vec<f64>,
@@ -330,6 +335,9 @@ impl MonitorState {
             values.extend(value);
             let surplus = values.len().saturating_sub(WINDOW);
             values.drain(..surplus);
+        }
+        if (self.first_lengths.len() as u64) < PATIENCE {
+            self.first_lengths.extend(finite(record, metric_names::LENGTH));
         }
         if !self.entropy_known {
             self.entropies.extend(finite(record, metric_names::ENTROPY));
@@ -553,9 +561,19 @@ impl HealthMonitor {
         Signal::worst([truncated, self.length_growth()].into_iter().flatten())
     }
 
-    /// Bad if length and reward rise together without correctness.
+    /// Bad if length and reward rise together without correctness. Where no part measures correctness, as with ratings
+    /// alone, bad if completions are far longer than at first.
     fn length_growth(&self) -> Option<Signal> {
         let state = &self.state;
+        if self.roles.correctness.is_empty() {
+            let is_known = state.first_lengths.len() as u64 >= PATIENCE;
+            let first = mean(&state.first_lengths).filter(|_| is_known)?;
+            let newest = state.lengths.len().saturating_sub(state.first_lengths.len());
+            let length = mean(&state.lengths[newest..])?;
+            return Some(above(length, MAX_LENGTH_RATIO * first.max(1.0), || {
+                format!("completions grew from {first:.0} tokens in the first steps to {length:.0}")
+            }));
+        }
         let growth = trend(&state.lengths)?;
         let correctness = trend(&state.correctness)?;
         let reward = trend(&state.rewards)?;

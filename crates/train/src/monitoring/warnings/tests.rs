@@ -158,6 +158,28 @@ fn entropy_is_compared_with_the_first_steps() {
     );
 }
 
+/// With ratings alone nothing tells whether longer answers are better.
+#[test]
+fn longer_and_longer_answers_are_noticed_without_a_part_for_correctness() {
+    let growing = |s: u64, to: f64| {
+        let length = 30.0 + (to - 30.0) * s as f64 / 400.0;
+        let mut metrics = healthy_except(s, &[("completion_length", length)]);
+        metrics.retain(|(name, _)| !name.starts_with("part/"));
+        metrics
+    };
+    for (to, warnings) in [(40.0, 0), (60.0, 1)] {
+        let roles = RewardRoles::of([("thumbs", "feedback")]);
+        let mut monitor = HealthMonitor { roles, ..monitor() };
+        let raised = run(&mut monitor, 1..400, |s| growing(s, to));
+        assert_eq!(raised.len(), warnings, "{raised:?}");
+        if let Some(warning) = raised.first() {
+            assert_eq!(warning.kind, WarningKind::LengthHacking);
+            let message = "completions grew from 30 tokens in the first steps to 46";
+            assert_eq!(warning.message, message);
+        }
+    }
+}
+
 #[test]
 fn a_missing_format_part_raises_format_ignored() {
     let metrics = |s| {

@@ -6,6 +6,7 @@
 //! fewest ratings.
 
 mod key_shares;
+mod rates;
 mod sequential;
 
 use std::collections::{BTreeMap, HashSet};
@@ -25,6 +26,7 @@ use hone_store::AnswerCounts;
 
 use crate::policy::config::{CanaryConfig, CanaryLimit};
 use key_shares::KeyShares;
+use rates::{MAX_RATE_DROP, RatingRates};
 use sequential::{BettingWealth, CanaryVerdict, PairedArms, SequentialTest};
 
 pub use key_shares::VersionRating;
@@ -36,11 +38,15 @@ const TICK: Duration = Duration::from_millis(200);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BegunCanary {
     pub version: PolicyVersion,
-    /// The active version.
+    /// What it is compared with: the active version, or its anchor.
     pub control: PolicyVersion,
     pub began: UnixMillis,
+    /// Since when this process serves it. A restart interrupts a canary: all requests get the active version meanwhile.
+    pub served: UnixMillis,
     /// Bounds the probability of each wrong verdict.
     pub alpha: f64,
+    /// Whether the share of the traffic gets `control`, and `version` is the active one.
+    pub is_recall: bool,
 }
 
 // The error budget of all canaries.
@@ -96,8 +102,8 @@ impl Canary {
     /// Serves a share of the traffic until the decision. The evidence begins with the ratings since the beginning that
     /// the ledger has, in their order, which are those of earlier processes.
     pub async fn run(&self, begun: BegunCanary, recorded: Vec<VersionRating>) -> PolicyCheck {
-        let BegunCanary { version, control, alpha, .. } = begun;
-        tracing::info!(%version, %control, alpha, recorded = recorded.len(), "canary begins");
+        let BegunCanary { version, control, alpha, is_recall, .. } = begun;
+        tracing::info!(%version, %control, alpha, is_recall, recorded = recorded.len(), "canary begins");
         let mut evidence = CanaryEvidence::new(&self.config, begun, self.routes);
         for rating in &recorded {
             evidence.rate(&self.config, rating);
@@ -106,17 +112,20 @@ impl Canary {
         *self.running.lock() = Some(evidence);
         loop {
             let decision = self.running.lock().as_mut().and_then(|evidence| {
-                let decision = evidence.decide(&self.config);
+                let decision = evidence.decide(&self.config, now_ms());
                 evidence.report(&self.config, &self.metrics);
                 decision
             });
             if let Some((check, is_limit)) = decision {
-                tracing::info!(%version, promoted = check.passed, detail = check.detail, "canary ends");
-                let outcome = match (check.passed, is_limit) {
-                    (true, false) => "promoted",
-                    (true, true) => "promoted_at_limit",
-                    (false, false) => "rolled_back",
-                    (false, true) => "rolled_back_at_limit",
+                tracing::info!(%version, passed = check.passed, detail = check.detail, "canary ends");
+                let outcome = match (check.passed, is_limit, is_recall) {
+                    (true, false, false) => "promoted",
+                    (true, true, false) => "promoted_at_limit",
+                    (false, false, false) => "rolled_back",
+                    (false, true, false) => "rolled_back_at_limit",
+                    (true, false, true) => "kept",
+                    (_, true, true) => "kept_at_limit",
+                    (false, false, true) => "returned",
                 };
                 self.metrics.policy_canaries.with_label_values(&[outcome]).inc();
                 return check;
@@ -144,7 +153,8 @@ impl Canary {
     /// The version and its share.
     fn arm(&self) -> Option<(PolicyVersion, f64)> {
         let running = self.running.lock();
-        let own = running.as_ref().map(|evidence| (evidence.version, evidence.share(&self.config)));
+        let own =
+            running.as_ref().map(|evidence| (evidence.staged(), evidence.share(&self.config)));
         own.or(*self.followed.lock())
     }
 
@@ -160,6 +170,10 @@ impl Canary {
         #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 52 bits")]
         let place = u64::from_le_bytes(digest) as f64 / u64::MAX as f64;
         (place < share).then_some(version)
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running.lock().is_some()
     }
 
     /// Adds a client's rating to the evidence of a canary in progress.
@@ -196,6 +210,10 @@ impl Canary {
 /// Largest share of failed requests of the canary beyond that of the active version.
 const MAX_ERROR_RISE: f64 = 0.05;
 
+/// Milliseconds after a change of the share whose answers do not count for the rates of ratings: some requests began before
+/// it, and the servers of a fleet follow later.
+const SETTLING: UnixMillis = 60_000;
+
 /// What is known of one of the two versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ArmCounts {
@@ -220,13 +238,16 @@ pub struct CanaryPoint {
     pub worse: f64,
 }
 
-/// A canary in progress.
+/// A canary in progress, or a recall: a share of the traffic gets an earlier version, and the evidence is about the active
+/// one.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct CanaryStatus {
     /// The version that a share of the traffic gets.
     pub version: PolicyVersion,
-    /// The active version, which it is compared with.
+    /// The active version.
     pub control: PolicyVersion,
+    /// Whether the evidence, `mean` and `rating_rate` are those of the active version, compared with `version`.
+    pub is_recall: bool,
     /// The share.
     pub share: f64,
     /// When each share began, the current one last.
@@ -243,6 +264,8 @@ pub struct CanaryStatus {
     pub margin: f64,
     /// The mean difference, canary minus active version; null without a pair of ratings.
     pub mean: Option<f64>,
+    /// How often the canary is rated, as a multiple of the active version's rate; null while it is unknown.
+    pub rating_rate: Option<f64>,
     /// The canary's ratings and requests.
     pub canary: ArmCounts,
     /// Those of the active version.
@@ -261,17 +284,30 @@ struct VersionComparison {
     /// after a change, the test would take a difference in speed for one in quality.
     arms: BTreeMap<(usize, String, String), PairedArms>,
     test: SequentialTest,
+    rates: RatingRates,
+}
+
+/// What a rating is of.
+#[derive(Clone, Copy)]
+struct RatedArm {
+    is_canary: bool,
+    stage: usize,
+    /// The canary's share of the requests that the rated one is from; `None` if it is uncertain.
+    share: Option<f64>,
 }
 
 impl VersionComparison {
     fn new(test: SequentialTest) -> Self {
-        Self { arms: BTreeMap::new(), test }
+        Self { arms: BTreeMap::new(), test, rates: RatingRates::default() }
     }
 
     /// Adds a rating. Returns the difference of the pair that it completes.
-    fn observe(&mut self, stage: usize, is_canary: bool, rating: &VersionRating) -> Option<f64> {
-        let key = (stage, rating.route.clone(), rating.part.clone());
-        let difference = self.arms.entry(key).or_default().push(is_canary, rating.value)?;
+    fn observe(&mut self, arm: RatedArm, rating: &VersionRating) -> Option<f64> {
+        if let Some(share) = arm.share {
+            self.rates.observe(arm.is_canary, share);
+        }
+        let key = (arm.stage, rating.route.clone(), rating.part.clone());
+        let difference = self.arms.entry(key).or_default().push(arm.is_canary, rating.value)?;
         self.test.observe(difference);
         Some(difference)
     }
@@ -281,6 +317,8 @@ struct CanaryEvidence {
     pub version: PolicyVersion,
     control: PolicyVersion,
     alpha: f64,
+    served: UnixMillis,
+    is_recall: bool,
     /// When each stage began, in the time of records. The last one is the current stage.
     stages: Vec<UnixMillis>,
     /// The ratings of each key, and which of them count.
@@ -309,11 +347,13 @@ struct CanaryEvidence {
 impl CanaryEvidence {
     /// Nothing is known yet.
     pub fn new(config: &CanaryConfig, begun: BegunCanary, routes: usize) -> Self {
-        let BegunCanary { version, control, began, alpha } = begun;
+        let BegunCanary { version, control, began, served, alpha, is_recall } = begun;
         Self {
             version,
             control,
             alpha,
+            served,
+            is_recall,
             stages: vec![began],
             shares: KeyShares::default(),
             all: VersionComparison::new(SequentialTest::new(alpha, config.margin)),
@@ -336,23 +376,25 @@ impl CanaryEvidence {
         share.copied().unwrap_or_default()
     }
 
+    /// The version that a share of the traffic gets.
+    fn staged(&self) -> PolicyVersion {
+        if self.is_recall { self.control } else { self.version }
+    }
+
     /// Ratings of other versions and of earlier completions, and further ones of a session or user, do not count.
     pub fn rate(&mut self, config: &CanaryConfig, rating: &VersionRating) {
-        let is_canary = |rated: &VersionRating| rated.version == self.version;
-        if !is_canary(rating) && rating.version != self.control {
-            return;
-        }
-        let stage_of = |sampled| self.stages.partition_point(|begin| *begin <= sampled);
-        if stage_of(rating.sampled) == 0 || !self.rated.insert(rating.unit) {
+        let Some(arm) = self.arm_of(config, rating) else { return };
+        if !self.rated.insert(rating.unit) {
             return;
         }
         let (alpha, margin) = (self.alpha, config.margin);
         let new = || VersionComparison::new(SequentialTest::new(alpha, margin));
         let counting = self.shares.add(rating, new, |own| {
-            own.observe(stage_of(rating.sampled), is_canary(rating), rating);
+            own.observe(arm, rating);
         });
         for rating in &counting {
-            let difference = self.all.observe(stage_of(rating.sampled), is_canary(rating), rating);
+            let Some(arm) = self.arm_of(config, rating) else { continue };
+            let difference = self.all.observe(arm, rating);
             if let Some(difference) = difference.filter(|_| self.routes > 1) {
                 #[expect(clippy::cast_precision_loss, reason = "a small number")]
                 let new = || SequentialTest::new(alpha / self.routes as f64, margin);
@@ -360,10 +402,23 @@ impl CanaryEvidence {
                 test.observe(difference);
             }
             let counts =
-                if is_canary(rating) { &mut self.canary_counts } else { &mut self.control_counts };
+                if arm.is_canary { &mut self.canary_counts } else { &mut self.control_counts };
             counts.ratings += 1;
         }
         self.add_point(rating.rated);
+    }
+
+    fn arm_of(&self, config: &CanaryConfig, rating: &VersionRating) -> Option<RatedArm> {
+        let is_canary = rating.version == self.version;
+        if !is_canary && rating.version != self.control {
+            return None;
+        }
+        let stage = self.stages.partition_point(|begin| *begin <= rating.sampled);
+        let begin = self.stages.get(stage.checked_sub(1)?)?;
+        let is_settled = rating.sampled >= (*begin).max(self.served).saturating_add(SETTLING);
+        let share = config.shares.get(stage - 1).filter(|_| is_settled);
+        let share = share.map(|share| if self.is_recall { 1.0 - share } else { *share });
+        Some(RatedArm { is_canary, stage, share })
     }
 
     /// Adds the evidence at this time to the trail, and thins it when it is long.
@@ -389,9 +444,16 @@ impl CanaryEvidence {
         let left = Duration::from_secs(config.max_seconds)
             .saturating_sub(self.before + self.started.elapsed());
         let left = UnixMillis::try_from(left.as_millis()).unwrap_or(UnixMillis::MAX);
+        let (mut version, mut control) = (self.version, self.control);
+        let (mut canary, mut active) = (self.canary_counts, self.control_counts);
+        if self.is_recall {
+            (version, control) = (control, version);
+            (canary, active) = (active, canary);
+        }
         CanaryStatus {
-            version: self.version,
-            control: self.control,
+            version,
+            control,
+            is_recall: self.is_recall,
             share: self.share(config),
             stages: self.stages.clone(),
             deadline: now_ms().saturating_add(left),
@@ -404,8 +466,9 @@ impl CanaryEvidence {
             needed: -self.alpha.ln(),
             margin: config.margin,
             mean: self.all.test.mean(),
-            canary: self.canary_counts,
-            active: self.control_counts,
+            rating_rate: self.all.rates.ratio(),
+            canary,
+            active,
             raters: self.shares.raters(),
             evidence: self.trail.clone(),
         }
@@ -428,16 +491,29 @@ impl CanaryEvidence {
     }
 
     /// The decision, if the evidence permits one, and whether it is that at a limit. Otherwise, the canary may get its
-    /// next share.
-    pub fn decide(&mut self, config: &CanaryConfig) -> Option<(PolicyCheck, bool)> {
+    /// next share, from `now` on.
+    pub fn decide(
+        &mut self,
+        config: &CanaryConfig,
+        now: UnixMillis,
+    ) -> Option<(PolicyCheck, bool)> {
         let (canary, control) = (self.canary_counts, self.control_counts);
         if self.fails_more.log() >= -self.alpha.ln() {
+            let [own, other] = self.arm_names();
             let detail = format!(
-                "{} of {} requests failed, of the active version {} of {}",
+                "{} of {} requests of {own} failed, and {} of {} of {other}",
                 canary.failures, canary.requests, control.failures, control.requests
             );
             let check = self.check("canary/errors", false, Some(MAX_ERROR_RISE), detail);
             return Some((check, false));
+        }
+        if self.all.rates.evidence() >= -self.alpha.ln()
+            && self.shares.of_the_others(|own| own.rates.evidence()) >= 0.0
+        {
+            let detail = format!("{}, {}", self.rating_rate(), self.rating_counts());
+            let (value, bound) = (self.all.rates.ratio(), Some(1.0 - MAX_RATE_DROP));
+            let check = self.check("canary/rating_rate", false, bound, detail);
+            return Some((PolicyCheck { value, ..check }, false));
         }
         let worse = |(_, test): &(&String, &SequentialTest)| test.verdict() == CanaryVerdict::Worse;
         if let Some((route, _)) = self.by_route.iter().find(worse) {
@@ -447,7 +523,9 @@ impl CanaryEvidence {
         let ratings = canary.ratings + control.ratings;
         let no_route_leans = self.by_route.values().all(|test| test.evidence_worse() <= 0.0);
         match self.all.test.verdict() {
-            CanaryVerdict::NotWorse if self.others_lean() <= 0.0 && no_route_leans => {
+            CanaryVerdict::NotWorse
+                if self.others_lean() <= 0.0 && no_route_leans && self.is_rated_as_often() =>
+            {
                 Some((self.by_ratings(config, true, "not worse"), false))
             }
             CanaryVerdict::Worse if self.others_lean() >= 0.0 => {
@@ -459,10 +537,15 @@ impl CanaryEvidence {
                 if is_over || self.before + self.started.elapsed() >= time {
                     return Some((self.at_limit(config), true));
                 }
-                self.next_share(config, now_ms());
+                self.next_share(config, now);
                 None
             }
         }
+    }
+
+    /// Whether the ratings rather show that the canary is rated as often as the active version.
+    fn is_rated_as_often(&self) -> bool {
+        self.all.rates.evidence() <= 0.0
     }
 
     /// Above 0 if the ratings of all keys but the busiest one show that the canary is worse rather than not. A
@@ -475,7 +558,8 @@ impl CanaryEvidence {
     /// Raises the share once it has its ratings, unless they rather show that the canary is worse.
     fn next_share(&mut self, config: &CanaryConfig, now: UnixMillis) {
         let stages = u64::try_from(self.stages.len()).unwrap_or(u64::MAX);
-        let has_ratings = self.canary_counts.ratings >= config.stage_ratings.saturating_mul(stages);
+        let fewer = self.canary_counts.ratings.min(self.control_counts.ratings);
+        let has_ratings = fewer >= config.stage_ratings.saturating_mul(stages);
         let looks_worse = self.all.test.evidence_worse() > 0.0;
         if has_ratings && !looks_worse && self.stages.len() < config.shares.len() {
             self.stages.push(now);
@@ -487,10 +571,14 @@ impl CanaryEvidence {
     fn at_limit(&self, config: &CanaryConfig) -> PolicyCheck {
         let estimate = self.all.test.mean();
         let promote = match config.on_limit {
+            // It was promoted by evidence before.
+            _ if self.is_recall => true,
             CanaryLimit::Promote => true,
             CanaryLimit::RollBack => false,
             CanaryLimit::Estimate => {
-                self.others_lean() <= 0.0 && estimate.is_some_and(|mean| mean >= -config.margin)
+                self.others_lean() <= 0.0
+                    && self.is_rated_as_often()
+                    && estimate.is_some_and(|mean| mean >= -config.margin)
             }
         };
         self.by_ratings(config, promote, "undecided at the limit")
@@ -500,16 +588,34 @@ impl CanaryEvidence {
         let mean =
             self.all.test.mean().map_or_else(|| "unknown".to_owned(), |m| format!("{m:+.3}"));
         let detail = format!(
-            "{finding}: mean difference {mean} of the range, {} ratings of the canary and {} of the \
-             active version, by {}",
-            self.canary_counts.ratings,
-            self.control_counts.ratings,
+            "{finding}: mean difference {mean} of the range, {}, {}, by {}",
+            self.rating_rate(),
+            self.rating_counts(),
             match self.shares.raters() {
                 1 => "one API key".to_owned(),
                 raters => format!("{raters} API keys"),
             }
         );
         self.check("canary/ratings", passed, Some(-config.margin), detail)
+    }
+
+    fn rating_rate(&self) -> String {
+        let rate = self.all.rates.ratio().map_or("unknown".to_owned(), |rate| format!("{rate:.2}"));
+        format!("rated {rate} times as often as {}", self.arm_names()[1])
+    }
+
+    fn rating_counts(&self) -> String {
+        let [canary, control] = [self.canary_counts.ratings, self.control_counts.ratings];
+        let [own, other] = self.arm_names();
+        format!("{canary} ratings of {own} and {control} of {other}")
+    }
+
+    fn arm_names(&self) -> [String; 2] {
+        if self.is_recall {
+            [self.version, self.control].map(|version| format!("version {version}"))
+        } else {
+            ["the canary", "the active version"].map(str::to_owned)
+        }
     }
 
     fn check(&self, name: &str, passed: bool, bound: Option<f64>, detail: String) -> PolicyCheck {
@@ -525,11 +631,14 @@ impl CanaryEvidence {
         for (finding, evidence) in [
             ("not_worse", self.all.test.evidence_not_worse()),
             ("worse", self.all.test.evidence_worse()),
+            ("rated_less", self.all.rates.evidence()),
         ] {
             metrics.policy_canary_evidence.with_label_values(&[finding]).set(evidence);
         }
     }
 }
 
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ fn evidence(config: &CanaryConfig) -> CanaryEvidence {
 
 fn begun(config: &CanaryConfig, began: UnixMillis) -> BegunCanary {
     let (version, control) = (PolicyVersion(2), PolicyVersion(1));
-    BegunCanary { version, control, began, alpha: config.alpha }
+    BegunCanary { version, control, began, served: began, alpha: config.alpha, is_recall: false }
 }
 
 /// Rates both versions in turn until the decision; returns it with the number of ratings.
@@ -24,7 +24,7 @@ fn run(config: &CanaryConfig, values: impl Fn(u64) -> (f64, f64)) -> (PolicyChec
         let (canary, active) = values(n);
         evidence.rate(config, &rating(1, active));
         evidence.rate(config, &rating(2, canary));
-        if let Some((check, _)) = evidence.decide(config) {
+        if let Some((check, _)) = evidence.decide(config, now_ms()) {
             return (check, 2 * n + 2);
         }
     }
@@ -50,7 +50,7 @@ fn the_share_rises_with_ratings_that_are_not_worse() {
         evidence.rate(&config, &rating(1, 1.0));
         evidence.rate(&config, &rating(2, 1.0));
     }
-    assert!(evidence.decide(&config).is_none());
+    assert!(evidence.decide(&config, now_ms()).is_none());
     assert_eq!(evidence.share(&config), 0.25);
     // The same user again, and another version, do not count.
     let twice = rating(2, 0.0);
@@ -81,7 +81,7 @@ fn attack(max_key_share: f64, keys: usize, canary: f64, second: bool) -> Option<
             evidence.rate(&config, &rated(2, of_canary, "b"));
             evidence.rate(&config, &rated(1, of_active, "b"));
         }
-        if let Some((check, _)) = evidence.decide(&config) {
+        if let Some((check, _)) = evidence.decide(&config, now_ms()) {
             return Some(check);
         }
     }
@@ -116,7 +116,7 @@ fn several_keys_that_agree_decide() {
                     VersionRating { key, max_key_share: 0.4, keys: 3, ..rating(version, value) };
                 evidence.rate(&config, &rating);
             }
-            evidence.decide(&config)
+            evidence.decide(&config, now_ms())
         });
         let (check, _) = decided.unwrap();
         assert_eq!(check.passed, passed, "{check:?}");
@@ -146,8 +146,8 @@ fn the_time_of_earlier_processes_counts() {
     let config = CanaryConfig { max_seconds: 60, ..config() };
     let old = now_ms() - 61_000;
     let mut resumed = CanaryEvidence::new(&config, begun(&config, old), 1);
-    assert!(resumed.decide(&config).is_some());
-    assert!(evidence(&config).decide(&config).is_none());
+    assert!(resumed.decide(&config, now_ms()).is_some());
+    assert!(evidence(&config).decide(&config, now_ms()).is_none());
 }
 
 /// Whether failed requests withdraw a canary, whose requests and failures `next` draws.
@@ -157,7 +157,7 @@ fn fails(requests: u64, mut next: impl FnMut(u64) -> (bool, bool)) -> bool {
     (0..requests).any(|n| {
         let (is_canary, failed) = next(n);
         evidence.answered(PolicyVersion(if is_canary { 2 } else { 1 }), failed);
-        let check = evidence.decide(&config).map(|(check, _)| check);
+        let check = evidence.decide(&config, now_ms()).map(|(check, _)| check);
         assert!(check.as_ref().is_none_or(|check| check.name == "canary/errors"), "{check:?}");
         check.is_some()
     })
@@ -204,7 +204,7 @@ fn decided(
             let route = route.to_owned();
             let rating = rating(if is_canary { 2 } else { 1 }, value);
             evidence.rate(config, &VersionRating { unit, route, ..rating });
-            if let Some((check, _)) = evidence.decide(config) {
+            if let Some((check, _)) = evidence.decide(config, now_ms()) {
                 counts[usize::from(!check.passed)] += 1.0 / 200.0;
                 break;
             }
@@ -338,10 +338,10 @@ fn a_limit_ends_a_canary_without_a_decision() {
         let mut evidence = evidence(&config);
         for version in [1, 2, 1, 1, 2] {
             evidence.rate(&config, &rating(version, 0.5));
-            assert!(evidence.decide(&config).is_none());
+            assert!(evidence.decide(&config, now_ms()).is_none());
         }
         evidence.rate(&config, &rating(1, 0.5));
-        let (check, is_limit) = evidence.decide(&config).unwrap();
+        let (check, is_limit) = evidence.decide(&config, now_ms()).unwrap();
         assert_eq!((check.passed, is_limit), (promoted, true));
     }
 }
@@ -355,7 +355,7 @@ fn an_undecided_canary_is_promoted_only_if_the_operator_wants_it() {
             evidence.rate(&config, &rating(1, 1.0));
             evidence.rate(&config, &rating(2, 1.0));
         }
-        evidence.decide(&config).unwrap().0.passed
+        evidence.decide(&config, now_ms()).unwrap().0.passed
     };
     assert!(!at_limit(CanaryConfig::default().on_limit, 9));
     assert!(!at_limit(CanaryLimit::Estimate, 0) && at_limit(CanaryLimit::Estimate, 9));

@@ -55,6 +55,12 @@ const MAX_FORMAT_DROP: f64 = 0.1;
 /// Share of a bound of the KL from which on the log warns.
 const NEARLY: f64 = 0.8;
 
+/// The check of the KL to the anchor.
+pub(super) const KL_TO_ANCHOR: &str = "drift/kl_base";
+
+/// Start of the names of an anchor's own rewards among its checks.
+const OF_ANCHOR: &str = "anchor";
+
 /// Prompts on which the KL is measured, which needs forward passes. An exploded KL shows on any prompt.
 const KL_PROMPTS: usize = 8;
 
@@ -179,7 +185,7 @@ pub(super) async fn compare(
         Ok(compared) => {
             check_drift(examination, &compared, anchor, checks)?;
             if all_passed(checks) {
-                check_rewards(examiner, &compared, checks).await;
+                check_rewards(examiner, &compared, anchor, checks).await;
             }
         }
     }
@@ -216,7 +222,7 @@ fn check_drift(
     let gate = examination.gate;
     let scored_by = |adapter: Option<_>| adapter.map_or(ScoredBy::Base, ScoredBy::Adapter);
     for (name, bound, policy) in [
-        ("drift/kl_base", gate.max_kl, scored_by(examination.anchor_adapter)),
+        (KL_TO_ANCHOR, gate.max_kl, scored_by(examination.anchor_adapter)),
         ("drift/kl_active", gate.max_kl_active, scored_by(examination.active_adapter)),
     ] {
         if bound == 0.0 {
@@ -318,19 +324,19 @@ fn divergence(
 
 // Rewards of the candidate's and the active version's completions of held-out prompts.
 
-/// Differences of candidate and active version, one per prompt.
+/// Rewards of candidate and active version, one pair per prompt.
 #[derive(Default)]
 struct RouteScores {
-    totals: Vec<f64>,
-    own: Vec<f64>,
+    totals: Vec<[f64; 2]>,
     /// Of each part that rewards a format.
-    formats: BTreeMap<String, Vec<f64>>,
+    formats: BTreeMap<String, Vec<[f64; 2]>>,
 }
 
 /// Adds `drift/format/PART` and `exam/ROUTE`, until one fails. Prompts to train on count for the format only.
 async fn check_rewards(
     examiner: &Examiner,
     compared: &[ComparedPrompt],
+    anchor: &mut Anchor,
     checks: &mut Vec<PolicyCheck>,
 ) {
     let mut routes: BTreeMap<String, RouteScores> = BTreeMap::new();
@@ -350,19 +356,15 @@ async fn check_rewards(
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     let error = BOUND_ERROR / count.max(1) as f64;
     for (route, scores) in routes {
-        for (part, differences) in &scores.formats {
+        for (part, pairs) in &scores.formats {
             let name = format!("drift/format/{part}");
-            if !not_below(checks, &name, differences, -MAX_FORMAT_DROP, error) {
+            if !not_below(checks, anchor, &name, pairs, -MAX_FORMAT_DROP, error) {
                 return;
             }
         }
         let name = format!("exam/{route}");
-        if !not_below(checks, &name, &scores.totals, 0.0, error) {
+        if !not_below(checks, anchor, &name, &scores.totals, 0.0, error) {
             return;
-        }
-        let mean = MeanBounds::of(&scores.own, BOUND_ERROR).map(|bounds| bounds.mean);
-        if let (Some(check), Some(mean)) = (checks.last_mut(), mean) {
-            check.detail += &format!("; its mean reward is {mean:.3}");
         }
     }
 }
@@ -383,32 +385,52 @@ async fn add_scores(
         if let (Some(own), Some(active)) = (own, active)
             && examiner.format_parts.contains(&part)
         {
-            scores.formats.entry(part).or_default().push(own - active);
+            scores.formats.entry(part).or_default().push([own, active]);
         }
     }
     if let [Some(own), Some(active)] = totals
         && prompt.prompt.held_out
     {
-        scores.totals.push(own - active);
-        scores.own.push(own);
+        scores.totals.push([own, active]);
     }
 }
 
-/// Adds a check that fails if the mean difference is below `least`, except with the probability `error`; returns whether
-/// it passed.
+/// Adds a check that fails if the candidate's rewards are lower than the active version's, or than the anchor's were, by
+/// more than `least`, except with the probability `error`; returns whether it passed. The anchor answered other prompts, so
+/// that its rewards count as the lower bound of their mean.
 fn not_below(
     checks: &mut Vec<PolicyCheck>,
+    anchor: &mut Anchor,
     name: &str,
-    differences: &[f64],
+    pairs: &[[f64; 2]],
     least: f64,
     error: f64,
 ) -> bool {
-    let Some(bounds) = MeanBounds::of(differences, error) else { return true };
-    let (low, high) = (bounds.lower, bounds.upper);
-    let detail = format!(
-        "difference to the active version, {low:+.3} to {high:+.3} on {} prompts",
-        differences.len()
+    let of = |value: fn(&[f64; 2]) -> f64| {
+        MeanBounds::of(&pairs.iter().map(value).collect::<Vec<_>>(), error)
+    };
+    let bounds = (of(|[own, active]| own - active), of(|[own, _]| *own), of(|[_, active]| *active));
+    let (Some(difference), Some(own), Some(active)) = bounds else { return true };
+    let mut detail = format!(
+        "difference to the active version, {:+.3} to {:+.3} on {} prompts; its mean reward is {:.3}",
+        difference.lower,
+        difference.upper,
+        pairs.len(),
+        own.mean
     );
-    checks.push(checked(name, high >= least, Some(bounds.mean), Some(least), detail));
-    high >= least
+    let mut passed = difference.upper >= least;
+    let known = format!("{OF_ANCHOR}/{name}");
+    match anchor.measured(&known) {
+        Some(first) => {
+            passed &= own.upper - first >= least;
+            detail += &format!(", of version {} at least {first:.3}", anchor.record.version);
+        }
+        None if anchor.is_active => {
+            let detail = "lower bound, measured with the first version after it".to_owned();
+            anchor.record.checks.push(checked(&known, true, Some(active.lower), None, detail));
+        }
+        None => {}
+    }
+    checks.push(checked(name, passed, Some(difference.mean), Some(least), detail));
+    passed
 }

@@ -119,6 +119,61 @@ async fn worse_ratings_roll_a_canary_back() {
     assert_eq!(second.state, PolicyState::RolledBack);
 }
 
+/// Publishes the next version, which users rate better than the one before.
+async fn promoted(world: &World) {
+    let (publication, parent) = (publish(world), world.policies.active());
+    let next = || world.policies.canary().is_some_and(|version| version > parent);
+    until("the canary begins", next).await;
+    users(world, |version| if version > parent { 1.0 } else { 0.8 }).await;
+    assert!(matches!(publication.await.unwrap(), PublishOutcome::Published(_)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_versions_that_are_worse_together_are_left_for_their_anchor() {
+    let world = World::start(equal, 12, canary()).await;
+    promoted(&world).await;
+    promoted(&world).await;
+    let publication = publish(&world);
+    until("the base is recalled", || world.policies.canary() == Some(PolicyVersion::BASE)).await;
+    let status = world.policies.canary_status().unwrap();
+    assert!(status.is_recall && status.control == PolicyVersion(2), "{status:?}");
+    users(&world, |version| if version.0 == 2 { 0.0 } else { 1.0 }).await;
+    assert!(matches!(publication.await.unwrap(), PublishOutcome::Superseded));
+    assert_eq!(world.served(), (0, 0));
+    let records = world.policies.list().unwrap();
+    let states: Vec<_> = records.iter().map(|record| record.state).collect();
+    assert_eq!(states, [PolicyState::Active, PolicyState::RolledBack, PolicyState::RolledBack]);
+    let reason = records[2].reason.as_deref().unwrap();
+    assert!(reason.starts_with("found worse than the anchor, version 0: worse"), "{reason}");
+    assert_eq!(crate::policy::recalled(&records[0]), Some(reason));
+    assert_eq!(records[2].checks.last().unwrap().name, "canary/anchor");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_that_is_better_than_its_anchor_takes_its_place() {
+    let world = World::start(equal, 12, canary()).await;
+    promoted(&world).await;
+    promoted(&world).await;
+    let publication = publish(&world);
+    until("the base is recalled", || world.policies.canary() == Some(PolicyVersion::BASE)).await;
+    {
+        // The comparison goes on after a restart.
+        let _suspension = world.policies.suspend();
+        assert!(matches!(publication.await.unwrap(), PublishOutcome::Suspended));
+    }
+    let world = world.restart(canary()).await;
+    let publication = publish(&world);
+    until("the base is recalled", || world.policies.canary() == Some(PolicyVersion::BASE)).await;
+    users(&world, |version| if version.0 == 2 { 1.0 } else { 0.0 }).await;
+    until("the canary begins", || world.policies.canary() == Some(PolicyVersion(3))).await;
+    users(&world, |_| 1.0).await;
+    assert!(matches!(publication.await.unwrap(), PublishOutcome::Published(_)));
+    // Version 2 is the anchor of the following ones, so version 3 needs no comparison.
+    promoted(&world).await;
+    let check = world.store.policy(PolicyVersion(3)).unwrap().unwrap().checks.pop().unwrap();
+    assert_eq!(check.name, "canary/ratings");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_suspended_canary_continues_after_a_restart() {
     let world = World::start(equal, 12, canary()).await;

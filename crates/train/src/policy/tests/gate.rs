@@ -115,6 +115,34 @@ async fn small_drifts_do_not_add_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn small_losses_of_reward_do_not_add_up() {
+    // Each version answers two prompts more wrongly, of twelve, which is no clear difference.
+    let script = |request: &GenerateRequest, version: PolicyVersion| {
+        let place = request.params.seed & 0xffff;
+        if place < 2 * version.0 { "a: no".to_owned() } else { "a: yes".to_owned() }
+    };
+    let world = World::start(script, 12, config(|_| {})).await;
+    world.published(FakeWeights::default()).await;
+    let check = world.rejection(FakeWeights::default()).await;
+    assert_eq!(check.name, "exam/chat", "{check:?}");
+    assert!(check.detail.contains("of version 0 at least 1.00"), "{check:?}");
+    // The base, whose rewards were measured with version 1, has them among its checks.
+    let base = world.store.policy(PolicyVersion::BASE).unwrap().unwrap();
+    assert!(base.checks.iter().any(|check| check.name == "anchor/exam/chat"), "{base:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_used_share_of_the_kl_budget_is_reported() {
+    let world = World::start(equal, 12, config(|gate| gate.max_kl = 0.5)).await;
+    world.published(FakeWeights { base: -0.9, ..Default::default() }).await;
+    // exp(d) - 1 - d at d = -0.9.
+    let used = world.metrics.policy_kl_budget.get();
+    assert!((used - 0.3066 / 0.5).abs() < 1e-3, "{used}");
+    let world = world.restart(config(|_| {})).await;
+    assert_eq!(world.metrics.policy_kl_budget.get(), used, "also after a restart");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn drift_is_measured_from_the_initial_adapter() {
     let world = World::start(equal, 12, config(|_| {})).await;
     let far = FakeWeights { base: 4.0, active: 4.0, ..Default::default() };

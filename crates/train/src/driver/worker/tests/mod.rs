@@ -18,6 +18,22 @@ use hone_core::types::{GroupId, GroupState, PolicyVersion, SampleId, TokenId};
 use crate::{TrainError, TrainState};
 use world::World;
 
+#[test]
+fn a_version_of_many_steps_is_stale_sooner() {
+    for ((versions, publish_every), expected) in [
+        ((8, 4), 8),
+        ((8, 1), 8),
+        ((8, 8), 8),
+        ((8, 32), 2),
+        ((8, 1_000), 2),
+        ((0, 32), 0),
+        ((1, 64), 1),
+    ] {
+        let found = super::staleness_limit(versions, publish_every);
+        assert_eq!(found, expected, "{versions} versions of {publish_every} steps");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn enough_ready_groups_make_a_step_and_a_version() {
     let world = World::fresh(|_| {}).await;

@@ -1,13 +1,15 @@
 //! Activations of existing versions, which the trainer follows.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use hone_core::types::{GroupState, PolicyVersion};
+use hone_core::types::{GroupState, PolicyState, PolicyVersion};
 
 use super::world::{World, every_step};
 use crate::TrainState;
 use crate::driver::trainer::SETTLE_TIME;
-use crate::policy::PolicyConfig;
+use crate::policy::{CanaryConfig, PolicyConfig, Promotion, RELEARN};
+use crate::testing::version_rating;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rollback_is_followed_and_survives_a_restart() {
@@ -31,6 +33,78 @@ async fn a_rollback_is_followed_and_survives_a_restart() {
     assert_eq!(world.worker.handle().status().hold, None);
     let made = world.policies.list().unwrap().pop().unwrap();
     assert_eq!((made.version.0, made.parent, made.step), (3, Some(PolicyVersion(1)), 3));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_later_versions_learned_is_learned_again_if_the_operator_wants_it() {
+    let world = World::fresh(|_| {}).await;
+    let first = world.batch(0).await;
+    world.wait_for_version(1).await;
+    let second = world.batch(1).await;
+    world.wait_for_version(2).await;
+    let third = world.batch(2).await;
+    world.wait_for_version(3).await;
+    world.policies.activate(PolicyVersion(1), RELEARN).await.unwrap();
+    world.wait_for_version(1).await;
+    let ready = [second, third].concat();
+    assert!(
+        world.all_are(&ready, &GroupState::Ready) && world.all_are(&first, &GroupState::Trained(1))
+    );
+    // Samples of version 2 and 3 are of withdrawn versions, so they are late, not abandoned.
+    world.worker.handle().resume().unwrap();
+    world
+        .until("trained", |w| ready.iter().all(|id| matches!(w.state(*id), GroupState::Trained(_))))
+        .await;
+    let is_new = |id| matches!(world.state(id), GroupState::Trained(step) if step > 3);
+    assert!(ready.iter().all(|id| is_new(*id)));
+    world.stop().await;
+}
+
+/// Users rate two versions until a condition holds.
+async fn rate(world: &World, values: [(u64, f64); 2], until: impl Fn(&World) -> bool) {
+    world
+        .until("rated", |world| {
+            for (version, value) in values {
+                world.policies.rate(&version_rating(version, value));
+            }
+            until(world)
+        })
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn training_pauses_when_versions_are_worse_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let canary =
+        CanaryConfig { shares: vec![0.5], margin: 0.3, alpha: 0.2, ..CanaryConfig::default() };
+    let policy = PolicyConfig { promotion: Promotion::Canary, canary, ..every_step() };
+    let world = World::start_as(dir.path(), policy.clone(), |_| {}).await;
+    world.publisher.canaries.store(true, Ordering::Release);
+    for version in 1..3 {
+        world.batch(version - 1).await;
+        let is_served = |world: &World| world.policies.active() == PolicyVersion(version);
+        rate(&world, [(version, 0.6), (version - 1, 0.5)], is_served).await;
+        world.wait_for_version(version).await;
+    }
+    world.batch(2).await;
+    world.until("recall", |world| world.policies.canary() == Some(PolicyVersion::BASE)).await;
+    let is_left = |world: &World| world.policies.active() == PolicyVersion::BASE;
+    rate(&world, [(2, 0.0), (0, 1.0)], is_left).await;
+    world.wait_for_version(0).await;
+    let hold = world.worker.handle().status().hold.unwrap();
+    assert!(hold.starts_with("found worse than the anchor, version 0: worse"), "{hold}");
+    // The pause survives a restart, and the next version descends from the anchor.
+    world.stop().await;
+    let world = World::start_as(dir.path(), policy, |_| {}).await;
+    world.publisher.canaries.store(true, Ordering::Release);
+    world.wait_for_state(TrainState::Paused).await;
+    world.batch(0).await;
+    world.worker.handle().resume().unwrap();
+    world.until("the next canary", |world| world.policies.canary() == Some(PolicyVersion(3))).await;
+    let records = world.policies.list().unwrap();
+    assert_eq!(records[3].parent, Some(PolicyVersion::BASE));
+    assert!(records[1..3].iter().all(|record| record.state == PolicyState::RolledBack));
     world.stop().await;
 }
 

@@ -374,6 +374,7 @@ impl World {
         let count = self.metrics.train.dropped_groups.with_label_values(&[reason]);
         let all = groups.len() as u64;
         self.until(reason, |w| w.all_are(groups, &dropped) && count.get() == all).await;
+        assert_eq!(self.worker.handle().status().dropped_groups.get(reason), Some(&all));
     }
 
     pub(super) fn last_step(&self) -> StepRecord {

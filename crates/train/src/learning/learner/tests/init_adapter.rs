@@ -164,3 +164,17 @@ fn a_checkpoint_keeps_the_reference_and_a_rollback_resets_it_to_the_base() {
     synchronized.load(&saved).unwrap();
     assert_ne!(kls(&mut fixed, 1), kls(&mut synchronized, 1));
 }
+
+/// A version without a kept state: its adapter is what the reference would be near.
+#[test]
+fn a_rollback_to_an_adapter_makes_it_the_synchronized_reference() {
+    let dir = tempfile::tempdir().unwrap();
+    for (sync_steps, is_near) in [(2, true), (0, false)] {
+        let mut learner = tiny_learner(&config(sync_steps, 0.6));
+        kls(&mut learner, 5);
+        learner.snapshot().unwrap().write(dir.path(), "tiny").unwrap();
+        learner.reset_to(Some(dir.path())).unwrap();
+        let kl = kls(&mut learner, 1)[0];
+        assert_eq!(kl.abs() < 1e-9, is_near, "{sync_steps}: {kl}");
+    }
+}
