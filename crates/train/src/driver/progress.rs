@@ -8,12 +8,14 @@ use serde_json::Value;
 
 use hone_core::files::{at, remove_any, replace_file};
 use hone_core::types::{GroupId, PolicyVersion, SampleId, StepRecord, UnixMillis};
+use hone_model::Model;
 use hone_reward::Routes;
 
-use crate::config::{TrainConfig, day};
+use crate::config::{Baseline, TrainConfig, day};
 use crate::data::AdaptiveWeights;
 use crate::data::advantage::{Advantages, Baselines};
 use crate::data::batch_builder::TrainBatch;
+use crate::data::head::rated::RatedFeatures;
 use crate::data::packing::TrainSample;
 use crate::error::{LearnError, Result};
 
@@ -71,19 +73,29 @@ impl TrainProgress {
         serde_json::from_value(extra).map_err(|error| at(dir)(error.into()).into())
     }
 
-    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on.
+    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on. The heads use
+    /// the model `base`; without it, for a batch that they have learned before, the running means are the baselines.
+    ///
+    /// # Errors
+    /// If the base cannot compute features.
     pub(super) fn prepare(
         &self,
         mut batch: TrainBatch,
         routes: &Routes,
         config: &TrainConfig,
+        base: Option<&Model>,
         staleness: f64,
-    ) -> PreparedBatch {
+    ) -> Result<PreparedBatch> {
         self.weights.apply(routes, &mut batch);
+        let rated = match base.filter(|_| config.baseline == Baseline::Value) {
+            Some(base) => RatedFeatures::of(base, &batch, |_| false)?,
+            None => RatedFeatures::default(),
+        };
         let mut baselines = self.baselines.clone();
-        let advantages = baselines.advantages(&batch.rewards(), config);
+        let rewards = batch.rewards();
+        let advantages = baselines.advantages_by_prompt(&rewards, &rated.prompts, config);
         let samples = batch.train_samples(&advantages);
-        PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness }
+        Ok(PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness })
     }
 
     pub(super) fn set_published(&mut self, version: PolicyVersion) {

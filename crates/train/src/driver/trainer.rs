@@ -443,9 +443,11 @@ impl Trainer<'_> {
         let (setup, config) = (self.setup, &self.setup.config);
         let ages = self.version_ages(during);
         let staleness = batch.staleness(&ages);
-        let prepare =
-            |batch, staleness| self.progress.prepare(batch, &setup.routes, config, staleness);
-        let mut prepared = prepare(batch, staleness);
+        let prepare = |batch, base, staleness| {
+            let prepare = || self.progress.prepare(batch, &setup.routes, config, base, staleness);
+            self.pools.train.install(prepare)
+        };
+        let mut prepared = prepare(batch, Some(self.learner.model()), staleness)?;
         let most = config.replay.most(prepared.samples.len());
         if most == 0 {
             return Ok(prepared);
@@ -458,7 +460,7 @@ impl Trainer<'_> {
         let (store, routes) = (&setup.store, &setup.routes);
         let mut old = draw_replayed(store, routes, &ages, config.seed, steps, most, fits)?;
         feedback_cap::cap(&mut old, &setup.routes, None);
-        let replayed = prepare(old, 0.0).samples;
+        let replayed = prepare(old, None, 0.0)?.samples;
         // They may share a prefix with the new samples.
         let all = prepared.samples.iter().chain(&replayed);
         let all = all.map(|sample| (sample.prompt_ids.as_slice(), sample.ids.as_slice()));
