@@ -327,6 +327,10 @@ metric_set! {
         baseline_error: GaugeVec("hone_train_baseline_error",
             "Mean squared error of the running mean and of the value head on ratings before they are \
              learned.", &["route", "part", "baseline"]),
+        learned_reward: GaugeVec("hone_train_learned_reward",
+            "Judgement of a learned reward part on new ratings: share of pairs that it orders alike, mean \
+             by which its predictions exceed them as a share of their range, and 1 if it is used.",
+            &["route", "part", "stat"]),
         loss: Gauge("hone_train_loss", "Loss of the last step."),
         kl: Gauge("hone_train_kl",
             "Estimate of KL(policy || reference policy), mean over tokens, in nats."),

@@ -111,6 +111,7 @@ impl OfflineTrainer {
         // The groups are in another ledger, too.
         let record = StepRecord { step, groups: Vec::new(), metrics, created: now_ms() };
         self.progress.baselines = prepared.baselines;
+        self.progress.learned = prepared.learned;
         self.progress.add_step(record.clone());
         self.records.push(record.clone());
         Ok(Ok(record))

@@ -15,6 +15,7 @@ use crate::config::{Baseline, TrainConfig, day};
 use crate::data::AdaptiveWeights;
 use crate::data::advantage::{Advantages, Baselines};
 use crate::data::batch_builder::TrainBatch;
+use crate::data::head::learned::LearnedHeads;
 use crate::data::head::rated::RatedFeatures;
 use crate::data::packing::TrainSample;
 use crate::error::{LearnError, Result};
@@ -47,6 +48,8 @@ impl Hold {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct TrainProgress {
     pub(super) baselines: Baselines,
+    #[serde(default)]
+    pub(super) learned: LearnedHeads,
     pub(super) weights: AdaptiveWeights,
     /// The published version that the weights descend from.
     pub(super) parent: PolicyVersion,
@@ -87,15 +90,23 @@ impl TrainProgress {
         staleness: f64,
     ) -> Result<PreparedBatch> {
         self.weights.apply(routes, &mut batch);
-        let rated = match base.filter(|_| config.baseline == Baseline::Value) {
-            Some(base) => RatedFeatures::of(base, &batch, |_| false)?,
+        let learns = |name: &str| routes.get(name).is_some_and(|r| r.learned().next().is_some());
+        let is_needed = config.baseline == Baseline::Value
+            || batch.groups.iter().any(|group| learns(&group.group.route));
+        let mut rated = match base.filter(|_| is_needed) {
+            Some(base) => RatedFeatures::of(base, &batch, learns)?,
             None => RatedFeatures::default(),
         };
+        let mut learned = self.learned.clone();
+        learned.observe(routes, &batch, &rated);
+        if config.baseline != Baseline::Value {
+            rated.prompts.clear();
+        }
         let mut baselines = self.baselines.clone();
         let rewards = batch.rewards();
         let advantages = baselines.advantages_by_prompt(&rewards, &rated.prompts, config);
         let samples = batch.train_samples(&advantages);
-        Ok(PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness })
+        Ok(PreparedBatch { batch, advantages, samples, replayed: 0, baselines, learned, staleness })
     }
 
     pub(super) fn set_published(&mut self, version: PolicyVersion) {
@@ -147,6 +158,8 @@ pub(super) struct PreparedBatch {
     pub(super) replayed: usize,
     /// The running baselines including this batch, which replace the old ones if a step is taken.
     pub(super) baselines: Baselines,
+    /// The learned parts after this batch, as the baselines.
+    pub(super) learned: LearnedHeads,
     /// Mean number of versions between sampling and training.
     pub(super) staleness: f64,
 }

@@ -19,6 +19,7 @@ use super::report::{self, SkipLog, SkippedBatch, StatusCell, TrainState};
 use super::{StepGate, StepReply, ThreadPools, TrainCommand, TrainSetup};
 use super::{TrainError, TrainFailure};
 use crate::data::batch_builder::{BatchGroup, STALE, TrainBatch, VersionAges};
+use crate::data::head::learned::Judgement;
 use crate::data::{batch_builder, draw_replayed, feedback_cap, packing};
 use crate::error::LearnError;
 use crate::learning::checkpoint;
@@ -556,6 +557,8 @@ impl Trainer<'_> {
             created: now_ms(),
         };
         self.progress.baselines = prepared.baselines;
+        self.progress.learned = prepared.learned;
+        self.share_learned();
         self.progress.add_step(record.clone());
         self.checkpoint()?;
         ops.push(Op::Step(Box::new(record.clone())));
@@ -571,6 +574,24 @@ impl Trainer<'_> {
         self.feedback_times.extend(prepared.batch.feedback_times());
         self.report();
         Ok(())
+    }
+
+    /// Gives the routes' learned parts the current predictions.
+    pub(super) fn share_learned(&self) {
+        let (setup, learned) = (self.setup, &self.progress.learned);
+        learned.share(&setup.routes, self.learner.model(), &self.pools.probe);
+        for (route, part, judgement) in learned.judgements() {
+            let Judgement { concordance, excess, is_trusted } = judgement;
+            let values = [concordance, excess, f64::from(u8::from(is_trusted))];
+            for (stat, value) in ["concordance", "excess", "trusted"].into_iter().zip(values) {
+                setup
+                    .metrics
+                    .train
+                    .learned_reward
+                    .with_label_values(&[route, part, stat])
+                    .set(value);
+            }
+        }
     }
 
     /// Whether the steps since the last version are as many as a version needs.

@@ -6,6 +6,7 @@
 //! closed form: weights of standardized features have the prior `N(0, noise / RIDGE)`, so that features of any scale are
 //! shrunk alike (Hoerl & Kennard 1970; Bishop 2006, section 3.3).
 
+pub(crate) mod learned;
 pub(crate) mod rated;
 pub(crate) mod value;
 
