@@ -106,7 +106,7 @@ impl Rollout {
         if interaction.held_out {
             return context.count_skipped("held_out");
         }
-        let route = context.routes.get(&interaction.route).filter(|route| route.has_graders());
+        let route = context.routes.get(&interaction.route).filter(|route| route.scores_shadows());
         let Some(route) = route.cloned() else { return context.count_skipped("route_unscored") };
         let comparable = scheduler::comparable(context, &interaction);
         let mut job = PromptJob::live(interaction, served, route);

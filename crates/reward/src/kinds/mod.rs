@@ -14,6 +14,7 @@ pub(crate) mod define;
 pub mod external;
 pub mod format;
 mod kind;
+pub mod learned;
 pub mod random_text;
 mod shaping;
 pub mod style;
@@ -41,6 +42,7 @@ pub use external::*;
 pub use format::json_schema::JsonSchema;
 pub use format::*;
 pub use kind::{BuildContext, Built, Kind};
+pub use learned::{LearnedParams, LearnedPart, TokenScorer};
 pub use shaping::Shaping;
 pub use style::*;
 pub use token_count::*;
@@ -152,6 +154,7 @@ kinds! {
     Grader(GraderParams),
     Webhook(WebhookParams),
     Judge(JudgeParams),
+    Learned(LearnedParams),
 }
 
 // The flat TOML form of a part: `kind` and the kind's parameters in one table with the part's other keys.
@@ -277,7 +280,7 @@ impl Kind for Ensemble {
         }
         for (i, member) in self.of.iter().enumerate() {
             let kind = member.kind.name();
-            if ["feedback", "ensemble"].contains(&kind) {
+            if ["feedback", "ensemble", "learned"].contains(&kind) {
                 let allowed = "a kind that computes its value, and no ensemble";
                 return Err(in_member(i)(Problem::value("kind", quoted(kind), allowed)));
             }

@@ -7,9 +7,11 @@ mod coverage;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use hone_core::config::Problem;
+use async_trait::async_trait;
+use hone_core::config::{Problem, quoted};
+use hone_core::types::TokenId;
 
-use crate::kinds::{BuildContext, FeedbackParams, RewardKind, catalogue};
+use crate::kinds::{BuildContext, FeedbackParams, LearnedPart, RewardKind, catalogue};
 use crate::reward_fn::{RewardFn, ScoreInput, score_guarded};
 use crate::tools::Tools;
 
@@ -35,6 +37,8 @@ pub struct RewardPart {
     pub grader: Option<Arc<dyn RewardFn>>,
     /// The values that clients may post; `None` for a grader.
     pub feedback: Option<FeedbackParams>,
+    /// What the trainer gives its predictions to; `None` unless the part is learned.
+    pub learned: Option<Arc<LearnedPart>>,
     /// The name of its kind.
     pub kind: &'static str,
     /// The metadata keys of which it needs at least one; empty if it needs no metadata.
@@ -57,9 +61,19 @@ pub struct Route {
 }
 
 impl Route {
-    /// Whether any part is a grader, so that completions that no client sees can be scored.
+    /// Whether any part is a grader that scores any completion, as exams need.
     pub fn has_graders(&self) -> bool {
-        self.parts.iter().any(|p| p.grader.is_some())
+        self.parts.iter().any(|p| p.grader.is_some() && p.learned.is_none())
+    }
+
+    /// Whether completions that no client sees can be scored now.
+    pub fn scores_shadows(&self) -> bool {
+        self.has_graders() || self.learned().any(|(_, part)| part.is_ready())
+    }
+
+    /// The learned parts with their names.
+    pub fn learned(&self) -> impl Iterator<Item = (&str, &Arc<LearnedPart>)> {
+        self.parts.iter().filter_map(|p| Some((p.name.as_str(), p.learned.as_ref()?)))
     }
 
     /// Whether any part is feedback.
@@ -84,9 +98,9 @@ impl Route {
 
     /// Runs every grader concurrently on the samples of one group (see [`RewardFn::score`]); returns `(part, one value per sample)` in the order of the
     /// parts. Values are finite: a grader that panics, or that returns NaN or too few values, leaves
-    /// `None` in their places.
+    /// `None` in their places. Learned parts are left out.
     pub async fn grade(&self, samples: &[ScoreInput]) -> Vec<(String, Vec<Option<f64>>)> {
-        let graded = self.parts.iter().filter_map(|part| {
+        let graded = self.parts.iter().filter(|part| part.learned.is_none()).filter_map(|part| {
             let grader = part.grader.as_ref()?;
             Some(async move {
                 let values = score_guarded(grader.as_ref(), samples, &self.name, &part.name).await;
@@ -94,6 +108,35 @@ impl Route {
             })
         });
         futures::future::join_all(graded).await
+    }
+
+    /// As [`Self::grade`], with the learned parts after the others.
+    pub async fn grade_tokens(
+        &self,
+        prompt: &[TokenId],
+        samples: &[ScoreInput],
+    ) -> Vec<(String, Vec<Option<f64>>)> {
+        let learned = self.learned().map(|(name, part)| async move {
+            let values = score_guarded(&OfPrompt { part, prompt }, samples, &self.name, name).await;
+            (name.to_owned(), values)
+        });
+        let learned = futures::future::join_all(learned);
+        let (mut all, learned) = futures::future::join(self.grade(samples), learned).await;
+        all.extend(learned);
+        all
+    }
+}
+
+/// A learned part on the completions of one prompt.
+struct OfPrompt<'a> {
+    part: &'a LearnedPart,
+    prompt: &'a [TokenId],
+}
+
+#[async_trait]
+impl RewardFn for OfPrompt<'_> {
+    async fn score(&self, samples: &[ScoreInput]) -> Vec<Option<f64>> {
+        self.part.score_tokens(self.prompt, samples).await
     }
 }
 
@@ -199,7 +242,17 @@ fn build_route(config: &RouteConfig, tools: &Tools) -> Result<Route, RewardError
             .map_err(|problem| in_part(&config.name, &part.name, problem))
     });
     let store = config.store.unwrap_or(true);
-    Ok(Route { name: config.name.clone(), store, parts: parts.collect::<Result<_, _>>()? })
+    let parts = parts.collect::<Result<Vec<_>, _>>()?;
+    let route = Route { name: config.name.clone(), store, parts };
+    for (name, part) in route.learned() {
+        let of = &part.params().of;
+        if route.feedback(of).and_then(FeedbackParams::bounds).is_none() {
+            let problem =
+                Problem::value("of", quoted(of), "a feedback part of the route with values");
+            return Err(in_part(&route.name, name, problem));
+        }
+    }
+    Ok(route)
 }
 
 fn in_part(route: &str, part: &str, problem: Problem) -> RewardError {
@@ -216,8 +269,16 @@ fn build_part(config: &RewardConfig, route: &str, tools: &Tools) -> Result<Rewar
         _ => None,
     };
     let context = BuildContext { tools, route, part: &config.name };
-    let function = config.kind.build(&context)?;
+    let learned = match &config.kind {
+        RewardKind::Learned(params) => Some(Arc::new(LearnedPart::new(params.clone()))),
+        _ => None,
+    };
+    let function = match &learned {
+        Some(part) => Some(Arc::clone(part) as Arc<dyn RewardFn>),
+        None => config.kind.build(&context)?,
+    };
     Ok(RewardPart {
+        learned,
         name: config.name.clone(),
         weight: config.weight,
         adaptive: config.adaptive.as_ref().map(|rule| AdaptiveWeight::new(config.weight, rule)),

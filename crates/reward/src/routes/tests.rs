@@ -193,6 +193,7 @@ async fn a_broken_grader_loses_its_own_values_only() {
         adaptive: None,
         grader: Some(grader),
         feedback: None,
+        learned: None,
         kind: "test",
         reads: Vec::new(),
         models: Vec::new(),
@@ -272,4 +273,39 @@ async fn presets_shapes_and_ensembles_combine() {
     assert_eq!(grades["length"], [Some(1.0); 3], "2 x 1 - 0.5, clipped");
     assert_eq!(grades["either"], [Some(1.0), Some(1.25), Some(0.5)]);
     assert_eq!(grades["none"], [Some(1.0), None, Some(0.5)], "without tags all is the answer");
+}
+
+struct Lengths;
+
+impl crate::kinds::TokenScorer for Lengths {
+    fn score(&self, prompt: &[u32], completions: &[Vec<u32>]) -> Vec<Option<f64>> {
+        completions.iter().map(|ids| Some((prompt.len() + ids.len()) as f64)).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_learned_part_has_values_while_it_has_a_scorer() {
+    let text = "[[route]]\nname = 'r'\n\
+                [[route.reward]]\nname = 'thumbs'\nkind = 'feedback'\n\
+                [[route.reward]]\nname = 'taste'\nkind = 'learned'\nof = 'thumbs'";
+    let all = routes(text).unwrap();
+    let route = all.get("r").unwrap();
+    let inputs = [input("a", &[]), input("b", &[])];
+    assert!(!route.has_graders() && !route.scores_shadows());
+    assert!(route.takes_feedback("thumbs") && !route.takes_feedback("taste"));
+    assert_eq!(route.grade_tokens(&[1, 2], &inputs).await, [("taste".to_owned(), vec![None; 2])]);
+    let (_, part) = route.learned().next().unwrap();
+    part.set_scorer(Some(Arc::new(Lengths)));
+    assert!(!route.has_graders() && route.scores_shadows());
+    let graded = route.grade_tokens(&[1, 2], &inputs).await;
+    assert_eq!(graded, [("taste".to_owned(), vec![Some(6.0); 2])]);
+    // An exam must not be decided by what the policy is trained on.
+    assert!(route.grade(&inputs).await.is_empty());
+    part.set_scorer(None);
+    assert!(!route.scores_shadows());
+    let wrong = error_of(&text.replace("of = 'thumbs'", "of = 'taste'"));
+    assert_eq!(
+        wrong,
+        "route `r`, reward `taste`: of is \"taste\": it must be a feedback part of the route with values"
+    );
 }

@@ -44,7 +44,8 @@ pub(super) async fn run(
         return context.count_skipped("no_shadow");
     }
     let members: Vec<Sample> = job.served.iter().cloned().chain(shadows).collect();
-    let grades = job.route.grade(&score_inputs(&job.interaction, &members)).await;
+    let inputs = score_inputs(&job.interaction, &members);
+    let grades = job.route.grade_tokens(&job.interaction.prompt_ids, &inputs).await;
     if let Some(prompt) = job.prompt {
         let totals = total_rewards(&job.route, members.len(), &grades);
         context.prompt_rewards.lock().push((prompt, totals));

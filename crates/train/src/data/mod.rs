@@ -12,6 +12,7 @@
 pub(crate) mod advantage;
 pub(crate) mod batch_builder;
 pub(crate) mod feedback_cap;
+pub(crate) mod head;
 pub(crate) mod packing;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -10,12 +10,15 @@ use serde_json::Value;
 
 use hone_core::files::{at, remove_any, replace_file};
 use hone_core::types::{GroupId, PolicyVersion, SampleId, StepRecord, UnixMillis};
+use hone_model::Model;
 use hone_reward::Routes;
 
-use crate::config::{TrainConfig, day};
+use crate::config::{Baseline, TrainConfig, day};
 use crate::data::AdaptiveWeights;
 use crate::data::advantage::{Advantages, Baselines};
 use crate::data::batch_builder::TrainBatch;
+use crate::data::head::learned::LearnedHeads;
+use crate::data::head::rated::RatedFeatures;
 use crate::data::packing::TrainSample;
 use crate::error::{LearnError, Result};
 
@@ -47,6 +50,8 @@ impl Hold {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct TrainProgress {
     pub(super) baselines: Baselines,
+    #[serde(default)]
+    pub(super) learned: LearnedHeads,
     pub(super) weights: AdaptiveWeights,
     /// The published version that the weights descend from.
     pub(super) parent: PolicyVersion,
@@ -73,27 +78,37 @@ impl TrainProgress {
         serde_json::from_value(extra).map_err(|error| at(dir)(error.into()).into())
     }
 
-    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on: at most `most`
-    /// where some are rated.
+    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on. The heads use
+    /// the model `base`; without it, for a batch that they have learned before, the running means are the baselines.
+    ///
+    /// # Errors
+    /// If the base cannot compute features.
     pub(super) fn prepare(
         &self,
         mut batch: TrainBatch,
         routes: &Routes,
         config: &TrainConfig,
+        base: Option<&Model>,
         staleness: f64,
-        most: usize,
-    ) -> PreparedBatch {
+    ) -> Result<PreparedBatch> {
         self.weights.apply(routes, &mut batch);
+        let learns = |name: &str| routes.get(name).is_some_and(|r| r.learned().next().is_some());
+        let is_needed = config.baseline == Baseline::Value
+            || batch.groups.iter().any(|group| learns(&group.group.route));
+        let mut rated = match base.filter(|_| is_needed) {
+            Some(base) => RatedFeatures::of(base, &batch, learns)?,
+            None => RatedFeatures::default(),
+        };
+        let mut learned = self.learned.clone();
+        learned.observe(routes, &batch, &rated);
+        if config.baseline != Baseline::Value {
+            rated.prompts.clear();
+        }
         let mut baselines = self.baselines.clone();
         let rewards = batch.rewards();
-        let mut advantages = baselines.advantages(&rewards, config);
-        let most = most.saturating_sub(batch.corrections.len());
-        // The same after a restart.
-        let mut random = ChaCha8Rng::seed_from_u64(config.seed);
-        random.set_stream(self.steps());
-        advantages.select(&rewards, most, random.random());
+        let advantages = baselines.advantages_by_prompt(&rewards, &rated.prompts, config);
         let samples = batch.train_samples(&advantages);
-        PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness }
+        Ok(PreparedBatch { batch, advantages, samples, replayed: 0, baselines, learned, staleness })
     }
 
     pub(super) fn set_published(&mut self, version: PolicyVersion) {
@@ -145,11 +160,22 @@ pub(super) struct PreparedBatch {
     pub(super) replayed: usize,
     /// The running baselines including this batch, which replace the old ones if a step is taken.
     pub(super) baselines: Baselines,
+    /// The learned parts after this batch, as the baselines.
+    pub(super) learned: LearnedHeads,
     /// Mean number of versions between sampling and training.
     pub(super) staleness: f64,
 }
 
 impl PreparedBatch {
+    /// Leaves at most `most` samples where some are rated ([`Advantages::select`]). The same `seed` and `step` choose the same.
+    pub(super) fn select(&mut self, most: usize, seed: u64, step: u64) {
+        let most = most.saturating_sub(self.batch.corrections.len());
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        random.set_stream(step);
+        self.advantages.select(&self.batch.rewards(), most, random.random());
+        self.samples = self.batch.train_samples(&self.advantages);
+    }
+
     /// Takes the samples of earlier steps out, if the sample with this index is one of them.
     pub(super) fn without_replay_of(&mut self, index: usize) -> bool {
         let fresh = self.samples.len() - self.replayed;

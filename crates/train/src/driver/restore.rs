@@ -102,6 +102,7 @@ impl<'a> Trainer<'a> {
         let extra = self.learner.load(dir)?;
         self.progress = TrainProgress::from_json(extra, dir)?;
         self.adopt_baselines();
+        self.share_learned();
         Ok(())
     }
 
@@ -235,6 +236,7 @@ impl<'a> Trainer<'a> {
             self.progress.baselines = Baselines::default();
             self.progress.weights = AdaptiveWeights::default();
         }
+        self.share_learned();
         self.progress.set_published(active);
         tracing::info!(version = %active, restored, "trainer continues from the active policy version");
         Ok(())
@@ -289,6 +291,7 @@ impl<'a> Trainer<'a> {
         let extra = pool.install(|| learner.return_to(state))?;
         let kept = TrainProgress::from_json(extra, state)?;
         self.progress.baselines = kept.baselines;
+        self.progress.learned = kept.learned;
         self.adopt_baselines();
         self.progress.weights = kept.weights;
         Ok(())

@@ -19,6 +19,7 @@ use super::report::{self, SkipLog, SkippedBatch, StatusCell, TrainState};
 use super::{StepGate, StepReply, ThreadPools, TrainCommand, TrainSetup};
 use super::{TrainError, TrainFailure};
 use crate::data::batch_builder::{BatchGroup, STALE, TrainBatch, VersionAges};
+use crate::data::head::learned::Judgement;
 use crate::data::{batch_builder, draw_replayed, feedback_cap, packing};
 use crate::error::LearnError;
 use crate::learning::checkpoint;
@@ -447,10 +448,12 @@ impl Trainer<'_> {
         let (setup, config) = (self.setup, &self.setup.config);
         let ages = self.version_ages(during);
         let staleness = batch.staleness(&ages);
-        let prepare = |batch, staleness, most| {
-            self.progress.prepare(batch, &setup.routes, config, staleness, most)
+        let prepare = |batch, base, staleness| {
+            let prepare = || self.progress.prepare(batch, &setup.routes, config, base, staleness);
+            self.pools.train.install(prepare)
         };
-        let mut prepared = prepare(batch, staleness, config.samples_per_step);
+        let mut prepared = prepare(batch, Some(self.learner.model()), staleness)?;
+        prepared.select(config.samples_per_step, config.seed, self.progress.steps());
         let most = config.replay.most(prepared.samples.len());
         if most == 0 {
             return Ok(prepared);
@@ -463,7 +466,7 @@ impl Trainer<'_> {
         let (store, routes) = (&setup.store, &setup.routes);
         let mut old = draw_replayed(store, routes, &ages, config.seed, steps, most, fits)?;
         feedback_cap::cap(&mut old, &setup.routes, None);
-        let replayed = prepare(old, 0.0, usize::MAX).samples;
+        let replayed = prepare(old, None, 0.0)?.samples;
         // They may share a prefix with the new samples.
         let all = prepared.samples.iter().chain(&replayed);
         let all = all.map(|sample| (sample.prompt_ids.as_slice(), sample.ids.as_slice()));
@@ -559,6 +562,8 @@ impl Trainer<'_> {
             created: now_ms(),
         };
         self.progress.baselines = prepared.baselines;
+        self.progress.learned = prepared.learned;
+        self.share_learned();
         self.progress.add_step(record.clone());
         self.checkpoint()?;
         ops.push(Op::Step(Box::new(record.clone())));
@@ -574,6 +579,24 @@ impl Trainer<'_> {
         self.feedback_times.extend(prepared.batch.feedback_times());
         self.report();
         Ok(())
+    }
+
+    /// Gives the routes' learned parts the current predictions.
+    pub(super) fn share_learned(&self) {
+        let (setup, learned) = (self.setup, &self.progress.learned);
+        learned.share(&setup.routes, self.learner.model(), &self.pools.probe);
+        for (route, part, judgement) in learned.judgements() {
+            let Judgement { concordance, excess, is_trusted } = judgement;
+            let values = [concordance, excess, f64::from(u8::from(is_trusted))];
+            for (stat, value) in ["concordance", "excess", "trusted"].into_iter().zip(values) {
+                setup
+                    .metrics
+                    .train
+                    .learned_reward
+                    .with_label_values(&[route, part, stat])
+                    .set(value);
+            }
+        }
     }
 
     /// Whether the steps since the last version are as many as a version needs.

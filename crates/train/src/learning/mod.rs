@@ -14,6 +14,7 @@
 //! `checkpoint` defines the files that `learner::checkpointing` saves and restores.
 
 pub(crate) mod checkpoint;
+pub(crate) mod features;
 mod forward_backward;
 pub(crate) mod learner;
 mod loss;
@@ -48,6 +49,20 @@ pub(crate) mod float_bits {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
         u64::deserialize(d).map(f64::from_bits)
+    }
+}
+
+/// The same for lists of floats.
+pub(crate) mod float_list_bits {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(list: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(list.iter().map(|x| x.to_bits()))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<f64>, D::Error> {
+        let bits = Vec::<u64>::deserialize(d)?;
+        Ok(bits.into_iter().map(f64::from_bits).collect())
     }
 }
 

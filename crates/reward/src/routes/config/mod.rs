@@ -205,9 +205,12 @@ impl RewardConfig {
     pub fn check(&self) -> Checked {
         finite("weight", self.weight)?;
         self.shape.check()?;
-        if let (RewardKind::Feedback(_), false) = (&self.kind, self.shape.is_default()) {
-            let keys = "clip, scale and offset shape what a grader computes: this part is feedback";
-            return Err(Problem::new("kind", format!(" is \"feedback\": {keys}")));
+        let is_users = matches!(self.kind, RewardKind::Feedback(_) | RewardKind::Learned(_));
+        if is_users && !self.shape.is_default() {
+            let name = self.kind.name();
+            let keys =
+                format!("clip, scale and offset shape what a grader computes: this part is {name}");
+            return Err(Problem::new("kind", format!(" is {name:?}: {keys}")));
         }
         if let Some(adaptive) = &self.adaptive {
             adaptive.check(self.weight)?;

@@ -14,6 +14,9 @@
 //!   least half the range of the values, since the deviation of equal values is 0; so the advantage
 //!   is at most 2. In groups of ratings alone the mean is that of the group's other ratings, so that the difficulty of the
 //!   prompt cancels; the divisor stays, so that a rating and the part's weight count as those of a single rating.
+//!   With `train.baseline = "value"` the mean of a single rating moves by what a head predicts from the prompt's features
+//!   (`super::head::value`), a function of the prompt alone, which leaves the expected gradient as it is (Williams 1992);
+//!   the divisor stays.
 //!
 //! The parts are summed before they are compared, as in TRL (`sum_then_normalize`): compared one by one, a
 //! difference of 0.005 in one member would count as much as a right answer. `g_i` is multiplied by the member's
@@ -33,6 +36,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::head::value::{PredictedRating, ValueHead, ValuePredictor};
 use crate::config::{AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance};
 use crate::learning::float_bits;
 
@@ -176,23 +180,37 @@ fn standardize(groups: &mut [Vec<Option<f64>>]) {
     }
 }
 
-/// `(member, advantage)` of the values of one part of one group, which `(group, part)` selects from
-/// `batch`. Each value is compared with `past` joined with all other values of the batch, except those of the
-/// same conversation: the reward of a session is the value of all its turns. Of several ratings of one prompt each is
-/// compared with the mean of the others, by the same divisor as a single one.
-fn running_advantages(
-    selected: (usize, usize),
-    batch: &[BatchValue],
-    past: Moments,
-    scale: AdvantageScale,
-) -> Vec<(usize, f64)> {
+/// A value with what it is compared with.
+struct Comparison {
+    own: BatchValue,
+    /// The past joined with all other values of the batch, except those of the same conversation: the reward of a
+    /// session is the value of all its turns.
+    others: Moments,
+    /// The mean of the other ratings of the prompt, if there are any.
+    siblings: Option<f64>,
+}
+
+impl Comparison {
+    /// By the mean of the siblings, else by that of the others plus `change`, within their range; the divisor is that of a
+    /// single rating in either case.
+    fn advantage(&self, change: f64, scale: AdvantageScale) -> f64 {
+        let Moments { count, mean, min, max, .. } = self.others;
+        let moved =
+            if count > 0.0 && change != 0.0 { (mean + change).clamp(min, max) } else { mean };
+        let mean = self.siblings.unwrap_or(moved);
+        running_advantage(self.own.value, Moments { mean, ..self.others }, scale)
+    }
+}
+
+/// The values of one part of one group, which `(group, part)` selects from `batch`.
+fn comparisons(selected: (usize, usize), batch: &[BatchValue], past: Moments) -> Vec<Comparison> {
     // The moments before and after each value are joined, so that it never enters its own baseline.
     let mut after = vec![Moments::default(); batch.len() + 1];
     for (i, value) in batch.iter().enumerate().rev() {
         after[i] = after[i + 1].joined(value.moments());
     }
     let mut before = past;
-    let mut advantages = Vec::new();
+    let mut found = Vec::new();
     for (i, value) in batch.iter().enumerate() {
         if (value.group, value.part) == selected {
             let others = if batch.iter().any(|other| are_turns_of_one(value, other)) {
@@ -205,13 +223,12 @@ fn running_advantages(
             let siblings = batch.iter().enumerate();
             let siblings = siblings.filter(|(k, v)| *k != i && (v.group, v.part) == selected);
             let siblings = siblings.fold(Moments::default(), |all, (_, v)| all.joined(v.moments()));
-            let mean = if siblings.count > 0.0 { siblings.mean } else { others.mean };
-            let others = Moments { mean, ..others };
-            advantages.push((value.member, running_advantage(value.value, others, scale)));
+            let siblings = (siblings.count > 0.0).then_some(siblings.mean);
+            found.push(Comparison { own: *value, others, siblings });
         }
         before = before.joined(value.moments());
     }
-    advantages
+    found
 }
 
 /// Whether two values are of different turns of one conversation, not answers to one prompt, which form a
@@ -463,6 +480,51 @@ pub(crate) struct Baselines {
     window: f64,
     /// route -> part -> moments of past values.
     routes: BTreeMap<String, BTreeMap<String, Moments>>,
+    /// route -> part -> the head of the value baseline.
+    #[serde(default)]
+    heads: BTreeMap<String, BTreeMap<String, ValueHead>>,
+}
+
+/// The features of each group's prompt, empty where they are not known, with the heads that predict from them.
+struct PromptValues<'a> {
+    prompts: &'a [Vec<f64>],
+    predictors: BTreeMap<(&'a str, &'a str), ValuePredictor>,
+    /// What the heads learn after the batch.
+    ratings: BTreeMap<(String, String), Vec<PredictedRating<'a>>>,
+}
+
+impl<'a> PromptValues<'a> {
+    fn new(
+        heads: &'a BTreeMap<String, BTreeMap<String, ValueHead>>,
+        prompts: &'a [Vec<f64>],
+    ) -> Self {
+        let mut predictors = BTreeMap::new();
+        if prompts.iter().any(|prompt| !prompt.is_empty()) {
+            for (route, parts) in heads {
+                let of_part = |(part, head): (&'a String, &ValueHead)| {
+                    Some(((route.as_str(), part.as_str()), head.predictor()?))
+                };
+                predictors.extend(parts.iter().filter_map(of_part));
+            }
+        }
+        Self { prompts, predictors, ratings: BTreeMap::new() }
+    }
+
+    /// The change of the mean that a value is compared with, if the head is used; the value is learned after the batch.
+    fn change(&mut self, (route, part): (&str, &str), compared: &Comparison) -> Option<f64> {
+        let prompt = self.prompts.get(compared.own.group).filter(|prompt| !prompt.is_empty())?;
+        if compared.others.count <= 0.0 {
+            return None;
+        }
+        let predictor = self.predictors.get(&(route, part));
+        let predicted = predictor.map_or(0.0, |head| head.predict(prompt));
+        let difference = compared.own.value - compared.others.mean;
+        let weight = compared.own.cap_weight;
+        let key = (route.to_owned(), part.to_owned());
+        let rating = PredictedRating { prompt, difference, predicted, weight };
+        self.ratings.entry(key).or_default().push(rating);
+        predictor?.change(predicted).filter(|_| compared.siblings.is_none())
+    }
 }
 
 /// Effective number of samples in a running baseline.
@@ -477,7 +539,7 @@ impl Default for Baselines {
 impl Baselines {
     /// Empty baselines with a window of `window` samples (at least 1).
     fn new(window: f64) -> Self {
-        Self { window: window.max(1.0), routes: BTreeMap::new() }
+        Self { window: window.max(1.0), routes: BTreeMap::new(), heads: BTreeMap::new() }
     }
 
     pub fn get(&self, route: &str, part: &str) -> Option<&Moments> {
@@ -503,8 +565,21 @@ impl Baselines {
         values
     }
 
-    /// Computes the advantages of a batch, then adds its values to the baselines.
+    #[cfg(test)]
     pub fn advantages(&mut self, groups: &[GroupRewards], config: &TrainConfig) -> Advantages {
+        self.advantages_by_prompt(groups, &[], config)
+    }
+
+    /// Computes the advantages of a batch, then adds its values to the baselines. `prompts` has the features of each
+    /// group's prompt for the value baseline; without them the running mean is the baseline.
+    pub fn advantages_by_prompt(
+        &mut self,
+        groups: &[GroupRewards],
+        prompts: &[Vec<f64>],
+        config: &TrainConfig,
+    ) -> Advantages {
+        let heads = std::mem::take(&mut self.heads);
+        let mut prompt_values = PromptValues::new(&heads, prompts);
         let values = BatchValues::new(groups);
         let sums: Vec<GroupSums> = groups.iter().map(GroupSums::new).collect();
         let mut out = Advantages::default();
@@ -523,9 +598,15 @@ impl Baselines {
             standardize(&mut within);
         }
         for (index, own) in sums.iter().enumerate() {
-            let (running, count) =
-                self.running(index, &groups[index], own, &known, config.advantage_scale);
-            out.running_count += count;
+            let (running, [by_mean, by_head]) = self.running(
+                index,
+                &groups[index],
+                own,
+                (&known, &mut prompt_values),
+                config.advantage_scale,
+            );
+            out.running_count += by_mean;
+            out.value_count += by_head;
             let mut advantages = vec![None; groups[index].members];
             for &member in &own.members {
                 let both = [within[index][member], running[member]];
@@ -538,20 +619,30 @@ impl Baselines {
             out.values.push(advantages);
         }
         self.remember(&known);
+        let ratings = prompt_values.ratings;
+        let mut learned = heads.clone();
+        for ((route, part), ratings) in &ratings {
+            let head = learned.entry(route.clone()).or_default().entry(part.clone()).or_default();
+            head.learn(ratings);
+            let errors = head.errors().map(|errors| ((route.clone(), part.clone()), errors));
+            out.baseline_errors.extend(errors);
+        }
+        self.heads = learned;
         out
     }
 
-    /// Advantages by member of the parts that are not compared within group `index`, and the number of values.
+    /// Advantages by member of the parts that are not compared within group `index`, and the numbers of values that are
+    /// compared with the running mean and with a head.
     fn running(
         &self,
         index: usize,
         group: &GroupRewards,
         sums: &GroupSums,
-        values: &BatchValues,
+        (values, prompts): (&BatchValues, &mut PromptValues<'_>),
         scale: AdvantageScale,
-    ) -> (Vec<Option<f64>>, u64) {
+    ) -> (Vec<Option<f64>>, [u64; 2]) {
         let mut advantages = vec![None; group.members];
-        let mut count = 0;
+        let mut counts = [0; 2];
         for (part_index, part) in group.parts.iter().enumerate() {
             if sums.is_compared() && !group.is_rated && sums.parts.contains(&part_index) {
                 continue;
@@ -559,13 +650,16 @@ impl Baselines {
             let batch = values.part(&group.route, &part.name);
             let past = self.get(&group.route, &part.name).copied().unwrap_or_default();
             let selected = (index, part_index);
-            for (member, advantage) in running_advantages(selected, batch, past, scale) {
-                count += 1;
-                *advantages[member].get_or_insert(0.0) +=
-                    part.weight * part.cap_weight(member) * advantage;
+            for compared in comparisons(selected, batch, past) {
+                let change = prompts.change((&group.route, &part.name), &compared);
+                counts[usize::from(change.is_some())] += 1;
+                let advantage = compared.advantage(change.unwrap_or_default(), scale);
+                let Comparison { own, .. } = compared;
+                *advantages[own.member].get_or_insert(0.0) +=
+                    part.weight * own.cap_weight * advantage;
             }
         }
-        (advantages, count)
+        (advantages, counts)
     }
 
     /// Adds a batch's values to the past, which decays by `1 - 1 / window` for each of them.
@@ -600,6 +694,10 @@ pub(crate) struct Advantages {
     pub values: Vec<Vec<Option<f64>>>,
     pub group_count: u64,
     pub running_count: u64,
+    /// Number of values that are compared with the prediction of a head.
+    pub value_count: u64,
+    /// Mean squared errors of the running mean and of the head of the value baseline, by `(route, part)`.
+    pub baseline_errors: BTreeMap<(String, String), [f64; 2]>,
     /// Fraction of groups with equal rewards, among those of two or more trained members.
     pub zero_std_groups_ratio: Option<f64>,
     /// `sum over parts of weight * mean of the part`, averaged over routes by trained members.

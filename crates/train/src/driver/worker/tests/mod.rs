@@ -1,6 +1,7 @@
 //! Steps, commands, dropped groups and crashes.
 
 mod corrections;
+mod learned;
 mod phases;
 mod properties;
 mod replay;

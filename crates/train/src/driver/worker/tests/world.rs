@@ -272,8 +272,11 @@ impl World {
         policy: PolicyConfig,
         change: impl FnOnce(&mut TrainConfig),
     ) -> Self {
-        let Parts { publisher, store, policies, metrics, setup } =
-            Parts::open(dir, policy, change).await;
+        Self::of(Parts::open(dir, policy, change).await)
+    }
+
+    pub(super) fn of(parts: Parts) -> Self {
+        let Parts { publisher, store, policies, metrics, setup } = parts;
         let worker = TrainWorker::start(setup).unwrap();
         Self { publisher, store, policies, worker, metrics, _dir: None }
     }

@@ -1,0 +1,69 @@
+//! Features of prompts and completions: projections of the frozen base's final hidden states.
+
+use candle_core::{DType, Tensor};
+
+use hone_model::Model;
+
+use super::map_shards;
+use crate::data::head::project;
+use crate::data::packing::PackedBatch;
+use crate::error::Result;
+use crate::memory;
+
+/// The features of one text.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct TextFeatures {
+    /// Of the hidden state at the prompt's last token.
+    pub prompt: Vec<f64>,
+    /// Of the mean hidden state over the completion's tokens; empty of an empty completion.
+    pub completion: Vec<f64>,
+}
+
+/// The features of prompts with their completions, which may be empty, by forward passes of the base. Tokens that
+/// consecutive texts have in common are computed once.
+///
+/// # Errors
+/// If a prompt is empty or an id is outside the vocabulary.
+pub(crate) fn features(model: &Model, texts: &[(&[u32], &[u32])]) -> Result<Vec<TextFeatures>> {
+    if texts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let most = memory::shard_tokens(model.spec());
+    let (mut shards, mut tokens) = (vec![0..0], 0);
+    for (index, (prompt, completion)) in texts.iter().enumerate() {
+        let own = prompt.len() + completion.len();
+        if tokens + own > most && tokens > 0 {
+            shards.push(index..index);
+            tokens = 0;
+        }
+        tokens += own;
+        if let Some(shard) = shards.last_mut() {
+            shard.end = index + 1;
+        }
+    }
+    let of_shards =
+        map_shards(model.spec(), &shards, |shard| of_shard(model, &texts[shard.clone()]));
+    Ok(of_shards.into_iter().collect::<Result<Vec<_>>>()?.concat())
+}
+
+fn of_shard(model: &Model, texts: &[(&[u32], &[u32])]) -> Result<Vec<TextFeatures>> {
+    // A pass has no row of a text's last token, so that one token is added to each.
+    let longer: Vec<Vec<u32>> = texts.iter().map(|(_, ids)| [ids, &[0][..]].concat()).collect();
+    let completions = texts.iter().zip(&longer).map(|((prompt, _), ids)| (*prompt, &ids[..], 1.0));
+    let layout = PackedBatch::new(&completions.collect::<Vec<_>>(), model.device())?;
+    let hidden = model.hidden(&layout.ids, &layout.segments, None, None)?;
+    let mut first = 0;
+    let own = |(_, ids): &(&[u32], &[u32])| {
+        let rows = layout.rows.narrow(0, first, ids.len() + 1)?;
+        first += ids.len() + 1;
+        // [tokens, hidden]: the prompt's last token, then the completion's.
+        let states = hidden.index_select(&rows, 0)?.to_dtype(DType::F64)?;
+        let values = |row: Tensor| Ok::<_, candle_core::Error>(project(&row.to_vec1::<f64>()?));
+        let completion = match ids.len() {
+            0 => Vec::new(),
+            tokens => values(states.narrow(0, 1, tokens)?.mean(0)?)?,
+        };
+        Ok(TextFeatures { prompt: values(states.get(0)?)?, completion })
+    };
+    texts.iter().map(own).collect()
+}
