@@ -543,9 +543,12 @@ impl CanaryEvidence {
         }
     }
 
-    /// Whether the ratings rather show that the canary is rated as often as the active version.
+    /// Whether the ratings rather show that the canary is rated as often as the active version. Without the estimate, which
+    /// is above half of the permitted drop, a canary with few but better ratings would be promoted before the test decides.
     fn is_rated_as_often(&self) -> bool {
-        self.all.rates.evidence() <= 0.0
+        let rates = &self.all.rates;
+        let least = 1.0 - MAX_RATE_DROP / 2.0;
+        rates.evidence() <= 0.0 && rates.ratio().is_none_or(|ratio| ratio >= least)
     }
 
     /// Above 0 if the ratings of all keys but the busiest one show that the canary is worse rather than not. A

@@ -92,6 +92,7 @@ async fn training_pauses_when_versions_are_worse_together() {
     let is_left = |world: &World| world.policies.active() == PolicyVersion::BASE;
     rate(&world, [(2, 0.0), (0, 1.0)], is_left).await;
     world.wait_for_version(0).await;
+    world.until("hold", |world| world.worker.handle().status().hold.is_some()).await;
     let hold = world.worker.handle().status().hold.unwrap();
     assert!(hold.starts_with("found worse than the anchor, version 0: worse"), "{hold}");
     // The pause survives a restart, and the next version descends from the anchor.
