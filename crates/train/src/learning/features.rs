@@ -1,5 +1,7 @@
 //! Features of prompts and completions: projections of the frozen base's final hidden states.
 
+use std::ops::Range;
+
 use candle_core::{DType, Tensor};
 
 use hone_model::Model;
@@ -29,16 +31,15 @@ pub(crate) fn features(model: &Model, texts: &[(&[u32], &[u32])]) -> Result<Vec<
         return Ok(Vec::new());
     }
     let most = memory::shard_tokens(model.spec());
-    let (mut shards, mut tokens) = (vec![0..0], 0);
+    let (mut shards, mut tokens): (Vec<Range<usize>>, usize) = (Vec::new(), most);
     for (index, (prompt, completion)) in texts.iter().enumerate() {
-        let own = prompt.len() + completion.len();
-        if tokens + own > most && tokens > 0 {
-            shards.push(index..index);
-            tokens = 0;
-        }
-        tokens += own;
-        if let Some(shard) = shards.last_mut() {
-            shard.end = index + 1;
+        tokens += prompt.len() + completion.len();
+        match shards.last_mut().filter(|_| tokens <= most) {
+            Some(shard) => shard.end = index + 1,
+            None => {
+                shards.push(index..index + 1);
+                tokens = prompt.len() + completion.len();
+            }
         }
     }
     let of_shards =
