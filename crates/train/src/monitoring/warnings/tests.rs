@@ -158,7 +158,7 @@ fn entropy_is_compared_with_the_first_steps() {
     );
 }
 
-/// With ratings alone nothing tells whether longer answers are better.
+/// Ratings alone do not show whether longer answers are better.
 #[test]
 fn longer_and_longer_answers_are_noticed_without_a_part_for_correctness() {
     let growing = |s: u64, to: f64| {

@@ -642,6 +642,4 @@ impl CanaryEvidence {
 }
 
 #[cfg(test)]
-mod simulation;
-#[cfg(test)]
 mod tests;

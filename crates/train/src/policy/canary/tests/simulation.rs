@@ -1,6 +1,5 @@
 //! Wrong findings in simulated populations, whose share docs/safety.md promises.
 
-use super::sequential::Uniform;
 use super::*;
 use crate::policy::recall;
 use crate::testing::version_rating;

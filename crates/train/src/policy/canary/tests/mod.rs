@@ -1,5 +1,7 @@
 //! Decisions about canaries, with simulated users, and their error budget.
 
+mod simulation;
+
 use super::sequential::Uniform;
 use super::*;
 use crate::testing::version_rating as rating;
