@@ -389,7 +389,7 @@ fn every_example_configuration_is_valid() {
         files.extend(std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
     }
     files.retain(|path| path.is_file());
-    assert_eq!(files.len(), 18);
+    assert_eq!(files.len(), 19);
     for file in files {
         let mut args = vec!["validate", "--config", file.to_str().unwrap()];
         if file.ends_with("memory-optimized.toml") {

@@ -114,11 +114,14 @@ async fn recorded(backend: EngineBackend) -> Vec<Turn> {
     let exact = "hone_http_continued_prompts_total{outcome=\"exact\"} 10";
     let metrics = daemon.metrics().await;
     assert!(metrics.lines().any(|line| line == exact), "{backend:?}");
+    // One session is enough for a step.
+    assert_eq!(daemon.post("/admin/train/pause", &json!({})).await.0, 200);
     for (name, value) in [("good", 1), ("bad", 0)] {
         let feedback = json!({"session_id": name, "name": "thumbs", "value": value});
         let (status, reply) = daemon.post("/v1/feedback", &feedback).await;
         assert_eq!((status, &reply["turns"]), (200, &json!(TURNS)), "{reply}");
     }
+    assert_eq!(daemon.post("/admin/train/resume", &json!({})).await.0, 200);
     let trained = daemon.until(|status| status["step"].as_u64() >= Some(1)).await;
     let metric = |name: &str| trained["metrics"][name].as_f64();
     assert_eq!((metric("samples"), metric("joined_samples")), (Some(12.0), Some(10.0)));

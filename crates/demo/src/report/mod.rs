@@ -277,7 +277,7 @@ impl Findings {
             }
         }
         if let Some(seconds) = report.seconds_to_nine_tenths {
-            let ratings = report.ratings_to_90.map(|n| format!(" · {} first", count(n, "thumb")));
+            let ratings = report.ratings_to_90.map(|n| format!(" · {}", count(n, "thumb")));
             let ratings = ratings.unwrap_or_default();
             fact("90 % of the maximum", format!("after {seconds:.1} s{ratings}"));
         }

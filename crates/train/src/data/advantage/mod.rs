@@ -181,7 +181,7 @@ fn standardize(groups: &mut [Vec<Option<f64>>]) {
 }
 
 /// A value with what it is compared with.
-struct Comparison {
+struct ValueComparison {
     own: BatchValue,
     /// The past joined with all other values of the batch, except those of the same conversation: the reward of a
     /// session is the value of all its turns.
@@ -190,7 +190,7 @@ struct Comparison {
     siblings: Option<f64>,
 }
 
-impl Comparison {
+impl ValueComparison {
     /// By the mean of the siblings, else by that of the others plus `change`, within their range; the divisor is that of a
     /// single rating in either case.
     fn advantage(&self, change: f64, scale: AdvantageScale) -> f64 {
@@ -203,7 +203,11 @@ impl Comparison {
 }
 
 /// The values of one part of one group, which `(group, part)` selects from `batch`.
-fn comparisons(selected: (usize, usize), batch: &[BatchValue], past: Moments) -> Vec<Comparison> {
+fn comparisons(
+    selected: (usize, usize),
+    batch: &[BatchValue],
+    past: Moments,
+) -> Vec<ValueComparison> {
     // The moments before and after each value are joined, so that it never enters its own baseline.
     let mut after = vec![Moments::default(); batch.len() + 1];
     for (i, value) in batch.iter().enumerate().rev() {
@@ -224,7 +228,7 @@ fn comparisons(selected: (usize, usize), batch: &[BatchValue], past: Moments) ->
             let siblings = siblings.filter(|(k, v)| *k != i && (v.group, v.part) == selected);
             let siblings = siblings.fold(Moments::default(), |all, (_, v)| all.joined(v.moments()));
             let siblings = (siblings.count > 0.0).then_some(siblings.mean);
-            found.push(Comparison { own: *value, others, siblings });
+            found.push(ValueComparison { own: *value, others, siblings });
         }
         before = before.joined(value.moments());
     }
@@ -511,7 +515,7 @@ impl<'a> PromptValues<'a> {
     }
 
     /// The change of the mean that a value is compared with, if the head is used; the value is learned after the batch.
-    fn change(&mut self, (route, part): (&str, &str), compared: &Comparison) -> Option<f64> {
+    fn change(&mut self, (route, part): (&str, &str), compared: &ValueComparison) -> Option<f64> {
         let prompt = self.prompts.get(compared.own.group).filter(|prompt| !prompt.is_empty())?;
         if compared.others.count <= 0.0 {
             return None;
@@ -654,7 +658,7 @@ impl Baselines {
                 let change = prompts.change((&group.route, &part.name), &compared);
                 counts[usize::from(change.is_some())] += 1;
                 let advantage = compared.advantage(change.unwrap_or_default(), scale);
-                let Comparison { own, .. } = compared;
+                let ValueComparison { own, .. } = compared;
                 *advantages[own.member].get_or_insert(0.0) +=
                     part.weight * own.cap_weight * advantage;
             }

@@ -46,7 +46,7 @@ const STEPS: f64 = 5.0;
 
 /// A rating with its prediction before it was learned, both from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-struct Judged {
+struct CheckedPrediction {
     #[serde(with = "float_bits")]
     predicted: f64,
     #[serde(with = "float_bits")]
@@ -70,7 +70,7 @@ pub(crate) struct Judgement {
 pub(crate) struct LearnedHead {
     regression: Regression,
     /// Oldest first.
-    judged: VecDeque<Judged>,
+    judged: VecDeque<CheckedPrediction>,
 }
 
 /// A rated completion.
@@ -89,7 +89,7 @@ impl LearnedHead {
             for rating in ratings {
                 let Some((predicted, _)) = posterior.predict(rating.features) else { continue };
                 let (observed, version) = (rating.observed, rating.version);
-                self.judged.push_back(Judged { predicted, observed, version });
+                self.judged.push_back(CheckedPrediction { predicted, observed, version });
             }
             self.judged.drain(..self.judged.len().saturating_sub(JUDGED));
         }
