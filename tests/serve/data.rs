@@ -190,7 +190,16 @@ async fn a_backup_under_load_resumes_with_the_numbers_of_the_original() {
         daemon.until(|status| status["step"].as_u64() > Some(step)).await;
         backups.push((name, step + 1));
     }
+    // Nothing comes after the last one that its next step could take.
+    daemon.post("/admin/train/pause", &json!({})).await;
+    daemon.until(|status| status["ready_groups"].as_u64() >= Some(40)).await;
     println!("{:.0} requests per second during the backups", load.end().await);
+    let (status, backup) = daemon.post("/admin/backup", &json!({"name": "5"})).await;
+    assert_eq!(status, 200, "{backup}");
+    let step = step_of(&daemon).await;
+    daemon.post("/admin/train/resume", &json!({})).await;
+    daemon.until(|status| status["step"].as_u64() > Some(step)).await;
+    backups.push(("5", step + 1));
     let daemon = Arc::into_inner(daemon).unwrap();
     assert_eq!(daemon.terminate(), Some(0));
 

@@ -121,6 +121,8 @@ async fn recorded(backend: EngineBackend) -> Vec<Turn> {
         let (status, reply) = daemon.post("/v1/feedback", &feedback).await;
         assert_eq!((status, &reply["turns"]), (200, &json!(TURNS)), "{reply}");
     }
+    // The first turns of both have one prompt, and so one group.
+    daemon.until(|status| status["ready_groups"].as_u64() >= Some(11)).await;
     assert_eq!(daemon.post("/admin/train/resume", &json!({})).await.0, 200);
     let trained = daemon.until(|status| status["step"].as_u64() >= Some(1)).await;
     let metric = |name: &str| trained["metrics"][name].as_f64();
