@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -194,6 +194,12 @@ async fn a_backup_under_load_resumes_with_the_numbers_of_the_original() {
     daemon.post("/admin/train/pause", &json!({})).await;
     daemon.until(|status| status["ready_groups"].as_u64() >= Some(40)).await;
     println!("{:.0} requests per second during the backups", load.end().await);
+    let (mut before, mut ready) = (Value::Null, json!(0));
+    while before != ready {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        before = ready;
+        ready = daemon.get("/admin/train").await["ready_groups"].clone();
+    }
     let (status, backup) = daemon.post("/admin/backup", &json!({"name": "5"})).await;
     assert_eq!(status, 200, "{backup}");
     let step = step_of(&daemon).await;
