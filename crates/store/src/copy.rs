@@ -251,7 +251,7 @@ fn link(from: &Path, to: &Path) -> Result<(), StoreError> {
     copy_tree(from, to, &one)
 }
 
-/// Repeats `one` for each file. A file that was deleted meanwhile, such as an old checkpoint's, is left out.
+/// Repeats `one` for each file. A file or a directory that was deleted meanwhile, such as an old checkpoint's, is left out.
 fn copy_tree(
     from: &Path,
     to: &Path,
@@ -263,8 +263,12 @@ fn copy_tree(
             _ => Ok(()),
         };
     }
+    let entries = match fs::read_dir(from) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(at(from))?,
+    };
     fs::create_dir_all(to).map_err(at(to))?;
-    for entry in fs::read_dir(from).map_err(at(from))? {
+    for entry in entries {
         let entry = entry.map_err(at(from))?;
         copy_tree(&entry.path(), &to.join(entry.file_name()), one)?;
     }
