@@ -156,7 +156,7 @@ pub struct UserTally {
     pub thumbs_up: u64,
     /// Running mean of the reward of answers to users.
     pub reward: Option<f64>,
-    /// Thumbs until the mean reward of the last [`RECENT`] answers first reached [`NEARLY`] of the maximum.
+    /// Thumbs until the mean reward of the last 200 answers first reached nine tenths of the maximum.
     pub ratings_to_nearly: Option<u64>,
     /// The rewards of the last [`RECENT`] answers.
     recent: VecDeque<f64>,
