@@ -26,7 +26,7 @@ use hone_config::{Config, LogConfig};
 use hone_demo::RewardsMode;
 use hone_demo::client::{Client, UserRequest};
 use hone_demo::config::{GROUP_SIZE, TASK_ASKED, TASK_HELD_OUT, serve_with};
-use hone_demo::task::{MAX_TOKENS, QuestionKind, QuestionSplit, Questions};
+use hone_demo::task::{QuestionKind, QuestionSplit, Questions};
 
 use super::measure::{BenchOutcome, cores, measured, processor_seconds, quantiles};
 
@@ -172,15 +172,9 @@ async fn ask_until(client: &Client, seed: u64, pause_ms: f64, until: Instant) ->
         if Instant::now() >= until {
             break;
         }
-        let request = UserRequest {
-            text: question.text(),
-            // A route without rewards, so that nothing is trained on.
-            metadata: [("task".to_owned(), TASK_HELD_OUT.to_owned())].into(),
-            temperature: 1.0,
-            seed: rng.random::<u32>().into(),
-            max_tokens: MAX_TOKENS,
-            store: true,
-        };
+        // A route without rewards, so that nothing is trained on.
+        let metadata = [("task".to_owned(), TASK_HELD_OUT.to_owned())].into();
+        let request = UserRequest::sampled(&question, metadata, rng.random::<u32>().into());
         seen.requests += 1;
         match client.ask(&request).await {
             Ok(answer) => {

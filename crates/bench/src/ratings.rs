@@ -19,7 +19,7 @@ use hone_config::flags::engine_backend;
 use hone_demo::RewardsMode;
 use hone_demo::client::{Client, UserRequest};
 use hone_demo::config::{TASK_ASKED, build, serve_with};
-use hone_demo::task::{MAX_TOKENS, QuestionSplit, Questions, REWARD_MAX, score};
+use hone_demo::task::{QuestionSplit, Questions, REWARD_MAX, score};
 use hone_demo::users::UserTally;
 use hone_engine::EngineBackend;
 use hone_report::stats;
@@ -265,14 +265,8 @@ impl Raters<'_> {
         random.set_stream(stream);
         while !self.ended.get() {
             let Some(question) = self.questions.borrow_mut().next() else { return };
-            let request = UserRequest {
-                text: question.text(),
-                metadata: [("task".to_owned(), TASK_ASKED.to_owned())].into(),
-                temperature: 1.0,
-                seed: random.random::<u32>().into(),
-                max_tokens: MAX_TOKENS,
-                store: true,
-            };
+            let metadata = [("task".to_owned(), TASK_ASKED.to_owned())].into();
+            let request = UserRequest::sampled(&question, metadata, random.random::<u32>().into());
             let answer = match self.client.ask(&request).await {
                 Ok(answer) => answer,
                 Err(error) => return self.tally.borrow_mut().add_failure(&error),

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::client::{Client, ClientError, UserRequest};
 use super::config::{GROUP_SIZE, SAMPLES_PER_STEP, TASK_ASKED, TASK_SABOTAGED};
 use super::options::RewardsMode;
-use super::task::{self, MAX_TOKENS, Question, QuestionSplit, Questions};
+use super::task::{self, Question, QuestionSplit, Questions};
 
 /// With graders, users pause while this many prompts or groups wait: those of the current optimizer
 /// step and the next one. More would only make the samples staler.
@@ -76,14 +76,8 @@ impl Users<'_> {
 
     async fn ask(&self, question: &Question, seed: u32) {
         let before = self.load.get();
-        let request = UserRequest {
-            text: question.text(),
-            metadata: metadata(self.mode, question, before.sabotaged),
-            temperature: 1.0,
-            seed: seed.into(),
-            max_tokens: MAX_TOKENS,
-            store: true,
-        };
+        let metadata = metadata(self.mode, question, before.sabotaged);
+        let request = UserRequest::sampled(question, metadata, seed.into());
         self.tally.borrow_mut().requests += 1;
         let answer = match self.client.ask(&request).await {
             Ok(answer) => answer,

@@ -26,7 +26,6 @@ use hone_config::Config;
 use hone_config::flags::{engine_backend, promotion};
 use hone_demo::client::{Client, ClientError, UserRequest};
 use hone_demo::config::{TASK_ASKED, TASK_HELD_OUT, serve_with};
-use hone_demo::task::MAX_TOKENS;
 use hone_report::terminal::Progress;
 use scenario::SafetyScenario;
 use verdict::{MODES, SafetyRun, VersionCounts, was_active};
@@ -282,14 +281,8 @@ async fn ask_all(client: &Client, task: &str, crowd: &RefCell<Crowd>, is_paused:
             ("session_id", format!("user-{}-{}", visit.user, visit.seed)),
             ("answer", visit.question.answer().to_string()),
         ];
-        let request = UserRequest {
-            text: visit.question.text(),
-            metadata: metadata.map(|(key, value)| (key.to_owned(), value)).into(),
-            temperature: 1.0,
-            seed: visit.seed,
-            max_tokens: MAX_TOKENS,
-            store: true,
-        };
+        let metadata = metadata.map(|(key, value)| (key.to_owned(), value)).into();
+        let request = UserRequest::sampled(&visit.question, metadata, visit.seed);
         match client.ask(&request).await {
             Ok(answer) => {
                 let (id, version) = (answer.completion_id, answer.version.0);

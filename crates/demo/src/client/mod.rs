@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use hone_core::types::{PolicyRecord, PolicyVersion};
 
-use super::task::THUMBS;
+use super::task::{MAX_TOKENS, Question, THUMBS};
 use stream::{StreamReader, error_message};
 
 pub use stream::StreamedAnswer;
@@ -48,6 +48,14 @@ pub struct UserRequest {
     pub max_tokens: u32,
     /// Whether the server may record the completion.
     pub store: bool,
+}
+
+impl UserRequest {
+    /// A question of the demo's task, sampled at temperature 1, which the server may record.
+    pub fn sampled(question: &Question, metadata: BTreeMap<String, String>, seed: u64) -> Self {
+        let (text, max_tokens) = (question.text(), MAX_TOKENS);
+        Self { text, metadata, temperature: 1.0, seed, max_tokens, store: true }
+    }
 }
 
 /// The fields of `GET /admin/train` that the demo needs.

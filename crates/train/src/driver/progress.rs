@@ -18,9 +18,9 @@ use crate::data::AdaptiveWeights;
 use crate::data::advantage::{Advantages, Baselines};
 use crate::data::batch_builder::TrainBatch;
 use crate::data::head::learned::LearnedHeads;
-use crate::data::head::rated::RatedFeatures;
 use crate::data::packing::TrainSample;
 use crate::error::{LearnError, Result};
+use crate::learning::features::RatedFeatures;
 
 /// A pause of training after an operator's activation, or after too many rejected versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,8 +172,11 @@ impl PreparedBatch {
         let most = most.saturating_sub(self.batch.corrections.len());
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(step);
-        self.advantages.select(&self.batch.rewards(), most, random.random());
-        self.samples = self.batch.train_samples(&self.advantages);
+        let is_rated: Vec<bool> = self.batch.groups.iter().map(|group| group.is_rated).collect();
+        self.advantages.select(&is_rated, most, random.random());
+        if self.advantages.represented > 0 {
+            self.samples = self.batch.train_samples(&self.advantages);
+        }
     }
 
     /// Takes the samples of earlier steps out, if the sample with this index is one of them.

@@ -731,13 +731,13 @@ impl Advantages {
     /// all thumbs are up, the few down teach most. The others lose their advantage, so that no pass computes
     /// them. At least a quarter of `most` is left to rated members.
     ///
-    /// The choice is systematic (Madow 1949) from `random` in [0, 1).
-    pub fn select(&mut self, groups: &[GroupRewards], most: usize, random: f64) {
-        let known = |members: &[Option<f64>]| members.iter().flatten().count();
-        let all = || self.values.iter().zip(groups);
-        let graded: usize = all().filter(|(_, g)| !g.is_rated).map(|(v, _)| known(v)).sum();
+    /// `is_rated` has a value for each group. The choice is systematic (Madow 1949) from `random` in [0, 1).
+    pub fn select(&mut self, is_rated: &[bool], most: usize, random: f64) {
+        let all = || self.values.iter().zip(is_rated);
+        let graded = all().filter(|(_, is_rated)| !**is_rated);
+        let graded = graded.flat_map(|(values, _)| values.iter().flatten()).count();
         let room = most.saturating_sub(graded).max(most.div_ceil(4)) as f64;
-        let rated = all().filter(|(_, group)| group.is_rated);
+        let rated = all().filter(|(_, is_rated)| **is_rated);
         let sizes: Vec<f64> =
             rated.flat_map(|(v, _)| v.iter().flatten()).map(|a| a.abs()).collect();
         let count = sizes.len() as f64;
@@ -749,7 +749,7 @@ impl Advantages {
         let factor = inclusion_factor(&sizes, room);
         let mut sizes = sizes.into_iter();
         let mut reached = random;
-        let rated = self.values.iter_mut().zip(groups).filter(|(_, group)| group.is_rated);
+        let rated = self.values.iter_mut().zip(is_rated).filter(|(_, is_rated)| **is_rated);
         for advantage in rated.flat_map(|(values, _)| values).filter(|value| value.is_some()) {
             let probability = sizes.next().map_or(1.0, |size| (factor * size).min(1.0));
             reached += probability;

@@ -15,10 +15,9 @@ use hone_model::Model;
 use hone_reward::Routes;
 use hone_reward::kinds::{LearnedPart, TokenScorer};
 
-use super::rated::RatedFeatures;
 use super::{Observation, Posterior, Regression};
 use crate::data::batch_builder::TrainBatch;
-use crate::learning::features::features;
+use crate::learning::features::{RatedFeatures, features};
 use crate::learning::float_bits;
 
 /// Effective number of ratings that a part remembers: after a change of taste, 500 ratings outweigh all before them.

@@ -262,6 +262,10 @@ fn advantages_differ_from_the_first_guide_by_the_divisor_only() {
     }
 }
 
+fn is_rated(groups: &[GroupRewards]) -> Vec<bool> {
+    groups.iter().map(|group| group.is_rated).collect()
+}
+
 fn rated(values: &[f64]) -> Vec<GroupRewards> {
     values.iter().map(|value| GroupRewards { is_rated: true, ..lone(*value) }).collect()
 }
@@ -283,7 +287,7 @@ fn a_selection_of_ratings_is_unbiased_and_prefers_what_is_rare() {
     let (mut sum, mut down) = (0.0, 0);
     for draw in 0..draws {
         let mut selected = all.clone();
-        selected.select(&groups, 32, (f64::from(draw) + 0.5) / f64::from(draws));
+        selected.select(&is_rated(&groups), 32, (f64::from(draw) + 0.5) / f64::from(draws));
         assert_eq!(selected.values[0], all.values[0], "graded members stay");
         let kept: Vec<usize> = (1..101).filter(|i| selected.values[*i][0].is_some()).collect();
         assert!((27..=29).contains(&kept.len()), "{}", kept.len());
@@ -307,7 +311,7 @@ fn few_ratings_are_all_kept_and_many_graded_members_leave_them_a_quarter() {
     let all = Baselines::new(100.0).advantages(&groups, &TrainConfig::default());
     let select = |most| {
         let mut selected = all.clone();
-        selected.select(&groups, most, 0.5);
+        selected.select(&is_rated(&groups), most, 0.5);
         selected
     };
     assert_eq!(select(104), all);
