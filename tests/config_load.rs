@@ -145,7 +145,7 @@ fn variables_never_empty_the_lists_of_keys() {
 fn unknown_keys_are_refused() {
     assert_snapshot!(error("[train]\nlerning_rate = 1"), @"train.lerning_rate is not a key: did you mean train.learning_rate?");
     assert_snapshot!(error("[tran]\nseed = 1"), @"tran is not a key: did you mean train?");
-    assert_snapshot!(error("[engine]\nzzz = 1"), @"engine.zzz is not a key: the keys there are backend, replicas, slots, queue, queue_timeout_seconds, share_prefixes, compute");
+    assert_snapshot!(error("[engine]\nzzz = 1"), @"engine.zzz is not a key: the keys there are backend, replicas, slots, queue, share_prefixes, compute");
     assert_snapshot!(error("[train.lora]\nrank = 1"), @"train.lora.rank is not a key: the keys there are r, alpha, use_rslora, dropout, target_modules, exclude_modules, layers_to_transform, rank_pattern, alpha_pattern, init_weights, init_adapter");
     assert_snapshot!(error("[[route]]\nname = 'a'\nmodle = 'b'"), @"route[0].modle is not a key: did you mean route[0].model?");
 }

@@ -67,7 +67,7 @@ def main():
     parser.add_argument("--get-ms", type=float, default=20.0, help="until a get of the store is answered")
     parser.add_argument("--versions", type=float, default=10.0, help="published an hour")
     parser.add_argument("--adapter-mb", type=float, default=40.0)
-    parser.add_argument("--hours", type=float, default=24.0, help="fleet.snapshot_hours")
+    parser.add_argument("--hours", type=float, default=24.0, help="hours between two snapshots")
     options = parser.parse_args()
     results = json.loads((pathlib.Path(__file__).parent / "results.json").read_text())
     measured = {

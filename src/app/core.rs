@@ -24,7 +24,7 @@ use hone_train::monitoring::warnings::RewardRoles;
 use hone_train::policy::{ExamPrompt, Examiner, Policies, PolicySetup, VersionAuthority};
 use hone_train::{Learner, TrainHandle, TrainSetup, TrainWorker};
 
-use super::engines::Engines;
+use super::engines::{Engines, EnginesNeeded};
 use super::memory::MemoryReport;
 use super::reward_tools;
 use super::{claim, open_model};
@@ -186,6 +186,7 @@ impl Core {
             max_completion_tokens: config.rollout.max_tokens as usize,
             model,
             longest_sample,
+            stages_weights: EnginesNeeded::of(config, has_clients).has_mistralrs(),
             is_idle: {
                 let engine = engine.clone();
                 Arc::new(move || {

@@ -123,7 +123,6 @@ pub async fn reward_tools(config: &Config, metrics: Arc<Metrics>) -> anyhow::Res
     let self_judge = Arc::new(SelfJudge::default());
     let python = Arc::new(LazySandbox::new(Setup {
         python: config.sandbox.python.clone(),
-        concurrency: config.sandbox.concurrency,
         ..Setup::default()
     }));
     let mut kinds = config.routes.0.iter().flat_map(RouteConfig::parts).map(|part| part.kind);

@@ -102,8 +102,6 @@ pub(crate) struct FleetStatus {
     lease_seconds: u64,
     /// The copy of the trainer's ledger in the store: the last batch of the trainer's log that it has.
     snapshot: Option<u64>,
-    /// `fleet.snapshot_hours`, after which it is replaced.
-    snapshot_hours: u64,
     processes: Vec<ProcessStatus>,
 }
 
@@ -149,7 +147,6 @@ pub(crate) async fn status(config: &Config) -> anyhow::Result<FleetStatus> {
         lease_seconds: manifest.lease.expires.saturating_sub(now) / 1000,
         lease: manifest.lease,
         snapshot: manifest.snapshot.as_ref().map(|snapshot| snapshot.sequence),
-        snapshot_hours: config.fleet.snapshot_hours,
         processes,
     })
 }
@@ -183,13 +180,12 @@ impl FleetStatus {
         });
         let columns = ["process", "role", "version", "unshipped", "lag s", "requests/min", "state"];
         format!(
-            "active version  {}\ncanary          {} ({:.0} %)\ntrainer         {trainer}, epoch {}\nsnapshot        {}, replaced every {} h\n\n{}\n",
+            "active version  {}\ncanary          {} ({:.0} %)\ntrainer         {trainer}, epoch {}\nsnapshot        {}, replaced every day\n\n{}\n",
             version(self.active),
             version(self.canary),
             100.0 * self.canary_share,
             self.lease.epoch,
             self.snapshot.map_or_else(|| MISSING.to_owned(), |last| format!("up to batch {last}")),
-            self.snapshot_hours,
             shown(&table(columns, rows, 2)),
         )
     }

@@ -26,7 +26,7 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Opens the configured store.
 pub(super) fn open(config: &FleetConfig) -> anyhow::Result<Bucket> {
     let ca_file = Some(config.ca_file.as_path()).filter(|file| !file.as_os_str().is_empty());
-    Bucket::open(&config.url, ca_file, config.path_style).context("fleet.url").map_err(usage)
+    Bucket::open(&config.url, ca_file).context("fleet.url").map_err(usage)
 }
 
 /// The state that a process writes to the store every few seconds, at `servers/<id>.json`.

@@ -173,7 +173,6 @@ impl Member {
                     lease: Arc::clone(&lease),
                     metrics: Arc::clone(&metrics),
                     created: trainer.snapshot,
-                    interval: Duration::from_secs(3600 * self.config.snapshot_hours),
                 };
                 tasks.push(tokio::spawn(snapshots.run()));
                 tasks.push(tokio::spawn(mirror.run(failed.clone())));

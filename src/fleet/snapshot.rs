@@ -24,10 +24,12 @@ use super::trainer::SharedLease;
 
 /// How often it is looked whether a new copy is due.
 const CHECK: Duration = Duration::from_secs(10);
+/// Age of a copy at which it is replaced.
+const INTERVAL: Duration = Duration::from_secs(24 * 3600);
 /// How long after a failure the next attempt follows.
 const RETRY: Duration = Duration::from_secs(300);
 
-/// Replaces the copy each `interval`, and soon after an erasure, so that the store forgets what was erased.
+/// Replaces the copy every day, and soon after an erasure, so that the store forgets what was erased.
 pub(super) struct Snapshots {
     pub bucket: Bucket,
     pub data: PathBuf,
@@ -38,8 +40,6 @@ pub(super) struct Snapshots {
     pub metrics: Arc<Metrics>,
     /// When the copy in the store was made.
     pub created: UnixMillis,
-    /// `fleet.snapshot_hours`; zero for never.
-    pub interval: Duration,
 }
 
 impl Snapshots {
@@ -49,8 +49,7 @@ impl Snapshots {
             sleep(CHECK).await;
             let now = self.erased();
             let age = self.bucket.now().unwrap_or_default().saturating_sub(created);
-            let due = !self.interval.is_zero() && Duration::from_millis(age) >= self.interval;
-            if !due && now == erased {
+            if Duration::from_millis(age) < INTERVAL && now == erased {
                 continue;
             }
             match self.replace().await {

@@ -114,11 +114,6 @@ hone_core::parameters! {
         pub url: String = String::new(),
         /// PEM file of certificates to trust in addition to the system's; empty for none.
         pub ca_file: PathBuf = PathBuf::new(),
-        /// Whether the bucket's name is in the path of S3's URLs instead of the host.
-        pub path_style: bool = false,
-        /// Hours after which the copy of the trainer's ledger in the store is replaced, and the records before it are
-        /// deleted from the store; 0 for never.
-        pub snapshot_hours: u64 = 24 => between(0, 8_760),
         /// Name of this process in `hone fleet status`; empty for the address that it listens on.
         pub name: String = String::new(),
         /// What the process does, which the flag `--role` says.

@@ -35,7 +35,8 @@ hone_core::parameters! {
         /// of an API key whose requests already occupy as many places as are free.
         pub queue: usize = 64 => between(0, 1 << 20),
         /// Seconds after which a live request that waits for a slot is answered with 429; 0 is never.
-        pub queue_timeout_seconds: u64 = 120 => between(0, 86_400),
+        #[serde(skip)]
+        pub queue_timeout_seconds: u64 = 120,
         /// Versions whose adapters the native engine keeps in memory, those that it serves included, if it
         /// answers clients. A kept version is activated without reading its files.
         #[serde(skip)]

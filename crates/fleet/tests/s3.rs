@@ -78,7 +78,7 @@ fn the_crate_keeps_its_promises_on_a_real_server() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "`the_crate_keeps_its_promises_on_a_real_server` runs it in its own process"]
 async fn on_the_server() {
-    let bucket = Bucket::open(&format!("s3://fleet/some/{}", Uuid::now_v7()), None, true).unwrap();
+    let bucket = Bucket::open(&format!("s3://fleet/some/{}", Uuid::now_v7()), None).unwrap();
     let deadline = Instant::now() + Duration::from_secs(90);
     // SeaweedFS makes a bucket with the first object.
     while let Err(error) = bucket.put("ready", b"1").await {

@@ -10,6 +10,8 @@ use hone_demo::task::{Question, QuestionSplit, Questions, REWARD_MAX, score};
 
 /// Users, each with a session of their own.
 const USERS: u32 = 400;
+/// Ratings on which the trust in a learned part depends.
+const LEARNED_WINDOW: u64 = 128;
 /// Messages of failures that are kept.
 const FAILURES_KEPT: usize = 3;
 
@@ -84,6 +86,15 @@ pub(crate) struct CrowdCounts {
     pub ratings_not_trained: u64,
 }
 
+/// How a learned reward part reacted to a change of taste.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct LearnedTrace {
+    /// Ratings from the change until the part was no longer trusted.
+    pub lost_after: Option<u64>,
+    /// Ratings from the change until it was trusted again.
+    pub regained_after: Option<u64>,
+}
+
 /// All users. They share one stream of questions.
 pub(crate) struct Crowd {
     random: ChaCha8Rng,
@@ -91,25 +102,53 @@ pub(crate) struct Crowd {
     habits: RatingHabits,
     /// Requests in all.
     total: u64,
-    /// Number of the answer from which on users prefer [`UserTaste::Brevity`].
+    /// What users want before and after a change, and the number of the first answer after it.
+    tastes: [UserTaste; 2],
     change_at: Option<usize>,
     delayed: VecDeque<(usize, Thumb)>,
     pub answers: Vec<ObservedAnswer>,
     pub counts: CrowdCounts,
+    /// Ratings before the change of taste.
+    before_change: u64,
+    pub learned: LearnedTrace,
 }
 
 impl Crowd {
-    /// Users that ask `total` questions. The same seed gives the same questions.
-    pub fn new(seed: u64, total: u64, habits: RatingHabits, change_at: Option<usize>) -> Self {
+    /// Users that ask `total` questions and, with `change_at`, change their taste. The same seed gives the same questions.
+    pub fn new(
+        seed: u64,
+        total: u64,
+        habits: RatingHabits,
+        (tastes, change_at): ([UserTaste; 2], Option<usize>),
+    ) -> Self {
         Self {
             random: ChaCha8Rng::seed_from_u64(seed),
             questions: Questions::new(seed, QuestionSplit::Asked),
             habits,
             total,
+            tastes,
             change_at,
             delayed: VecDeque::new(),
             answers: Vec::new(),
             counts: CrowdCounts::default(),
+            before_change: 0,
+            learned: LearnedTrace::default(),
+        }
+    }
+
+    /// Records whether the daemon trusts its learned part now.
+    pub fn saw_learned(&mut self, is_trusted: bool) {
+        let since = self.counts.ratings - self.before_change;
+        let LearnedTrace { lost_after, regained_after } = &mut self.learned;
+        match (self.change_at, lost_after.is_some()) {
+            (Some(at), false) if self.answers.len() >= at && !is_trusted => {
+                *lost_after = Some(since)
+            }
+            // Before, most of the ratings that trust depends on are of the old taste.
+            (Some(_), true) if is_trusted && since >= LEARNED_WINDOW => {
+                *regained_after = regained_after.or(Some(since));
+            }
+            _ => {}
         }
     }
 
@@ -133,8 +172,7 @@ impl Crowd {
         text: &str,
     ) -> Vec<Thumb> {
         let number = self.answers.len();
-        let is_changed = self.change_at.is_some_and(|at| number >= at);
-        let taste = if is_changed { UserTaste::Brevity } else { UserTaste::Form };
+        let taste = self.tastes[usize::from(self.is_changed())];
         let satisfaction = satisfaction(text, visit.question.answer());
         let answer = ObservedAnswer { version, taste, satisfaction };
         self.answers.push(answer);
@@ -146,6 +184,11 @@ impl Crowd {
         self.delayed.drain(..due).map(|(_, thumb)| thumb).collect()
     }
 
+    /// Whether the next answer is after the change of taste.
+    pub fn is_changed(&self) -> bool {
+        self.change_at.is_some_and(|at| self.answers.len() >= at)
+    }
+
     fn thumb(&mut self, user: u32, satisfaction: f64) -> bool {
         let content = self.random.random::<f64>() < satisfaction;
         let mistaken = self.random.random::<f64>() < self.habits.noise;
@@ -155,6 +198,9 @@ impl Crowd {
 
     pub fn rated(&mut self, trained: bool) {
         self.counts.ratings += 1;
+        if !self.is_changed() {
+            self.before_change = self.counts.ratings;
+        }
         self.counts.ratings_not_trained += u64::from(!trained);
     }
 
@@ -171,34 +217,43 @@ impl Crowd {
 /// Characters of a brief answer: "I think it is 98." has 17, a well-formed one 50 or more.
 const BRIEF: usize = 24;
 
-/// What users want of an answer beside the right sum.
+/// What users want of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UserTaste {
-    /// The form of the demo's task: reasoning and answer in their tags.
+    /// The right sum in the form of the demo's task: reasoning and answer in their tags.
     Form,
+    /// The right sum in few characters.
     Brevity,
+    /// The form alone, whatever the sum is.
+    Look,
+    /// The right sum alone, anywhere.
+    Content,
 }
 
-/// The satisfaction with one answer under each taste, from 0 to 1. Both are known for every answer, so
+/// Number of tastes.
+const TASTES: usize = 4;
+
+/// The satisfaction with one answer under each taste, from 0 to 1. All are known for every answer, so
 /// that versions can be compared under a taste that users had at another time.
-pub(crate) type Satisfaction = [f64; 2];
+pub(crate) type Satisfaction = [f64; TASTES];
 
 /// The satisfaction with `text` as the answer to a question whose right answer is `sum`.
 fn satisfaction(text: &str, sum: u32) -> Satisfaction {
-    let form = score(text, sum).reward() / REWARD_MAX;
+    let scored = score(text, sum);
     let brevity = match last_number(text) == Some(sum) {
         true if text.trim().chars().count() <= BRIEF => 1.0,
         true => 2.0 / 3.0,
         false => 0.0,
     };
-    [form, brevity]
+    let content = f64::from(u8::from(last_number(text) == Some(sum)));
+    [scored.reward() / REWARD_MAX, brevity, scored.format, content]
 }
 
 /// The mean satisfaction with answers; 0 without any.
 pub(crate) fn mean_of<'a>(answers: impl IntoIterator<Item = &'a ObservedAnswer>) -> Satisfaction {
     let (mut sum, mut count) = (Satisfaction::default(), 0_u32);
     for answer in answers {
-        sum = [0, 1].map(|taste| sum[taste] + answer.satisfaction[taste]);
+        sum.iter_mut().zip(answer.satisfaction).for_each(|(sum, value)| *sum += value);
         count += 1;
     }
     sum.map(|value| value / f64::from(count.max(1)))
@@ -224,6 +279,9 @@ mod tests {
         posted
     }
 
+    const UNCHANGED: ([UserTaste; 2], Option<usize>) =
+        ([UserTaste::Form, UserTaste::Brevity], None);
+
     #[test]
     fn inverted_raters_and_mistakes_post_the_contrary() {
         let exact = RatingHabits { noise: 0.0, ..RatingHabits::default() };
@@ -236,7 +294,7 @@ mod tests {
             (inverted, false, 0.3, 0.03),
             (noisy, true, 0.9, 0.03),
         ] {
-            let posted = ask(&mut Crowd::new(1, 4000, habits, None), ideal);
+            let posted = ask(&mut Crowd::new(1, 4000, habits, UNCHANGED), ideal);
             let up = posted.iter().filter(|(_, thumb)| thumb.up).count() as f64;
             let share = up / posted.len() as f64;
             assert!((share - expected).abs() <= tolerance, "{habits:?}, {ideal}: {share}");
@@ -246,24 +304,24 @@ mod tests {
     #[test]
     fn users_are_inverted_for_good_and_rate_a_share_after_their_lag() {
         let habits = RatingHabits { inverted: 0.5, noise: 0.0, ..RatingHabits::default() };
-        let mut crowd = Crowd::new(1, 1, habits, None);
+        let mut crowd = Crowd::new(1, 1, habits, UNCHANGED);
         for user in 0..USERS {
             assert_eq!(crowd.thumb(user, 1.0), user >= USERS / 2, "{user}");
         }
         let habits = RatingHabits { lag: 7, ..RatingHabits::default() };
-        let posted = ask(&mut Crowd::new(1, 20, habits, None), true);
+        let posted = ask(&mut Crowd::new(1, 20, habits, UNCHANGED), true);
         let expected: Vec<_> = (0..13).map(|of| (of + 7, of.to_string())).collect();
         let found: Vec<_> = posted.into_iter().map(|(at, t)| (at, t.completion_id)).collect();
         assert_eq!(found, expected);
         let habits = RatingHabits { share: 0.02, ..RatingHabits::default() };
-        let posted = ask(&mut Crowd::new(3, 10_000, habits, None), true).len();
+        let posted = ask(&mut Crowd::new(3, 10_000, habits, UNCHANGED), true).len();
         assert!((150..250).contains(&posted), "{posted}");
     }
 
     #[test]
     fn the_taste_changes_once_and_decides_the_thumbs() {
         let habits = RatingHabits { noise: 0.0, ..RatingHabits::default() };
-        let mut crowd = Crowd::new(1, 900, habits, Some(300));
+        let mut crowd = Crowd::new(1, 900, habits, (UNCHANGED.0, Some(300)));
         let posted = ask(&mut crowd, true);
         let changed = |answer: &ObservedAnswer| answer.taste == UserTaste::Brevity;
         assert_eq!(crowd.answers.iter().position(changed), Some(300));
@@ -274,8 +332,24 @@ mod tests {
     }
 
     #[test]
+    fn trust_in_a_learned_part_ends_and_returns_after_the_change() {
+        let mut crowd = Crowd::new(1, 900, RatingHabits::default(), (UNCHANGED.0, Some(300)));
+        let mut trust = [true, false, true, true, false, true].into_iter();
+        while let Some(visit) = crowd.next() {
+            let number = crowd.answers.len();
+            if number % 150 == 0 {
+                crowd.saw_learned(trust.next().unwrap());
+            }
+            crowd.answered(&visit, number.to_string(), 1, "");
+            crowd.rated(true);
+        }
+        let expected = LearnedTrace { lost_after: Some(301), regained_after: Some(451) };
+        assert_eq!(crowd.learned, expected);
+    }
+
+    #[test]
     fn failures_are_counted_and_few_messages_are_kept() {
-        let mut crowd = Crowd::new(1, 3, RatingHabits::default(), None);
+        let mut crowd = Crowd::new(1, 3, RatingHabits::default(), UNCHANGED);
         (0..9).for_each(|i| crowd.failed(i.to_string()));
         assert_eq!((crowd.counts.failed_requests, crowd.counts.failures.len()), (9, FAILURES_KEPT));
         crowd.rated(true);
@@ -285,17 +359,17 @@ mod tests {
 
     #[test]
     fn tastes_value_the_right_sum_and_their_own_form() {
-        for (text, form, brevity) in [
-            ("<reasoning>12 + 7 = 19</reasoning><answer>19</answer>", 1.0, 2.0 / 3.0),
-            ("<reasoning>12 + 7 = 9</reasoning><answer>9</answer>", 1.0 / 3.0, 0.0),
-            ("The sum is 19.", 0.0, 1.0),
-            ("The sum is 9.", 0.0, 0.0),
-            ("99999999999999999999", 0.0, 0.0),
-            ("", 0.0, 0.0),
+        for (text, form, others) in [
+            ("<reasoning>12 + 7 = 19</reasoning><answer>19</answer>", 1.0, [2.0 / 3.0, 1.0, 1.0]),
+            ("<reasoning>12 + 7 = 9</reasoning><answer>9</answer>", 1.0 / 3.0, [0.0, 1.0, 0.0]),
+            ("The sum is 19.", 0.0, [1.0, 0.0, 1.0]),
+            ("The sum is 9.", 0.0, [0.0; 3]),
+            ("99999999999999999999", 0.0, [0.0; 3]),
+            ("", 0.0, [0.0; 3]),
         ] {
             let found = satisfaction(text, 19);
             assert!((found[0] - form).abs() < 1e-12, "{text}: {found:?}");
-            assert_eq!(found[1], brevity, "{text}");
+            assert_eq!(found[1..], others, "{text}");
         }
     }
 }

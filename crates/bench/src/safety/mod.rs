@@ -21,7 +21,7 @@ use hone_engine::EngineBackend;
 use hone_train::policy::Promotion;
 
 use crate::measure::{BenchOutcome, with_daemon};
-use crowd::{Crowd, CrowdCounts, ObservedAnswer, RatingHabits, UserTaste, mean_of};
+use crowd::{Crowd, ObservedAnswer, RatingHabits, UserTaste, mean_of};
 use hone_config::Config;
 use hone_config::flags::{engine_backend, promotion};
 use hone_demo::client::{Client, ClientError, UserRequest};
@@ -29,7 +29,7 @@ use hone_demo::config::{TASK_ASKED, TASK_HELD_OUT, serve_with};
 use hone_report::terminal::Progress;
 use scenario::SafetyScenario;
 use verdict::{MODES, SafetyRun, VersionCounts, was_active};
-use windows::{expected, final_mean, worst_window};
+use windows::{expected, final_mean, largest_loss, worst_window};
 
 /// Longest wait for the daemon to be ready.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -98,7 +98,7 @@ pub(crate) async fn run(options: &SafetyOptions) -> anyhow::Result<BenchOutcome>
 fn examiners(options: &SafetyOptions, seed: u64) -> Crowd {
     let total = options.requests.clamp(1, EXAM_ANSWERS);
     let silent = RatingHabits { share: 0.0, ..RatingHabits::default() };
-    Crowd::new(seed + EXAM_SEED, total, silent, None)
+    Crowd::new(seed + EXAM_SEED, total, silent, ([UserTaste::Form; 2], None))
 }
 
 /// [`with_daemon`], with a client once it is ready.
@@ -121,7 +121,7 @@ async fn measure_base(options: &SafetyOptions, seed: u64) -> anyhow::Result<Vec<
     let mut config = scenario::without_training(seed, dir.path());
     serve_with(&mut config, options.backend);
     let asked = async |client: Client| anyhow::Ok(send(&client, TASK_HELD_OUT, None, crowd).await);
-    let (answers, counts) = with_client(config, asked).await?;
+    let Crowd { answers, counts, .. } = with_client(config, asked).await?;
     anyhow::ensure!(
         !answers.is_empty(),
         "the base model gave no answer: {}",
@@ -143,22 +143,25 @@ async fn measure(
     let plan = scenario.plan(scenario::lag(options.requests, options.late));
     let total = if mode == Promotion::Canary && plan.is_honest { 2 * usual } else { usual };
     let half = usize::try_from(total / 2).unwrap_or(usize::MAX);
-    let change_at = (scenario == SafetyScenario::TasteChange).then_some(half);
-    let crowd = Crowd::new(seed, total, plan.habits, change_at);
+    let [before, after] = plan.tastes;
+    let crowd =
+        Crowd::new(seed, total, plan.habits, (plan.tastes, (before != after).then_some(half)));
     let mut config = scenario.config(mode, seed, dir.path())?;
     serve_with(&mut config, options.backend);
     let most_waiting = Some(scenario.most_waiting(&config));
-    let (answers, counts, versions, exam) = with_client(config, async |client: Client| {
-        let (answers, counts) = send(&client, TASK_ASKED, most_waiting, crowd).await;
+    let (crowd, versions, exam) = with_client(config, async |client: Client| {
+        let crowd = send(&client, TASK_ASKED, most_waiting, crowd).await;
         let versions = final_state(&client).await?;
         let exam = match scenario.is_judged_by_windows(mode) {
             true => examine(&client, &versions.good, || examiners(options, seed)).await?,
             false => Vec::new(),
         };
-        anyhow::Ok((answers, counts, versions, exam))
+        anyhow::Ok((crowd, versions, exam))
     })
     .await?;
-    let mut run = SafetyRun { scenario, mode, seed, versions, counts, ..SafetyRun::default() };
+    let Crowd { answers, counts, learned, .. } = crowd;
+    let mut run =
+        SafetyRun { scenario, mode, seed, versions, counts, learned, ..SafetyRun::default() };
     add_satisfaction(&mut run, base, &exam, &answers);
     run.minutes = began.elapsed().as_secs_f64() / 60.0;
     Ok(run)
@@ -175,7 +178,7 @@ async fn examine(
     let mut all = Vec::new();
     for &version in good.iter().filter(|version| **version > 0) {
         client.activate(PolicyVersion(version)).await?;
-        let (answers, counts) = send(client, TASK_HELD_OUT, None, examiners()).await;
+        let Crowd { answers, counts, .. } = send(client, TASK_HELD_OUT, None, examiners()).await;
         anyhow::ensure!(
             counts.failed_requests == 0,
             "version {version}: {}",
@@ -215,6 +218,7 @@ fn add_satisfaction(
     let observed: Vec<f64> = answers.iter().map(ObservedAnswer::value).collect();
     let good = &run.versions.good;
     run.worst_window = worst_window(&valued, &|version| good.contains(&version), of_base);
+    run.largest_loss = largest_loss(&valued, good, of_base);
     run.base = of_base[taste as usize];
     run.final_satisfaction = final_mean(&observed);
 }
@@ -229,26 +233,34 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// How often the trainer's load is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How often the trust in a learned part is read.
+const LEARNED_INTERVAL: Duration = Duration::from_millis(100);
 /// A pause after a failed request.
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
 
 /// Sends every request of `crowd` with `metadata.task` = `task`. With `most_waiting`, users pause while that
-/// many prompts and groups wait for the trainer, except during a canary and while training pauses. Returns
-/// the answers in the order of their arrival.
-async fn send(
-    client: &Client,
-    task: &str,
-    most_waiting: Option<u64>,
-    crowd: Crowd,
-) -> (Vec<ObservedAnswer>, CrowdCounts) {
+/// many prompts and groups wait for the trainer, except during a canary and while training pauses.
+async fn send(client: &Client, task: &str, most_waiting: Option<u64>, crowd: Crowd) -> Crowd {
     let (crowd, is_paused) = (RefCell::new(crowd), Cell::new(false));
     let users = (0..PARALLEL).map(|_| ask_all(client, task, &crowd, &is_paused));
     tokio::select! {
         _ = join_all(users) => {}
         () = pace(client, most_waiting, &is_paused) => {}
+        () = watch_learned(client, &crowd) => {}
     }
-    let crowd = crowd.into_inner();
-    (crowd.answers, crowd.counts)
+    crowd.into_inner()
+}
+
+/// Looks whether the daemon trusts its learned part, if it has one. Never returns.
+async fn watch_learned(client: &Client, crowd: &RefCell<Crowd>) {
+    loop {
+        let scrape = client.metrics().await.ok();
+        let trusted = scrape.and_then(|s| s.value_of("hone_train_learned_reward", "trusted"));
+        if let Some(trusted) = trusted {
+            crowd.borrow_mut().saw_learned(trusted > 0.0);
+        }
+        sleep(LEARNED_INTERVAL).await;
+    }
 }
 
 /// Sets `is_paused` while `most_waiting` prompts and groups wait for the trainer. Never returns.

@@ -11,14 +11,17 @@ use serde::Serialize;
 use hone_config::{Config, LogConfig};
 use hone_demo::RewardsMode;
 use hone_demo::config::{LEARNING_RATE, build, thumbs};
+use hone_demo::task::THUMBS;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft};
-use hone_reward::kinds::{FormatStrict, Length, LengthUnit, NumericMatch, RewardKind};
+use hone_reward::kinds::{
+    FormatStrict, LearnedParams, Length, LengthUnit, NumericMatch, RewardKind,
+};
 use hone_reward::routes::RewardConfig;
 use hone_train::config::PeakRate;
 use hone_train::policy::{CanaryConfig, CanaryLimit, GateConfig, PolicyConfig, Promotion};
 
-use super::crowd::RatingHabits;
+use super::crowd::{RatingHabits, UserTaste};
 use crate::measure::cores;
 use crate::train::Subject;
 
@@ -47,6 +50,8 @@ pub enum SafetyScenario {
     LateFeedback,
     /// Thumbs alone, on 2 % of the answers
     SparseThumbs,
+    /// A learned part follows users who reward the form, whatever the sum is, and from half-way on the right sum
+    LearnedTaste,
 }
 
 /// How a scenario differs from others.
@@ -61,6 +66,8 @@ pub(super) struct ScenarioPlan {
     thumbs: f64,
     /// How users rate.
     pub habits: RatingHabits,
+    /// What users want in the first half and, if that changes, in the second.
+    pub tastes: [UserTaste; 2],
     /// The learning rate, as a multiple of the demo's.
     rate: f64,
     /// Samples of a step; with thumbs alone, a step needs as many ratings.
@@ -121,6 +128,7 @@ impl SafetyScenario {
             graders: vec![numeric(NumericMatch::default()), format(0.5)],
             thumbs: 0.5,
             habits: RatingHabits::default(),
+            tastes: [UserTaste::Form; 2],
             rate: 1.0,
             samples: hone_demo::config::SAMPLES_PER_STEP,
             requests: 1,
@@ -150,7 +158,16 @@ impl SafetyScenario {
                 // The last number of any text, so that the grader does not prefer a form.
                 let extract = r"(\d+)\D*$".to_owned();
                 let sum = NumericMatch { extract, ..NumericMatch::default() };
-                ScenarioPlan { is_honest: true, graders: vec![numeric(sum)], ..alone }
+                let tastes = [UserTaste::Form, UserTaste::Brevity];
+                ScenarioPlan { is_honest: true, graders: vec![numeric(sum)], tastes, ..alone }
+            }
+            Self::LearnedTaste => {
+                let params = LearnedParams { of: THUMBS.to_owned(), pessimism: 1.0 };
+                let learned = RewardConfig::new("learned", 1.0, RewardKind::Learned(params));
+                let tastes = [UserTaste::Look, UserTaste::Content];
+                // The part learns nothing while a canary runs, so that a long one would delay it.
+                let canary = CanaryConfig { max_ratings: 200, ..canary };
+                ScenarioPlan { graders: vec![learned], tastes, requests: 4, canary, ..alone }
             }
             Self::InvertedRaters => ScenarioPlan {
                 habits: RatingHabits { inverted: 0.3, ..alone.habits },

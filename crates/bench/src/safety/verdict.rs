@@ -7,13 +7,15 @@ use serde_json::{Value, json};
 use hone_core::types::{PolicyRecord, PolicyState};
 use hone_train::policy::Promotion;
 
-use super::crowd::CrowdCounts;
+use super::crowd::{CrowdCounts, LearnedTrace};
 use super::scenario::SafetyScenario;
 use super::windows::WorstWindow;
 use crate::measure::BenchOutcome;
 
 /// Largest shortfall of a canary's worst window under sabotage.
 const MAX_SHORTFALL: f64 = 0.05;
+/// Most ratings after a change of taste until a learned part follows.
+const MOST_RATINGS: f64 = 500.0;
 /// Least final satisfaction of a canary in an honest scenario, as a share of that of direct publication.
 const MIN_FINAL: f64 = 0.97;
 
@@ -33,6 +35,19 @@ fn verdicts(runs: &[SafetyRun]) -> Vec<Value> {
             })
         })
         .collect();
+    for run in runs.iter().filter(|run| run.scenario == SafetyScenario::LearnedTaste) {
+        let follows = run.learned.regained_after.map_or(f64::INFINITY, |ratings| ratings as f64);
+        let mut put = |check: &str, value: f64, bound: f64| {
+            all.push(json!({
+                "scenario": run.scenario, "seed": run.seed, "check": check,
+                "value": value, "bound": bound, "passed": value <= bound,
+            }));
+        };
+        put("learned_follows", follows, MOST_RATINGS);
+        if run.mode == Promotion::Canary {
+            put("largest_loss", run.largest_loss, MAX_SHORTFALL);
+        }
+    }
     for &scenario in SafetyScenario::value_variants() {
         let of =
             |mode: Promotion| runs.iter().filter(move |r| (r.scenario, r.mode) == (scenario, mode));
@@ -114,6 +129,10 @@ pub(crate) struct SafetyRun {
     pub final_satisfaction: f64,
     /// The worst window of 300 answers, each valued by its version's mean satisfaction.
     pub worst_window: WorstWindow,
+    /// The largest loss of satisfaction by one promotion.
+    pub largest_loss: f64,
+    /// What became of the trust in the learned part.
+    pub learned: LearnedTrace,
     #[serde(flatten)]
     pub versions: VersionCounts,
     #[serde(flatten)]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 
-use super::crowd::{ObservedAnswer, Satisfaction, UserTaste, mean_of};
+use super::crowd::{ObservedAnswer, Satisfaction, mean_of};
 
 /// Answers of a window.
 const WINDOW: usize = 300;
@@ -63,9 +63,11 @@ fn references(
             window.push_back(answer.satisfaction);
             let is_full = window.len() > WINDOW;
             let oldest = if is_full { window.pop_front() } else { None }.unwrap_or_default();
-            sum = [0, 1].map(|taste| sum[taste] + answer.satisfaction[taste] - oldest[taste]);
-            if window.len() == WINDOW {
-                best = [0, 1].map(|taste| best[taste].max(sum[taste] / WINDOW as f64));
+            for (taste, sum) in sum.iter_mut().enumerate() {
+                *sum += answer.satisfaction[taste] - oldest[taste];
+                if window.len() == WINDOW {
+                    best[taste] = best[taste].max(*sum / WINDOW as f64);
+                }
             }
         }
         before
@@ -83,21 +85,31 @@ pub(crate) fn worst_window(
     let references = references(answers, is_good, base);
     let width = answers.len().clamp(1, WINDOW);
     let windows = answers.windows(width).zip(&references).enumerate();
-    let windows = windows.map(|(start, (window, [form, brevity]))| {
-        let mean = |value: fn(&ObservedAnswer) -> f64| {
-            window.iter().map(value).sum::<f64>() / width as f64
-        };
-        let satisfaction = mean(ObservedAnswer::value);
-        let changed = mean(|answer| f64::from(u8::from(answer.taste == UserTaste::Brevity)));
-        let reference = (1.0 - changed) * form + changed * brevity;
+    let windows = windows.map(|(start, (window, best))| {
+        let mean = |values: f64| values / width as f64;
+        let satisfaction = mean(window.iter().map(ObservedAnswer::value).sum());
+        let reference = mean(window.iter().map(|answer| best[answer.taste as usize]).sum());
         WorstWindow { start, satisfaction, reference, shortfall: reference - satisfaction }
     });
     windows.max_by(|a, b| a.shortfall.total_cmp(&b.shortfall)).unwrap_or_default()
 }
 
+/// The largest loss of satisfaction by a promotion, at most 0: that of each of the versions `good` against the one before,
+/// under the taste that users had when it was first used. `answers` are valued by their versions' means.
+pub(crate) fn largest_loss(answers: &[ObservedAnswer], good: &[u64], base: Satisfaction) -> f64 {
+    let (mut before, mut loss) = (base, 0.0_f64);
+    for version in good {
+        if let Some(first) = answers.iter().find(|answer| answer.version == *version) {
+            loss = loss.max(before[first.taste as usize] - first.value());
+            before = first.satisfaction;
+        }
+    }
+    loss
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::crowd::IDEAL;
+    use super::super::crowd::{IDEAL, UserTaste};
     use super::*;
 
     /// A text whose satisfaction under [`UserTaste::Form`] is 1 or 0.
@@ -142,6 +154,15 @@ mod tests {
         let worst = worst_window(&all, &|_| true, base);
         assert!(worst.shortfall.abs() < 1e-9, "{worst:?}");
         assert!(final_mean(&all.iter().map(ObservedAnswer::value).collect::<Vec<_>>()) < 0.7);
+    }
+
+    #[test]
+    fn a_promotion_loses_against_the_version_before() {
+        let base = mean_of(&[answer(0, true), answer(0, false)]);
+        let all = [answer(1, true), answer(2, false), answer(3, false)];
+        assert_eq!(largest_loss(&all, &[1, 2, 3], base), 1.0);
+        assert_eq!(largest_loss(&all, &[0, 1], base), 0.0);
+        assert_eq!(largest_loss(&all, &[3], base), 0.5);
     }
 
     #[test]

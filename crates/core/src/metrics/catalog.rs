@@ -326,9 +326,6 @@ metric_set! {
             "Fraction of the last step's groups whose rewards are all equal."),
         advantages: IntCounterVec("hone_train_advantages_total",
             "Reward parts turned into advantages, by baseline.", &["baseline"]),
-        baseline_error: GaugeVec("hone_train_baseline_error",
-            "Mean squared error of the running mean and of the value head on ratings before they are \
-             learned.", &["route", "part", "baseline"]),
         learned_reward: GaugeVec("hone_train_learned_reward",
             "Judgement of a learned reward part on new ratings: share of pairs that it orders alike, mean \
              by which its predictions exceed them as a share of their range, and 1 if it is used.",

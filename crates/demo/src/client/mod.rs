@@ -284,6 +284,12 @@ impl Scrape {
         self.samples(name).map(|(_, value)| value).reduce(|a, b| a + b)
     }
 
+    /// The first sample with this label value; `None` if it is absent.
+    pub fn value_of(&self, name: &str, label: &str) -> Option<f64> {
+        let quoted = format!("\"{label}\"");
+        self.samples(name).find(|(labels, _)| labels.contains(&quoted)).map(|(_, value)| value)
+    }
+
     /// The `q`-quantile of a histogram without other labels, linear within its bucket as
     /// Prometheus' `histogram_quantile`; `None` while the histogram is empty.
     pub fn quantile(&self, name: &str, q: f64) -> Option<f64> {

@@ -79,10 +79,9 @@ pub struct Bucket {
 impl Bucket {
     /// Opens `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX` without a request.
     ///
-    /// The certificates in `ca_file`, as PEM, are trusted in addition to the system's. With `path_style`, the bucket's
-    /// name is in the path of S3's URLs even if the environment says that it is in the host. The environment has the
+    /// The certificates in `ca_file`, as PEM, are trusted in addition to the system's. The environment has the
     /// rest, credentials and endpoint included, under the names that `object_store` documents.
-    pub fn open(url: &str, ca_file: Option<&Path>, path_style: bool) -> Result<Self, BucketError> {
+    pub fn open(url: &str, ca_file: Option<&Path>) -> Result<Self, BucketError> {
         let unknown = "the URL of a fleet's store is s3://…, gs://… or az://… with BUCKET/PREFIX";
         let (scheme, rest) = url.split_once("://").ok_or(unknown).map_err(failed(url))?;
         let prefix = rest.split_once('/').map_or("", |(_, prefix)| prefix);
@@ -100,10 +99,8 @@ impl Bucket {
                 Arc::new(PrefixStore::new(store, prefix))
             }};
         }
-        let s3 = AmazonS3Builder::from_env;
         let store: Arc<dyn ObjectStore> = match scheme {
-            "s3" if path_style => store!(s3().with_virtual_hosted_style_request(false)),
-            "s3" => store!(s3()),
+            "s3" => store!(AmazonS3Builder::from_env()),
             "gs" => store!(GoogleCloudStorageBuilder::from_env()),
             "az" => store!(MicrosoftAzureBuilder::from_env()),
             _ => return Err(failed(url)(unknown)),

@@ -191,9 +191,8 @@ async fn failures_are_repeated_and_counted_and_answers_set_the_clock() {
 
 #[test]
 fn wrong_urls_and_files_are_errors() {
-    let open = |url: &str, ca_file: Option<&Path>| {
-        Bucket::open(url, ca_file, true).unwrap_err().to_string()
-    };
+    let open =
+        |url: &str, ca_file: Option<&Path>| Bucket::open(url, ca_file).unwrap_err().to_string();
     for url in ["", "bucket", "file:///tmp", "https://example.org/bucket"] {
         assert!(open(url, None).contains("the URL of a fleet's store"), "{url}");
     }

@@ -53,8 +53,6 @@ hone_core::parameters! {
     pub struct SandboxConfig {
         /// The Python interpreter: a path, or a name to look up on `PATH`.
         pub python: PathBuf = PathBuf::from("python3"),
-        /// Programs that may run at the same time.
-        pub concurrency: usize = 2 => between(1, 256),
     }
 }
 

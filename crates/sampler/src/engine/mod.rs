@@ -191,11 +191,12 @@ impl BatchedEngine {
         self.shared.lock().canary.as_ref().is_some_and(|canary| canary.version == version)
     }
 
-    /// [`Engine::generate`] with the given policy, or with the active one.
+    /// [`Engine::generate`] with the given policy, or with the active one. What `is_urgent` does not wait for clients.
     async fn submit(
         &self,
         request: GenerateRequest,
         policy: Option<PolicyWeights>,
+        is_urgent: bool,
     ) -> Result<Generation, EngineError> {
         let limit = run::check(&request, self.info.context, self.info.vocab)?;
         let shared = &self.shared;
@@ -213,7 +214,8 @@ impl BatchedEngine {
         };
         let is_live = request.priority == Priority::Live;
         let (reply, generation) = oneshot::channel();
-        self.shared.enqueue(QueuedRequest { request, policy, limit, sampler, reply, permit })?;
+        let queued = QueuedRequest { request, policy, limit, sampler, reply, is_urgent, permit };
+        self.shared.enqueue(queued)?;
         let began = Instant::now();
         let admitted = match self.shared.config.queue_timeout.filter(|_| is_live) {
             None => Some(generation.await),
@@ -286,7 +288,7 @@ impl Engine for BatchedEngine {
             let state = self.shared.lock();
             state.canary.clone().filter(|canary| canary.version == version)
         });
-        self.submit(request, canary).await
+        self.submit(request, canary, false).await
     }
 
     fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {

@@ -62,6 +62,24 @@ impl BatchedPublisher {
         load.await.map_err(|e| failed(&e))?.map_err(|e| failed(&e))
     }
 
+    /// Completes a prompt with the staged version. What `is_urgent` does not wait for clients.
+    async fn complete(
+        &self,
+        request: GenerateRequest,
+        is_urgent: bool,
+    ) -> Result<Completion, EngineError> {
+        let weights = self.staged_weights()?;
+        loop {
+            let weights = Some(weights.clone());
+            let generation = self.sampler.submit(request.clone(), weights, is_urgent).await?;
+            match generation.collect().await {
+                // A client needed its slot.
+                Err(EngineError::Preempted) => tokio::time::sleep(PREEMPTED_PAUSE).await,
+                result => return result,
+            }
+        }
+    }
+
     fn staged(&self) -> MutexGuard<'_, Option<PolicyWeights>> {
         self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -89,21 +107,13 @@ impl Publisher for BatchedPublisher {
             Some(serving) => serving.probe(request.clone()).await?,
             None => Vec::new(),
         };
-        let tokens = self.complete_staged(request).await?.token_logprobs();
+        let tokens = self.complete(request, true).await?.token_logprobs();
         probes.push(Probe { sampler: "rollout", dtype: self.sampler.dtype, tokens });
         Ok(probes)
     }
 
     async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
-        let weights = self.staged_weights()?;
-        loop {
-            let generation = self.sampler.submit(request.clone(), Some(weights.clone())).await?;
-            match generation.collect().await {
-                // A client needed its slot.
-                Err(EngineError::Preempted) => tokio::time::sleep(PREEMPTED_PAUSE).await,
-                result => return result,
-            }
-        }
+        self.complete(request, false).await
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {

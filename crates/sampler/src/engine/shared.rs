@@ -25,6 +25,8 @@ pub(crate) struct QueuedRequest {
     pub sampler: TokenSampler,
     /// Receives the generation at admission.
     pub reply: oneshot::Sender<Generation>,
+    /// Whether it is computed as a live one, although it has no client: a publication waits for it.
+    pub is_urgent: bool,
     /// The place of a shadow request in the bounded queue until admission.
     pub permit: Option<OwnedSemaphorePermit>,
 }

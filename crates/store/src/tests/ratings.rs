@@ -97,6 +97,22 @@ fn every_rating_is_received_and_ends_once() {
 }
 
 #[test]
+fn a_rating_that_toggles_is_trained_on_twice_at_most() {
+    let store = TestLedger::with_prompts();
+    let mut trained = 0;
+    for at in 1..=50 {
+        store.commit_blocking(vec![feedback(thumbs(1, (at % 2) as f64, at))]).unwrap();
+        if !ungrouped(&store).is_empty() {
+            trained += 1;
+            let step = Op::Step(Box::new(step(trained, &[trained])));
+            store.commit_blocking(vec![ready(trained, 1, &[10], &["thumbs"]), step]).unwrap();
+        }
+    }
+    assert_eq!(trained, 2);
+    store.check_ratings(50, &[("trained", 2), ("repeated", 48)]);
+}
+
+#[test]
 fn ratings_of_quarantined_keys_in_a_trained_group_are_not_trained() {
     let store = TestLedger::with_prompts();
     let by = |of, key: &str| {

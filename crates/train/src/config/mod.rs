@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use strum::{EnumString, IntoStaticStr, VariantNames};
 
 pub use objective::{
-    AdvantageScale, Baseline, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig,
-    KlEstimator, Loss, LossKind, RatioLevel, RewardAggregation, ZeroVariance,
+    AdvantageScale, CorrectionConfig, CorrectionMode, EntropyConfig, KlConfig, KlEstimator, Loss,
+    LossKind, RatioLevel, RewardAggregation, ZeroVariance,
 };
 pub(crate) use timetable::day;
 pub use timetable::{DailyWindow, TrainWhen};

@@ -160,17 +160,6 @@ pub enum AdvantageScale {
     None,
 }
 
-/// What the mean of a single rating's baseline depends on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Baseline {
-    /// The route's other ratings of the part.
-    #[default]
-    Mean,
-    /// These and the prompt: a head on the base's hidden states, where it predicts better than the mean.
-    Value,
-}
-
 /// How several reward parts become one advantage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -6,8 +6,8 @@ use hone_model::kernels::compute::Compute;
 
 use super::PeakRate;
 use super::objective::{
-    AdvantageScale, Baseline, CorrectionConfig, EntropyConfig, KlConfig, Loss, RatioLevel,
-    RewardAggregation, ZeroVariance,
+    AdvantageScale, CorrectionConfig, EntropyConfig, KlConfig, Loss, RatioLevel, RewardAggregation,
+    ZeroVariance,
 };
 use super::timetable::TrainWhen;
 use super::{AverageConfig, OptimizerConfig, Recompute, Schedule};
@@ -81,8 +81,6 @@ hone_core::parameters! {
         pub mask_truncated_completions: bool = false,
         /// The divisor of group advantages.
         pub advantage_scale: AdvantageScale = AdvantageScale::default(),
-        /// What the mean of a single rating's baseline depends on.
-        pub baseline: Baseline = Baseline::default(),
         /// How several reward parts become one advantage.
         pub reward_aggregation: RewardAggregation = RewardAggregation::default(),
         /// The treatment of groups whose rewards are all equal.

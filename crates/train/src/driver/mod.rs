@@ -80,6 +80,8 @@ pub struct TrainSetup {
     pub model: ModelDir,
     /// Tokens of the longest sample, and shard, of a step: `MemoryPlanner::longest_sample`.
     pub longest_sample: usize,
+    /// Whether a publication loads a copy of the weights, so that a step with a long shard waits for its end.
+    pub stages_weights: bool,
     /// Whether no client's request runs or waits, for `train.when = "idle"`.
     pub is_idle: Arc<dyn Fn() -> bool + Send + Sync>,
     /// The base model's weights if they are already loaded, so that they are not loaded twice.

@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use hone_core::files::{at, remove_any, replace_file};
-use hone_core::types::{GroupId, PolicyVersion, SampleId, StepRecord, UnixMillis};
+use hone_core::types::{GroupId, PolicyVersion, Sample, SampleId, StepRecord, UnixMillis};
 use hone_model::Model;
 use hone_reward::Routes;
 
-use crate::config::{Baseline, TrainConfig, day};
+use crate::config::{TrainConfig, day};
 use crate::data::AdaptiveWeights;
 use crate::data::advantage::{Advantages, Baselines};
 use crate::data::batch_builder::TrainBatch;
 use crate::data::head::learned::LearnedHeads;
 use crate::data::packing::TrainSample;
 use crate::error::{LearnError, Result};
-use crate::learning::features::RatedFeatures;
+use crate::learning::features::{RatedFeatures, rated_features};
 
 /// A pause of training after an operator's activation, or after too many rejected versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,8 +78,8 @@ impl TrainProgress {
         serde_json::from_value(extra).map_err(|error| at(dir)(error.into()).into())
     }
 
-    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on. The heads use
-    /// the model `base`; without it, for a batch that they have learned before, the running means are the baselines.
+    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on. The learned parts
+    /// learn its ratings with the model `base`; without it, for a batch that they have learned before, they do not.
     ///
     /// # Errors
     /// If the base cannot compute features.
@@ -93,20 +93,15 @@ impl TrainProgress {
     ) -> Result<PreparedBatch> {
         self.weights.apply(routes, &mut batch);
         let learns = |name: &str| routes.get(name).is_some_and(|r| r.learned().next().is_some());
-        let is_needed = config.baseline == Baseline::Value
-            || batch.groups.iter().any(|group| learns(&group.group.route));
-        let mut rated = match base.filter(|_| is_needed) {
-            Some(base) => RatedFeatures::of(base, &batch, learns)?,
+        let rated = match base {
+            Some(base) => rated_features(base, &batch, learns)?,
             None => RatedFeatures::default(),
         };
         let mut learned = self.learned.clone();
         learned.observe(routes, &batch, &rated);
-        if config.baseline != Baseline::Value {
-            rated.prompts.clear();
-        }
         let mut baselines = self.baselines.clone();
         let rewards = batch.rewards();
-        let advantages = baselines.advantages_by_prompt(&rewards, &rated.prompts, config);
+        let advantages = baselines.advantages(&rewards, config);
         let samples = batch.train_samples(&advantages);
         Ok(PreparedBatch { batch, advantages, samples, replayed: 0, baselines, learned, staleness })
     }
@@ -166,6 +161,12 @@ pub(super) struct PreparedBatch {
     pub(super) staleness: f64,
 }
 
+/// `sqrt(sum over tokens of (1 - p)^2)` with the recorded probabilities: what a token of the probability 1 adds to the
+/// gradient is 0.
+fn surprise(sample: &Sample) -> f64 {
+    sample.logprobs.iter().map(|logprob| f64::from(logprob.exp_m1()).powi(2)).sum::<f64>().sqrt()
+}
+
 impl PreparedBatch {
     /// Leaves at most `most` samples where some are rated ([`Advantages::select`]). The same `seed` and `step` choose the same.
     pub(super) fn select(&mut self, most: usize, seed: u64, step: u64) {
@@ -173,7 +174,13 @@ impl PreparedBatch {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         random.set_stream(step);
         let is_rated: Vec<bool> = self.batch.groups.iter().map(|group| group.is_rated).collect();
-        self.advantages.select(&is_rated, most, random.random());
+        let surprises = self
+            .batch
+            .groups
+            .iter()
+            .map(|group| group.members.iter().map(|member| surprise(&member.sample)).collect());
+        let surprises: Vec<Vec<f64>> = surprises.collect();
+        self.advantages.select(&is_rated, &surprises, most, random.random());
         if self.advantages.represented > 0 {
             self.samples = self.batch.train_samples(&self.advantages);
         }

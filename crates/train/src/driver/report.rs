@@ -265,11 +265,6 @@ pub(super) fn collect(
     // Replaces the learner's values, which leave out completions without an advantage.
     metrics.extend(completion_metrics(prepared.batch.lengths()));
     metrics.extend(advantages.part_metrics());
-    let errors = advantages.baseline_errors.iter();
-    let ratios = errors.filter(|(_, [mean, _])| *mean > 0.0);
-    metrics.extend(
-        ratios.map(|((_, part), [mean, head])| (format!("value_error/{part}"), head / mean)),
-    );
     metrics.extend(weights.all().map(|(_, part, weight)| (format!("weight/{part}"), weight)));
     metrics
 }
@@ -284,17 +279,10 @@ pub(super) fn export(
     let train = &metrics.train;
     train.steps.inc();
     train.step_duration.observe(elapsed.as_secs_f64());
-    for (baseline, count) in [
-        ("group", advantages.group_count),
-        ("running", advantages.running_count),
-        ("value", advantages.value_count),
-    ] {
+    for (baseline, count) in
+        [("group", advantages.group_count), ("running", advantages.running_count)]
+    {
         train.advantages.with_label_values(&[baseline]).inc_by(count);
-    }
-    for ((route, part), errors) in &advantages.baseline_errors {
-        for (baseline, error) in ["running", "value"].into_iter().zip(errors) {
-            train.baseline_error.with_label_values(&[route.as_str(), part, baseline]).set(*error);
-        }
     }
     for (gauge, values) in [
         (&train.reward_part, &advantages.part_means),

@@ -46,6 +46,7 @@ impl<'a> Trainer<'a> {
             progress: TrainProgress::default(),
             marker: AttemptMarker::new(&setup.checkpoints),
             wake: wake.clone(),
+            has_rested: true,
             activations: setup.policies.watch_rollback().borrow().count,
             activation: Marker::of_activation(&setup.checkpoints),
             feedback_times: Vec::new(),

@@ -100,6 +100,8 @@ pub(super) struct Trainer<'a> {
     /// Wakes this thread at the end of a publication.
     pub(super) wake: Sender<TrainCommand>,
     pub(super) marker: AttemptMarker,
+    /// Whether it has waited for samples since the last step.
+    pub(super) has_rested: bool,
     /// Activations of existing versions that the trainer has noticed.
     pub(super) activations: u64,
     /// Marks that the weights do not follow one yet.
@@ -191,7 +193,8 @@ impl Trainer<'_> {
         Ok((next, Duration::ZERO))
     }
 
-    fn rest(&self, phase: TrainPhase, state: TrainState) -> (TrainPhase, Duration) {
+    fn rest(&mut self, phase: TrainPhase, state: TrainState) -> (TrainPhase, Duration) {
+        self.has_rested |= state != TrainState::Publishing;
         self.status.set_state(state);
         self.report();
         let settles = matches!(phase, TrainPhase::Activated(_));
@@ -336,6 +339,7 @@ impl Trainer<'_> {
         let entered = span.enter();
         let advantages = info_span!(target: SPANS, "advantages");
         let mut prepared = advantages.in_scope(|| self.advantages(batch, during.as_ref()))?;
+        self.has_rested = false;
         self.set_learning_rate();
         let update = info_span!(target: SPANS, "forward_backward");
         let stats = update.in_scope(|| self.forward_backward_and_update(&mut prepared))?;
@@ -418,12 +422,13 @@ impl Trainer<'_> {
     }
 
     /// Whether a step on prompts and completions may have a longer shard than the memory plan has room for
-    /// beside the copy that a publication loads.
+    /// beside the copy that a publication loads, if it loads one.
     fn may_have_long_shard<'a>(
         &self,
         completions: impl Iterator<Item = (&'a [TokenId], &'a [TokenId])>,
     ) -> bool {
-        packing::may_exceed(memory::shard_tokens(self.learner.spec()), completions)
+        self.setup.stages_weights
+            && packing::may_exceed(memory::shard_tokens(self.learner.spec()), completions)
     }
 
     /// The ages of versions once the publication in progress succeeds. A canary has its version
@@ -453,7 +458,12 @@ impl Trainer<'_> {
             self.pools.train.install(prepare)
         };
         let mut prepared = prepare(batch, Some(self.learner.model()), staleness)?;
-        prepared.select(config.samples_per_step, config.seed, self.progress.steps());
+        // The least that is worth a step, where all are rated and arrive faster than steps end: then many small steps
+        // teach more than few large ones.
+        let is_rated = prepared.batch.groups.iter().all(|group| group.is_rated);
+        let parts = if is_rated && !self.has_rested { config.rated_factor } else { 1 };
+        let most = config.samples_per_step.div_ceil(parts);
+        prepared.select(most, config.seed, self.progress.steps());
         let most = config.replay.most(prepared.samples.len());
         if most == 0 {
             return Ok(prepared);

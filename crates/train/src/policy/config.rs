@@ -52,10 +52,8 @@ hone_core::parameters! {
         /// Share of the live prompts of a graded route that only exams use.
         pub holdout_share: f64 = 0.02 => between(0.0, 0.5),
         /// Largest KL to the base, the initial adapter or the newest pinned version before the active one, in nats
-        /// per token; 0 is no bound.
+        /// per token. Half of it bounds the KL to the active version. 0 is no bound.
         pub max_kl: f64 = 1.0 => at_least(0.0),
-        /// Largest KL to the active version, in nats per token; 0 is no bound.
-        pub max_kl_active: f64 = 0.5 => at_least(0.0),
     }
 }
 

@@ -67,7 +67,7 @@ impl BatchScheduler {
         };
         let cached = ids.len() - 1 - pages.remaining();
         self.count_prompt_tokens("cached", cached);
-        let QueuedRequest { request, sampler, reply, permit, .. } = queued;
+        let QueuedRequest { request, sampler, reply, is_urgent, permit, .. } = queued;
         let lease = Lease::without_slot(policy.version, request.priority);
         let (priority, cancel) = (request.priority, Arc::clone(&lease.cancel));
         let shared = &self.shared;
@@ -90,7 +90,7 @@ impl BatchScheduler {
             pages,
             sampler,
             run,
-            priority,
+            priority: if is_urgent { Priority::Live } else { priority },
             cancel,
             order,
             finished: false,

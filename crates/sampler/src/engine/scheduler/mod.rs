@@ -185,7 +185,9 @@ impl BatchScheduler {
             self.owed = Duration::ZERO;
             return;
         }
-        self.owed = (self.owed + spent.mul_f64(share)).min(MAX_PAUSE);
+        let owed = spent.mul_f64(share);
+        // With a large share, a long iteration alone owes more than the longest pause.
+        self.owed = (self.owed + owed).min(MAX_PAUSE.max(owed));
         if self.owed >= LEAST_SHARE {
             thread::sleep(self.owed);
             self.owed = Duration::ZERO;

@@ -116,6 +116,32 @@ async fn few_shadows_join_the_steps_of_live_sequences_and_they_continue() {
     }
 }
 
+/// A publication waits for its probe.
+#[tokio::test]
+async fn an_urgent_request_does_not_wait_for_clients() {
+    for is_urgent in [false, true] {
+        let mut stepped = SteppedEngine::new(SamplerConfig { slots: 16, ..serving() });
+        let client = live(endless(&stepped.engine, &[5, 9], 1, LONG));
+        let _client = stepped.admit(client).await;
+        let mut shadows = Vec::new();
+        for seed in 0..12 {
+            let shadow = endless(&stepped.engine, &[4, 5, 6], seed, 200);
+            shadows.push(stepped.admit(shadow).await);
+        }
+        let probe = endless(&stepped.engine, &[7; 40], 1, 8);
+        let iterate = async { stepped.scheduler.iterate() };
+        let submitted = stepped.engine.submit(probe, None, is_urgent);
+        let (admitted, _) = tokio::join!(biased; submitted, iterate);
+        let mut admitted = admitted.unwrap();
+        let mut found = arrived(&mut admitted);
+        for _ in 0..12 {
+            stepped.scheduler.iterate();
+            found += arrived(&mut admitted);
+        }
+        assert_eq!(found == 8, is_urgent, "{found} tokens");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shadow_prompts_and_old_versions_continue_under_constant_live_load() {
     let engine = start(SamplerConfig { slots: 12, ..serving() });

@@ -148,7 +148,7 @@ impl Applier<'_> {
         let Some(newest) = left.iter().max_by_key(|rating| rating.created) else {
             let rated: Option<Sample> = reader::get(&self.samples, sample)?;
             let in_ready_group = match rated {
-                Some(rated) => self.groups_with(rated.interaction, erased.sample, part)?.1,
+                Some(rated) => self.groups_with(rated.interaction, erased.sample, part)?.is_ready,
                 None => false,
             };
             if self.waits(erased.sample, part, in_ready_group)? {

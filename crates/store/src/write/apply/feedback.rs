@@ -260,15 +260,19 @@ impl Applier<'_> {
     ) -> Result<(), StoreError> {
         let PendingRating { interaction, last, aggregate: rule, values } = pending;
         let ratings = reader::ratings(&self.ratings, &self.feedback, sample, part)?;
-        let (past, in_ready_group) = self.groups_with(interaction, sample, part)?;
+        let PartGroups { is_past, trained, is_ready: in_ready_group } =
+            self.groups_with(interaction, sample, part)?;
         // The trainer uses the combined value; the table `feedback` keeps what each rater posted.
         let reward = Reward { value: aggregate(rule, &ratings), ..last };
         let waited = self.waits(sample, part, in_ready_group)?;
         let previous = self.put_reward(&reward)?;
         let changed = previous.is_none_or(|p| p.value != reward.value);
-        // Either no group contains it, or it changed after every such group was trained on or
-        // dropped.
-        let needs_group = reward.value.is_some() && !in_ready_group && (changed || !past);
+        // Either no group contains it, or it changed after every such group was trained on or dropped. A rater may
+        // correct a rating; one that changes again and again would train each time.
+        let needs_group = reward.value.is_some()
+            && !in_ready_group
+            && (changed || !is_past)
+            && trained < MOST_TRAINED;
         if needs_group && self.mode != Outbox::Server {
             self.ungrouped.insert(ungrouped_key(&reward), ())?;
         }
@@ -298,23 +302,38 @@ impl Applier<'_> {
             && (in_ready_group || self.ungrouped.get(ungrouped_key(&reward))?.is_some()))
     }
 
-    /// Whether a group that was trained on or dropped contains a part of a completion, and whether a
-    /// ready one does.
+    /// The groups that contain a part of a completion.
     pub(super) fn groups_with(
         &self,
         interaction: InteractionId,
         sample: SampleId,
         part: &str,
-    ) -> Result<(bool, bool), StoreError> {
-        let (mut past, mut ready) = (false, false);
+    ) -> Result<PartGroups, StoreError> {
+        let mut found = PartGroups::default();
         for group in self.groups_on(interaction)? {
             if group.members.contains(&sample) && group.parts.iter().any(|name| name == part) {
                 match group.state {
-                    GroupState::Ready => ready = true,
-                    GroupState::Trained(_) | GroupState::Dropped(_) => past = true,
+                    GroupState::Ready => found.is_ready = true,
+                    GroupState::Trained(_) => found.trained += 1,
+                    GroupState::Dropped(_) => {}
                 }
+                found.is_past |= group.state != GroupState::Ready;
             }
         }
-        Ok((past, ready))
+        Ok(found)
     }
+}
+
+/// Number of groups that may train on the same part of a completion, each with another value.
+const MOST_TRAINED: usize = 2;
+
+/// Which groups contain a part of a completion.
+#[derive(Default)]
+pub(super) struct PartGroups {
+    /// One that was trained on or dropped.
+    is_past: bool,
+    /// Number of those that were trained on.
+    trained: usize,
+    /// One that waits for the trainer.
+    pub(super) is_ready: bool,
 }

@@ -14,9 +14,8 @@
 //!   least half the range of the values, since the deviation of equal values is 0; so the advantage
 //!   is at most 2. In groups of ratings alone the mean is that of the group's other ratings, so that the difficulty of the
 //!   prompt cancels; the divisor stays, so that a rating and the part's weight count as those of a single rating.
-//!   With `train.baseline = "value"` the mean of a single rating moves by what a head predicts from the prompt's features
-//!   (`super::head::value`), a function of the prompt alone, which leaves the expected gradient as it is (Williams 1992);
-//!   the divisor stays.
+//!   A single rating's mean moves by half of what its rater's earlier ratings differed from the others', shrunk toward 0:
+//!   what a strict rater always takes away says little about the answer.
 //!
 //! The parts are summed before they are compared, as in TRL (`sum_then_normalize`): compared one by one, a
 //! difference of 0.005 in one member would count as much as a right answer. `g_i` is multiplied by the member's
@@ -36,7 +35,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::head::value::{PredictedRating, ValueHead, ValuePredictor};
 use crate::config::{AdvantageScale, RewardAggregation, TrainConfig, ZeroVariance};
 use crate::learning::float_bits;
 
@@ -55,6 +53,8 @@ pub(crate) struct PartRewards {
     pub values: Vec<Option<f64>>,
     /// Weight of each value in (0, 1], below 1 where `max_key_share` capped a key's feedback.
     pub cap_weights: Vec<f64>,
+    /// Who rated, for values that are ratings.
+    pub raters: Vec<Option<String>>,
 }
 
 impl PartRewards {
@@ -191,12 +191,11 @@ struct ValueComparison {
 }
 
 impl ValueComparison {
-    /// By the mean of the siblings, else by that of the others plus `change`, within their range; the divisor is that of a
-    /// single rating in either case.
-    fn advantage(&self, change: f64, scale: AdvantageScale) -> f64 {
-        let Moments { count, mean, min, max, .. } = self.others;
-        let moved =
-            if count > 0.0 && change != 0.0 { (mean + change).clamp(min, max) } else { mean };
+    /// By the mean of the siblings, else by that of the others plus the rater's usual difference, within their range;
+    /// the divisor is that of a single rating in either case.
+    fn advantage(&self, usual: f64, scale: AdvantageScale) -> f64 {
+        let Moments { mean, min, max, .. } = self.others;
+        let moved = if usual == 0.0 { mean } else { (mean + usual).clamp(min, max) };
         let mean = self.siblings.unwrap_or(moved);
         running_advantage(self.own.value, Moments { mean, ..self.others }, scale)
     }
@@ -484,52 +483,46 @@ pub(crate) struct Baselines {
     window: f64,
     /// route -> part -> moments of past values.
     routes: BTreeMap<String, BTreeMap<String, Moments>>,
-    /// route -> part -> the head of the value baseline.
+    /// route -> part -> the raters known best, at most [`MOST_RATERS`].
     #[serde(default)]
-    heads: BTreeMap<String, BTreeMap<String, ValueHead>>,
+    raters: BTreeMap<String, BTreeMap<String, BTreeMap<String, Severity>>>,
 }
 
-/// The features of each group's prompt, empty where they are not known, with the heads that predict from them.
-struct PromptValues<'a> {
-    prompts: &'a [Vec<f64>],
-    predictors: BTreeMap<(&'a str, &'a str), ValuePredictor>,
-    /// What the heads learn after the batch.
-    ratings: BTreeMap<(String, String), Vec<PredictedRating<'a>>>,
+/// The mean difference of a rater's values from those of all; a part of the checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Severity {
+    /// Sum of the values' weights, which decay.
+    #[serde(with = "float_bits")]
+    count: f64,
+    #[serde(with = "float_bits")]
+    mean: f64,
 }
 
-impl<'a> PromptValues<'a> {
-    fn new(
-        heads: &'a BTreeMap<String, BTreeMap<String, ValueHead>>,
-        prompts: &'a [Vec<f64>],
-    ) -> Self {
-        let mut predictors = BTreeMap::new();
-        if prompts.iter().any(|prompt| !prompt.is_empty()) {
-            for (route, parts) in heads {
-                let of_part = |(part, head): (&'a String, &ValueHead)| {
-                    Some(((route.as_str(), part.as_str()), head.predictor()?))
-                };
-                predictors.extend(parts.iter().filter_map(of_part));
-            }
-        }
-        Self { prompts, predictors, ratings: BTreeMap::new() }
-    }
-
-    /// The change of the mean that a value is compared with, if the head is used; the value is learned after the batch.
-    fn change(&mut self, (route, part): (&str, &str), compared: &ValueComparison) -> Option<f64> {
-        let prompt = self.prompts.get(compared.own.group).filter(|prompt| !prompt.is_empty())?;
-        if compared.others.count <= 0.0 {
-            return None;
-        }
-        let predictor = self.predictors.get(&(route, part));
-        let predicted = predictor.map_or(0.0, |head| head.predict(prompt));
-        let difference = compared.own.value - compared.others.mean;
-        let weight = compared.own.cap_weight;
-        let key = (route.to_owned(), part.to_owned());
-        let rating = PredictedRating { prompt, difference, predicted, weight };
-        self.ratings.entry(key).or_default().push(rating);
-        predictor?.change(predicted).filter(|_| compared.siblings.is_none())
+impl Severity {
+    /// Half of the mean, shrunk toward 0 as if the rater had given further [`RATER_PRIOR`] values that are like those of
+    /// all. Half removes three quarters of the variance, and leaves half of what users say who rate only what they like,
+    /// or only what they do not.
+    fn usual(self) -> f64 {
+        0.5 * self.mean * self.count / (self.count + RATER_PRIOR)
     }
 }
+
+/// A value's difference from the others', which its rater's [`Severity`] learns after the batch.
+struct RaterDifference<'a> {
+    /// Route, part and rater.
+    key: (&'a str, &'a str, &'a str),
+    difference: f64,
+    weight: f64,
+}
+
+/// Largest number of raters of a part whose severity is kept.
+const MOST_RATERS: usize = 1024;
+
+/// Weight of the assumption that a rater is like all others, in ratings.
+const RATER_PRIOR: f64 = 4.0;
+
+/// Effective number of a rater's latest ratings that count.
+const RATER_WINDOW: f64 = 64.0;
 
 /// Effective number of samples in a running baseline.
 const BASELINE_WINDOW: f64 = 256.0;
@@ -543,7 +536,7 @@ impl Default for Baselines {
 impl Baselines {
     /// Empty baselines with a window of `window` samples (at least 1).
     fn new(window: f64) -> Self {
-        Self { window: window.max(1.0), routes: BTreeMap::new(), heads: BTreeMap::new() }
+        Self { window: window.max(1.0), routes: BTreeMap::new(), raters: BTreeMap::new() }
     }
 
     pub fn get(&self, route: &str, part: &str) -> Option<&Moments> {
@@ -569,21 +562,8 @@ impl Baselines {
         values
     }
 
-    #[cfg(test)]
+    /// Computes the advantages of a batch, then adds its values to the baselines.
     pub fn advantages(&mut self, groups: &[GroupRewards], config: &TrainConfig) -> Advantages {
-        self.advantages_by_prompt(groups, &[], config)
-    }
-
-    /// Computes the advantages of a batch, then adds its values to the baselines. `prompts` has the features of each
-    /// group's prompt for the value baseline; without them the running mean is the baseline.
-    pub fn advantages_by_prompt(
-        &mut self,
-        groups: &[GroupRewards],
-        prompts: &[Vec<f64>],
-        config: &TrainConfig,
-    ) -> Advantages {
-        let heads = std::mem::take(&mut self.heads);
-        let mut prompt_values = PromptValues::new(&heads, prompts);
         let values = BatchValues::new(groups);
         let sums: Vec<GroupSums> = groups.iter().map(GroupSums::new).collect();
         let mut out = Advantages::default();
@@ -601,16 +581,16 @@ impl Baselines {
         if config.reward_aggregation == RewardAggregation::Gdpo {
             standardize(&mut within);
         }
+        let mut differences = Vec::new();
         for (index, own) in sums.iter().enumerate() {
-            let (running, [by_mean, by_head]) = self.running(
+            let (running, count) = self.running(
                 index,
                 &groups[index],
                 own,
-                (&known, &mut prompt_values),
+                (&known, &mut differences),
                 config.advantage_scale,
             );
-            out.running_count += by_mean;
-            out.value_count += by_head;
+            out.running_count += count;
             let mut advantages = vec![None; groups[index].members];
             for &member in &own.members {
                 let both = [within[index][member], running[member]];
@@ -623,30 +603,21 @@ impl Baselines {
             out.values.push(advantages);
         }
         self.remember(&known);
-        let ratings = prompt_values.ratings;
-        let mut learned = heads.clone();
-        for ((route, part), ratings) in &ratings {
-            let head = learned.entry(route.clone()).or_default().entry(part.clone()).or_default();
-            head.learn(ratings);
-            let errors = head.errors().map(|errors| ((route.clone(), part.clone()), errors));
-            out.baseline_errors.extend(errors);
-        }
-        self.heads = learned;
+        self.remember_raters(differences);
         out
     }
 
-    /// Advantages by member of the parts that are not compared within group `index`, and the numbers of values that are
-    /// compared with the running mean and with a head.
-    fn running(
+    /// Advantages by member of the parts that are not compared within group `index`, and their number.
+    fn running<'a>(
         &self,
         index: usize,
-        group: &GroupRewards,
+        group: &'a GroupRewards,
         sums: &GroupSums,
-        (values, prompts): (&BatchValues, &mut PromptValues<'_>),
+        (values, differences): (&BatchValues, &mut Vec<RaterDifference<'a>>),
         scale: AdvantageScale,
-    ) -> (Vec<Option<f64>>, [u64; 2]) {
+    ) -> (Vec<Option<f64>>, u64) {
         let mut advantages = vec![None; group.members];
-        let mut counts = [0; 2];
+        let mut count = 0;
         for (part_index, part) in group.parts.iter().enumerate() {
             if sums.is_compared() && !group.is_rated && sums.parts.contains(&part_index) {
                 continue;
@@ -655,15 +626,51 @@ impl Baselines {
             let past = self.get(&group.route, &part.name).copied().unwrap_or_default();
             let selected = (index, part_index);
             for compared in comparisons(selected, batch, past) {
-                let change = prompts.change((&group.route, &part.name), &compared);
-                counts[usize::from(change.is_some())] += 1;
-                let advantage = compared.advantage(change.unwrap_or_default(), scale);
-                let ValueComparison { own, .. } = compared;
+                count += 1;
+                let own = compared.own;
+                let mut usual = 0.0;
+                if let Some(Some(rater)) = part.raters.get(own.member)
+                    && compared.others.count > 0.0
+                {
+                    let key = (group.route.as_str(), part.name.as_str(), rater.as_str());
+                    usual = self.severity(key).usual();
+                    let difference = own.value - compared.others.mean;
+                    differences.push(RaterDifference { key, difference, weight: own.cap_weight });
+                }
+                let advantage = compared.advantage(usual, scale);
                 *advantages[own.member].get_or_insert(0.0) +=
                     part.weight * own.cap_weight * advantage;
             }
         }
-        (advantages, counts)
+        (advantages, count)
+    }
+
+    fn severity(&self, (route, part, rater): (&str, &str, &str)) -> Severity {
+        let raters = self.raters.get(route).and_then(|parts| parts.get(part));
+        raters.and_then(|raters| raters.get(rater)).copied().unwrap_or_default()
+    }
+
+    /// Adds the differences of a batch, and forgets the raters known least beyond [`MOST_RATERS`].
+    fn remember_raters(&mut self, differences: Vec<RaterDifference<'_>>) {
+        for RaterDifference { key: (route, part, rater), difference, weight } in differences {
+            let parts = self.raters.entry(route.to_owned()).or_default();
+            let raters = parts.entry(part.to_owned()).or_default();
+            let known = raters.entry(rater.to_owned()).or_default();
+            let past = known.count * (1.0 - 1.0 / RATER_WINDOW).powf(weight);
+            known.count = past + weight;
+            known.mean = (known.mean * past + difference * weight) / known.count;
+        }
+        for raters in self.raters.values_mut().flat_map(BTreeMap::values_mut) {
+            let surplus = raters.len().saturating_sub(MOST_RATERS);
+            if surplus > 0 {
+                let mut known: Vec<_> =
+                    raters.iter().map(|(rater, known)| (known.count, rater.clone())).collect();
+                known.sort_by(|a, b| a.0.total_cmp(&b.0));
+                for (_, rater) in &known[..surplus] {
+                    raters.remove(rater);
+                }
+            }
+        }
     }
 
     /// Adds a batch's values to the past, which decays by `1 - 1 / window` for each of them.
@@ -698,10 +705,6 @@ pub(crate) struct Advantages {
     pub values: Vec<Vec<Option<f64>>>,
     pub group_count: u64,
     pub running_count: u64,
-    /// Number of values that are compared with the prediction of a head.
-    pub value_count: u64,
-    /// Mean squared errors of the running mean and of the head of the value baseline, by `(route, part)`.
-    pub baseline_errors: BTreeMap<(String, String), [f64; 2]>,
     /// Fraction of groups with equal rewards, among those of two or more trained members.
     pub zero_std_groups_ratio: Option<f64>,
     /// `sum over parts of weight * mean of the part`, averaged over routes by trained members.
@@ -725,21 +728,26 @@ const LEAST_SHARE: f64 = 0.1;
 
 impl Advantages {
     /// Keeps at most `most` members: those of graded groups, and of the rated ones a sample without replacement, in which
-    /// each has a probability p proportional to the magnitude of its advantage, at most 1. A kept advantage is
-    /// multiplied by `kept / (all * p)` (Horvitz & Thompson 1952), so that the expectation of the mean of
+    /// each has a probability p proportional to the magnitude of its advantage times its surprise, at most 1. A kept
+    /// advantage is multiplied by `kept / (all * p)` (Horvitz & Thompson 1952), so that the expectation of the mean of
     /// advantage times gradient is that over all rated members, with less variance than of a uniform choice: where nearly
-    /// all thumbs are up, the few down teach most. The others lose their advantage, so that no pass computes
-    /// them. At least a quarter of `most` is left to rated members.
+    /// all thumbs are up, the few down teach most, and an answer that the policy hardly ever gives teaches more than one
+    /// that it is certain of. The others lose their advantage, so that no pass computes them. At least a quarter of
+    /// `most` is left to rated members.
     ///
-    /// `is_rated` has a value for each group. The choice is systematic (Madow 1949) from `random` in [0, 1).
-    pub fn select(&mut self, is_rated: &[bool], most: usize, random: f64) {
+    /// `is_rated` has a value for each group, `surprises` one for each of its members: the norm of the gradient of the
+    /// completion's log-probability with respect to the logits, up to a constant (Katharopoulos & Fleuret 2018). The
+    /// choice is systematic (Madow 1949) from `random` in [0, 1).
+    pub fn select(&mut self, is_rated: &[bool], surprises: &[Vec<f64>], most: usize, random: f64) {
         let all = || self.values.iter().zip(is_rated);
         let graded = all().filter(|(_, is_rated)| !**is_rated);
         let graded = graded.flat_map(|(values, _)| values.iter().flatten()).count();
         let room = most.saturating_sub(graded).max(most.div_ceil(4)) as f64;
-        let rated = all().filter(|(_, is_rated)| **is_rated);
-        let sizes: Vec<f64> =
-            rated.flat_map(|(v, _)| v.iter().flatten()).map(|a| a.abs()).collect();
+        let rated = all().zip(surprises).filter(|((_, is_rated), _)| **is_rated);
+        let members = rated.flat_map(|((values, _), surprises)| values.iter().zip(surprises));
+        let sizes: Vec<f64> = members
+            .filter_map(|(value, surprise)| Some(value.as_ref()?.abs() * surprise))
+            .collect();
         let count = sizes.len() as f64;
         if count <= room {
             return;

@@ -130,6 +130,10 @@ impl TrainBatch {
                 .iter()
                 .map(|m| m.cap_weights.get(name).copied().unwrap_or(1.0))
                 .collect(),
+            raters: members
+                .iter()
+                .map(|m| m.feedback.get(name).and_then(|origin| origin.key_id.clone()))
+                .collect(),
         };
         let group = |group: &BatchGroup| GroupRewards {
             route: group.group.route.clone(),

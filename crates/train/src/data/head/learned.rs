@@ -147,7 +147,7 @@ impl LearnedHeads {
                     let value = member.parts.get(of).filter(|_| group.group.route == route.name)?;
                     Some((params.scaled(*value)?, member, features.clone()))
                 };
-                let found: Vec<_> = rated.completions.iter().filter_map(rating).collect();
+                let found: Vec<_> = rated.iter().filter_map(rating).collect();
                 let ratings: Vec<_> = found
                     .iter()
                     .map(|(observed, member, features)| RatedText {
@@ -239,7 +239,7 @@ impl TokenScorer for BaseScorer {
             let predicted = self.posterior.predict(features)?;
             Some(pessimistic(predicted, self.pessimism, self.bounds))
         };
-        found.iter().map(|text| value(&text.completion)).collect()
+        found.iter().map(value).collect()
     }
 }
 
@@ -256,7 +256,7 @@ mod tests {
 
     fn rate(taste: impl Fn(&Answer) -> bool, version: u64) -> Vec<RatedText<'static>> {
         let rating = |answer: &'static Answer| RatedText {
-            features: &answer.features.completion,
+            features: &answer.features,
             observed: f64::from(u8::from(taste(answer))),
             weight: 1.0,
             version,
@@ -269,7 +269,7 @@ mod tests {
         let posterior = head.regression.posterior().filter(|_| head.judgement().is_trusted)?;
         let mut by_taste = [Vec::new(), Vec::new()];
         for answer in &answers()[from..] {
-            let (mean, _) = posterior.predict(&answer.features.completion).unwrap();
+            let (mean, _) = posterior.predict(&answer.features).unwrap();
             by_taste[usize::from(taste(answer))].push(mean);
         }
         let [bad, good] = by_taste;
@@ -314,7 +314,7 @@ mod tests {
     fn ratings_without_a_pattern_are_not_trusted() {
         let mut head = LearnedHead::default();
         assert!(!head.judgement().is_trusted);
-        let ratings = rate(|answer| answer.features.prompt[0].to_bits() % 7 < 3, 1);
+        let ratings = rate(|answer| answer.features[0].to_bits() % 7 < 3, 1);
         for batch in ratings[..1024].chunks(32) {
             head.learn(batch);
             let judgement = head.judgement();

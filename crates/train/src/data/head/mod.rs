@@ -7,7 +7,6 @@
 //! shrunk alike (Hoerl & Kennard 1970; Bishop 2006, section 3.3).
 
 pub(crate) mod learned;
-pub(crate) mod value;
 
 use serde::{Deserialize, Serialize};
 

@@ -13,13 +13,11 @@ use hone_model::adapter::BaseDtype;
 use hone_model::transformer::Segments;
 
 use super::*;
-use crate::config::{AdvantageScale, TrainConfig};
-use crate::data::advantage::{Baselines, GroupRewards, PartRewards};
-use crate::learning::features::{TextFeatures, features};
+use crate::learning::features::features;
 
 /// The embedded model's answer to an addition, as its features and whether it is right and well formed.
 pub(super) struct Answer {
-    pub features: TextFeatures,
+    pub features: Vec<f64>,
     pub is_right: bool,
     pub is_formed: bool,
 }
@@ -56,7 +54,7 @@ fn sampled(count: usize, seed: u64) -> Vec<Answer> {
     let texts: Vec<(&[u32], &[u32])> =
         prompts.iter().zip(&ids).map(|(prompt, ids)| (&prompt[..], &ids[..])).collect();
     let found = features(&model, &texts).unwrap();
-    let answer = |((features, ids), sum): ((TextFeatures, &Vec<u32>), u32)| {
+    let answer = |((features, ids), sum): ((Vec<f64>, &Vec<u32>), u32)| {
         let text = codec.decode(ids).unwrap().replace("<|im_end|>", "");
         let inside = text.split_once("<answer>").and_then(|(_, rest)| rest.split_once("</answer>"));
         let is_formed = text.starts_with("<reasoning>")
@@ -161,97 +159,4 @@ fn wide_states_are_projected_and_equal_features_do_no_harm() {
     regression.observe(&vec![equal.clone(); 8], 1.0);
     let (mean, deviation) = regression.posterior().unwrap().predict(&equal.features).unwrap();
     assert!((mean - 1.0).abs() < 1e-6 && deviation < 1e-3, "{mean} {deviation}");
-}
-
-fn lone(value: f64) -> GroupRewards {
-    let (name, route) = ("thumbs".to_owned(), "chat".to_owned());
-    let part = PartRewards { name, weight: 1.0, values: vec![Some(value)], cap_weights: vec![1.0] };
-    GroupRewards { route, members: 1, parts: vec![part], conversations: Vec::new(), is_rated: true }
-}
-
-/// The mean square of the advantages of single ratings without scaling, with features of the prompts and without, and the
-/// number of those that the head decides.
-fn advantage_squares(ratings: &[(Vec<f64>, f64)], counted: usize) -> ([f64; 2], u64) {
-    let config = TrainConfig { advantage_scale: AdvantageScale::None, ..TrainConfig::default() };
-    let (mut with, mut without) = (Baselines::default(), Baselines::default());
-    let (mut squares, mut by_head) = ([0.0; 2], 0);
-    for (index, batch) in ratings.chunks(64).enumerate() {
-        let groups: Vec<_> = batch.iter().map(|(_, value)| lone(*value)).collect();
-        let prompts: Vec<_> = batch.iter().map(|(prompt, _)| prompt.clone()).collect();
-        let out = with.advantages_by_prompt(&groups, &prompts, &config);
-        by_head += out.value_count;
-        let both = [out, without.advantages(&groups, &config)];
-        if index * 64 + 64 > ratings.len() - counted {
-            for (square, out) in squares.iter_mut().zip(both) {
-                *square += out.values.iter().flatten().flatten().map(|a| a * a).sum::<f64>();
-            }
-        }
-    }
-    (squares, by_head)
-}
-
-#[test]
-fn a_prompt_that_explains_its_ratings_lowers_the_variance_and_noise_does_not_raise_it() {
-    let mut rng = ChaCha8Rng::seed_from_u64(4);
-    let mut ratings = |signal: f64| -> Vec<(Vec<f64>, f64)> {
-        let mut one = || {
-            let prompt: Vec<f64> = (0..16).map(|_| rng.random_range(-1.0..1.0)).collect();
-            let chance = 0.5 + signal * prompt[3];
-            (prompt, f64::from(u8::from(rng.random_bool(chance))))
-        };
-        (0..2048).map(|_| one()).collect()
-    };
-    let ([with, without], by_head) = advantage_squares(&ratings(0.5), 1024);
-    assert!(with < 0.8 * without && by_head > 1800, "{with} against {without}, {by_head}");
-    let ([with, without], _) = advantage_squares(&ratings(0.0), 2048);
-    assert!(with < 1.01 * without, "{with} against {without}");
-}
-
-#[test]
-fn a_rating_does_not_enter_its_own_prediction() {
-    let config = TrainConfig { advantage_scale: AdvantageScale::None, ..TrainConfig::default() };
-    let ratings: Vec<_> = observations(512, 5, |x| x[0]);
-    let mut baselines = Baselines::default();
-    for batch in ratings.chunks(64) {
-        let groups: Vec<_> = batch.iter().map(|one| lone(one.target)).collect();
-        let prompts: Vec<_> = batch.iter().map(|one| one.features.clone()).collect();
-        baselines.advantages_by_prompt(&groups, &prompts, &config);
-    }
-    let prompts = vec![vec![0.9, 0.0, 0.0, 0.0], vec![-0.9, 0.0, 0.0, 0.0]];
-    let baseline = |own: f64| {
-        let groups = [lone(own), lone(-0.8)];
-        let out = baselines.clone().advantages_by_prompt(&groups, &prompts, &config);
-        assert_eq!(out.value_count, 2);
-        own - out.values[0][0].unwrap()
-    };
-    assert!((baseline(0.2) - baseline(0.9)).abs() < 1e-12 && baseline(0.2) > 0.4);
-    // The siblings of a prompt are the better baseline.
-    let mut pair = lone(0.9);
-    (pair.members, pair.parts[0].values) = (2, vec![Some(0.9), Some(0.5)]);
-    let out = baselines.clone().advantages_by_prompt(&[pair], &prompts[..1], &config);
-    assert!((out.values[0][0].unwrap() - 0.4).abs() < 1e-12 && out.value_count == 0);
-}
-
-#[test]
-fn on_the_embedded_model_the_variance_of_advantages_falls_by_a_twentieth() {
-    for (name, most) in [("right", 0.95), ("right and well formed", 0.98)] {
-        let rating = |answer: &Answer| {
-            let good = answer.is_right && (name == "right" || answer.is_formed);
-            (answer.features.prompt.clone(), f64::from(u8::from(good)))
-        };
-        let ratings: Vec<_> = answers().iter().map(rating).collect();
-        for counted in [1024, ratings.len()] {
-            let ([with, without], by_head) = advantage_squares(&ratings, counted);
-            println!(
-                "{name}: last {counted} of {}: {:.3}, by head {by_head}",
-                ratings.len(),
-                with / without
-            );
-            assert!(
-                counted == ratings.len() || with < most * without,
-                "{name}: {}",
-                with / without
-            );
-        }
-    }
 }

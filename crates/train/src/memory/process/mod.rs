@@ -1,6 +1,6 @@
 //! The memory of the whole process. Parts of [`MemoryPhase::Start`] and [`MemoryPhase::Generation`] are held
-//! at all times. A step of the usual shards may run while a version is staged; one with a longer shard waits
-//! for the end of a publication, so these two never overlap.
+//! at all times. A step of the usual shards may run while a version is staged. Where staging loads a copy of the
+//! weights, one with a longer shard waits for the end of a publication, so that these two never overlap.
 
 use std::fmt;
 
@@ -94,7 +94,7 @@ pub struct ProcessMemory {
     pub generation: usize,
     /// Sum of the parts of a step with the longest sample.
     pub step: usize,
-    /// The same for a step of the usual shards.
+    /// The same for a step that may run while a version is staged: one of the usual shards with mistral.rs, else any.
     pub usual_step: usize,
     /// Sum of the parts of a publication.
     pub staging: usize,
@@ -193,7 +193,10 @@ impl MemoryPlanner<'_> {
             parts.iter().filter(|part| part.phase == phase).map(|part| part.bytes).sum()
         };
         let [start, generation, step, staging] = [Start, Generation, Step, Staging].map(sum);
-        let usual_step = self.if_training(self.step(self.usual_tokens()).step());
+        let usual_step = match setup.replicas {
+            0 => step,
+            _ => self.if_training(self.step(self.usual_tokens()).step()),
+        };
         let peak = start + generation + step.max(usual_step + staging);
         ProcessMemory { tokens, parts, start, generation, step, usual_step, staging, peak }
     }

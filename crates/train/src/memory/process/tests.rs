@@ -121,8 +121,10 @@ fn without_clients_nothing_is_served_or_staged() {
     for part in ["serving weights", "conversations", "staged weights", "mapped files"] {
         assert_eq!(bytes(&plan, part), 0, "{part}");
     }
-    // The sampler still reads and copies the adapter.
+    // The sampler still reads and copies the adapter, which any step may run beside.
     assert!(bytes(&plan, "staged adapter") > 0);
+    let plan = planner(setup).plan(8192);
+    assert_eq!(plan.peak, plan.start + plan.generation + plan.step + plan.staging);
     assert_eq!(bytes(&plan, "sampler buffers"), setup.sampler_buffers);
     let setup = ProcessSetup { sequences: 0, cache_positions: 0, sampler_buffers: 0, ..setup };
     let plan = usual(setup);

@@ -133,9 +133,6 @@ pub enum WarningAction {
 hone_core::parameters! {
     /// What is normal for a run, and what the daemon does otherwise.
     pub struct WarningConfig {
-        /// Collapse: minimum of the reward's standard deviation within groups, or over the completions of a
-        /// step that has single ones only. A key, because it is in units of the weighted reward.
-        pub min_reward_std: f64 = 0.1 => at_least(0.0),
         /// The reward of a perfect completion. A reward within a tenth of it is neither flat nor collapsed.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub reward_max: Option<f64> = None => finite_if_any(),
@@ -145,6 +142,12 @@ hone_core::parameters! {
 }
 
 impl WarningConfig {
+    /// Collapse: minimum of the reward's standard deviation within groups, or over the completions of a step that has
+    /// single ones only. It is in units of the weighted reward.
+    fn least_reward_std(&self) -> f64 {
+        MIN_REWARD_STD * self.reward_max.map_or(1.0, |most| most.abs().min(1.0))
+    }
+
     /// Checks every range.
     ///
     /// # Errors
@@ -161,6 +164,8 @@ impl WarningConfig {
 
 // The limits of healthy runs. Guides to GRPO call a KL below 0.5 healthy; the others are estimates.
 
+/// Of rewards whose maximum is 1 or more, or not known.
+const MIN_REWARD_STD: f64 = 0.1;
 /// Consecutive steps that begin an episode, and that end it.
 const PATIENCE: u64 = 5;
 /// Steps over which trends of reward and length are measured.
@@ -478,7 +483,7 @@ impl HealthMonitor {
             return Signal::Good;
         }
         let std = metric_names::reward_std(record).map(|std| {
-            below(std, self.config.min_reward_std, || {
+            below(std, self.config.least_reward_std(), || {
                 format!("the reward's standard deviation {} fell to {std:.3}", compared(record))
             })
         });
@@ -517,7 +522,7 @@ impl HealthMonitor {
             return Signal::Unknown;
         };
         // Without a deviation there is nothing to learn from: a collapse, not a plateau.
-        let is_learnable = std >= self.config.min_reward_std;
+        let is_learnable = std >= self.config.least_reward_std();
         // The right end of the line through the window.
         let current = mean + rise / 2.0;
         if !is_learnable || self.is_maximal(current) {

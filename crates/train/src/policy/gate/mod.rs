@@ -38,7 +38,8 @@ pub const PARITY_TOLERANCE: f64 = 1e-3;
 /// The same if the engine, or the trainer's products (`train.compute`), are in 16 bits.
 pub(super) const PARITY_TOLERANCE_HALF: f64 = 5e-2;
 
-const PROBE_TOKENS: u32 = 16;
+/// Few, because each takes an iteration of an engine that may be busy, and a publication waits for them.
+const PROBE_TOKENS: u32 = 8;
 
 /// Smallest entropy, as a share of the active version's.
 const MIN_ENTROPY_SHARE: f64 = 0.3;
@@ -223,7 +224,7 @@ fn check_drift(
     let scored_by = |adapter: Option<_>| adapter.map_or(ScoredBy::Base, ScoredBy::Adapter);
     for (name, bound, policy) in [
         (KL_TO_ANCHOR, gate.max_kl, scored_by(examination.anchor_adapter)),
-        ("drift/kl_active", gate.max_kl_active, scored_by(examination.active_adapter)),
+        ("drift/kl_active", 0.5 * gate.max_kl, scored_by(examination.active_adapter)),
     ] {
         if bound == 0.0 {
             continue;

@@ -14,7 +14,8 @@ fn scaled(advantage_scale: AdvantageScale) -> TrainConfig {
 
 fn part(name: &str, weight: f64, values: &[Option<f64>]) -> PartRewards {
     let cap_weights = vec![1.0; values.len()];
-    PartRewards { name: name.to_owned(), weight, values: values.to_vec(), cap_weights }
+    let values = values.to_vec();
+    PartRewards { name: name.to_owned(), weight, values, cap_weights, raters: Vec::new() }
 }
 
 fn group(parts: Vec<PartRewards>) -> GroupRewards {

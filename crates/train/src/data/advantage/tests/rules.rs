@@ -287,7 +287,8 @@ fn a_selection_of_ratings_is_unbiased_and_prefers_what_is_rare() {
     let (mut sum, mut down) = (0.0, 0);
     for draw in 0..draws {
         let mut selected = all.clone();
-        selected.select(&is_rated(&groups), 32, (f64::from(draw) + 0.5) / f64::from(draws));
+        let random = (f64::from(draw) + 0.5) / f64::from(draws);
+        selected.select(&is_rated(&groups), &surprises(&groups, |_| 1.0), 32, random);
         assert_eq!(selected.values[0], all.values[0], "graded members stay");
         let kept: Vec<usize> = (1..101).filter(|i| selected.values[*i][0].is_some()).collect();
         assert!((27..=29).contains(&kept.len()), "{}", kept.len());
@@ -302,6 +303,25 @@ fn a_selection_of_ratings_is_unbiased_and_prefers_what_is_rare() {
     assert!(down > 9.0, "{down}");
 }
 
+fn surprises(groups: &[GroupRewards], of: impl Fn(usize) -> f64) -> Vec<Vec<f64>> {
+    groups.iter().enumerate().map(|(index, group)| vec![of(index); group.members]).collect()
+}
+
+#[test]
+fn answers_that_the_policy_hardly_gives_are_nearly_always_computed() {
+    let groups = rated(&[1.0, 0.0].repeat(50));
+    let all = Baselines::new(100.0).advantages(&groups, &TrainConfig::default());
+    let is_rare = |index: usize| index % 10 == 3;
+    let surprises = surprises(&groups, |index| if is_rare(index) { 1.0 } else { 0.02 });
+    let (mut rare, draws) = (0, 100);
+    for draw in 0..draws {
+        let mut selected = all.clone();
+        selected.select(&is_rated(&groups), &surprises, 16, f64::from(draw) / f64::from(draws));
+        rare += (0..100).filter(|i| is_rare(*i) && selected.values[*i][0].is_some()).count();
+    }
+    assert!(rare >= 950, "{rare} of 1000");
+}
+
 #[test]
 fn few_ratings_are_all_kept_and_many_graded_members_leave_them_a_quarter() {
     let groups: Vec<_> = [graded(&[1.0; 60]), graded(&[2.0; 4])]
@@ -311,7 +331,7 @@ fn few_ratings_are_all_kept_and_many_graded_members_leave_them_a_quarter() {
     let all = Baselines::new(100.0).advantages(&groups, &TrainConfig::default());
     let select = |most| {
         let mut selected = all.clone();
-        selected.select(&is_rated(&groups), most, 0.5);
+        selected.select(&is_rated(&groups), &surprises(&groups, |_| 1.0), most, 0.5);
         selected
     };
     assert_eq!(select(104), all);

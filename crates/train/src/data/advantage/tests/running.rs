@@ -1,8 +1,11 @@
 //! Running baselines: their divisor, a stationary stream, and what decays.
 
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
 use super::{assert_near, group, lone, part, scaled};
-use crate::config::AdvantageScale;
-use crate::data::advantage::{Baselines, GroupRewards, Moments};
+use crate::config::{AdvantageScale, TrainConfig};
+use crate::data::advantage::{Baselines, GroupRewards, MOST_RATERS, Moments};
 
 fn after(past: &[f64]) -> Baselines {
     let mut baselines = Baselines::new(1e12);
@@ -160,4 +163,79 @@ fn decay_keeps_the_mean_and_the_population_variance() {
     assert_near(half.max, 4.5);
     let empty = Moments::default().decayed(0.5);
     assert_eq!(empty, Moments::default());
+}
+
+/// The squared correlation of advantages with the quality of answers, by whether raters are known, and the last
+/// advantages of a rater who always posts thumbs-down, of whom the same is known. A thumb is up if quality, difficulty of the prompt, severity of the
+/// rater and noise have a positive sum.
+fn efficiency(severity: f64, seed: u64) -> [[f64; 2]; 2] {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut normal = |deviation: f64| {
+        let of_twelve: f64 = (0..12).map(|_| rng.random_range(0.0..1.0)).sum();
+        deviation * (of_twelve - 6.0)
+    };
+    let severities: Vec<f64> = (0..200).map(|_| normal(severity)).collect();
+    let mut ratings = Vec::new();
+    for index in 0..8_000 {
+        let (rater, quality) = (index * 7_919 % 200, normal(0.5));
+        let up = rater != 0 && quality + normal(0.7) + severities[rater] + normal(1.0) > 0.0;
+        ratings.push((rater, quality, f64::from(u8::from(up))));
+    }
+    let mut of_grump = [0.0; 2];
+    let found = [true, false].map(|is_known| {
+        let (mut baselines, mut all) = (Baselines::default(), Vec::new());
+        for batch in ratings.chunks(64) {
+            let rated = |(rater, _, value): &(usize, f64, f64)| {
+                let mut group = lone(*value);
+                group.parts[0].raters = vec![is_known.then(|| rater.to_string())];
+                group
+            };
+            let groups: Vec<_> = batch.iter().map(rated).collect();
+            let out = baselines.advantages(&groups, &TrainConfig::default());
+            for ((rater, quality, _), advantage) in batch.iter().zip(out.values) {
+                let advantage = advantage[0].unwrap();
+                if *rater == 0 {
+                    of_grump[usize::from(!is_known)] = advantage;
+                }
+                all.push((*quality, advantage));
+            }
+        }
+        let product = |f: fn(&(f64, f64)) -> f64| all[4_000..].iter().map(f).sum::<f64>();
+        product(|(q, a)| q * a).powi(2) / (product(|(q, _)| q * q) * product(|(_, a)| a * a))
+    });
+    [found, of_grump]
+}
+
+#[test]
+fn the_severity_of_raters_is_little_signal() {
+    for (severity, least) in [(0.0, 0.97), (1.0, 1.05), (2.0, 1.3)] {
+        let (mut gain, mut of_grump) = (0.0, 0.0);
+        for seed in 0..4 {
+            let [[known, unknown], [with, without]] = efficiency(severity, seed);
+            gain += 0.25 * known / unknown;
+            of_grump += 0.25 * with / without;
+        }
+        println!(
+            "severity {severity}: {gain:.2} times the ratings, the grump counts {of_grump:.2}"
+        );
+        assert!(gain > least, "{severity}: {gain}");
+        // Half of the difference from the others is left.
+        assert!((0.4..0.8).contains(&of_grump), "{of_grump}");
+    }
+}
+
+#[test]
+fn the_best_known_raters_are_kept() {
+    let mut baselines = Baselines::default();
+    let rated = |rater: usize| {
+        let mut group = lone(1.0);
+        group.parts[0].raters = vec![Some(format!("{rater:04}"))];
+        group
+    };
+    let mut groups: Vec<_> = (0..2_000).map(rated).collect();
+    groups.extend((0..500).map(|rater| rated(2 * rater)));
+    baselines.advantages(&groups, &TrainConfig::default());
+    let kept = &baselines.raters["default"]["thumbs"];
+    assert_eq!(kept.len(), MOST_RATERS);
+    assert!((0..500).all(|rater| kept.contains_key(&format!("{:04}", 2 * rater))));
 }

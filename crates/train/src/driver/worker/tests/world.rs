@@ -201,6 +201,7 @@ impl Parts {
             max_completion_tokens: 8,
             model,
             longest_sample,
+            stages_weights: true,
             is_idle: Arc::new(|| true),
             base: None,
             model_name: "tiny".to_owned(),
