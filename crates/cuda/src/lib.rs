@@ -8,6 +8,7 @@
 //! | `device` | opens a device: context, streams, memory, staging |
 //! | `arena` | one allocation for each purpose, by a plan that is checked against the device's memory |
 //! | `compile` | compiles kernels to cubins, and keeps them in files |
+//! | `launch` | kernels on a device, by name |
 //! | `kernels` | the sources of the kernels, and the tables that attention reads |
 //!
 //! Only host slices and addresses cross the crate's boundary. Invariant: no function of a library is called
@@ -19,6 +20,7 @@ mod device;
 mod error;
 mod inventory;
 mod kernels;
+mod launch;
 mod libraries;
 
 pub use arena::{Arena, ArenaPlan, ArenaRegion, DeviceMemory};
@@ -27,4 +29,5 @@ pub use device::{Gpu, PinnedBuffer, Staging, StreamPriority};
 pub use error::{GpuError, Result};
 pub use inventory::{DeviceInfo, DriverInfo, Inventory, inventory};
 pub use kernels::{AttentionTables, KernelSource, PackedSegment};
+pub use launch::{KernelArgument, LoadedKernels};
 pub use libraries::{CudaLibrary, CudaVersion, LibraryError};

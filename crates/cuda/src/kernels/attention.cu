@@ -137,7 +137,8 @@ struct Softmax {
 };
 
 // Attention of queries in the first rows of a tile to the keys at positions `from .. to`. Row i is at
-// `position + i * step`.
+// `position + i * step`. Keys from `to` on are 0, and no row sees them: `to` follows the last query, or ends a
+// tile of keys.
 template <int RUN, class Rows>
 __device__ Softmax<RUN> attend(const act* queries, const act* k, const act* v, int stride, const Rows& rows,
                                int from, int to, int position, int step, const Options& options) {
@@ -161,7 +162,7 @@ __device__ Softmax<RUN> attend(const act* queries, const act* k, const act* v, i
             float most = softmax.most[i], sum = 0, derivative;
             for (int j = 0; j < COLUMNS; j++) {
                 int key = first + lane() + j * LANES;
-                visible[j] = key < to && is_visible(query, key, options);
+                visible[j] = is_visible(query, key, options);
                 scores.of[i][j] = score(scores.of[i][j], options, &derivative);
                 if (visible[j]) most = fmaxf(most, scores.of[i][j]);
             }
@@ -334,13 +335,13 @@ extern "C" __global__ void __launch_bounds__(128, 4)
         __syncthreads();
         Scores<RUN> scores = products<RUN>(queries, keys), weighted = products<RUN>(grads, values);
         for (int i = 0; i < RUN; i++) {
-            int row = own_row<RUN>() + i;
-            bool exists = row < tile.count;
-            offset at = out_at + (exists ? row : 0) * heads;
+            // Rows that do not exist are not written.
+            int row = min(own_row<RUN>() + i, tile.count - 1);
+            offset at = out_at + row * heads;
             for (int j = 0; j < COLUMNS; j++) {
                 int key = first + lane() + j * LANES;
                 float derivative, s = score(scores.of[i][j], options, &derivative);
-                bool visible = exists && key < to && is_visible(tile.position + row, key, options);
+                bool visible = is_visible(tile.position + row, key, options);
                 float ds = expf(s - lse[at]) * (weighted.of[i][j] - delta[at]) * derivative;
                 scores.of[i][j] = visible ? ds : 0;
             }

@@ -46,6 +46,16 @@ impl KernelSource {
         let (name, text) = ("attention.cu", with_common!("attention.cu"));
         Ok(Self { name, text, head_dim: Some(head_dim) })
     }
+
+    /// The names of the kernels and their parameters, as `const float* x`.
+    pub fn kernels(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        let signatures = self.text.split("__global__ void __launch_bounds__(").skip(1);
+        let kernel = |after: &'static str| {
+            let (name, rest) = after.split_once(')')?.1.split_once('(')?;
+            Some((name.trim(), rest.split_once(')')?.0.split(',').map(str::trim).collect()))
+        };
+        signatures.filter_map(kernel).collect()
+    }
 }
 
 /// Consecutive tokens of a packed pass that belong to one sequence, or to all sequences that have them in
@@ -167,6 +177,14 @@ mod tests {
         let tables = AttentionTables::new(&[segment(0, 20, None)], 256).unwrap();
         assert_eq!(tables.query_tiles, [[0, 16, 0, 0], [16, 4, 0, 16]]);
         assert_eq!(tables.key_tiles, [[0, 16, 0, 20], [16, 4, 16, 20]]);
+    }
+
+    #[test]
+    fn kernels_are_read_from_their_source() {
+        let all = KernelSource::FLAT.kernels();
+        let names: Vec<&str> = all.iter().map(|kernel| kernel.0).collect();
+        assert_eq!(names, ["adamw", "sum_squares", "interpolate", "round_values", "widen_values"]);
+        assert_eq!(all[2].1, ["float* x", "const float* towards", "offset n", "float weight"]);
     }
 
     #[test]

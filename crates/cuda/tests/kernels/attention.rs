@@ -22,6 +22,11 @@ impl Shape {
         Self { heads, key_heads, dim, scale: 2.0 / (dim as f64).sqrt(), softcap: 0.0, window: 0 }
     }
 
+    /// Larger scores have larger errors.
+    fn tolerance(&self, emulator: &Emulator) -> f64 {
+        emulator.tolerance() * (self.scale * (self.dim as f64).sqrt() / 2.0).max(1.0)
+    }
+
     fn key_head(&self, head: usize) -> usize {
         head / (self.heads / self.key_heads)
     }
@@ -172,7 +177,7 @@ fn check_training(emulator: &Emulator, shape: Shape, table: &[(usize, Option<usi
     let call = call.ints(&tiles[0]).ints(&tables.key_tokens).int(heads).int(group);
     let result = with_options(call.int(q_width).int(k_width), &shape);
     let (out, lse) = (result.acts(3), result.floats(4));
-    assert_close(&out, &expected, emulator.tolerance(), &format!("output of {what}"));
+    assert_close(&out, &expected, shape.tolerance(emulator), &format!("output of {what}"));
     assert_close(&lse, &expected_lse, 1e-5, &format!("lse of {what}"));
 
     let grad = values(tokens * q_width, 2);
@@ -195,7 +200,12 @@ fn check_training(emulator: &Emulator, shape: Shape, table: &[(usize, Option<usi
     let expected = columns(&case.backward(&out, &grad), &shape);
     let found = [dq, result.acts(6), result.acts(7)];
     for ((found, expected), name) in found.iter().zip(&expected).zip(["dq", "dk", "dv"]) {
-        assert_close(found, expected, 2.0 * emulator.tolerance(), &format!("{name} of {what}"));
+        assert_close(
+            found,
+            expected,
+            2.0 * shape.tolerance(emulator),
+            &format!("{name} of {what}"),
+        );
     }
 }
 
@@ -222,6 +232,10 @@ fn attention_and_its_gradients_for_all_head_dims() {
         for emulator in kinds.iter().filter_map(|float| Emulator::new(&source, *float)) {
             let (grouped, single) = (Shape::new(4, 2, dim), Shape::new(3, 1, dim));
             check_training(&emulator, grouped, &TREE);
+            if dim == 64 {
+                // Scores of several hundred, whose exponentials are not finite.
+                check_training(&emulator, Shape { scale: 12.0, ..grouped }, &TREE);
+            }
             check_training(&emulator, Shape { softcap: 3.0, window: 7, ..single }, &TREE);
             check_training(&emulator, Shape { window: 40, ..single }, &[(70, None), (1, Some(0))]);
         }
@@ -334,5 +348,5 @@ fn check_decode(emulator: &Emulator, shape: Shape, lengths: &[usize]) {
     let all = case.forward(&case.rows).0;
     let expected: Vec<f64> =
         last.iter().flat_map(|t| all[t * heads * dim..][..heads * dim].to_vec()).collect();
-    assert_close(&found, &expected, emulator.tolerance(), &format!("decoded {shape:?}"));
+    assert_close(&found, &expected, shape.tolerance(emulator), &format!("decoded {shape:?}"));
 }

@@ -226,35 +226,68 @@ struct Cast<T*> {
     }
 };
 
-using Launch = void (*)(std::vector<Argument>&, bool descending);
+static void run_grid(void (*thread)(void*), void* argument, bool descending) {
+    run_thread = thread;
+    run_argument = argument;
+    unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
+    for (unsigned i = 0; i < blocks; i++) {
+        unsigned b = descending ? blocks - 1 - i : i;
+        blockIdx = {b % gridDim.x, b / gridDim.x % gridDim.y, b / gridDim.x / gridDim.y};
+        run_block(descending);
+    }
+}
 
-template <auto KERNEL>
+template <auto FUNCTION>
 struct Launcher;
 
-template <class... A, void (*KERNEL)(A...)>
-struct Launcher<KERNEL> {
+template <class... A, void (*FUNCTION)(A...)>
+struct Launcher<FUNCTION> {
     template <size_t... I>
     static void call(std::vector<Argument>& arguments, std::index_sequence<I...>) {
-        KERNEL(Cast<A>::of(arguments[I])...);
+        FUNCTION(Cast<A>::of(arguments[I])...);
     }
+    template <size_t... I>
+    static void call(void** arguments, std::index_sequence<I...>) {
+        FUNCTION(*(A*)arguments[I]...);
+    }
+    // With checked arguments.
     static void launch(std::vector<Argument>& arguments, bool descending) {
         if (arguments.size() != sizeof...(A)) fail("another number of arguments");
-        run_thread = [](void* arguments) {
+        auto thread = [](void* arguments) {
             call(*(std::vector<Argument>*)arguments, std::index_sequence_for<A...>());
         };
-        run_argument = &arguments;
-        unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
-        for (unsigned i = 0; i < blocks; i++) {
-            unsigned b = descending ? blocks - 1 - i : i;
-            blockIdx = {b % gridDim.x, b / gridDim.x % gridDim.y, b / gridDim.x / gridDim.y};
-            run_block(descending);
-        }
+        run_grid(thread, &arguments, descending);
+    }
+    // With pointers to the arguments, as the driver's function has them.
+    static void launch_pointers(void** arguments) {
+        auto thread = [](void* arguments) { call((void**)arguments, std::index_sequence_for<A...>()); };
+        run_grid(thread, arguments, false);
     }
 };
 
-// Defined after the kernels.
-static Launch find_kernel(const std::string& name);
+struct Kernel {
+    void (*launch)(std::vector<Argument>& arguments, bool descending);
+    void (*launch_pointers)(void** arguments);
+};
 
+// Defined after the kernels: a map of all of them.
+#define KERNEL(name) {#name, {Launcher<name>::launch, Launcher<name>::launch_pointers}},
+static const std::map<std::string, Kernel>& all_kernels();
+
+static Kernel find_kernel(const std::string& name) {
+    auto found = all_kernels().find(name);
+    if (found == all_kernels().end()) fail("no kernel " + name);
+    return found->second;
+}
+
+#ifdef HONE_MODULE
+// What fake_cuda.cpp calls in a module.
+extern "C" void hone_launch(const char* name, const unsigned* grid, unsigned threads, void** arguments) {
+    gridDim = {grid[0], grid[1], grid[2]};
+    blockDim = {threads, 1, 1};
+    find_kernel(name).launch_pointers(arguments);
+}
+#else
 static char* before_forbidden_page(size_t size) {
     size_t page = 4096, pages = (size + page - 1) / page * page;
     char* start = (char*)mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -287,11 +320,10 @@ int main(int count, char** names) {
     }
     if (!in) fail("the file ends too early");
     in.close();
-    Launch launch = find_kernel(name);
-    if (!launch) fail("no kernel " + name);
-    launch(arguments, descending);
+    find_kernel(name).launch(arguments, descending);
     std::ofstream out(names[1], std::ios::binary | std::ios::trunc);
     for (auto& argument : arguments)
         if (argument.is_buffer) out.write(argument.bytes, argument.size);
     return out.good() ? 0 : 1;
 }
+#endif

@@ -25,13 +25,23 @@ pub fn skip(reason: &str) {
     io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// The names of a source's kernels.
-pub fn kernel_names(text: &str) -> Vec<&str> {
-    let after = text.split("__global__ void __launch_bounds__(").skip(1);
-    after
-        .map(|rest| rest.split_once(')').unwrap().1.trim_start())
-        .map(|rest| rest.split_once('(').unwrap().0)
-        .collect()
+/// The system's C++ compiler; the calling test is skipped without one.
+pub fn compiler() -> Option<&'static str> {
+    let found = Command::new("c++").arg("--version").output().is_ok();
+    if !found {
+        skip("no C++ compiler");
+    }
+    found.then_some("c++")
+}
+
+/// The list of kernels that `emulator.h` expects after a source.
+fn registry(source: &KernelSource) -> String {
+    let all: String =
+        source.kernels().iter().map(|(name, _)| format!("KERNEL({name})\n")).collect();
+    format!(
+        "static const std::map<std::string, Kernel>& all_kernels() {{\n\
+         static const std::map<std::string, Kernel> all = {{\n{all}}};\nreturn all;\n}}\n"
+    )
 }
 
 /// Kernels of one source, with activations of one type.
@@ -48,19 +58,9 @@ impl Emulator {
 
     pub fn new(source: &KernelSource, float: bool) -> Option<Self> {
         static BUILD: Mutex<()> = Mutex::new(());
-        let compiler = env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-        if Command::new(&compiler).arg("--version").output().is_err() {
-            skip("no C++ compiler");
-            return None;
-        }
+        let compiler = compiler()?;
         let mut text = format!("{HEADER}\n{}\n", source.text);
-        text.push_str("static Launch find_kernel(const std::string& name) {\n");
-        for name in kernel_names(source.text) {
-            text.push_str(&format!(
-                "    if (name == \"{name}\") return Launcher<{name}>::launch;\n"
-            ));
-        }
-        text.push_str("    return nullptr;\n}\n");
+        text.push_str(&registry(source));
         let mut flags: Vec<String> =
             ["-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
                 .map(Into::into)

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "tests may fail loudly")]
 
 mod attention;
+mod device;
 mod elementwise;
 mod emulator;
 mod head;

@@ -12,7 +12,7 @@ use std::process::Command;
 
 use hone_cuda::{CubinTarget, CudaLibrary, KernelSource, compile};
 
-use super::emulator::{kernel_names, skip};
+use super::emulator::skip;
 
 const ARCHITECTURES: [u32; 3] = [80, 90, 120];
 
@@ -68,7 +68,7 @@ fn compile_with_nvrtc() {
             assert_eq!(warnings.collect::<Vec<_>>(), [""; 0], "{}", source.name);
             usage(&compiled.log)
         });
-        for name in kernel_names(source.text) {
+        for (name, _) in source.kernels() {
             let dim = source.head_dim.map_or(String::new(), |dim| format!(", {dim}"));
             write!(table, "| {name}{dim} |").unwrap();
             for (usage, architecture) in usages.iter().zip(ARCHITECTURES) {
