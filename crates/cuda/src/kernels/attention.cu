@@ -395,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
                 offset row = (offset)token * heads + head;
                 for (int i = 0; i < RUN; i++) {
                     int key = own_row<RUN>() + i;
-                    bool visible = exists && key < tile.count &&
+                    bool visible = exists &&
                                    is_visible(positions[token], positions[tile.token] + key, options);
                     float derivative, s = score(scores.of[i][j], options, &derivative);
                     float p = visible ? expf(s - lse[row]) : 0;

@@ -2,7 +2,8 @@
 // src/kernels, and a main function that runs one kernel on buffers from a file.
 //
 // The threads of a block are fibres, which change at barriers and shuffles only. What finds errors:
-// - Threads run in ascending or descending order. A result that differs shows a missing barrier.
+// - The first thread that can run does so, in ascending or descending order, so that a warp runs ahead of all
+//   others until a barrier stops it. A result that depends on the order shows a missing barrier.
 // - A barrier that not all threads reach, or that they reach in different lines, ends the program.
 // - Shared memory is poisoned before each block, and its arrays check indices.
 // - Each buffer ends at a page that cannot be accessed.
@@ -108,6 +109,11 @@ struct Fibre {
     jmp_buf at;
     bool is_started, is_done;
     unsigned shuffles;
+    // What it waits for: that the barrier has another generation.
+    const Barrier* barrier;
+    unsigned generation;
+
+    bool can_run() const { return !is_done && (!barrier || barrier->generation != generation); }
 };
 
 const size_t STACK = 256 << 10;
@@ -115,7 +121,6 @@ static std::vector<Fibre> fibres;
 static std::vector<Warp> warps;
 static Barrier block_barrier;
 static unsigned current;
-static bool progress;
 static ucontext_t scheduler_start;
 static jmp_buf scheduler;
 static void (*run_thread)(void*);
@@ -124,27 +129,27 @@ static void* run_argument;
 static void fibre_main() {
     run_thread(run_argument);
     fibres[current].is_done = true;
-    progress = true;
     _longjmp(scheduler, 1);
 }
 
-// Runs other threads, until the scheduler comes back to this one.
-__attribute__((noinline)) static void pause() {
-    if (_setjmp(fibres[current].at) == 0) _longjmp(scheduler, 1);
+// Lets the scheduler choose who runs, once the barrier has another generation than this one.
+__attribute__((noinline)) static void pause_at(const Barrier& barrier, unsigned generation) {
+    Fibre& fibre = fibres[current];
+    fibre.barrier = &barrier;
+    fibre.generation = generation;
+    if (_setjmp(fibre.at) == 0) _longjmp(scheduler, 1);
 }
 
 static void wait_at(Barrier& barrier, unsigned threads, int line) {
-    unsigned generation = barrier.generation;
     if (barrier.arrived == 0) barrier.line = line;
     if (barrier.line != line) fail("threads wait in lines " + std::to_string(line) + " and " +
                                    std::to_string(barrier.line));
+    unsigned generation = barrier.generation;
     if (++barrier.arrived == threads) {
         barrier.arrived = 0;
         barrier.generation++;
-        progress = true;
-        return;
     }
-    while (barrier.generation == generation) pause();
+    pause_at(barrier, generation);
 }
 
 static unsigned warp_size() { return min(32u, blockDim.x - threadIdx.x / 32 * 32); }
@@ -172,30 +177,31 @@ static void run_block(bool descending) {
     warps.assign((threads + 31) / 32, Warp());
     block_barrier = Barrier();
     for (auto& shared : shared_arrays()) memset(shared.bytes, 0xff, shared.size);
-    for (auto& fibre : fibres) fibre.is_started = fibre.is_done = false, fibre.shuffles = 0;
-    for (volatile unsigned done = 0; done < threads;) {
-        progress = false;
-        done = 0;
-        for (volatile unsigned i = 0; i < threads; i = i + 1) {
-            current = descending ? threads - 1 - i : i;
-            threadIdx = {current, 0, 0};
-            Fibre& fibre = fibres[current];
-            if (fibre.is_done) {
-                done = done + 1;
-                continue;
-            }
-            if (_setjmp(scheduler) != 0) continue;
-            if (fibre.is_started) _longjmp(fibre.at, 1);
-            fibre.is_started = progress = true;
-            getcontext(&fibre.start);
-            fibre.start.uc_stack.ss_sp = stacks + current * STACK;
-            fibre.start.uc_stack.ss_size = STACK;
-            fibre.start.uc_link = nullptr;
-            makecontext(&fibre.start, fibre_main, 0);
-            swapcontext(&scheduler_start, &fibre.start);
-        }
-        if (!progress && done < threads) fail("a barrier that not all threads reach");
+    for (auto& fibre : fibres) {
+        fibre.is_started = fibre.is_done = false;
+        fibre.shuffles = 0;
+        fibre.barrier = nullptr;
     }
+    // Threads come back to this place.
+    _setjmp(scheduler);
+    unsigned first = 0;
+    while (first < threads && !fibres[descending ? threads - 1 - first : first].can_run()) first++;
+    if (first == threads) {
+        for (auto& fibre : fibres)
+            if (!fibre.is_done) fail("a barrier that not all threads reach");
+        return;
+    }
+    current = descending ? threads - 1 - first : first;
+    threadIdx = {current, 0, 0};
+    Fibre& fibre = fibres[current];
+    if (fibre.is_started) _longjmp(fibre.at, 1);
+    fibre.is_started = true;
+    getcontext(&fibre.start);
+    fibre.start.uc_stack.ss_sp = stacks + current * STACK;
+    fibre.start.uc_stack.ss_size = STACK;
+    fibre.start.uc_link = nullptr;
+    makecontext(&fibre.start, fibre_main, 0);
+    swapcontext(&scheduler_start, &fibre.start);
 }
 
 // Kernels with any arguments.

@@ -306,6 +306,12 @@ fn the_emulator_finds_faults() {
         ("if (threadIdx.x) __syncthreads();", "a barrier that not all threads reach"),
         ("if (threadIdx.x) __syncthreads();\nelse __syncthreads();", "threads wait in lines"),
         ("x[threadIdx.x] = x[threadIdx.x ^ 1] + 1;", "depends on the order of threads"),
+        // The first warp to write again does so before the other has read.
+        (
+            "SHARED(int, s, 2); for (int k = 0; k < 2; k++) { if (threadIdx.x % 32 == 0) \
+             s[threadIdx.x / 32] = k; __syncthreads(); x[64 * k + threadIdx.x] = s[0] + s[1]; }",
+            "depends on the order of threads",
+        ),
         ("x[128 + threadIdx.x] = 0;", "signal"),
         ("SHARED(int, s, 64); s[threadIdx.x + 1] = 0;", "index 64 of shared memory"),
     ];
