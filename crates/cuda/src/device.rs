@@ -135,7 +135,7 @@ impl DeviceMemory for Gpu {
     fn release(&self, address: u64) {
         // SAFETY: the address is of `allocate`, and the arena releases it once. The driver waits for running work.
         let freed = self.checked("cuMemFree", || unsafe { driver::free_sync(address) });
-        // The context is lost; its next call reports why.
+        // If that failed, the context is lost, and its next call says why.
         drop(freed);
     }
 }

@@ -12,18 +12,12 @@ use hone_cuda::{
     LoadedKernels, Staging, StreamPriority, inventory,
 };
 
-use super::emulator::{compiler, skip};
+use super::emulator::{built, skip};
 
 /// A folder with libraries of these names, which are all the fake one.
 fn fake(names: &[&str]) -> Option<tempfile::TempDir> {
-    let compiler = compiler()?;
+    let library = built("fake", include_str!("fake_cuda.cpp"), &["-shared", "-fPIC"])?;
     let folder = tempfile::tempdir().unwrap();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/fake_cuda.cpp");
-    let library = folder.path().join("fake.so");
-    let flags = ["-std=c++17", "-shared", "-fPIC", "-Wall", "-Werror"];
-    let output = Command::new(compiler).args(flags).arg(source).arg("-o").arg(&library).output();
-    let output = output.unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     names.iter().for_each(|name| symlink(&library, folder.path().join(name)).unwrap());
     Some(folder)
 }

@@ -25,13 +25,29 @@ pub fn skip(reason: &str) {
     io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// The system's C++ compiler; the calling test is skipped without one.
-pub fn compiler() -> Option<&'static str> {
-    let found = Command::new("c++").arg("--version").output().is_ok();
-    if !found {
+/// Compiles a C++ text with the system's compiler, unless it was compiled before. The calling test is skipped
+/// without a compiler.
+pub fn built(name: &str, text: &str, flags: &[&str]) -> Option<PathBuf> {
+    static BUILD: Mutex<()> = Mutex::new(());
+    if Command::new("c++").arg("--version").output().is_err() {
         skip("no C++ compiler");
+        return None;
     }
-    found.then_some("c++")
+    let mut hasher = DefaultHasher::new();
+    (text, flags).hash(&mut hasher);
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let built = directory.join(format!("{name}-{:016x}", hasher.finish()));
+    let _building = BUILD.lock();
+    if !built.exists() {
+        let (file, new) = (built.with_extension("cpp"), built.with_extension("new"));
+        fs::write(&file, text).unwrap();
+        let flags = ["-std=c++17", "-Wall", "-Werror"].iter().chain(flags);
+        let output = Command::new("c++").args(flags).arg(&file).arg("-o").arg(&new).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        fs::rename(new, &built).unwrap();
+    }
+    Some(built)
 }
 
 /// The list of kernels that `emulator.h` expects after a source.
@@ -57,33 +73,13 @@ impl Emulator {
     }
 
     pub fn new(source: &KernelSource, float: bool) -> Option<Self> {
-        static BUILD: Mutex<()> = Mutex::new(());
-        let compiler = compiler()?;
-        let mut text = format!("{HEADER}\n{}\n", source.text);
-        text.push_str(&registry(source));
-        let mut flags: Vec<String> =
-            ["-std=c++17", "-O2", "-U_FORTIFY_SOURCE", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
-                .map(Into::into)
-                .into();
-        flags.push("-Wno-unused-function".into());
-        flags.extend(float.then(|| "-DHONE_F32".to_owned()));
-        flags.extend(source.head_dim.map(|dim| format!("-DHEAD_DIM={dim}")));
-        let mut hasher = DefaultHasher::new();
-        (&text, &flags).hash(&mut hasher);
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let program = directory.join(format!("{}-{:016x}", source.name, hasher.finish()));
-        let _building = BUILD.lock();
-        if !program.exists() {
-            let file = program.with_extension("cpp");
-            fs::write(&file, text).unwrap();
-            let built = program.with_extension("new");
-            let output =
-                Command::new(compiler).args(flags).arg(&file).arg("-o").arg(&built).output();
-            let output = output.unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            fs::rename(built, &program).unwrap();
-        }
-        Some(Self { program, float })
+        let text = format!("{HEADER}\n{}\n{}", source.text, registry(source));
+        let dim = source.head_dim.map(|dim| format!("-DHEAD_DIM={dim}"));
+        let mut flags =
+            vec!["-O2", "-U_FORTIFY_SOURCE", "-Wno-unknown-pragmas", "-Wno-unused-function"];
+        flags.extend(float.then_some("-DHONE_F32"));
+        flags.extend(dim.as_deref());
+        Some(Self { program: built(source.name, &text, &flags)?, float })
     }
 
     /// The largest error of a result, relative to its value and the mean magnitude.
