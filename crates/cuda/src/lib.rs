@@ -1,0 +1,33 @@
+//! One NVIDIA GPU, without a toolkit at build time and without CUDA libraries in the binary's dynamic
+//! section: the driver, NVRTC and cuBLASLt are opened at run time.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | `libraries` | finds the libraries and their versions |
+//! | `inventory` | describes what is there; never fails |
+//! | `device` | opens a device: context, streams, memory, staging |
+//! | `arena` | one allocation for each purpose, by a plan that is checked against the device's memory |
+//! | `compile` | compiles kernels to cubins, and keeps them in files |
+//! | `launch` | kernels on a device, by name |
+//! | `kernels` | the sources of the kernels, and the tables that attention reads |
+//!
+//! Only host slices and addresses cross the crate's boundary. Invariant: no function of a library is called
+//! before [`CudaLibrary::find`] has seen the library, because cudarc panics if one is missing.
+
+mod arena;
+mod compile;
+mod device;
+mod error;
+mod inventory;
+mod kernels;
+mod launch;
+mod libraries;
+
+pub use arena::{Arena, ArenaPlan, ArenaRegion, DeviceMemory};
+pub use compile::{CompiledKernels, CubinCache, CubinTarget, compile};
+pub use device::{Gpu, PinnedBuffer, Staging, StreamPriority};
+pub use error::{GpuError, Result};
+pub use inventory::{DeviceInfo, DriverInfo, Inventory, inventory};
+pub use kernels::{AttentionTables, KernelSource, PackedSegment};
+pub use launch::{KernelArgument, LoadedKernels};
+pub use libraries::{CudaLibrary, CudaVersion, LibraryError};
