@@ -76,6 +76,8 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: FleetCommand,
     },
+    /// Show the NVIDIA GPU, its driver and libraries, and what is missing
+    Device,
     /// Print the script with which a shell completes Hone's commands and flags
     Completions {
         /// The shell

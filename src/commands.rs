@@ -85,6 +85,10 @@ fn run(command: Command, out: &mut Output) -> Outcome {
         Command::Rewards { command: RewardsCommand::Test(args) } => test_rewards(args, out),
         Command::Adapters { command } => adapters(command, out),
         Command::Fleet { command } => fleet(command, out),
+        Command::Device => {
+            write!(out, "{}", hone_cuda::inventory())?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Completions { shell } => {
             // Into memory first, because the generator panics on a closed pipe.
             let mut script = Vec::new();

@@ -57,6 +57,25 @@ async fn a_command_whose_output_is_closed_ends_quietly_with_code_0() {
     }
 }
 
+/// The libraries of CUDA are opened by this command only, if they are there.
+#[test]
+fn the_device_is_described_and_the_binary_needs_no_cuda_library() {
+    let output = hone(&["device"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    for name in ["driver", "NVRTC", "cuBLASLt", "device"] {
+        assert!(text.contains(name), "{text}");
+    }
+    let Ok(output) = Command::new("readelf").args(["-d", env!("CARGO_BIN_EXE_hone")]).output()
+    else {
+        return hone_core::testing::skip("no readelf");
+    };
+    let text = String::from_utf8_lossy(&output.stdout).to_lowercase();
+    let needed: Vec<&str> = text.lines().filter(|line| line.contains("(needed)")).collect();
+    let is_cuda = |line: &&str| ["cuda", "nvrtc", "cublas"].iter().any(|name| line.contains(name));
+    assert!(!needed.is_empty() && !needed.iter().any(is_cuda), "{needed:?}");
+}
+
 #[test]
 fn a_reader_may_close_the_pipe_after_the_first_line() {
     let mut child =

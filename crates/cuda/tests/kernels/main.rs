@@ -13,7 +13,7 @@ mod rows;
 
 use std::process::Command;
 
-/// A program with this crate starts without CUDA, as its dynamic section names none of CUDA's libraries.
+/// A program with this crate starts without CUDA, as its dynamic section names no library of CUDA.
 #[test]
 fn a_program_needs_no_cuda_library_to_start() {
     let program = std::env::current_exe().unwrap();

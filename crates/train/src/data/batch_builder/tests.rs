@@ -403,7 +403,7 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
             weight: 2.0,
             values: values.iter().copied().map(Some).collect(),
             cap_weights: vec![1.0; values.len()],
-            raters: vec![None; values.len()],
+            raters: values.iter().map(|_| (route == "users").then(|| "alice".to_owned())).collect(),
         }],
         conversations: Vec::new(),
     };
