@@ -5,8 +5,7 @@
 Users ask for sums and post a thumb for each answer. Their satisfaction is two thirds for the right number and one third
 for the form `<reasoning>...</reasoning><answer>...</answer>`, of which up to 30 % is taken away for the length of the
 reasoning: in every odd period of `--period` steps they like it short, in every even one long. A thumb is up with a
-probability equal to the satisfaction. The loss favors variety below an entropy of 0.1 nats per token. All other
-settings are the defaults.
+probability equal to the satisfaction. All other settings are the defaults.
 
 Prints a line for every hundredth of the run, and at the end what decides: whether satisfaction, KL to the base and
 entropy of the last fifth are those of the fifth before, and how long the answers were in each half of a period. Exits
@@ -38,9 +37,6 @@ backend = "native"
 max_tokens = 40
 [train]
 samples_per_step = {samples}
-[train.entropy]
-# Without variety, a policy cannot follow users who begin to like something else.
-target = 0.1
 [policy]
 promotion = "direct"
 publish_every = 4
@@ -181,7 +177,7 @@ def main() -> None:
     parser.add_argument("--binary", required=True)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--period", type=int, default=1_000, help="steps until users change their taste")
-    parser.add_argument("--samples", type=int, default=32, help="train.samples_per_step; a quarter of it if rated")
+    parser.add_argument("--samples", type=int, default=64, help="train.samples_per_step; a quarter of it if rated")
     parser.add_argument("--users", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--port", type=int, default=8097)

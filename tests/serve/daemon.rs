@@ -1,5 +1,6 @@
 //! The binary as a child process on a free port.
 
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -129,6 +130,20 @@ impl Daemon {
     pub async fn version_at_least(&self, wanted: u64) -> u64 {
         let version = |status: &Value| status["policy_version"].as_u64().unwrap();
         version(&self.until(|status| version(status) >= wanted).await)
+    }
+
+    /// Waits until the trainer has waited for half a second, and returns the served version.
+    pub async fn settled(&self) -> u64 {
+        let since = RefCell::new((Value::Null, Instant::now()));
+        let status = self.until(|status| {
+            let now = json!([status["step"], status["policy_version"], status["state"]]);
+            let mut since = since.borrow_mut();
+            if since.0 != now {
+                *since = (now, Instant::now());
+            }
+            status["state"] == "waiting" && since.1.elapsed() >= Duration::from_millis(500)
+        });
+        status.await["policy_version"].as_u64().unwrap()
     }
 
     /// Waits until the trainer's status fulfills a condition, and returns it.

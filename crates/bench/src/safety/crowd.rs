@@ -337,7 +337,7 @@ mod tests {
         let mut trust = [true, false, true, true, false, true].into_iter();
         while let Some(visit) = crowd.next() {
             let number = crowd.answers.len();
-            if number % 150 == 0 {
+            if number.is_multiple_of(150) {
                 crowd.saw_learned(trust.next().unwrap());
             }
             crowd.answered(&visit, number.to_string(), 1, "");
