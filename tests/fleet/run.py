@@ -166,7 +166,7 @@ class Fleet:
         self.store = Process(command, folder / "store.log")
         self.variables = {
             "AWS_ENDPOINT": f"http://127.0.0.1:{ports[3]}", "AWS_ALLOW_HTTP": "true",
-            "HONE_FLEET_URL": "s3://fleet/test", "HONE_FLEET_PATH_STYLE": "true",
+            "HONE_FLEET_URL": "s3://fleet/test",
         }
         self.files = f"http://127.0.0.1:{ports[2]}/buckets/fleet/test"
         self.proxy = proxy.Proxy(ports[3])

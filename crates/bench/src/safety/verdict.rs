@@ -14,8 +14,6 @@ use crate::measure::BenchOutcome;
 
 /// Largest shortfall of a canary's worst window under sabotage.
 const MAX_SHORTFALL: f64 = 0.05;
-/// Most ratings after a change of taste until a learned part follows.
-const MOST_RATINGS: f64 = 500.0;
 /// Least final satisfaction of a canary in an honest scenario, as a share of that of direct publication.
 const MIN_FINAL: f64 = 0.97;
 
@@ -35,19 +33,14 @@ fn verdicts(runs: &[SafetyRun]) -> Vec<Value> {
             })
         })
         .collect();
-    for run in runs.iter().filter(|run| run.scenario == SafetyScenario::LearnedTaste) {
-        let follows = run.learned.regained_after.map_or(f64::INFINITY, |ratings| ratings as f64);
-        let mut put = |check: &str, value: f64, bound: f64| {
-            all.push(json!({
-                "scenario": run.scenario, "seed": run.seed, "check": check,
-                "value": value, "bound": bound, "passed": value <= bound,
-            }));
-        };
-        put("learned_follows", follows, MOST_RATINGS);
-        if run.mode == Promotion::Canary {
-            put("largest_loss", run.largest_loss, MAX_SHORTFALL);
-        }
-    }
+    let learned = runs.iter().filter(|run| run.scenario == SafetyScenario::LearnedTaste);
+    all.extend(learned.filter(|run| run.mode == Promotion::Canary).map(|run| {
+        json!({
+            "scenario": run.scenario, "seed": run.seed, "check": "largest_loss",
+            "value": run.largest_loss, "bound": MAX_SHORTFALL,
+            "passed": run.largest_loss <= MAX_SHORTFALL,
+        })
+    }));
     for &scenario in SafetyScenario::value_variants() {
         let of =
             |mode: Promotion| runs.iter().filter(move |r| (r.scenario, r.mode) == (scenario, mode));
