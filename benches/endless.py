@@ -7,9 +7,9 @@ for the form `<reasoning>...</reasoning><answer>...</answer>`, of which up to 30
 reasoning: in every odd period of `--period` steps they like it short, in every even one long. A thumb is up with a
 probability equal to the satisfaction. All other settings are the defaults.
 
-Prints a line for every hundredth of the run, and at the end what decides: whether satisfaction, KL to the base and
-entropy of the last fifth are those of the fifth before, and how long the answers were in each half of a period. Exits
-with 1 if a request failed, if training paused, or if one of them ran away. `--plot` needs matplotlib.
+Prints a line for every hundredth of the run, and at the end whether satisfaction, KL to the base and entropy of the last
+fifth are those of the fifth before. Exits with 1 if a request failed, if training paused, or if one of them ran away.
+`--plot` needs matplotlib.
 """
 
 import argparse
@@ -67,8 +67,8 @@ class Run:
         self.host, self.period, self.seed = host, period, seed
         self.lock, self.ended = threading.Lock(), threading.Event()
         self.step, self.failed, self.ratings = 0, 0, 0
-        # (step, satisfaction, length of the reasoning)
-        self.seen: list[tuple[int, float, int]] = []
+        # (satisfaction, length of the reasoning)
+        self.seen: list[tuple[float, int]] = []
 
     def call(self, connection: http.client.HTTPConnection, path: str, body: dict | None = None) -> dict:
         method, data = ("GET", None) if body is None else ("POST", json.dumps(body))
@@ -87,8 +87,7 @@ class Run:
             try:
                 answer = self.call(connection, "/v1/chat/completions", {"model": "default", "messages": messages})
                 text = answer["choices"][0]["message"]["content"]
-                step = self.step
-                liked, length = satisfaction(text, a + b, step // self.period % 2 == 1)
+                liked, length = satisfaction(text, a + b, self.step // self.period % 2 == 1)
                 thumb = {"completion_id": answer["id"], "name": "thumbs", "value": draw.random() < liked}
                 self.call(connection, "/v1/feedback", thumb)
             except (OSError, http.client.HTTPException) as error:
@@ -99,7 +98,7 @@ class Run:
                 continue
             with self.lock:
                 self.ratings += 1
-                self.seen.append((step, liked, length))
+                self.seen.append((liked, length))
 
 
 def mean(values) -> float:
@@ -124,8 +123,8 @@ def follow(run: Run, steps: int) -> tuple[list[dict], float]:
         if run.step >= every * (len(rows) + 1):
             with run.lock:
                 recent, seen = run.seen[seen:], len(run.seen)
-            row = {"step": run.step, "satisfaction": mean(s for _, s, _ in recent),
-                   "length": mean(n for _, _, n in recent), "ratings": run.ratings}
+            row = {"step": run.step, "satisfaction": mean(s for s, _ in recent),
+                   "length": mean(n for _, n in recent), "ratings": run.ratings}
             row |= {name: mean(m[name] for m in own if name in m) for name in ["kl", "entropy", "grad_norm"]}
             own = []
             rows.append(row)

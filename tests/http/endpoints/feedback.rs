@@ -65,7 +65,7 @@ async fn a_list_is_committed_at_once() {
     let answer = ok(server.post(PATH, &json!(pieces)).await);
     let data = answer["data"].as_array().unwrap();
     assert!(data.len() == 40 && data.iter().all(|item| item["status"] == "recorded"));
-    assert!(commits() - before <= 8, "{} commits", commits() - before);
+    assert!(commits() - before <= 4, "{} commits", commits() - before);
     assert_eq!(server.store.stats().unwrap().feedback, 40);
 }
 

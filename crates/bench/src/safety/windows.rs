@@ -94,7 +94,7 @@ pub(crate) fn worst_window(
     windows.max_by(|a, b| a.shortfall.total_cmp(&b.shortfall)).unwrap_or_default()
 }
 
-/// The largest loss of satisfaction by a promotion, at most 0: that of each of the versions `good` against the one before,
+/// The largest loss of satisfaction by a promotion, 0 without one: that of each of the versions `good` against the one before,
 /// under the taste that users had when it was first used. `answers` are valued by their versions' means.
 pub(crate) fn largest_loss(answers: &[ObservedAnswer], good: &[u64], base: Satisfaction) -> f64 {
     let (mut before, mut loss) = (base, 0.0_f64);
