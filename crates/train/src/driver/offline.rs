@@ -86,9 +86,9 @@ impl OfflineTrainer {
         let groups = groups.iter().map(|group| group.batch.clone()).collect();
         let mut batch = TrainBatch { groups, ..TrainBatch::default() };
         feedback_cap::cap(&mut batch, routes, Some(metrics));
-        let (progress, base) = (&self.progress, self.learner.model());
-        let prepare = || progress.prepare(batch, routes, config, Some(base), 0.0);
-        let prepared = self.pool.install(prepare)?;
+        let (progress, base) = (&mut self.progress, self.learner.model());
+        self.pool.install(|| progress.learned.learn(routes, base, &batch))?;
+        let prepared = progress.prepare(batch, routes, config, 0.0);
         let (learner, samples) = (&mut self.learner, &prepared.samples);
         let max_tokens = self.setup.max_completion_tokens;
         let stats = self.pool.install(|| learner.step(samples, NO_VERSION, max_tokens));
@@ -111,7 +111,6 @@ impl OfflineTrainer {
         // The groups are in another ledger, too.
         let record = StepRecord { step, groups: Vec::new(), metrics, created: now_ms() };
         self.progress.baselines = prepared.baselines;
-        self.progress.learned = prepared.learned;
         self.progress.add_step(record.clone());
         self.records.push(record.clone());
         Ok(Ok(record))

@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use hone_core::files::{at, remove_any, replace_file};
 use hone_core::types::{GroupId, PolicyVersion, Sample, SampleId, StepRecord, UnixMillis};
-use hone_model::Model;
 use hone_reward::Routes;
 
 use crate::config::{TrainConfig, day};
@@ -20,7 +19,6 @@ use crate::data::batch_builder::TrainBatch;
 use crate::data::head::learned::LearnedHeads;
 use crate::data::packing::TrainSample;
 use crate::error::{LearnError, Result};
-use crate::learning::features::{RatedFeatures, rated_features};
 
 /// A pause of training after an operator's activation, or after too many rejected versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,32 +76,20 @@ impl TrainProgress {
         serde_json::from_value(extra).map_err(|error| at(dir)(error.into()).into())
     }
 
-    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on. The learned parts
-    /// learn its ratings with the model `base`; without it, for a batch that they have learned before, they do not.
-    ///
-    /// # Errors
-    /// If the base cannot compute features.
+    /// Computes the advantages of a batch, whose feedback is capped, and selects the samples to train on.
     pub(super) fn prepare(
         &self,
         mut batch: TrainBatch,
         routes: &Routes,
         config: &TrainConfig,
-        base: Option<&Model>,
         staleness: f64,
-    ) -> Result<PreparedBatch> {
+    ) -> PreparedBatch {
         self.weights.apply(routes, &mut batch);
-        let learns = |name: &str| routes.get(name).is_some_and(|r| r.learned().next().is_some());
-        let rated = match base {
-            Some(base) => rated_features(base, &batch, learns)?,
-            None => RatedFeatures::default(),
-        };
-        let mut learned = self.learned.clone();
-        learned.observe(routes, &batch, &rated);
         let mut baselines = self.baselines.clone();
         let rewards = batch.rewards();
         let advantages = baselines.advantages(&rewards, config);
         let samples = batch.train_samples(&advantages);
-        Ok(PreparedBatch { batch, advantages, samples, replayed: 0, baselines, learned, staleness })
+        PreparedBatch { batch, advantages, samples, replayed: 0, baselines, staleness }
     }
 
     pub(super) fn set_published(&mut self, version: PolicyVersion) {
@@ -111,6 +97,7 @@ impl TrainProgress {
         self.unpublished_steps = 0;
         for group in self.unpublished_groups.drain(..) {
             self.returned_groups.remove(&group);
+            self.learned.forget(&group);
         }
     }
 
@@ -155,8 +142,6 @@ pub(super) struct PreparedBatch {
     pub(super) replayed: usize,
     /// The running baselines including this batch, which replace the old ones if a step is taken.
     pub(super) baselines: Baselines,
-    /// The learned parts after this batch, as the baselines.
-    pub(super) learned: LearnedHeads,
     /// Mean number of versions between sampling and training.
     pub(super) staleness: f64,
 }

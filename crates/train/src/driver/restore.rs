@@ -47,6 +47,7 @@ impl<'a> Trainer<'a> {
             marker: AttemptMarker::new(&setup.checkpoints),
             wake: wake.clone(),
             has_rested: true,
+            ready_learned: 0,
             activations: setup.policies.watch_rollback().borrow().count,
             activation: Marker::of_activation(&setup.checkpoints),
             feedback_times: Vec::new(),
@@ -292,7 +293,6 @@ impl<'a> Trainer<'a> {
         let extra = pool.install(|| learner.return_to(state))?;
         let kept = TrainProgress::from_json(extra, state)?;
         self.progress.baselines = kept.baselines;
-        self.progress.learned = kept.learned;
         self.adopt_baselines();
         self.progress.weights = kept.weights;
         Ok(())

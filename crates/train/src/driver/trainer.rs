@@ -56,6 +56,9 @@ const NO_CORRECTION_WEIGHT: &str = "correction_weight";
 /// Reason of a dropped group with a sample that does not fit in the memory.
 const TOO_LONG: &str = "too_long";
 
+/// New ratings that learned parts learn at once while a canary runs.
+const LEARNED_TOGETHER: usize = 16;
+
 /// What is in progress between two turns of [`Trainer::tick`].
 pub(super) enum TrainPhase {
     /// Nothing: every step is recorded. The next batch makes a step, unless the gate, a hold, the
@@ -102,6 +105,8 @@ pub(super) struct Trainer<'a> {
     pub(super) marker: AttemptMarker,
     /// Whether it has waited for samples since the last step.
     pub(super) has_rested: bool,
+    /// Ready groups when learned parts last learned from them during a canary, or fewer since.
+    pub(super) ready_learned: usize,
     /// Activations of existing versions that the trainer has noticed.
     pub(super) activations: u64,
     /// Marks that the weights do not follow one yet.
@@ -154,6 +159,7 @@ impl Trainer<'_> {
     ) -> Result<(TrainPhase, Duration), TrainFailure> {
         use TrainPhase::{Activated, Ahead, Idle, Publishing, Starting};
         let phase = self.notice_activation(phase)?;
+        self.learn_during_canary(&phase)?;
         let closed = self.closed(gate);
         let wanted = self.setup.config.samples_per_step;
         let next = match (phase, closed) {
@@ -338,6 +344,7 @@ impl Trainer<'_> {
         );
         let entered = span.enter();
         let advantages = info_span!(target: SPANS, "advantages");
+        self.learn_ratings(&batch)?;
         let mut prepared = advantages.in_scope(|| self.advantages(batch, during.as_ref()))?;
         self.has_rested = false;
         self.set_learning_rate();
@@ -453,11 +460,9 @@ impl Trainer<'_> {
         let (setup, config) = (self.setup, &self.setup.config);
         let ages = self.version_ages(during);
         let staleness = batch.staleness(&ages);
-        let prepare = |batch, base, staleness| {
-            let prepare = || self.progress.prepare(batch, &setup.routes, config, base, staleness);
-            self.pools.train.install(prepare)
-        };
-        let mut prepared = prepare(batch, Some(self.learner.model()), staleness)?;
+        let prepare =
+            |batch, staleness| self.progress.prepare(batch, &setup.routes, config, staleness);
+        let mut prepared = prepare(batch, staleness);
         // The least that is worth a step, where all are rated and arrive faster than steps end: then many small steps
         // teach more than few large ones.
         let is_rated = prepared.batch.groups.iter().all(|group| group.is_rated);
@@ -476,7 +481,7 @@ impl Trainer<'_> {
         let (store, routes) = (&setup.store, &setup.routes);
         let mut old = draw_replayed(store, routes, &ages, config.seed, steps, most, fits)?;
         feedback_cap::cap(&mut old, &setup.routes, None);
-        let replayed = prepare(old, None, 0.0)?.samples;
+        let replayed = prepare(old, 0.0).samples;
         // They may share a prefix with the new samples.
         let all = prepared.samples.iter().chain(&replayed);
         let all = all.map(|sample| (sample.prompt_ids.as_slice(), sample.ids.as_slice()));
@@ -572,8 +577,6 @@ impl Trainer<'_> {
             created: now_ms(),
         };
         self.progress.baselines = prepared.baselines;
-        self.progress.learned = prepared.learned;
-        self.share_learned();
         self.progress.add_step(record.clone());
         self.checkpoint()?;
         ops.push(Op::Step(Box::new(record.clone())));
@@ -589,6 +592,33 @@ impl Trainer<'_> {
         self.feedback_times.extend(prepared.batch.feedback_times());
         self.report();
         Ok(())
+    }
+
+    /// Lets learned parts learn the ratings of a batch that they have not seen.
+    fn learn_ratings(&mut self, batch: &TrainBatch) -> Result<(), TrainFailure> {
+        let (learned, routes) = (&mut self.progress.learned, &self.setup.routes);
+        let base = self.learner.model();
+        if self.pools.train.install(|| learned.learn(routes, base, batch))? {
+            self.share_learned();
+        }
+        Ok(())
+    }
+
+    /// Lets learned parts learn from waiting ratings while a canary runs, because the next step may be hours away.
+    fn learn_during_canary(&mut self, phase: &TrainPhase) -> Result<(), TrainFailure> {
+        let setup = self.setup;
+        let ready = *setup.store.watch_ready().borrow();
+        self.ready_learned = self.ready_learned.min(ready);
+        let during = phase.publication().filter(|_| setup.policies.canary().is_some());
+        let has_parts = || setup.routes.iter().any(|route| route.learned().next().is_some());
+        if during.is_none() || ready < self.ready_learned + LEARNED_TOGETHER || !has_parts() {
+            return Ok(());
+        }
+        self.ready_learned = ready;
+        match self.next_batch(1, during)? {
+            Some(batch) => self.learn_ratings(&batch),
+            None => Ok(()),
+        }
     }
 
     /// Gives the routes' learned parts the current predictions.

@@ -4,20 +4,21 @@
 //! they must order the ratings, and must not be above them. A policy that exploits the prediction (Gao et al. 2022, "Scaling
 //! laws for reward model overoptimization") gets high predictions and low ratings, so that trust ends.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use rayon::ThreadPool;
 use serde::{Deserialize, Serialize};
 
-use hone_core::types::TokenId;
+use hone_core::types::{GroupId, TokenId};
 use hone_model::Model;
 use hone_reward::Routes;
 use hone_reward::kinds::{LearnedPart, TokenScorer};
 
 use super::{Observation, Posterior, Regression};
 use crate::data::batch_builder::TrainBatch;
-use crate::learning::features::{RatedFeatures, features};
+use crate::error::Result;
+use crate::learning::features::{features, rated_features};
 use crate::learning::float_bits;
 
 /// Effective number of ratings that a part remembers: after a change of taste, 500 ratings outweigh all before them.
@@ -38,6 +39,9 @@ const MOST_EXCESS: f64 = 0.15;
 
 /// Least number of ratings of the newest version before its excess is judged by itself.
 const LEAST_OF_VERSION: usize = 16;
+
+/// Groups that are remembered as learned, the newest ones: more than wait between two publications.
+const MOST_SEEN: usize = 4096;
 
 /// Steps of a value within the part's range: smaller differences between completions are noise, which the comparison within
 /// a group would scale up.
@@ -129,14 +133,28 @@ impl LearnedHead {
     }
 }
 
-/// The learned parts of all routes: route -> part -> head. A part of the checkpoint.
+/// The learned parts of all routes. A part of the checkpoint.
+///
+/// They learn a rating once, as soon as the trainer sees it: before a step trains on it, and whatever becomes of the step and
+/// of its version, because features and ratings depend on neither.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct LearnedHeads(BTreeMap<String, BTreeMap<String, LearnedHead>>);
+pub(crate) struct LearnedHeads {
+    /// Route -> part -> head.
+    heads: BTreeMap<String, BTreeMap<String, LearnedHead>>,
+    /// Groups whose ratings are learned and that may be seen again.
+    seen: BTreeSet<GroupId>,
+}
 
 impl LearnedHeads {
-    /// Learns the ratings of a batch, whose feedback is capped.
-    pub fn observe(&mut self, routes: &Routes, batch: &TrainBatch, rated: &RatedFeatures) {
+    /// Learns the ratings of a batch, whose feedback is capped, but those of groups that it has seen. Returns whether any.
+    ///
+    /// # Errors
+    /// If the base cannot compute features.
+    pub fn learn(&mut self, routes: &Routes, base: &Model, batch: &TrainBatch) -> Result<bool> {
+        let rated = rated_features(base, batch, |group| {
+            let route = routes.get(&group.route);
+            route.is_some_and(|r| r.learned().next().is_some()) && !self.seen.contains(&group.id)
+        })?;
         for route in routes.iter() {
             for (name, part) in route.learned() {
                 let of = &part.params().of;
@@ -158,16 +176,26 @@ impl LearnedHeads {
                     })
                     .collect();
                 if !ratings.is_empty() {
-                    let heads = self.0.entry(route.name.clone()).or_default();
+                    let heads = self.heads.entry(route.name.clone()).or_default();
                     heads.entry(name.to_owned()).or_default().learn(&ratings);
                 }
             }
         }
+        self.seen.extend(rated.keys().map(|(group, _)| batch.groups[*group].group.id));
+        while self.seen.len() > MOST_SEEN {
+            self.seen.pop_first();
+        }
+        Ok(!rated.is_empty())
+    }
+
+    /// Forgets a group that will not be seen again, unless it is rated again.
+    pub fn forget(&mut self, group: &GroupId) {
+        self.seen.remove(group);
     }
 
     /// `(route, part, judgement)` of every part with a judged rating.
     pub fn judgements(&self) -> impl Iterator<Item = (&str, &str, Judgement)> {
-        self.0.iter().flat_map(|(route, parts)| {
+        self.heads.iter().flat_map(|(route, parts)| {
             let judged = parts.iter().filter(|(_, head)| !head.judged.is_empty());
             judged.map(move |(part, head)| (route.as_str(), part.as_str(), head.judgement()))
         })
@@ -177,7 +205,7 @@ impl LearnedHeads {
     pub fn share(&self, routes: &Routes, base: &Model, pool: &Arc<ThreadPool>) {
         for route in routes.iter() {
             for (name, part) in route.learned() {
-                let head = self.0.get(&route.name).and_then(|parts| parts.get(name));
+                let head = self.heads.get(&route.name).and_then(|parts| parts.get(name));
                 let trusted = head.filter(|head| head.judgement().is_trusted);
                 let bounds = route.feedback(&part.params().of).and_then(|params| params.bounds());
                 let posterior = trusted.and_then(|head| head.regression.posterior());
