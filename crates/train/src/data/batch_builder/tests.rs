@@ -411,6 +411,8 @@ fn only_trainable_members_with_a_value_reach_a_batch() {
     let found: Vec<_> =
         found.map(|row| GroupRewards { conversations: Vec::new(), ..row }).collect();
     assert_eq!(found, [rewards("graded", &[0.25, 0.5]), rewards("users", &[4.0])]);
+    // What graders and users think is never one mean.
+    assert_eq!(batch.mean_rewards().collect::<Vec<_>>(), [("graded", 0.75), ("rated", 8.0)]);
     // A member without an advantage has no sample.
     let some = advantages(&[&[None, Some(0.5)], &[Some(-1.0)]]);
     let samples = batch.train_samples(&some);

@@ -128,6 +128,8 @@ fn an_outlier_does_not_reduce_later_advantages_forever() {
         let mut baselines = baselines.clone();
         next(&mut baselines, outlier);
         assert!(alternate(&mut baselines, 4) > 0.4 * before, "{outlier}");
+        let [down, up] = [0.0, 1.0].map(|value| next(&mut baselines.clone(), value));
+        assert!(down < 0.0 && up > 0.0, "{down} and {up} after {outlier}");
     }
     next(&mut baselines, 1000.0);
     let later = alternate(&mut baselines, 2000);

@@ -72,6 +72,8 @@ struct Process<'a> {
     token: u32,
     /// Versions that the operator activated, whatever their checks found.
     activated: BTreeSet<PolicyVersion>,
+    /// Versions that were withdrawn at some time.
+    withdrawn: BTreeSet<PolicyVersion>,
 }
 
 impl<'a> Process<'a> {
@@ -80,13 +82,14 @@ impl<'a> Process<'a> {
         world.publisher.canaries.store(canary, Ordering::Release);
         world.worker.handle().pause().unwrap();
         world.wait_for_quiet().await;
-        Self { dir, canary, world, token: 4, activated: BTreeSet::new() }
+        let none = BTreeSet::new;
+        Self { dir, canary, world, token: 4, activated: none(), withdrawn: none() }
     }
 
     async fn restart(self) -> Self {
-        let Self { dir, canary, world, activated, .. } = self;
+        let Self { dir, canary, world, activated, withdrawn, .. } = self;
         world.stop().await;
-        Self { activated, ..Self::start(dir, canary).await }
+        Self { activated, withdrawn, ..Self::start(dir, canary).await }
     }
 
     fn version(&self, index: prop::sample::Index) -> PolicyVersion {
@@ -162,14 +165,14 @@ impl<'a> Process<'a> {
             Event::Restart => return self.restart().await,
             Event::LostStep => {
                 let (ledger, copy) = (self.dir.join("ledger.redb"), self.dir.join("copy.redb"));
-                let Self { dir, canary, world, activated, .. } = self;
+                let Self { dir, canary, world, activated, withdrawn, .. } = self;
                 world.stop().await;
                 std::fs::copy(&ledger, &copy).unwrap();
                 let killed = Self::start(dir, canary).await;
                 killed.step().await;
                 killed.world.stop().await;
                 std::fs::rename(&copy, &ledger).unwrap();
-                return Self { activated, ..Self::start(dir, canary).await };
+                return Self { activated, withdrawn, ..Self::start(dir, canary).await };
             }
         }
         self
@@ -191,9 +194,13 @@ impl<'a> Process<'a> {
     }
 
     /// What must hold whenever the trainer rests.
-    async fn check(&self) {
-        let world = &self.world;
+    async fn check(&mut self) {
         let (records, canary) = self.recorded().await;
+        let is_withdrawn = |record: &&PolicyRecord| {
+            matches!(record.state, PolicyState::Rejected | PolicyState::RolledBack)
+        };
+        self.withdrawn.extend(records.iter().filter(is_withdrawn).map(|record| record.version));
+        let world = &self.world;
         let lineage = world.store.lineage();
         let active: Vec<_> =
             records.iter().filter(|r| r.state == PolicyState::Active).map(|r| r.version).collect();
@@ -214,7 +221,7 @@ impl<'a> Process<'a> {
                 }
             }
         }
-        // A promoted version was trained on samples of its ancestors only.
+        // A promoted version was trained on samples of its ancestors, and of versions that were withdrawn.
         let by_version: BTreeMap<_, _> = records.iter().map(|r| (r.version, r)).collect();
         let promoted = records.iter().filter(|r| r.state.was_promoted() && r.step > 0);
         for record in promoted {
@@ -227,8 +234,10 @@ impl<'a> Process<'a> {
                             // The step was undone.
                             continue;
                         }
-                        let age = lineage.age(parent.version, group.oldest_version);
-                        assert!(age.is_some(), "{} on {}", record.version, group.oldest_version);
+                        let oldest = group.oldest_version;
+                        let is_known = lineage.distance(parent.version, oldest).is_some();
+                        let is_known = is_known || self.withdrawn.contains(&oldest);
+                        assert!(is_known, "{} on {oldest}", record.version);
                     }
                 }
             }
