@@ -51,14 +51,15 @@ hone_core::parameters! {
         pub warmup_steps: Option<f64> = None => steps_or_share(),
         /// The optimizer.
         pub optimizer: OptimizerConfig = OptimizerConfig::default(),
-        /// Decoupled weight decay.
-        pub weight_decay: f64 = 0.0 => at_least(0.0),
+        /// Decoupled weight decay: each step takes the rate times this from each value of the adapter, so that the noise
+        /// of many thousand steps does not add up.
+        pub weight_decay: f64 = 1.0 => at_least(0.0),
         /// Maximum of the global gradient norm; 0 is no maximum.
         pub max_grad_norm: f64 = 1.0 => at_least(0.0),
         /// What is served and saved instead of the adapter's last values.
         pub average: AverageConfig = AverageConfig::default(),
         /// Coefficient of the KL to the reference policy.
-        pub beta: f64 = 0.01 => at_least(0.0),
+        pub beta: f64 = 0.04 => at_least(0.0),
         /// The lower clip bound of the importance ratio is 1 minus this.
         pub clip_low: f64 = 0.2 => between(0.0, 1.0),
         /// The upper clip bound of the importance ratio is 1 plus this.
