@@ -16,6 +16,8 @@ use crate::measure::BenchOutcome;
 const MAX_SHORTFALL: f64 = 0.05;
 /// Least final satisfaction of a canary in an honest scenario, as a share of that of direct publication.
 const MIN_FINAL: f64 = 0.97;
+/// Most ratings after a change of taste until a learned part predicts the new one.
+const MOST_TO_FOLLOW: u64 = 500;
 
 /// The verdicts on canaries: that the shortfall of the worst window of each run with sabotage is at most a bound,
 /// and that the final satisfaction in each honest scenario is at least a share of that of direct publication.
@@ -34,12 +36,19 @@ fn verdicts(runs: &[SafetyRun]) -> Vec<Value> {
         })
         .collect();
     let learned = runs.iter().filter(|run| run.scenario == SafetyScenario::LearnedTaste);
-    all.extend(learned.filter(|run| run.mode == Promotion::Canary).map(|run| {
-        json!({
-            "scenario": run.scenario, "seed": run.seed, "check": "largest_loss",
-            "value": run.largest_loss, "bound": MAX_SHORTFALL,
-            "passed": run.largest_loss <= MAX_SHORTFALL,
-        })
+    all.extend(learned.filter(|run| run.mode == Promotion::Canary).flat_map(|run| {
+        let (loss, followed) = (run.largest_loss, run.learned.regained_after);
+        let row = |check: &str, value: Value, bound: Value, passed: bool| {
+            json!({
+                "scenario": run.scenario, "seed": run.seed, "check": check,
+                "value": value, "bound": bound, "passed": passed,
+            })
+        };
+        let follows = followed.is_some_and(|after| after <= MOST_TO_FOLLOW);
+        [
+            row("largest_loss", loss.into(), MAX_SHORTFALL.into(), loss <= MAX_SHORTFALL),
+            row("learned_follows", followed.into(), MOST_TO_FOLLOW.into(), follows),
+        ]
     }));
     for &scenario in SafetyScenario::value_variants() {
         let of =
