@@ -12,7 +12,7 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> 
 }
 
 /// Rotates every head of x `[tokens, heads * head_dim]` by its token's angles (Su et al. 2021). The
-/// tables are cosines and sines, each `[tokens, half]` (see [`crate::spec::rope_tables`]); pairs are
+/// tables are cosines and sines, each `[tokens, half]` (see [`crate::spec::RopeTables`]); pairs are
 /// (i, i + half), the layout of Hugging Face. Values from `2 half` on are unchanged.
 pub(crate) fn rope(x: &Tensor, head_dim: usize, (cos, sin): &(Tensor, Tensor)) -> Result<Tensor> {
     let ((tokens, width), half) = (x.dims2()?, cos.dim(1)?);

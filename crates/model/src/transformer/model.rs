@@ -17,6 +17,7 @@ use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::kernels::compute::{Compute, available};
 use crate::kernels::ops;
 use crate::kernels::storage::is_frozen_cpu_weight;
+use crate::spec::RopeTables;
 use crate::weights::{BaseMatrix, LoadOptions, WeightFiles};
 use crate::{ModelError, ModelSpec, Result};
 
@@ -31,6 +32,7 @@ pub struct Model {
     norm: Tensor,
     /// `[vocab, hidden]`; the embedding itself where tied.
     head: BaseMatrix,
+    rope: Arc<RopeTables>,
     /// Whether layers run by the fused kernels rather than as candle graphs.
     pub(super) fused_layers: bool,
     /// The arithmetic of products with weights in the fused kernels.
@@ -95,7 +97,8 @@ impl Model {
             return Err(ModelError::Unsupported(reason.to_owned()));
         }
         let compute = Compute::default();
-        Ok(Self { spec, embedding, blocks, norm, head, fused_layers, compute })
+        let rope = Arc::new(RopeTables::new(&spec.rope, norm.dtype(), norm.device()));
+        Ok(Self { spec, embedding, blocks, norm, head, rope, fused_layers, compute })
     }
 
     /// Reads the weights from safetensors files or a GGUF file, one after another, in the types that
@@ -277,7 +280,7 @@ impl Model {
     }
 
     fn context(&self, segments: &Arc<Segments>) -> Result<Context> {
-        Context::new(&self.spec, segments, self.dtype(), self.device(), self.compute)
+        Context::new(&self.spec, segments, &self.rope, self.compute)
     }
 
     fn layers<'a>(&'a self, context: &'a Context, lora: Option<&'a LoraWeights>) -> Layers<'a> {
