@@ -15,7 +15,8 @@
 //!
 //! - There are two numeric paths. Fused CPU kernels run a frozen base; candle graphs run everything
 //!   else: other devices, and weights that are trained, such as those of the embedded model.
-//!   `transformer::fused_layer::tests` compares values and gradients of the two for every model family.
+//!   `transformer::fused_layer::tests` compares values and gradients of the two for every model family,
+//!   and `hone-train` whole optimizer steps.
 //! - Results of the fused path are bit-equal for any number of threads, because sums run in a fixed
 //!   order, and with or without recomputation of activations ([`Model::forward_saving`]).
 //! - Products with the matrices of a frozen base may be in bf16 instead of f32

@@ -48,6 +48,13 @@ pub fn load_model(dir: &Path, dtype: BaseDtype) -> Model {
     Model::load(spec, &dir.weights, dtype, &Device::Cpu).unwrap()
 }
 
+/// The model as candle graphs, as on devices other than the CPU. Its base must not be quantized.
+pub fn graphs(model: &Model) -> Model {
+    let mut graphs = model.clone();
+    graphs.fused = false;
+    graphs
+}
+
 /// The shape of the tiny model, `tests/fixtures/qwen2-tiny`.
 pub fn tiny_spec() -> ModelSpec {
     let text = std::fs::read(test_file("fixtures/qwen2-tiny/config.json")).unwrap();

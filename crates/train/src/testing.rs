@@ -14,8 +14,9 @@ use hone_core::types::{
     Group, Interaction, InteractionId, PolicyVersion, PromptSource, Reward, RewardSource, Sample,
     SampleId, SampleOrigin, TokenId, now_ms,
 };
-use hone_model::ModelSpec;
 use hone_model::adapter::LoraConfig;
+use hone_model::testing::family;
+use hone_model::{Model, ModelDir, ModelSpec};
 use hone_reward::Routes;
 use hone_reward::feedback::Aggregate;
 use hone_reward::routes::RouteList;
@@ -27,6 +28,17 @@ use crate::learning::learner::Learner;
 use crate::policy::VersionRating;
 
 pub(crate) use hone_model::testing::{tiny_model, tiny_spec};
+
+/// A family's model in double precision.
+pub(crate) fn family_model(name: &str) -> Model {
+    let dir = ModelDir::open(&family(name)).unwrap();
+    let all = dir
+        .weights
+        .iter()
+        .flat_map(|file| candle_core::safetensors::load(file, &Device::Cpu).unwrap());
+    let weights = all.map(|(name, weight)| (name, weight.to_dtype(DType::F64).unwrap()));
+    Model::new(ModelSpec::from_config(&dir.config).unwrap(), weights.collect()).unwrap()
+}
 
 /// Settings that train all seven linear layers with rank 2 and have a KL term.
 pub(crate) fn tiny_config() -> TrainConfig {

@@ -12,7 +12,7 @@ use family::{AttentionBias, ModelFamily};
 use fields::{flag_or, get, invalid, number_or, optional_number, size, size_or, wrong};
 
 pub use linear_kind::LinearKind;
-pub(crate) use rope::rope_tables;
+pub(crate) use rope::RopeTables;
 pub use rope::{RopeScaling, RopeSpec};
 
 /// The shape of a decoder-only model, and the options of its blocks.

@@ -1,5 +1,7 @@
 //! Rotary position embedding (Su et al. 2021): the angles of each position.
 
+use std::sync::{Mutex, PoisonError};
+
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
@@ -197,25 +199,51 @@ fn long(config: &Value, rope: &Value, rotary_dim: usize, phi3: bool) -> Result<R
     Ok(RopeScaling::Long { factors, attention_factor, original })
 }
 
-/// Cosines and sines at every position, each `[positions.len(), rotary_dim / 2]`, multiplied by the
-/// attention factor. Angles are rounded to f32, as in transformers and mistral.rs.
-pub(crate) fn rope_tables(
-    rope: &RopeSpec,
-    positions: &[usize],
+/// Cosines and sines of a model's angles, multiplied by the attention factor, which are computed once.
+/// Angles are rounded to f32, as in transformers and mistral.rs.
+#[derive(Debug)]
+pub(crate) struct RopeTables {
+    rope: RopeSpec,
     dtype: DType,
-    device: &Device,
-) -> candle_core::Result<(Tensor, Tensor)> {
-    let (frequencies, factor) = (rope.frequencies(), rope.attention_factor());
-    let half = frequencies.len();
-    let count = positions.iter().max().map_or(0, |last| last + 1);
-    let angles: Vec<(f64, f64)> = (0..count)
-        .flat_map(|p| frequencies.iter().map(move |f| f64::from(p as f32 * f).sin_cos()))
-        .map(|(sin, cos)| (cos * factor, sin * factor))
-        .collect();
-    let table = |part: fn(&(f64, f64)) -> f64| {
-        let rows = positions.iter().flat_map(|p| angles[p * half..][..half].iter().map(part));
-        let values: Vec<f64> = rows.collect();
-        Tensor::from_vec(values, (positions.len(), half), device)?.to_dtype(dtype)
-    };
-    Ok((table(|angle| angle.0)?, table(|angle| angle.1)?))
+    device: Device,
+    /// Of the positions from 0 on that passes have had, each `[positions, rotary_dim / 2]`.
+    tables: Mutex<Option<(Tensor, Tensor)>>,
+}
+
+impl RopeTables {
+    pub fn new(rope: &RopeSpec, dtype: DType, device: &Device) -> Self {
+        Self { rope: rope.clone(), dtype, device: device.clone(), tables: Mutex::new(None) }
+    }
+
+    /// Cosines and sines at these positions, each `[positions.len(), rotary_dim / 2]`.
+    pub fn at(&self, positions: &[usize]) -> candle_core::Result<(Tensor, Tensor)> {
+        let count = positions.iter().max().map_or(1, |last| last + 1);
+        let (cos, sin) = self.first(count)?;
+        let rows: Vec<u32> = positions.iter().map(|position| *position as u32).collect();
+        let rows = Tensor::from_vec(rows, positions.len(), &self.device)?;
+        Ok((cos.index_select(&rows, 0)?, sin.index_select(&rows, 0)?))
+    }
+
+    /// Tables of at least the first `count` positions.
+    fn first(&self, count: usize) -> candle_core::Result<(Tensor, Tensor)> {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tables) = &*tables
+            && tables.0.dim(0)? >= count
+        {
+            return Ok(tables.clone());
+        }
+        let grown = self.compute(count.next_power_of_two())?;
+        Ok(tables.insert(grown).clone())
+    }
+
+    fn compute(&self, count: usize) -> candle_core::Result<(Tensor, Tensor)> {
+        let (frequencies, factor) = (self.rope.frequencies(), self.rope.attention_factor());
+        let angle = |p| frequencies.iter().map(move |f| f64::from(p as f32 * f).sin_cos());
+        let (sines, cosines): (Vec<f64>, Vec<f64>) =
+            (0..count).flat_map(angle).map(|(sin, cos)| (sin * factor, cos * factor)).unzip();
+        let table = |values| {
+            Tensor::from_vec(values, (count, frequencies.len()), &self.device)?.to_dtype(self.dtype)
+        };
+        Ok((table(cosines)?, table(sines)?))
+    }
 }

@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::Tensor;
 
 use super::Segments;
 use super::attention::graph_attention;
 use crate::adapter::weights::{Dropout, LoraPair, LoraWeights};
 use crate::kernels::compute::Compute;
 use crate::kernels::ops;
-use crate::spec::{Activation, LinearKind, ModelSpec, rope_tables};
+use crate::spec::{Activation, LinearKind, ModelSpec, RopeTables};
 use crate::weights::BaseMatrix;
 use crate::{ModelError, Result};
 
@@ -32,8 +32,7 @@ impl Context {
     pub fn new(
         spec: &ModelSpec,
         segments: &Arc<Segments>,
-        dtype: DType,
-        device: &Device,
+        rope: &RopeTables,
         compute: Compute,
     ) -> Result<Self> {
         let positions = segments.positions();
@@ -41,7 +40,7 @@ impl Context {
         Ok(Self {
             spec: spec.clone(),
             segments: Arc::clone(segments),
-            tables: rope_tables(&spec.rope, &positions, dtype, device)?,
+            tables: rope.at(&positions)?,
             compute,
         })
     }

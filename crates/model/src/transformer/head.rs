@@ -25,7 +25,7 @@ const NAME: &str = "head-stats";
 /// long as the product.
 const LOGITS: usize = 1 << 23;
 
-fn chunk_rows(vocab: usize) -> usize {
+pub(super) fn chunk_rows(vocab: usize) -> usize {
     (LOGITS / vocab.max(1)).clamp(1, 512)
 }
 

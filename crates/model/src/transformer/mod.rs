@@ -7,11 +7,12 @@
 //! Sequences are packed end to end without padding, and sequences with the same beginning may share
 //! it, over any number of levels ([`Segments`]). [`Model::forward_saving`] and [`Model::backward`] go
 //! layer by layer, so that a layer's activations can be recomputed instead of kept. A frozen base on the
-//! CPU uses fused kernels, which this needs; otherwise a forward pass is a candle graph.
+//! CPU uses fused kernels; otherwise layers and output layer are candle graphs.
 
 mod attention;
 mod block;
 mod fused_layer;
+mod graph_head;
 mod head;
 mod layers;
 mod model;

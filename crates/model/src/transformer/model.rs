@@ -11,12 +11,14 @@ use hone_core::digest::Digest;
 
 use super::Segments;
 use super::block::{Block, Context, unquantized};
+use super::graph_head::graph_stats;
 use super::head::{OutputLayer, head_stats};
-use super::layers::{Layers, SavedLayers};
+use super::layers::{Layers, SavedLayers, graph_gradients};
 use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::kernels::compute::{Compute, available};
 use crate::kernels::ops;
 use crate::kernels::storage::is_frozen_cpu_weight;
+use crate::spec::RopeTables;
 use crate::weights::{BaseMatrix, LoadOptions, WeightFiles};
 use crate::{ModelError, ModelSpec, Result};
 
@@ -31,8 +33,9 @@ pub struct Model {
     norm: Tensor,
     /// `[vocab, hidden]`; the embedding itself where tied.
     head: BaseMatrix,
-    /// Whether layers run by the fused kernels rather than as candle graphs.
-    pub(super) fused_layers: bool,
+    rope: Arc<RopeTables>,
+    /// Whether layers and output layer run by the fused kernels rather than as candle graphs.
+    pub(crate) fused: bool,
     /// The arithmetic of products with weights in the fused kernels.
     compute: Compute,
 }
@@ -83,19 +86,20 @@ impl Model {
             if spec.tie_word_embeddings { embedding.clone() } else { take("lm_head.weight")? };
         let matrices = || blocks.iter().flat_map(Block::matrices).chain([&embedding, &head]);
         let vectors = blocks.iter().flat_map(|block| block.all_norms().chain(block.biases()));
-        let fused_layers = vectors.chain([&norm]).all(is_frozen_cpu_weight)
+        let fused = vectors.chain([&norm]).all(is_frozen_cpu_weight)
             && matrices().all(|matrix| match matrix {
                 BaseMatrix::Float(tensor) => is_frozen_cpu_weight(tensor),
                 BaseMatrix::Quantized(_) => true,
             });
         let is_quantized = |matrix: &BaseMatrix| matches!(matrix, BaseMatrix::Quantized(_));
-        if !fused_layers && matrices().any(is_quantized) {
+        if !fused && matrices().any(is_quantized) {
             let reason = "quantized weights can be used on the CPU only, and with no weight of the \
                           base trained";
             return Err(ModelError::Unsupported(reason.to_owned()));
         }
         let compute = Compute::default();
-        Ok(Self { spec, embedding, blocks, norm, head, fused_layers, compute })
+        let rope = Arc::new(RopeTables::new(&spec.rope, norm.dtype(), norm.device()));
+        Ok(Self { spec, embedding, blocks, norm, head, rope, fused, compute })
     }
 
     /// Reads the weights from safetensors files or a GGUF file, one after another, in the types that
@@ -119,7 +123,7 @@ impl Model {
     /// kernels, and where [`available`] is f32, it computes in its own float type.
     #[must_use]
     pub fn with_compute(self, compute: Compute) -> Self {
-        let fused = self.fused_layers && self.dtype() == DType::F32;
+        let fused = self.fused && self.dtype() == DType::F32;
         let compute = if fused { available(compute) } else { Compute::F32 };
         Self { compute, ..self }
     }
@@ -231,7 +235,7 @@ impl Model {
     /// kept; those of the others are recomputed.
     ///
     /// # Errors
-    /// As [`Self::forward`], or if a weight is trained or not on the CPU.
+    /// As [`Self::forward`].
     pub fn forward_saving(
         &self,
         ids: &Tensor,
@@ -262,7 +266,7 @@ impl Model {
         lora: &LoraWeights,
     ) -> Result<BTreeMap<String, Tensor>> {
         let SavedActivations { context, layers, hidden } = saved;
-        let grad = (y * grad.detach())?.sum_all()?.backward()?.remove(&hidden);
+        let grad = graph_gradients(y, grad)?.remove(&hidden);
         drop(hidden);
         let mut gradients = match grad {
             Some(grad) => self.layers(&context, Some(lora)).backward(layers, &grad)?,
@@ -277,12 +281,12 @@ impl Model {
     }
 
     fn context(&self, segments: &Arc<Segments>) -> Result<Context> {
-        Context::new(&self.spec, segments, self.dtype(), self.device(), self.compute)
+        Context::new(&self.spec, segments, &self.rope, self.compute)
     }
 
     fn layers<'a>(&'a self, context: &'a Context, lora: Option<&'a LoraWeights>) -> Layers<'a> {
-        let Self { blocks, norm, fused_layers, .. } = self;
-        Layers { blocks, norm, context, lora, fused: *fused_layers }
+        let Self { blocks, norm, fused, .. } = self;
+        Layers { blocks, norm, context, lora, fused: *fused }
     }
 
     /// The first layer's input `[tokens, hidden]`.
@@ -326,6 +330,7 @@ impl Model {
             softcap: self.spec.final_softcap,
             compute: self.compute,
         };
-        Ok(head_stats(&x, head, targets, temperatures)?)
+        let stats = if self.fused { head_stats } else { graph_stats };
+        Ok(stats(&x, head, targets, temperatures)?)
     }
 }

@@ -5,6 +5,7 @@ use candle_core::{DType, Device, Tensor, Var};
 
 use hone_core::testing::assert_same_bits;
 
+use super::graph_head::graph_stats;
 use super::head::{OutputLayer, SoftcapTask, head_stats};
 use super::token_stats::{StatsGradTask, StatsTask, TokenTargets};
 use crate::Model;
@@ -64,10 +65,16 @@ fn wave(shape: (usize, usize)) -> Tensor {
 #[test]
 fn head_statistics_of_huge_logits_are_finite() {
     let logits = Tensor::from_vec(vec![1e30_f32, -1e30, 3e4, 0.0], (2, 2), &Device::Cpu).unwrap();
-    let layer = output_layer(&Tensor::eye(2, DType::F32, &Device::Cpu).unwrap().into(), None);
-    let stats = head_stats(&logits, layer, &[0, 0], &[1.0, 0.1]).unwrap();
-    assert_eq!(values(&stats), vec![0.0, 0.0, 0.0, 0.0]);
+    let weight = BaseMatrix::from(Tensor::eye(2, DType::F32, &Device::Cpu).unwrap());
+    for stats in [head_stats, graph_stats] {
+        let layer = output_layer(&weight, None);
+        let stats = stats(&logits, layer, &[0, 0], &[1.0, 0.1]).unwrap();
+        assert_eq!(values(&stats), vec![0.0, 0.0, 0.0, 0.0]);
+    }
 }
+
+/// [`head_stats`] or [`graph_stats`].
+type Stats = fn(&Tensor, OutputLayer, &[u32], &[f32]) -> candle_core::Result<Tensor>;
 
 fn output_layer(weight: &BaseMatrix, softcap: Option<f64>) -> OutputLayer {
     OutputLayer { weight: weight.clone(), softcap, compute: Compute::F32 }
@@ -75,16 +82,16 @@ fn output_layer(weight: &BaseMatrix, softcap: Option<f64>) -> OutputLayer {
 
 #[test]
 fn chunked_head_statistics_and_gradients_equal_those_of_logits() {
-    // With 30 000 ids a chunk has 279 rows, so that these rows are two chunks.
-    let (rows, vocab) = (281, 30_000);
+    // A chunk has at most 512 rows, so that these rows are two chunks.
+    let (rows, vocab) = (515, 700);
     let (x, weight) = (wave((rows, 4)), wave((vocab, 4)));
     let matrix = BaseMatrix::from(weight.clone());
-    let targets: Vec<u32> = (0..rows as u32).map(|i| i * 100).collect();
+    let targets: Vec<u32> = (0..rows as u32).map(|i| i * 100 % 700).collect();
     let temperatures: Vec<f32> = (0..rows).map(|i| [1.0, 0.6, 1.7][i % 3]).collect();
     for cap in [None, Some(3.0)] {
         let var = Var::from_tensor(&x).unwrap();
-        let stats = |x: &Tensor| {
-            head_stats(x, output_layer(&matrix, cap), &targets, &temperatures).unwrap()
+        let of = |stats: Stats, x: &Tensor| {
+            stats(x, output_layer(&matrix, cap), &targets, &temperatures).unwrap()
         };
         let plain = |x: &Tensor| {
             let logits = x.matmul(&weight.t().unwrap()).unwrap();
@@ -94,8 +101,11 @@ fn chunked_head_statistics_and_gradients_equal_those_of_logits() {
             };
             token_stats(&logits, &targets, &temperatures)
         };
-        let (chunked, whole) = (stats(var.as_tensor()), plain(var.as_tensor()));
-        assert!(largest_difference(&chunked, &whole) < 1e-11);
+        let whole = plain(var.as_tensor());
+        for stats in [head_stats, graph_stats] {
+            assert!(largest_difference(&of(stats, &x), &whole) < 1e-11);
+            assert_eq!(values(&of(stats, &x)), values(&of(stats, var.as_tensor())));
+        }
         // Gradients of log-probabilities alone, as without an entropy bonus, and of both.
         for columns in [1, 2] {
             let probe = wave((rows, columns)).pad_with_zeros(1, 0, 2 - columns).unwrap();
@@ -103,8 +113,10 @@ fn chunked_head_statistics_and_gradients_equal_those_of_logits() {
                 let sum = (y * &probe).unwrap().sum_all().unwrap();
                 sum.backward().unwrap().remove(var.as_tensor()).unwrap()
             };
-            let again = stats(var.as_tensor());
-            assert!(largest_difference(&gradient(&again), &gradient(&whole)) < 1e-10);
+            let [fused, graph] =
+                [head_stats, graph_stats].map(|stats: Stats| gradient(&of(stats, var.as_tensor())));
+            assert!(largest_difference(&fused, &graph) < 1e-11);
+            assert!(largest_difference(&fused, &gradient(&whole)) < 1e-10);
         }
     }
 }
@@ -112,10 +124,11 @@ fn chunked_head_statistics_and_gradients_equal_those_of_logits() {
 #[test]
 fn gradients_of_head_statistics_equal_finite_differences() {
     let weight = BaseMatrix::from(wave((5, 4)));
-    for cap in [None, Some(1.5)] {
+    for (stats, cap) in
+        [head_stats, graph_stats].into_iter().flat_map(|f: Stats| [(f, None), (f, Some(1.5))])
+    {
         check_operation(&wave((3, 4)), |x| {
-            let layer = output_layer(&weight, cap);
-            head_stats(x, layer, &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap()
+            stats(x, output_layer(&weight, cap), &[4, 0, 2], &[1.0, 0.5, 2.0]).unwrap()
         });
     }
 }

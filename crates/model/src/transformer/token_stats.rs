@@ -1,6 +1,6 @@
 //! Log-probability and entropy of target tokens, in one pass over the logits (CPU).
 
-use candle_core::Result;
+use candle_core::{Result, Tensor};
 
 use hone_core::simd::SimdTask;
 use hone_kernels::float::{LANES, Real, max};
@@ -22,6 +22,14 @@ impl TokenTargets {
             candle_core::bail!("target {target} is outside the vocabulary of {vocab}");
         }
         Ok(Self { ids: ids.to_vec(), temperatures: temperatures.to_vec(), vocab: vocab.max(1) })
+    }
+
+    /// Targets and 1 / T, each `[rows, 1]`, in the float type and on the device of `x`.
+    pub fn columns(&self, x: &Tensor) -> Result<[Tensor; 2]> {
+        let scales: Vec<f64> = self.temperatures.iter().map(|t| 1.0 / f64::from(*t)).collect();
+        let targets = Tensor::new(self.ids.as_slice(), x.device())?.unsqueeze(1)?;
+        let scales = Tensor::new(scales, x.device())?.unsqueeze(1)?.to_dtype(x.dtype())?;
+        Ok([targets, scales])
     }
 
     /// The target, and 1 / T.

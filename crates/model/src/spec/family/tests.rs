@@ -42,7 +42,7 @@ fn weight_files(name: &str) -> Vec<PathBuf> {
     ModelDir::open(&family(name)).unwrap().weights
 }
 
-fn weights64(name: &str) -> HashMap<String, Tensor> {
+pub(crate) fn weights64(name: &str) -> HashMap<String, Tensor> {
     weight_files(name)
         .iter()
         .flat_map(|file| load(file, &Device::Cpu).unwrap())

@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use crate::Model;
 use crate::adapter::weights::{Dropout, LoraWeights};
 use crate::adapter::{LinearKind, LoraConfig, Patterns};
-use crate::spec::family::tests::model64;
-use crate::testing::{FAMILIES, randomize, relative_difference, values};
+use crate::spec::family::tests::{model64, weights64};
+use crate::testing::{FAMILIES, graphs, randomize, relative_difference, values};
 use crate::transformer::{Segment, Segments};
 
 fn lora(model: &Model, config: &LoraConfig) -> LoraWeights {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let lora =
-        LoraWeights::fresh(model.spec(), config, &mut rng, DType::F64, &Device::Cpu).unwrap();
+        LoraWeights::fresh(model.spec(), config, &mut rng, model.dtype(), &Device::Cpu).unwrap();
     randomize(&lora, 2);
     lora
 }
@@ -54,27 +54,22 @@ fn ids(places: impl IntoIterator<Item = usize>) -> Tensor {
 
 /// The largest differences of hidden states and of gradients between fused layers and graphs.
 fn differences(model: &Model, lora: &LoraWeights, p: f32, keep: usize) -> (f64, f64) {
-    let mut graphs = model.clone();
-    assert!(model.fused_layers);
-    graphs.fused_layers = false;
+    assert!(model.fused);
     let segments = segments();
     let ids = ids(0..segments.tokens());
-    let dropout = || Dropout { p, rng: ChaCha8Rng::seed_from_u64(3) };
-    let hidden =
-        |model: &Model| model.hidden(&ids, &segments, Some(lora), Some(&mut dropout())).unwrap();
-    let saved = model.forward_saving(&ids, &segments, lora, Some(&mut dropout()), keep).unwrap();
-    let (fused, graph) = (saved.hidden().clone(), hidden(&graphs));
-    assert_eq!(values(&fused), values(&hidden(model)), "with and without saving");
-    let probe: Vec<f64> = (0..fused.elem_count()).map(|i| (i as f64 * 0.7).sin()).collect();
-    let probe = Tensor::from_vec(probe, fused.shape(), &Device::Cpu).unwrap();
-    let store = (&graph * &probe).unwrap().sum_all().unwrap().backward().unwrap();
-    let of_graph = lora.parameters().into_iter().map(|(name, var)| {
-        let zeros = || var.zeros_like().unwrap();
-        (name, store.get(var.as_tensor()).cloned().unwrap_or_else(zeros))
-    });
-    let gradients = model.backward(saved, &fused, &probe, lora).unwrap();
-    let a = (values(&fused), gradients);
-    let b = (values(&graph), of_graph.collect());
+    let run = |model: &Model| {
+        let dropout = || Dropout { p, rng: ChaCha8Rng::seed_from_u64(3) };
+        let hidden = model.hidden(&ids, &segments, Some(lora), Some(&mut dropout())).unwrap();
+        let saved =
+            model.forward_saving(&ids, &segments, lora, Some(&mut dropout()), keep).unwrap();
+        let y = saved.hidden().clone();
+        assert_eq!(values(&y), values(&hidden), "with and without saving");
+        let probe: Vec<f64> = (0..y.elem_count()).map(|i| (i as f64 * 0.7).sin()).collect();
+        let probe = Tensor::from_vec(probe, y.shape(), &Device::Cpu).unwrap();
+        let probe = probe.to_dtype(y.dtype()).unwrap();
+        (values(&y), model.backward(saved, &y, &probe, lora).unwrap())
+    };
+    let (a, b) = (run(model), run(&graphs(model)));
     let largest = a.0.iter().zip(&b.0).fold(0.0, |most: f64, (x, y)| most.max((x - y).abs()));
     assert!(a.0.iter().any(|x| x.abs() > 0.1));
     (largest, relative_difference(&a.1, &b.1))
@@ -91,6 +86,20 @@ fn fused_layers_equal_graphs_in_every_family() {
             assert!(of_values < 1e-11, "{name}, {p}: {of_values:e}");
             assert!(of_gradients < 1e-11, "{name}, {p}: {of_gradients:e}");
         }
+    }
+}
+
+#[test]
+fn fused_layers_equal_graphs_with_matrices_in_16_bits() {
+    for dtype in [DType::BF16, DType::F16] {
+        let weights = weights64("gemma2").into_iter().map(|(name, weight)| {
+            let dtype = if weight.rank() == 2 { dtype } else { DType::F32 };
+            (name, weight.to_dtype(dtype).unwrap())
+        });
+        let model = Model::new(model64("gemma2").spec().clone(), weights.collect()).unwrap();
+        let lora = lora(&model, &LoraConfig::default());
+        let (of_values, of_gradients) = differences(&model, &lora, 0.0, 1);
+        assert!(of_values < 1e-4 && of_gradients < 1e-4, "{of_values:e}, {of_gradients:e}");
     }
 }
 
@@ -122,8 +131,7 @@ fn a_tree_of_prefixes_equals_separate_sequences_in_every_family() {
     for name in FAMILIES {
         let model = model64(name);
         let lora = lora(&model, &LoraConfig { r: 3, alpha: 4.0, ..LoraConfig::default() });
-        let mut graphs = model.clone();
-        graphs.fused_layers = false;
+        let graphs = graphs(&model);
         let gradients = |ids: &Tensor, segments: &Arc<Segments>, weights: &[f64]| {
             let probe = Tensor::new(weights, &Device::Cpu).unwrap().unsqueeze(1).unwrap();
             let saved = model.forward_saving(ids, segments, &lora, None, 1).unwrap();
@@ -175,6 +183,39 @@ fn fused_layers_equal_graphs_with_adapters_of_different_ranks_on_some_linears() 
             of_values < 1e-11 && of_gradients < 1e-11,
             "{name}: {of_values:e}, {of_gradients:e}"
         );
+    }
+}
+
+/// Gradients that a backward pass leaves behind are those of its leaves, constants included.
+#[test]
+fn graphs_compute_no_gradients_of_frozen_matrices_and_none_that_are_empty() {
+    for name in FAMILIES {
+        let (model, graphs) = (model64(name), graphs(&model64(name)));
+        let lora = lora(&model, &LoraConfig { r: 3, alpha: 4.0, ..LoraConfig::default() });
+        let left = |model: &Model, lora: &LoraWeights| {
+            let hidden = model.hidden(&ids(0..5), &segments_of(&[(5, None)]), Some(lora), None);
+            let logits = model.logits(&hidden.unwrap()).unwrap();
+            let store = logits.sum_all().unwrap().backward().unwrap();
+            let gradients = store.get_ids().map(|id| store.get_id(*id).unwrap().dims().to_vec());
+            gradients.collect::<Vec<_>>()
+        };
+        let shapes = model.spec().weight_shapes().into_iter().map(|(_, shape)| shape);
+        let matrices: Vec<_> = shapes.filter(|shape| shape.len() == 2).collect();
+        let is_weight = |dims: &Vec<usize>| {
+            let transposed: Vec<_> = dims.iter().rev().copied().collect();
+            matrices.contains(dims) || matrices.contains(&transposed)
+        };
+        let frozen = left(&graphs, &lora);
+        assert!(frozen.len() > lora.parameters().len());
+        assert!(!frozen.iter().any(is_weight), "{name}: {frozen:?}");
+        assert!(frozen.iter().all(|dims| !dims.contains(&0)), "{name}: {frozen:?}");
+        // All matrices of a base that is trained have one; the embedding is tied, or read by index.
+        let vars = weights64(name)
+            .into_iter()
+            .map(|(name, weight)| (name, Var::from_tensor(&weight).unwrap().into_inner()));
+        let trained = Model::new(model.spec().clone(), vars.collect()).unwrap();
+        let count = left(&trained, &lora).iter().filter(|dims| is_weight(dims)).count();
+        assert!(count >= matrices.len(), "{name}: {count} of {}", matrices.len());
     }
 }
 

@@ -320,7 +320,7 @@ impl ForwardBackward<'_> {
             return Ok(Some(cached.concat()));
         }
         let hidden = self.model.hidden(&layout.ids, &layout.segments, self.reference, None)?;
-        Ok(Some(columns(&self.stats(layout, &hidden)?)?.0))
+        Ok(Some(columns(&self.stats(layout, &hidden.detach())?)?.0))
     }
 }
 

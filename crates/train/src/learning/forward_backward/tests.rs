@@ -3,17 +3,16 @@
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-use candle_core::safetensors::load;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use hone_model::Model;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::kernels::parallel::threads;
 use hone_model::testing::{
-    FAMILIES, family, randomize, relative_difference, tiny_model, token_stats, values,
+    FAMILIES, randomize, relative_difference, tiny_model, token_stats, values,
 };
-use hone_model::{Model, ModelDir, ModelSpec};
 
 use super::{ForwardBackward, LogprobCache, PassOutput};
 use crate::config::{
@@ -24,7 +23,7 @@ use crate::data::packing::{PackedBatch, ShardLimits, TrainSample, shards};
 use crate::learning::map_shards;
 use crate::learning::objective::AdaptiveCoefficients;
 use crate::memory;
-use crate::testing::{random_samples, tiny_config, wide_weights};
+use crate::testing::{family_model, random_samples, tiny_config, wide_weights};
 
 fn setup(dtype: DType, config: &TrainConfig) -> (Model, LoraWeights) {
     let model = tiny_model(dtype);
@@ -38,14 +37,6 @@ fn random_lora(model: &Model, config: &TrainConfig) -> LoraWeights {
         LoraWeights::fresh(model.spec(), &config.lora, &mut rng, dtype, model.device()).unwrap();
     randomize(&lora, 2);
     lora
-}
-
-/// A family's model in double precision.
-fn family_model(name: &str) -> Model {
-    let dir = ModelDir::open(&family(name)).unwrap();
-    let all = dir.weights.iter().flat_map(|file| load(file, &Device::Cpu).unwrap());
-    let weights = all.map(|(name, weight)| (name, weight.to_dtype(DType::F64).unwrap()));
-    Model::new(ModelSpec::from_config(&dir.config).unwrap(), weights.collect()).unwrap()
 }
 
 fn run(

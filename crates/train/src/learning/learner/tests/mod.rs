@@ -1,6 +1,7 @@
 //! Steps and settings.
 
 mod checkpoints;
+mod graphs;
 mod init_adapter;
 mod resume;
 mod wide;
