@@ -14,7 +14,7 @@ use cudarc::nvrtc::sys;
 use sha2::{Digest, Sha256};
 
 use crate::error::{GpuError, Result, call};
-use crate::kernels::KernelSource;
+use crate::kernels::{DeviceFloat, KernelSource};
 use crate::libraries::{CudaLibrary, CudaVersion};
 
 /// What kernels are compiled for.
@@ -39,6 +39,7 @@ fn options(source: &KernelSource, target: &CubinTarget) -> Vec<String> {
     let mut options =
         vec![format!("--gpu-architecture=sm_{}", target.architecture), "--std=c++17".to_owned()];
     options.extend(source.head_dim.map(|dim| format!("-DHEAD_DIM={dim}")));
+    options.extend((source.float == DeviceFloat::F32).then(|| "-DHONE_F32".to_owned()));
     options
 }
 

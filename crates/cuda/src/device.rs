@@ -112,6 +112,22 @@ impl Gpu {
         module.map_err(|error| call("cuModuleLoadData", error))
     }
 
+    /// Queues zeros for a region.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub fn clear(&self, stream: &Arc<CudaStream>, region: ArenaRegion) -> Result<()> {
+        // SAFETY: the region has these bytes.
+        self.checked("cuMemsetD8Async", || unsafe {
+            driver::memset_d8_async(region.address, 0, region.bytes as usize, stream.cu_stream())
+        })
+    }
+
+    /// Makes this device's context that of the calling thread, for libraries that use it.
+    pub(crate) fn bind(&self) -> Result<()> {
+        self.checked("cuCtxSetCurrent", || Ok(()))
+    }
+
     /// Calls the driver with this device's context.
     fn checked<T>(
         &self,

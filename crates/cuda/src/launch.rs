@@ -35,7 +35,26 @@ impl KernelArgument {
     }
 }
 
-/// The kernels of one source.
+impl From<u64> for KernelArgument {
+    fn from(address: u64) -> Self {
+        Self::Address(address)
+    }
+}
+
+impl From<usize> for KernelArgument {
+    /// Sizes; plans refuse those that are no `int`.
+    fn from(size: usize) -> Self {
+        Self::Int(size as i32)
+    }
+}
+
+impl From<f32> for KernelArgument {
+    fn from(value: f32) -> Self {
+        Self::Float(value)
+    }
+}
+
+/// Kernels, whose names differ.
 #[derive(Debug)]
 pub struct LoadedKernels {
     /// With the parameters of each.
@@ -43,17 +62,21 @@ pub struct LoadedKernels {
 }
 
 impl LoadedKernels {
-    /// Loads a source's kernels, compiled or from the cache.
+    /// Loads the kernels of these sources, compiled or from the cache.
     ///
     /// # Errors
     /// If they do not compile, or the driver refuses them.
-    pub fn load(gpu: &Gpu, cache: &CubinCache, source: &KernelSource) -> Result<Self> {
-        let module = gpu.load(cache.cubin(source, &gpu.target())?)?;
-        let function = |(name, parameters)| {
-            let function = module.load_function(name);
-            Ok((name, (function.map_err(|error| call("cuModuleGetFunction", error))?, parameters)))
-        };
-        Ok(Self { functions: source.kernels().into_iter().map(function).collect::<Result<_>>()? })
+    pub fn load(gpu: &Gpu, cache: &CubinCache, sources: &[KernelSource]) -> Result<Self> {
+        let mut functions = BTreeMap::new();
+        for source in sources {
+            let module = gpu.load(cache.cubin(source, &gpu.target())?)?;
+            for (name, parameters) in source.kernels() {
+                let function = module.load_function(name);
+                let function = function.map_err(|error| call("cuModuleGetFunction", error))?;
+                functions.insert(name, (function, parameters));
+            }
+        }
+        Ok(Self { functions })
     }
 
     /// Queues a kernel: `grid` blocks of `threads` threads.

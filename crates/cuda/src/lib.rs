@@ -10,24 +10,36 @@
 //! | `compile` | compiles kernels to cubins, and keeps them in files |
 //! | `launch` | kernels on a device, by name |
 //! | `kernels` | the sources of the kernels, and the tables that attention reads |
+//! | `products` | products of matrices |
+//! | `decoder` | the shape of a decoder, and the places of its weights and of its adapter |
+//! | `pass` | a forward and a backward pass over packed sequences |
+//! | `trainer` | a decoder and its adapter on a device: passes and updates |
 //!
 //! Only host slices and addresses cross the crate's boundary. Invariant: no function of a library is called
 //! before [`CudaLibrary::find`] has seen the library, because cudarc panics if one is missing.
 
 mod arena;
 mod compile;
+mod decoder;
 mod device;
 mod error;
 mod inventory;
 mod kernels;
 mod launch;
 mod libraries;
+mod pass;
+mod products;
+mod trainer;
 
 pub use arena::{Arena, ArenaPlan, ArenaRegion, DeviceMemory};
 pub use compile::{CompiledKernels, CubinCache, CubinTarget, compile};
+pub use decoder::{AdapterLayout, AdapterModule, DecoderShape, HostFloats};
 pub use device::{Gpu, PinnedBuffer, Staging, StreamPriority};
 pub use error::{GpuError, Result};
 pub use inventory::{DeviceInfo, DriverInfo, Inventory, inventory};
-pub use kernels::{AttentionTables, KernelSource, PackedSegment};
+pub use kernels::{AttentionTables, DeviceFloat, KernelSource, PackedSegment};
 pub use launch::{KernelArgument, LoadedKernels};
 pub use libraries::{CudaLibrary, CudaVersion, LibraryError};
+pub use pass::{PassLimits, TokenBatch};
+pub use products::{DeviceMatrix, ProductTerms, Products};
+pub use trainer::{AdamStep, DeviceTrainer};

@@ -3,12 +3,42 @@
 //! The `.cu` files are CUDA C for NVRTC and C++17 for the emulator of the tests. They name each operation's
 //! formula; hone-model's fused kernels and hone-sampler's decoder are the same operations on the processor.
 
+use cudarc::cublaslt::sys::cudaDataType;
+
 use crate::error::{GpuError, Result};
 
 macro_rules! with_common {
     ($file:literal) => {
         concat!(include_str!("common.cu"), include_str!($file))
     };
+}
+
+/// A type of numbers on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DeviceFloat {
+    /// 32 bits.
+    F32,
+    /// The upper 16 bits of them.
+    #[default]
+    Bf16,
+}
+
+impl DeviceFloat {
+    /// Bytes of a number.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// cuBLASLt's name.
+    pub(crate) fn data_type(self) -> cudaDataType {
+        match self {
+            Self::F32 => cudaDataType::CUDA_R_32F,
+            Self::Bf16 => cudaDataType::CUDA_R_16BF,
+        }
+    }
 }
 
 /// A file of kernels, complete for the compiler.
@@ -20,18 +50,25 @@ pub struct KernelSource {
     pub text: &'static str,
     /// The macro `HEAD_DIM` of attention.
     pub head_dim: Option<usize>,
+    /// The type of weights and of activations that enter and leave products: bf16, or f32 in tests, which tells
+    /// errors from rounding.
+    pub float: DeviceFloat,
 }
 
 impl KernelSource {
     /// Embedding, norms, rotation and gated activations, and their gradients.
-    pub const ROWS: Self = Self { name: "rows.cu", text: with_common!("rows.cu"), head_dim: None };
+    pub const ROWS: Self = Self::new("rows.cu", with_common!("rows.cu"));
     /// Log-probabilities and entropies of tokens, and their gradients.
-    pub const HEAD: Self = Self { name: "head.cu", text: with_common!("head.cu"), head_dim: None };
+    pub const HEAD: Self = Self::new("head.cu", with_common!("head.cu"));
     /// The optimizer, norms, averages and conversions of whole buffers.
-    pub const FLAT: Self = Self { name: "flat.cu", text: with_common!("flat.cu"), head_dim: None };
+    pub const FLAT: Self = Self::new("flat.cu", with_common!("flat.cu"));
     /// Products with adapters by slot.
-    pub const ADAPTERS: Self =
-        Self { name: "adapters.cu", text: with_common!("adapters.cu"), head_dim: None };
+    pub const ADAPTERS: Self = Self::new("adapters.cu", with_common!("adapters.cu"));
+
+    /// A source for any width of heads, with activations in bf16.
+    pub const fn new(name: &'static str, text: &'static str) -> Self {
+        Self { name, text, head_dim: None, float: DeviceFloat::Bf16 }
+    }
 
     /// Attention for heads of `head_dim` values.
     ///
@@ -43,8 +80,8 @@ impl KernelSource {
                 "heads of {head_dim} values: kernels need a multiple of 8, at most 256"
             )));
         }
-        let (name, text) = ("attention.cu", with_common!("attention.cu"));
-        Ok(Self { name, text, head_dim: Some(head_dim) })
+        let source = Self::new("attention.cu", with_common!("attention.cu"));
+        Ok(Self { head_dim: Some(head_dim), ..source })
     }
 
     /// The names of the kernels and their parameters, as `const float* x`.

@@ -10,6 +10,18 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int i = threadIdx.x; i < width; i += blockDim.x) to[i] = load(from, i) * scale;
 }
 
+// out = the sum of rows of x for each row: of rows[starts[i]] to before rows[starts[i + 1]]. One row each gathers
+// the inputs of the head, and the lists of the rows that a token predicts add their gradients.
+extern "C" __global__ void __launch_bounds__(256)
+    sum_rows(const act* x, const int* starts, const int* rows, act* out, int width) {
+    int begin = starts[blockIdx.x], end = starts[blockIdx.x + 1];
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        float sum = 0;
+        for (int j = begin; j < end; j++) sum += load(x, (offset)rows[j] * width + i);
+        store(out, (offset)blockIdx.x * width + i, sum);
+    }
+}
+
 // 1 / sqrt(mean(x^2) + eps) from a thread's part of sum(x^2).
 __device__ inline float norm_scale(float squares, int width, float eps) {
     return 1.0f / sqrtf(block_sum(squares) / width + eps);

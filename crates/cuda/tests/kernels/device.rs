@@ -1,7 +1,9 @@
 //! The whole way from opening a device to the result of a kernel, with the driver of `fake_cuda.cpp`.
 
+use std::collections::hash_map::DefaultHasher;
 use std::env;
 use std::fs;
+use std::hash::{Hash, Hasher};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
@@ -22,16 +24,20 @@ fn fake(names: &[&str]) -> Option<tempfile::TempDir> {
     Some(folder)
 }
 
-const ALL: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
+pub const ALL: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
 
-/// Runs one of the ignored tests below in a process that finds the fake libraries first.
-fn run(test: &str, libraries: &[&str], settings: &[(&str, &str)]) {
+/// Runs an ignored test, by its path, in a process that finds the fake libraries first.
+pub fn run(test: &str, libraries: &[&str], settings: &[(&str, &str)]) {
     let Some(folder) = fake(libraries) else { return };
     let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/emulator.h");
+    let mut hasher = DefaultHasher::new();
+    (include_str!("emulator.h"), include_str!("fake_cuda.cpp")).hash(&mut hasher);
+    let cubins = format!("cubins-{:016x}", hasher.finish());
     let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", &format!("device::{test}"), "--ignored"])
+        .args(["--exact", test, "--ignored"])
         .env("LD_LIBRARY_PATH", folder.path())
         .env("HONE_FAKE_EMULATOR", header)
+        .env("HONE_CUBINS", Path::new(env!("CARGO_TARGET_TMPDIR")).join(cubins))
         .envs(settings.iter().copied())
         .output()
         .unwrap();
@@ -42,7 +48,7 @@ fn run(test: &str, libraries: &[&str], settings: &[(&str, &str)]) {
 
 #[test]
 fn a_kernel_runs_on_a_device() {
-    run("run_a_kernel", &ALL, &[]);
+    run("device::run_a_kernel", &ALL, &[]);
 }
 
 #[test]
@@ -85,7 +91,7 @@ fn run_a_kernel() {
     assert!(staging.upload(&bytes, rounded).is_err());
     let folder = tempfile::tempdir().unwrap();
     let cache = CubinCache::new(folder.path());
-    let kernels = LoadedKernels::load(&gpu, &cache, &KernelSource::FLAT).unwrap();
+    let kernels = LoadedKernels::load(&gpu, &cache, &[KernelSource::FLAT]).unwrap();
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     use KernelArgument::{Address, Float, Int, Long};
     let launch = |name, arguments: &[KernelArgument]| {
@@ -108,8 +114,8 @@ fn run_a_kernel() {
     assert!(launch("round_values", &wrong).is_err());
     assert_eq!(launch("sort", &[]).unwrap_err().to_string(), "no kernel `sort`");
     // Broken code is refused with the compiler's message.
-    let broken = KernelSource { name: "broken.cu", text: "int x = y;", head_dim: None };
-    let error = LoadedKernels::load(&gpu, &cache, &broken).unwrap_err().to_string();
+    let broken = KernelSource::new("broken.cu", "int x = y;");
+    let error = LoadedKernels::load(&gpu, &cache, &[broken]).unwrap_err().to_string();
     assert!(error.starts_with("broken.cu did not compile for sm_90: "), "{error}");
     drop(arena);
     assert_eq!(gpu.free_bytes().unwrap(), free);
@@ -118,7 +124,7 @@ fn run_a_kernel() {
 #[test]
 fn a_device_that_cannot_be_used_is_refused_with_the_reason() {
     let refusal = |expected, libraries: &[&str], settings: &[(&str, &str)]| {
-        run("refuse", libraries, &[&[("HONE_EXPECTED", expected)], settings].concat());
+        run("device::refuse", libraries, &[&[("HONE_EXPECTED", expected)], settings].concat());
     };
     refusal("there is no device 0: the driver shows 0", &ALL, &[("HONE_FAKE_DEVICES", "0")]);
     refusal(

@@ -293,7 +293,7 @@ fn the_emulator_finds_faults() {
             "extern \"C\" __global__ void __launch_bounds__(64) broken(int* x) {{ {body} }}"
         );
         let text = format!("{}\n{text}", KernelSource::FLAT.text);
-        let source = KernelSource { name: "broken", text: text.leak(), head_dim: None };
+        let source = KernelSource::new("broken", text.leak());
         let emulator = Emulator::new(&source, true)?;
         let run = move || emulator.call("broken", [2, 1, 1], 64).out(128, 4).run().ints(0);
         Some(std::panic::catch_unwind(run).map_err(|e| e.downcast_ref::<String>().unwrap().clone()))

@@ -9,7 +9,9 @@ mod elementwise;
 mod emulator;
 mod head;
 mod nvrtc;
+mod products;
 mod rows;
+mod trainer;
 
 use std::process::Command;
 

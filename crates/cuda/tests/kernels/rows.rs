@@ -31,6 +31,26 @@ fn tokens_are_embedded() {
 }
 
 #[test]
+fn rows_are_gathered_and_their_gradients_added() {
+    for emulator in Emulator::both(&KernelSource::ROWS) {
+        for width in [1, 300] {
+            let x = values(5 * width, 1);
+            // A row of one, of none, of two, and of one again.
+            let (starts, rows) = ([0, 1, 1, 3, 4], [4, 0, 3, 4]);
+            let call = emulator.call("sum_rows", [4, 1, 1], 256).acts(&x).ints(&starts).ints(&rows);
+            let found = call.out_acts(4 * width).int(width).run().acts(3);
+            let sum = |row: usize| {
+                let rows = &rows[starts[row] as usize..starts[row + 1] as usize];
+                let x = &x;
+                (0..width).map(move |i| rows.iter().map(|row| x[*row as usize * width + i]).sum())
+            };
+            let expected: Vec<f64> = (0..4).flat_map(sum).collect();
+            assert_close(&found, &expected, emulator.tolerance(), "sums of rows");
+        }
+    }
+}
+
+#[test]
 fn norms_of_the_residual_stream_and_their_gradients() {
     for emulator in Emulator::both(&KernelSource::ROWS) {
         let tolerance = emulator.tolerance();
