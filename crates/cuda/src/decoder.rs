@@ -326,7 +326,7 @@ pub(crate) struct AdapterPart {
 /// The adapters of linear layers with the same input.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StackedAdapter {
-    /// The sum of their ranks; 0 if none of them has an adapter.
+    /// The sum of their ranks; 0 without an adapter.
     pub rank: usize,
     /// First value of A `[rank, inputs]`.
     pub a: usize,

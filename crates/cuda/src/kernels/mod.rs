@@ -50,7 +50,7 @@ pub struct KernelSource {
     pub text: &'static str,
     /// The macro `HEAD_DIM` of attention.
     pub head_dim: Option<usize>,
-    /// The type of weights and of activations that enter and leave products: bf16, or f32 in tests, which tells
+    /// The type of weights and of activations that enter and leave products: bf16, or f32 in tests, which separates
     /// errors from rounding.
     pub float: DeviceFloat,
 }

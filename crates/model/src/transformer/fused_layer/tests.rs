@@ -186,7 +186,7 @@ fn fused_layers_equal_graphs_with_adapters_of_different_ranks_on_some_linears() 
     }
 }
 
-/// Gradients that a backward pass leaves behind are those of its leaves, constants included.
+/// Gradients that a backward pass leaves are those of its leaves, constants included.
 #[test]
 fn graphs_compute_no_gradients_of_frozen_matrices_and_none_that_are_empty() {
     for name in FAMILIES {
