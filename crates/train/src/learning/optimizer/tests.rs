@@ -75,7 +75,7 @@ fn reference() -> Value {
 fn config(eight_bit: bool) -> TrainConfig {
     let kind = if eight_bit { OptimizerKind::AdamW8bit } else { OptimizerKind::AdamW };
     let optimizer = OptimizerConfig { beta2: 0.99, ..kind.into() };
-    TrainConfig { optimizer, ..TrainConfig::default() }
+    TrainConfig { optimizer, weight_decay: 0.0, ..TrainConfig::default() }
 }
 
 fn variable(list: Vec<f32>) -> Var {
