@@ -19,6 +19,21 @@ const MIN_FINAL: f64 = 0.97;
 /// Most ratings after a change of taste until a learned part predicts the new one.
 const MOST_TO_FOLLOW: u64 = 500;
 
+/// A verdict on one run.
+fn run_verdict(
+    run: &SafetyRun,
+    check: &str,
+    value: impl Into<Value>,
+    bound: impl Into<Value>,
+    passed: bool,
+) -> Value {
+    let (value, bound): (Value, Value) = (value.into(), bound.into());
+    json!({
+        "scenario": run.scenario, "seed": run.seed, "check": check,
+        "value": value, "bound": bound, "passed": passed,
+    })
+}
+
 /// The verdicts on canaries: that the shortfall of the worst window of each run with sabotage is at most a bound,
 /// and that the final satisfaction in each honest scenario is at least a share of that of direct publication.
 /// The latter compares means over the seeds that also ran with direct publication, because the ends of single
@@ -29,25 +44,16 @@ fn verdicts(runs: &[SafetyRun]) -> Vec<Value> {
     let mut all: Vec<Value> = sabotage
         .map(|run| {
             let value = run.worst_window.shortfall;
-            json!({
-                "scenario": run.scenario, "seed": run.seed, "check": "worst_window",
-                "value": value, "bound": MAX_SHORTFALL, "passed": value <= MAX_SHORTFALL,
-            })
+            run_verdict(run, "worst_window", value, MAX_SHORTFALL, value <= MAX_SHORTFALL)
         })
         .collect();
     let learned = runs.iter().filter(|run| run.scenario == SafetyScenario::LearnedTaste);
     all.extend(learned.filter(|run| run.mode == Promotion::Canary).flat_map(|run| {
         let (loss, followed) = (run.largest_loss, run.learned.regained_after);
-        let row = |check: &str, value: Value, bound: Value, passed: bool| {
-            json!({
-                "scenario": run.scenario, "seed": run.seed, "check": check,
-                "value": value, "bound": bound, "passed": passed,
-            })
-        };
         let follows = followed.is_some_and(|after| after <= MOST_TO_FOLLOW);
         [
-            row("largest_loss", loss.into(), MAX_SHORTFALL.into(), loss <= MAX_SHORTFALL),
-            row("learned_follows", followed.into(), MOST_TO_FOLLOW.into(), follows),
+            run_verdict(run, "largest_loss", loss, MAX_SHORTFALL, loss <= MAX_SHORTFALL),
+            run_verdict(run, "learned_follows", followed, MOST_TO_FOLLOW, follows),
         ]
     }));
     for &scenario in SafetyScenario::value_variants() {
