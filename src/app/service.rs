@@ -340,7 +340,7 @@ impl StepWatch {
         let last_step = || self.store.last_step().ok().flatten().map_or(0, |last| last.step);
         let mut seen = saved.as_ref().map_or_else(last_step, MonitorState::last_step);
         let mut monitor = config.health_monitor(saved.unwrap_or_default());
-        let mut halvings = self.halvings(monitor.state());
+        let mut halvings = halvings_of(&self.actions, monitor.state());
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
             // Read errors are ignored here; callers that need the ledger report them.
@@ -353,7 +353,7 @@ impl StepWatch {
                 for warning in monitor.observe(&record, &self.metrics) {
                     self.act(&warning).await;
                 }
-                let wanted = self.halvings(monitor.state());
+                let wanted = halvings_of(&self.actions, monitor.state());
                 if wanted != std::mem::replace(&mut halvings, wanted)
                     && let Err(error) = self.trainer.lower_rate(wanted)
                 {
@@ -362,13 +362,6 @@ impl StepWatch {
             }
             self.save(&monitor);
         }
-    }
-
-    /// How many warnings in progress halve the learning rate.
-    fn halvings(&self, state: &MonitorState) -> u32 {
-        let lowers =
-            |kind: &WarningKind| self.actions.get(kind.as_str()) == Some(&WarningAction::LowerRate);
-        u32::try_from(state.active().filter(lowers).count()).unwrap_or(u32::MAX)
     }
 
     async fn act(&self, warning: &Warning) {
@@ -406,5 +399,42 @@ impl StepWatch {
         if let Err(error) = written {
             tracing::warn!(error, "the state of the warnings is not saved");
         }
+    }
+}
+
+/// How many warnings in progress halve the learning rate. An episode that ended halves it no longer, because the rate would
+/// fall to nothing over a year of episodes.
+fn halvings_of(actions: &BTreeMap<String, WarningAction>, state: &MonitorState) -> u32 {
+    let lowers = |kind: &WarningKind| actions.get(kind.as_str()) == Some(&WarningAction::LowerRate);
+    u32::try_from(state.active().filter(lowers).count()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use hone_core::types::StepRecord;
+
+    use super::*;
+
+    #[test]
+    fn a_warning_halves_the_learning_rate_while_it_lasts() {
+        let config =
+            crate::config::parse("[run.warnings]\nactions = { kl_explosion = 'lower_rate' }")
+                .unwrap();
+        let (actions, metrics) = (&config.run.warnings.actions, Metrics::new().unwrap());
+        let mut monitor = config.health_monitor(MonitorState::default());
+        let mut after = |steps: std::ops::Range<u64>, kl: f64| {
+            for step in steps {
+                let metrics_of = BTreeMap::from([("kl".to_owned(), kl)]);
+                let record =
+                    StepRecord { step, metrics: metrics_of, groups: Vec::new(), created: 0 };
+                monitor.check(&record, &metrics);
+            }
+            halvings_of(actions, monitor.state())
+        };
+        assert_eq!(after(1..20, 0.01), 0);
+        assert_eq!(after(20..40, 5.0), 1);
+        assert_eq!(after(40..80, 0.01), 0);
+        // The next episode starts from the full rate again.
+        assert_eq!(after(80..100, 5.0), 1);
     }
 }

@@ -56,7 +56,7 @@ const NO_CORRECTION_WEIGHT: &str = "correction_weight";
 /// Reason of a dropped group with a sample that does not fit in the memory.
 const TOO_LONG: &str = "too_long";
 
-/// New ratings that learned parts learn at once while a canary runs.
+/// New ratings that learned parts learn at once while no step is taken.
 const LEARNED_TOGETHER: usize = 16;
 
 /// What is in progress between two turns of [`Trainer::tick`].
@@ -159,8 +159,8 @@ impl Trainer<'_> {
     ) -> Result<(TrainPhase, Duration), TrainFailure> {
         use TrainPhase::{Activated, Ahead, Idle, Publishing, Starting};
         let phase = self.notice_activation(phase)?;
-        self.learn_during_canary(&phase)?;
         let closed = self.closed(gate);
+        self.learn_waiting_ratings(&phase, closed.is_some())?;
         let wanted = self.setup.config.samples_per_step;
         let next = match (phase, closed) {
             (phase, _) if phase.publication().is_some_and(Publication::is_finished) => {
@@ -604,14 +604,23 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Lets learned parts learn from waiting ratings while a canary runs, because the next step may be hours away.
-    fn learn_during_canary(&mut self, phase: &TrainPhase) -> Result<(), TrainFailure> {
+    /// Lets learned parts learn from waiting ratings while a canary runs or no step may be taken, because the next
+    /// step may be hours away.
+    fn learn_waiting_ratings(
+        &mut self,
+        phase: &TrainPhase,
+        is_closed: bool,
+    ) -> Result<(), TrainFailure> {
         let setup = self.setup;
         let ready = *setup.store.watch_ready().borrow();
         self.ready_learned = self.ready_learned.min(ready);
-        let during = phase.publication().filter(|_| setup.policies.canary().is_some());
+        let during = phase.publication();
+        let has_canary = during.is_some() && setup.policies.canary().is_some();
         let has_parts = || setup.routes.iter().any(|route| route.learned().next().is_some());
-        if during.is_none() || ready < self.ready_learned + LEARNED_TOGETHER || !has_parts() {
+        if !(is_closed || has_canary)
+            || ready < self.ready_learned + LEARNED_TOGETHER
+            || !has_parts()
+        {
             return Ok(());
         }
         self.ready_learned = ready;

@@ -114,6 +114,71 @@ async fn small_drifts_do_not_add_up() {
     world.policies.pin(PolicyVersion(1), true).await.unwrap();
 }
 
+/// Answers of 16 tokens whose entropies are about these shares of the first one's.
+fn answers_of_entropy<const N: usize>(shares: [f64; N]) -> [String; N] {
+    let codec = codec();
+    let tokens = |text: &str| codec.encode(text).unwrap();
+    let entropy = |text: &String| {
+        let ids = tokens(text);
+        let sum: f64 = ids.iter().map(|id| -f64::from(FakeEngine::logprob(*id))).sum();
+        sum / f64::from(u32::try_from(ids.len()).unwrap())
+    };
+    let repeated = ('!'..='~').map(|letter| letter.to_string().repeat(16));
+    let mut answers: Vec<_> = repeated.filter(|text| tokens(text).len() == 16).collect();
+    answers.sort_by(|a, b| entropy(a).total_cmp(&entropy(b)));
+    let most = entropy(answers.last().unwrap());
+    let distance = |text: &String, share: f64| (entropy(text) - share * most).abs();
+    shares.map(|share| {
+        let nearer = |a: &&String, b: &&String| distance(a, share).total_cmp(&distance(b, share));
+        answers.iter().min_by(nearer).unwrap().clone()
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_losses_of_entropy_do_not_add_up() {
+    let [first, second, third] = answers_of_entropy([1.0, 0.5, 0.2]);
+    let script = move |_: &GenerateRequest, version: PolicyVersion| match version.0 {
+        0 => first.clone(),
+        1 => second.clone(),
+        _ => third.clone(),
+    };
+    let world = World::start(script, 12, config(|_| {})).await;
+    world.published(FakeWeights::default()).await;
+    let check = world.rejection(FakeWeights::default()).await;
+    assert_eq!(check.name, "drift/entropy", "{check:?}");
+    assert!(check.detail.contains("of version 0 "), "{check:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_rises_of_truncated_answers_do_not_add_up() {
+    // A quarter more of the answers reaches the limit of 24 tokens with each version.
+    let script = |request: &GenerateRequest, version: PolicyVersion| {
+        let is_cut = (request.params.seed & 0xffff) < 3 * version.0;
+        "?".repeat(if is_cut { 40 } else { 16 })
+    };
+    let world = World::start(script, 12, config(|_| {})).await;
+    world.published(FakeWeights::default()).await;
+    let check = world.rejection(FakeWeights::default()).await;
+    assert_eq!(check.name, "drift/truncated", "{check:?}");
+    assert!(check.detail.contains("of version 0 0.000"), "{check:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exam_covers_every_graded_route() {
+    let script = |request: &GenerateRequest, version: PolicyVersion| {
+        let is_last = request.prompt_ids[1] >= 100;
+        if is_last && version.0 > 0 { "a: no".to_owned() } else { "a: yes".to_owned() }
+    };
+    let world = World::start(script, 12, config(|_| {})).await;
+    for n in 0..9 {
+        let tokens = if n == 8 { 100..112 } else { 0..12 };
+        world.hold_out(&format!("route-{n}"), tokens).await;
+    }
+    // The last route alone becomes worse.
+    let check = world.rejection(FakeWeights::default()).await;
+    assert_eq!(check.name, "exam/route-8", "{check:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn small_losses_of_reward_do_not_add_up() {
     // Each version answers two prompts more wrongly, of twelve, which is no clear difference.
@@ -158,20 +223,12 @@ async fn drift_is_measured_from_the_initial_adapter() {
 async fn each_graded_route_has_prompts_of_its_own() {
     let world = World::start(equal, 0, config(|_| {})).await;
     let names: Vec<String> = (0..20).map(|n| format!("route-{n}")).collect();
-    let mut toml = String::new();
     for name in &names {
-        toml += &format!(
-            "[[route]]\nname = \"{name}\"\nreward = [{{ name = \"right\", kind = \"regex\", pattern = \"yes\" }}]\n"
-        );
-        for n in 0..3 {
-            let prompt = interaction(InteractionId::new(), name, vec![1, n]);
-            let prompt = Interaction { held_out: true, ..prompt };
-            world.store.commit(vec![Op::Interaction(Box::new(prompt))]).await.unwrap();
-        }
+        world.hold_out(name, 0..3).await;
     }
     let examiner = Examiner {
         engine: world.engine.clone(),
-        routes: Arc::new(routes(&toml)),
+        routes: Arc::new(routes(&further_routes(20))),
         store: world.store.clone(),
         temperature: 1.0,
         max_tokens: 24,

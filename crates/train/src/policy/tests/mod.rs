@@ -5,6 +5,7 @@ mod gate;
 mod version_dir;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -80,6 +81,22 @@ name = "stars"
 kind = "feedback"
 "#;
 
+/// The routes `route-0` to `route-N`, which reward "yes".
+fn further_routes(count: u32) -> String {
+    let route = |n| {
+        format!(
+            "[[route]]\nname = \"route-{n}\"\n\
+             reward = [{{ name = \"right\", kind = \"regex\", pattern = \"yes\" }}]\n"
+        )
+    };
+    (0..count).map(route).collect()
+}
+
+fn codec() -> Arc<Codec> {
+    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qwen2-tiny");
+    Arc::new(Codec::load(&ModelDir::open(Path::new(fixture)).unwrap()).unwrap())
+}
+
 struct World {
     dir: tempfile::TempDir,
     engine: Arc<FakeEngine>,
@@ -92,17 +109,21 @@ impl World {
     /// Answers with `script` and has `prompts` held-out prompts.
     async fn start(
         script: impl Fn(&GenerateRequest, PolicyVersion) -> String + Send + Sync + 'static,
-        prompts: u64,
+        prompts: TokenId,
         config: PolicyConfig,
     ) -> Self {
         let world = Self::open(tempfile::tempdir().unwrap(), script, config).await;
-        for n in 0..prompts {
-            let ids = vec![1, u32::try_from(n).unwrap()];
-            let prompt = interaction(InteractionId::new(), "chat", ids);
-            let prompt = Interaction { held_out: true, ..prompt };
-            world.store.commit(vec![Op::Interaction(Box::new(prompt))]).await.unwrap();
-        }
+        world.hold_out("chat", 0..prompts).await;
         world
+    }
+
+    /// Records held-out prompts of a route, which end with these tokens.
+    async fn hold_out(&self, route: &str, tokens: Range<TokenId>) {
+        for token in tokens {
+            let prompt = interaction(InteractionId::new(), route, vec![1, token]);
+            let prompt = Interaction { held_out: true, ..prompt };
+            self.store.commit(vec![Op::Interaction(Box::new(prompt))]).await.unwrap();
+        }
     }
 
     /// Ends this process and starts another one on its data, which answers alike for each version.
@@ -120,15 +141,14 @@ impl World {
         config: PolicyConfig,
     ) -> Self {
         let metrics = Arc::new(Metrics::new().unwrap());
-        let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/qwen2-tiny");
-        let codec = Arc::new(Codec::load(&ModelDir::open(Path::new(fixture)).unwrap()).unwrap());
+        let codec = codec();
         let fake = FakeConfig { script: Arc::new(script), slots: 4, ..FakeConfig::new(&codec) };
         let engine = FakeEngine::new(codec, fake, Arc::clone(&metrics));
         let path = dir.path().join("ledger.redb");
         let store = Store::open(&path, &StoreConfig::default(), metrics.clone()).unwrap();
         let examiner = Examiner {
             engine: engine.clone(),
-            routes: Arc::new(routes(ROUTES)),
+            routes: Arc::new(routes(&(ROUTES.to_owned() + &further_routes(9)))),
             store: store.clone(),
             temperature: 1.0,
             max_tokens: 24,

@@ -53,3 +53,19 @@ async fn a_learned_part_scores_completions_once_it_predicts_ratings() {
     assert_eq!(again, graded);
     world.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_learned_part_learns_ratings_that_wait_for_a_paused_trainer() {
+    let dir = tempfile::tempdir().unwrap();
+    let (world, routes) = start(dir.path()).await;
+    let handle = world.pause().await;
+    for _ in 0..32 {
+        world.rewarded_group(4, 0, [1.0, 1.0]).await;
+        world.rewarded_group(6, 0, [0.0, 0.0]).await;
+    }
+    let route = Arc::clone(routes.get("route").unwrap());
+    world.until("the part is trusted", |_| route.scores_shadows()).await;
+    let status = handle.status();
+    assert_eq!((status.step, status.ready_groups), (0, 64), "{status:?}");
+    world.stop().await;
+}

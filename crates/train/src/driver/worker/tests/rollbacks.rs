@@ -109,6 +109,25 @@ async fn training_pauses_when_versions_are_worse_together() {
     world.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ratings_that_withdrew_a_canary_are_learned() {
+    let dir = tempfile::tempdir().unwrap();
+    let canary =
+        CanaryConfig { shares: vec![0.5], margin: 0.3, alpha: 0.2, ..CanaryConfig::default() };
+    let policy = PolicyConfig { promotion: Promotion::Canary, canary, ..every_step() };
+    let world = World::start_as(dir.path(), policy, |_| {}).await;
+    world.publisher.canaries.store(true, Ordering::Release);
+    world.batch(0).await;
+    world.until("a canary", |world| world.policies.canary() == Some(PolicyVersion(1))).await;
+    let disliked = world.rewarded_group(4, 1, [0.0, 0.0]).await;
+    let is_withdrawn =
+        |world: &World| world.policies.list().unwrap()[1].state == PolicyState::RolledBack;
+    rate(&world, [(1, 0.0), (0, 1.0)], is_withdrawn).await;
+    world.rewarded_group(5, 0, [0.0, 1.0]).await;
+    world.until("learned", |world| matches!(world.state(disliked), GroupState::Trained(_))).await;
+    world.stop().await;
+}
+
 /// Activates versions 1 and 2 in turn, and returns the longest time between two activations.
 async fn activate_in_turn(world: &World, count: u64) -> Duration {
     let (mut longest, mut before) = (Duration::ZERO, Instant::now());
