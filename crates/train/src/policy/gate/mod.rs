@@ -265,8 +265,12 @@ fn check_drift(
             Some(first) => {
                 let from_anchor: Vec<f64> =
                     measured.iter().map(|(own, _)| surplus_of(*own, first)).collect();
-                exceeds |= is_above(&from_anchor);
                 detail += &format!(", of version {} {first:.3}", anchor.record.version);
+                if !exceeds && is_above(&from_anchor) {
+                    exceeds = true;
+                    // A policy that solves its task may well answer with little entropy.
+                    detail += "; if the active version is good, pin it, and the drift is measured from it";
+                }
             }
             None if anchor.is_active => {
                 let detail = "measured with the first version after it".to_owned();

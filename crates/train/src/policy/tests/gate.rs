@@ -147,6 +147,7 @@ async fn small_losses_of_entropy_do_not_add_up() {
     let check = world.rejection(FakeWeights::default()).await;
     assert_eq!(check.name, "drift/entropy", "{check:?}");
     assert!(check.detail.contains("of version 0 "), "{check:?}");
+    assert!(check.detail.ends_with("pin it, and the drift is measured from it"), "{check:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
