@@ -112,6 +112,8 @@ async fn small_drifts_do_not_add_up() {
     assert!(check.detail.contains("of version 0 "), "{check:?}");
     // An operator who is content with the first version makes it the anchor.
     world.policies.pin(PolicyVersion(1), true).await.unwrap();
+    let next = world.published(FakeWeights::default()).await;
+    assert!(next.checks.iter().any(|check| check.detail.contains("of version 1 ")), "{next:?}");
 }
 
 /// Answers of 16 tokens whose entropies are about these shares of the first one's.
