@@ -1,5 +1,6 @@
 //! Activations of existing versions, which the trainer follows.
 
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -73,14 +74,20 @@ async fn rate(world: &World, values: [(u64, f64); 2], until: impl Fn(&World) -> 
         .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn training_pauses_when_versions_are_worse_together() {
-    let dir = tempfile::tempdir().unwrap();
+/// A trainer whose versions are canaries that few ratings decide.
+async fn start_with_canaries(dir: &Path) -> World {
     let canary =
         CanaryConfig { shares: vec![0.5], margin: 0.3, alpha: 0.2, ..CanaryConfig::default() };
     let policy = PolicyConfig { promotion: Promotion::Canary, canary, ..every_step() };
-    let world = World::start_as(dir.path(), policy.clone(), |_| {}).await;
+    let world = World::start_as(dir, policy, |_| {}).await;
     world.publisher.canaries.store(true, Ordering::Release);
+    world
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn training_pauses_when_versions_are_worse_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let world = start_with_canaries(dir.path()).await;
     for version in 1..3 {
         world.batch(version - 1).await;
         let is_served = |world: &World| world.policies.active() == PolicyVersion(version);
@@ -97,8 +104,7 @@ async fn training_pauses_when_versions_are_worse_together() {
     assert!(hold.starts_with("found worse than the anchor, version 0: worse"), "{hold}");
     // The pause survives a restart, and the next version descends from the anchor.
     world.stop().await;
-    let world = World::start_as(dir.path(), policy, |_| {}).await;
-    world.publisher.canaries.store(true, Ordering::Release);
+    let world = start_with_canaries(dir.path()).await;
     world.wait_for_state(TrainState::Paused).await;
     world.batch(0).await;
     world.worker.handle().resume().unwrap();
@@ -112,11 +118,7 @@ async fn training_pauses_when_versions_are_worse_together() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_ratings_that_withdrew_a_canary_are_learned() {
     let dir = tempfile::tempdir().unwrap();
-    let canary =
-        CanaryConfig { shares: vec![0.5], margin: 0.3, alpha: 0.2, ..CanaryConfig::default() };
-    let policy = PolicyConfig { promotion: Promotion::Canary, canary, ..every_step() };
-    let world = World::start_as(dir.path(), policy, |_| {}).await;
-    world.publisher.canaries.store(true, Ordering::Release);
+    let world = start_with_canaries(dir.path()).await;
     world.batch(0).await;
     world.until("a canary", |world| world.policies.canary() == Some(PolicyVersion(1))).await;
     let disliked = world.rewarded_group(4, 1, [0.0, 0.0]).await;
