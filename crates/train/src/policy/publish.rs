@@ -23,6 +23,9 @@ const CANARY_BEGAN: &str = "canary_began";
 /// Pieces of feedback that are read at once.
 const FEEDBACK_PAGE: usize = 1000;
 
+/// Pieces of feedback among which the gate looks for ratings of the active version.
+const NEWEST_RATINGS: usize = 1000;
+
 enum Evaluated {
     Checked,
     Interrupted,
@@ -214,12 +217,14 @@ impl Policies {
         let active_adapter = self.active_adapter()?;
         let mut anchor = self.anchor()?;
         let anchor_adapter = anchor.adapter.clone();
+        let ratings = self.newest_ratings()?;
         let examination = Examination {
             publisher: self.setup.publisher.as_ref(),
             candidate,
             version: record.version,
             active_adapter: active_adapter.as_deref(),
             anchor_adapter: anchor_adapter.as_deref(),
+            ratings: &ratings,
             gate: &self.setup.config.gate,
         };
         let probe =
@@ -254,6 +259,20 @@ impl Policies {
             }
         }
         Ok(())
+    }
+
+    /// Ratings of the active version among the newest pages of feedback, one for each session, user or else completion.
+    fn newest_ratings(&self) -> Result<Vec<f64>, PolicyError> {
+        let PolicySetup { store, examiner, raters, .. } = &self.setup;
+        let Some(examiner) = examiner else { return Ok(Vec::new()) };
+        let mut ratings = BTreeMap::new();
+        for row in store.newest_feedback(None, NEWEST_RATINGS)? {
+            let rating = VersionRating::of(store, &examiner.routes, *raters, &row)?;
+            if let Some(rating) = rating.filter(|rating| rating.version == self.active()) {
+                ratings.insert(rating.unit, rating.value);
+            }
+        }
+        Ok(ratings.into_values().collect())
     }
 
     pub(super) fn report_kl(&self, checks: &[PolicyCheck]) {

@@ -56,11 +56,19 @@ const MAX_FORMAT_DROP: f64 = 0.1;
 /// Share of a bound of the KL from which on the log warns.
 const NEARLY: f64 = 0.8;
 
+const ENTROPY: &str = "drift/entropy";
+
+/// What an operator can do where only the anchor's bound is exceeded.
+const PIN: &str = "; if the active version is good, pin it, and the drift is measured from it";
+
 /// The check of the KL to the anchor.
 pub(super) const KL_TO_ANCHOR: &str = "drift/kl_base";
 
 /// Start of the names of an anchor's own rewards among its checks.
 const OF_ANCHOR: &str = "anchor";
+
+/// The check of an anchor that has its ratings.
+const RATINGS_OF_ANCHOR: &str = "anchor/ratings";
 
 /// Prompts on which the KL is measured, which needs forward passes. An exploded KL shows on any prompt.
 const KL_PROMPTS: usize = 8;
@@ -80,6 +88,8 @@ pub(super) struct Examination<'a> {
     pub active_adapter: Option<&'a Path>,
     /// That of the anchor, which the whole run must stay near.
     pub anchor_adapter: Option<&'a Path>,
+    /// The newest ratings of the active version by users, each from 0 to 1.
+    pub ratings: &'a [f64],
     pub gate: &'a GateConfig,
 }
 
@@ -184,9 +194,26 @@ pub(super) async fn compare(
             checks.push(checked("drift/samples", false, None, None, error.to_string()));
         }
         Ok(compared) => {
-            check_drift(examination, &compared, anchor, checks)?;
+            let less_entropy = check_drift(examination, &compared, anchor, checks)?;
+            let ratings = MeanBounds::of(examination.ratings, BOUND_ERROR);
+            let mut is_better = anchor.is_below(RATINGS_OF_ANCHOR, ratings);
             if all_passed(checks) {
-                check_rewards(examiner, &compared, anchor, checks).await;
+                is_better |= check_rewards(examiner, &compared, anchor, checks).await;
+            }
+            if let Some(check) = less_entropy.filter(|_| all_passed(checks)) {
+                let reason = if is_better {
+                    "; ratings or held-out rewards of the active version are above that version's"
+                        .to_owned()
+                } else {
+                    "; neither ratings nor held-out rewards of the active version are above that version's"
+                        .to_owned()
+                        + PIN
+                };
+                checks.push(PolicyCheck {
+                    passed: is_better,
+                    detail: check.detail + &reason,
+                    ..check
+                });
             }
         }
     }
@@ -205,22 +232,44 @@ pub(super) struct Anchor {
 }
 
 impl Anchor {
+    fn check(&self, name: &str) -> Option<&PolicyCheck> {
+        self.record.checks.iter().find(|check| check.name == name)
+    }
+
     fn measured(&self, name: &str) -> Option<f64> {
-        self.record.checks.iter().find(|check| check.name == name)?.value
+        self.check(name)?.value
+    }
+
+    /// Whether a later version's rewards are above this version's, whose bounds the check has. The active version measures
+    /// them if it is the anchor and the check is missing.
+    fn is_below(&mut self, name: &str, active: Option<MeanBounds>) -> bool {
+        let Some(active) = active else { return false };
+        match self.check(name) {
+            Some(check) => check.bound.is_some_and(|upper| active.lower > upper),
+            None if self.is_active => {
+                let detail = "bounds, measured with the first version after it".to_owned();
+                let (lower, upper) = (Some(active.lower), Some(active.upper));
+                self.record.checks.push(checked(name, true, lower, upper, detail));
+                false
+            }
+            None => false,
+        }
     }
 }
 
 /// A property of a completion, and how far the candidate's exceeds the active version's.
 type Measure<'a> = (fn(&Completion) -> f64, &'a dyn Fn(f64, f64) -> f64);
 
-/// Adds the checks `drift/...`, until one fails.
+/// Adds the checks `drift/...`, until one fails. Returns that of the entropy if it is too small in comparison with the
+/// anchor's alone: a policy that has solved its task answers with little entropy, so that rewards decide.
 fn check_drift(
     examination: &Examination<'_>,
     compared: &[ComparedPrompt],
     anchor: &mut Anchor,
     checks: &mut Vec<PolicyCheck>,
-) -> Result<(), PolicyError> {
+) -> Result<Option<PolicyCheck>, PolicyError> {
     let gate = examination.gate;
+    let mut less_entropy = None;
     let scored_by = |adapter: Option<_>| adapter.map_or(ScoredBy::Base, ScoredBy::Adapter);
     for (name, bound, policy) in [
         (KL_TO_ANCHOR, gate.max_kl, scored_by(examination.anchor_adapter)),
@@ -233,7 +282,7 @@ fn check_drift(
         let detail = format!("nats per token on {} prompts", compared.len().min(KL_PROMPTS));
         checks.push(checked(name, kl <= bound, Some(kl), Some(bound), detail));
         if !all_passed(checks) {
-            return Ok(());
+            return Ok(None);
         }
         if kl > NEARLY * bound {
             tracing::warn!(
@@ -245,7 +294,7 @@ fn check_drift(
     }
     // The mean of each surplus must not be above its limit.
     let conditions: [(&str, Measure<'_>, f64); 3] = [
-        ("drift/entropy", (entropy, &|own, active| MIN_ENTROPY_SHARE * active - own), 0.0),
+        (ENTROPY, (entropy, &|own, active| MIN_ENTROPY_SHARE * active - own), 0.0),
         ("drift/length", (length, &|own, active| own - MAX_LENGTH_RATIO * active), LENGTH_SLACK),
         ("drift/truncated", (truncated, &|own, active| own - active), MAX_TRUNCATED_RISE),
     ];
@@ -267,9 +316,12 @@ fn check_drift(
                     measured.iter().map(|(own, _)| surplus_of(*own, first)).collect();
                 detail += &format!(", of version {} {first:.3}", anchor.record.version);
                 if !exceeds && is_above(&from_anchor) {
+                    if name == ENTROPY {
+                        less_entropy = Some(checked(name, false, Some(own), None, detail));
+                        continue;
+                    }
                     exceeds = true;
-                    // A policy that solves its task may well answer with little entropy.
-                    detail += "; if the active version is good, pin it, and the drift is measured from it";
+                    detail += PIN;
                 }
             }
             None if anchor.is_active => {
@@ -283,7 +335,7 @@ fn check_drift(
             break;
         }
     }
-    Ok(())
+    Ok(less_entropy)
 }
 
 /// Mean negative log-probability of the sampled tokens, which estimates the entropy in nats per token.
@@ -337,13 +389,14 @@ struct RouteScores {
     formats: BTreeMap<String, Vec<[f64; 2]>>,
 }
 
-/// Adds `drift/format/PART` and `exam/ROUTE`, until one fails. Prompts to train on count for the format only.
+/// Adds `drift/format/PART` and `exam/ROUTE`, until one fails. Prompts to train on count for the format only. Returns
+/// whether the rewards of a route are above the anchor's.
 async fn check_rewards(
     examiner: &Examiner,
     compared: &[ComparedPrompt],
     anchor: &mut Anchor,
     checks: &mut Vec<PolicyCheck>,
-) {
+) -> bool {
     let mut routes: BTreeMap<String, RouteScores> = BTreeMap::new();
     for prompt in compared {
         let Some(route) = prompt.prompt.route.as_ref().filter(|route| route.has_graders()) else {
@@ -360,18 +413,22 @@ async fn check_rewards(
     // Together the checks reject an equal candidate as rarely as one would.
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     let error = BOUND_ERROR / count.max(1) as f64;
+    let mut is_better = false;
     for (route, scores) in routes {
         for (part, pairs) in &scores.formats {
             let name = format!("drift/format/{part}");
-            if !not_below(checks, anchor, &name, pairs, -MAX_FORMAT_DROP, error) {
-                return;
+            if !not_below(checks, anchor, &name, pairs, -MAX_FORMAT_DROP, error).0 {
+                return false;
             }
         }
         let name = format!("exam/{route}");
-        if !not_below(checks, anchor, &name, &scores.totals, 0.0, error) {
-            return;
+        let (passed, is_above) = not_below(checks, anchor, &name, &scores.totals, 0.0, error);
+        if !passed {
+            return false;
         }
+        is_better |= is_above;
     }
+    is_better
 }
 
 async fn add_scores(
@@ -401,8 +458,9 @@ async fn add_scores(
 }
 
 /// Adds a check that fails if the candidate's rewards are lower than the active version's, or than the anchor's were, by
-/// more than `least`, except with the probability `error`; returns whether it passed. The anchor answered other prompts, so
-/// that its rewards count as the lower bound of their mean.
+/// more than `least`, except with the probability `error`. The anchor answered other prompts, so that its rewards count as
+/// the lower bound of their mean. Returns whether the check passed, and whether the active version's rewards are above the
+/// anchor's.
 fn not_below(
     checks: &mut Vec<PolicyCheck>,
     anchor: &mut Anchor,
@@ -410,12 +468,12 @@ fn not_below(
     pairs: &[[f64; 2]],
     least: f64,
     error: f64,
-) -> bool {
+) -> (bool, bool) {
     let of = |value: fn(&[f64; 2]) -> f64| {
         MeanBounds::of(&pairs.iter().map(value).collect::<Vec<_>>(), error)
     };
     let bounds = (of(|[own, active]| own - active), of(|[own, _]| *own), of(|[_, active]| *active));
-    let (Some(difference), Some(own), Some(active)) = bounds else { return true };
+    let (Some(difference), Some(own), Some(active)) = bounds else { return (true, false) };
     let mut detail = format!(
         "difference to the active version, {:+.3} to {:+.3} on {} prompts; its mean reward is {:.3}",
         difference.lower,
@@ -425,17 +483,10 @@ fn not_below(
     );
     let mut passed = difference.upper >= least;
     let known = format!("{OF_ANCHOR}/{name}");
-    match anchor.measured(&known) {
-        Some(first) => {
-            passed &= own.upper - first >= least;
-            detail += &format!(", of version {} at least {first:.3}", anchor.record.version);
-        }
-        None if anchor.is_active => {
-            let detail = "lower bound, measured with the first version after it".to_owned();
-            anchor.record.checks.push(checked(&known, true, Some(active.lower), None, detail));
-        }
-        None => {}
+    if let Some(first) = anchor.measured(&known) {
+        passed &= own.upper - first >= least;
+        detail += &format!(", of version {} at least {first:.3}", anchor.record.version);
     }
     checks.push(checked(name, passed, Some(difference.mean), Some(least), detail));
-    passed
+    (passed, anchor.is_below(&known, Some(active)))
 }

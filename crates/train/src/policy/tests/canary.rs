@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use hone_core::types::{Sample, SamplingParams, now_ms};
+use hone_core::types::SamplingParams;
 use hone_engine::Priority;
 use hone_store::AnswerCounts;
 
 use super::*;
 use crate::policy::CanaryConfig;
-use crate::testing::{rating, sample, version_rating};
+use crate::testing::version_rating;
 
 fn canary() -> PolicyConfig {
     let canary = CanaryConfig {
@@ -181,14 +181,7 @@ async fn a_suspended_canary_continues_after_a_restart() {
     until("the canary begins", || world.policies.canary().is_some()).await;
     // One rating of each version, which this process does not count.
     for version in [0, 1] {
-        let id = InteractionId::new();
-        let sample = Sample { created: now_ms(), ..sample(id, version) };
-        let rated = vec![
-            Op::Interaction(Box::new(interaction(id, "chat", vec![1]))),
-            Op::Sample(Box::new(sample)),
-            rating(id, 1.0, None, now_ms()),
-        ];
-        world.store.commit(rated).await.unwrap();
+        world.rate(version, &[1.0]).await;
     }
     let began = world.policies.canary_status().unwrap().stages[0];
     {

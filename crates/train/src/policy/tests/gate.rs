@@ -136,20 +136,59 @@ fn answers_of_entropy<const N: usize>(shares: [f64; N]) -> [String; N] {
     })
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn small_losses_of_entropy_do_not_add_up() {
+/// A world whose second version has less entropy than the base permits.
+async fn world_of_falling_entropy(prompts: TokenId) -> World {
     let [first, second, third] = answers_of_entropy([1.0, 0.5, 0.2]);
     let script = move |_: &GenerateRequest, version: PolicyVersion| match version.0 {
         0 => first.clone(),
         1 => second.clone(),
         _ => third.clone(),
     };
-    let world = World::start(script, 12, config(|_| {})).await;
+    World::start(script, prompts, config(|_| {})).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn small_losses_of_entropy_do_not_add_up() {
+    let world = world_of_falling_entropy(12).await;
+    world.rate(0, &[1.0, 2.0, 4.0, 5.0]).await;
     world.published(FakeWeights::default()).await;
+    // As good as the base, but not better.
+    world.rate(1, &[1.0, 2.0, 4.0, 5.0]).await;
     let check = world.rejection(FakeWeights::default()).await;
     assert_eq!(check.name, "drift/entropy", "{check:?}");
     assert!(check.detail.contains("of version 0 "), "{check:?}");
     assert!(check.detail.ends_with("pin it, and the drift is measured from it"), "{check:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn higher_ratings_permit_less_entropy() {
+    let world = world_of_falling_entropy(12).await;
+    world.rate(0, &[1.0, 2.0, 1.0, 2.0]).await;
+    world.published(FakeWeights::default()).await;
+    world.rate(1, &[4.0, 5.0, 5.0, 5.0]).await;
+    let record = world.published(FakeWeights::default()).await;
+    let check = record.checks.iter().find(|check| check.name == "drift/entropy").unwrap();
+    assert!(check.detail.ends_with("are above that version's"), "{check:?}");
+    let base = world.store.policy(PolicyVersion::BASE).unwrap().unwrap();
+    assert!(base.checks.iter().any(|check| check.name == "anchor/ratings"), "{base:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn higher_held_out_rewards_permit_less_entropy() {
+    let script = |_: &GenerateRequest, version: PolicyVersion| match version.0 {
+        0 => "a: no maybe not".to_owned(),
+        _ => "a: yes".to_owned(),
+    };
+    let world = World::start(script, 12, config(|_| {})).await;
+    world.published(FakeWeights::default()).await;
+    // The base's entropy is as if it had been measured far above that of its answers.
+    let mut base = world.store.policy(PolicyVersion::BASE).unwrap().unwrap();
+    let entropy = base.checks.iter_mut().find(|check| check.name == "drift/entropy").unwrap();
+    entropy.value = Some(1e3);
+    world.store.commit(vec![Op::Policy(Box::new(base))]).await.unwrap();
+    let record = world.published(FakeWeights::default()).await;
+    let check = record.checks.iter().find(|check| check.name == "drift/entropy").unwrap();
+    assert!(check.detail.ends_with("are above that version's"), "{check:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{
-    Interaction, InteractionId, PolicyCheck, PolicyRecord, PolicyState, PolicyVersion, TokenId,
+    Interaction, InteractionId, PolicyCheck, PolicyRecord, PolicyState, PolicyVersion, Sample,
+    TokenId, now_ms,
 };
 use hone_engine::testing::FakeConfig;
 use hone_engine::{Codec, Engine, EngineError, FakeEngine, GenerateRequest, ModelDir};
@@ -23,7 +24,7 @@ use super::{
     PublishOutcome, ScoredBy,
 };
 use crate::error::LearnError;
-use crate::testing::{interaction, routes};
+use crate::testing::{interaction, rating, routes, sample};
 
 /// New weights that score tokens as the fake engine does, with differences of the other policies.
 #[derive(Clone, Copy, Default)]
@@ -123,6 +124,19 @@ impl World {
             let prompt = interaction(InteractionId::new(), route, vec![1, token]);
             let prompt = Interaction { held_out: true, ..prompt };
             self.store.commit(vec![Op::Interaction(Box::new(prompt))]).await.unwrap();
+        }
+    }
+
+    /// Records ratings of completions of a version, in stars.
+    async fn rate(&self, version: u64, stars: &[f64]) {
+        for value in stars {
+            let id = InteractionId::new();
+            let ops = vec![
+                Op::Interaction(Box::new(interaction(id, "chat", vec![1]))),
+                Op::Sample(Box::new(Sample { created: now_ms(), ..sample(id, version) })),
+                rating(id, *value, None, now_ms()),
+            ];
+            self.store.commit(ops).await.unwrap();
         }
     }
 
