@@ -142,6 +142,14 @@ fn variables_never_empty_the_lists_of_keys() {
 }
 
 #[test]
+fn devices_are_named_and_refuse_what_they_cannot_train() {
+    assert_snapshot!(error("[model]\ndevice = 'gpu'"), @r#"model.device is "gpu": it must be "auto", "cpu" or "cuda:N""#);
+    let on_gpu = "[model]\ndevice = 'cuda:1'\n";
+    assert_snapshot!(error(&format!("{on_gpu}quantize = 'q8_0'")), @r#"model.quantize is "q8_0": it must be "none" with model.device = "cuda:1""#);
+    assert_snapshot!(error(&format!("{on_gpu}[train.lora]\ndropout = 0.1")), @r#"train.lora.dropout is 0.1: it must be 0 with model.device = "cuda:1""#);
+}
+
+#[test]
 fn unknown_keys_are_refused() {
     assert_snapshot!(error("[train]\nlerning_rate = 1"), @"train.lerning_rate is not a key: did you mean train.learning_rate?");
     assert_snapshot!(error("[tran]\nseed = 1"), @"tran is not a key: did you mean train?");

@@ -49,7 +49,6 @@ promotion = "direct"
 publish_every = 1
 [train]
 samples_per_step = 8
-micro_batch = 8
 learning_rate = 1e-5
 warmup_steps = 0
 [log]

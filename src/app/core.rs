@@ -27,7 +27,7 @@ use hone_train::{Learner, TrainHandle, TrainSetup, TrainWorker};
 use super::engines::{Engines, EnginesNeeded};
 use super::memory::MemoryReport;
 use super::reward_tools;
-use super::{claim, open_model};
+use super::{claim, open_model, trainer_config};
 use crate::config::Config;
 use crate::fleet::outbox_of;
 use crate::telemetry;
@@ -179,7 +179,7 @@ impl Core {
             )
         })?;
         let setup = TrainSetup {
-            config: config.train.clone(),
+            config: trainer_config(config, &model)?,
             policy: config.policy.clone(),
             step_limit,
             peak_rates: peak_rates(config, &model)?,

@@ -25,7 +25,6 @@ promotion = "direct"
 publish_every = 1
 [train]
 samples_per_step = 32
-micro_batch = 8
 learning_rate = 1e-4
 warmup_steps = 0
 max_staleness = 1000

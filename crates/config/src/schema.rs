@@ -14,7 +14,7 @@ use hone_reward::sandbox::SandboxConfig;
 use hone_reward::tools::GradersConfig;
 use hone_rollout::RolloutConfig;
 use hone_store::Retention;
-use hone_train::config::TrainConfig;
+use hone_train::config::{DeviceChoice, TrainConfig};
 use hone_train::monitoring::warnings::{HealthMonitor, MonitorState};
 use hone_train::policy::PolicyConfig;
 
@@ -71,6 +71,8 @@ pub struct ModelConfig {
     pub names: Vec<String>,
     /// Whether the frozen matrices are quantized while they are loaded. mistral.rs cannot serve these.
     pub quantize: Quantize,
+    /// What computes the trainer's passes: `cpu`, `cuda:N`, or `auto`. Engines run on the processor.
+    pub device: DeviceChoice,
 }
 
 hone_core::parameters! {

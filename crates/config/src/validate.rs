@@ -7,7 +7,9 @@ use hone_core::config::section::Parameters;
 use hone_core::config::{Checked, ConfigError, Problem, label, quoted};
 use hone_engine::EngineBackend;
 use hone_hub::{check_revision, dataset_id};
+use hone_model::weights::Quantize;
 use hone_reward::routes::RouteConfig;
+use hone_train::config::DeviceChoice;
 
 use super::schema::Config;
 
@@ -29,6 +31,7 @@ pub(super) fn check(config: &Config) -> Checked {
             return Err(Problem::value(&key, quoted(name), "a name that occurs once"));
         }
     }
+    device(config)?;
     config.server.check()?;
     if config.data.dir.as_os_str().is_empty() {
         return Err(Problem::value("data.dir", "\"\"", "the path of a directory"));
@@ -50,6 +53,21 @@ pub(super) fn check(config: &Config) -> Checked {
         return Err(Problem::value("log.level", quoted(&config.log.level), allowed));
     }
     routes(config)
+}
+
+/// What a GPU cannot train with.
+fn device(config: &Config) -> Checked {
+    let DeviceChoice::Cuda(ordinal) = config.model.device else { return Ok(()) };
+    let on = format!("with model.device = \"cuda:{ordinal}\"");
+    if config.model.quantize != Quantize::None {
+        let quantize = quoted(config.model.quantize.as_str());
+        return Err(Problem::value("model.quantize", quantize, &format!("\"none\" {on}")));
+    }
+    let dropout = config.train.lora.dropout;
+    if dropout > 0.0 {
+        return Err(Problem::value("train.lora.dropout", dropout, &format!("0 {on}")));
+    }
+    Ok(())
 }
 
 /// The keys of `[engine]`, alone and together with the native engine's cache.

@@ -13,7 +13,7 @@
 //! | `products` | products of matrices |
 //! | `decoder` | the shape of a decoder, and the places of its weights and of its adapter |
 //! | `pass` | a forward and a backward pass over packed sequences |
-//! | `trainer` | a decoder and its adapter on a device: passes and updates |
+//! | `trainer` | a decoder and its adapters on a device: training passes |
 //!
 //! Only host slices and addresses cross the crate's boundary. Invariant: no function of a library is called
 //! before [`CudaLibrary::find`] has seen the library, because cudarc panics if one is missing.
@@ -42,4 +42,4 @@ pub use launch::{KernelArgument, LoadedKernels};
 pub use libraries::{CudaLibrary, CudaVersion, LibraryError};
 pub use pass::{PassLimits, TokenBatch};
 pub use products::{DeviceMatrix, ProductTerms, Products};
-pub use trainer::{AdamStep, DeviceTrainer};
+pub use trainer::{DevicePolicy, DeviceTrainer};

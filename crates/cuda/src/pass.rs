@@ -21,10 +21,10 @@ use crate::launch::{KernelArgument, LoadedKernels};
 use crate::products::{DeviceMatrix, ProductTerms, Products};
 
 /// Blocks of the kernels over whole buffers.
-pub(crate) const FLAT_BLOCKS: usize = 256;
+const FLAT_BLOCKS: usize = 256;
 
 /// Threads of a block that computes a row, of one that computes heads, and of one that computes a row of logits.
-pub(crate) const ROW_THREADS: u32 = 256;
+const ROW_THREADS: u32 = 256;
 const HEAD_THREADS: u32 = 128;
 const LOGITS_THREADS: u32 = 512;
 /// Heads that a block computes.
@@ -294,21 +294,21 @@ pub(crate) struct DevicePass {
     pub float: DeviceFloat,
     pub weights: DecoderWeights,
     pub adapter: AdapterLayout,
-    /// Addresses of the adapter in the type of the weights, and of its gradient in f32.
-    pub adapter_copy: u64,
+    /// Address of the adapter of the last forward pass, in the type of the weights; 0 without one.
+    pub policy: u64,
+    /// Address of the gradient of the adapter under training, in f32.
     pub gradient: u64,
     pub buffers: PassBuffers,
-    /// The batch of the last forward pass with the adapter, until its backward pass.
+    /// The batch of the last forward pass with the adapter under training, until its backward pass.
     pub saved: Option<PassTables>,
 }
 
 impl DevicePass {
-    /// The statistics `[ln p, entropy]` of all rows, with the adapter, or of the base model.
+    /// The statistics `[ln p, entropy]` of all rows by [`Self::policy`].
     pub fn forward(
         &mut self,
         staging: &mut Staging,
         batch: &TokenBatch<'_>,
-        with_adapter: bool,
     ) -> Result<Vec<[f32; 2]>> {
         self.saved = None;
         let attention = AttentionTables::new(batch.segments, self.shape.head_dim)?;
@@ -331,7 +331,7 @@ impl DevicePass {
             if index == 0 {
                 self.norm(&tables, input, layer.norms[0])?;
             }
-            self.layer(&tables, index, with_adapter, true)?;
+            self.layer(&tables, index, true)?;
         }
         for chunk in self.chunks(tables.rows) {
             self.logits(&tables, &chunk)?;
@@ -343,7 +343,7 @@ impl DevicePass {
         let mut bytes = vec![0; 8 * tables.rows];
         let region = ArenaRegion { address: buffers.stats, bytes: bytes.len() as u64 };
         staging.download(region, &mut bytes)?;
-        self.saved = with_adapter.then_some(tables);
+        self.saved = Some(tables);
         let pair = |pair: &[u8; 8]| {
             let [a, b, c, d, e, f, g, h] = *pair;
             [f32::from_le_bytes([a, b, c, d]), f32::from_le_bytes([e, f, g, h])]
@@ -395,7 +395,7 @@ impl DevicePass {
         for (index, layer) in weights.layers.iter().enumerate().rev() {
             if !self.is_kept(index) {
                 self.norm(&tables, buffers.inputs[index], layer.norms[0])?;
-                self.layer(&tables, index, true, false)?;
+                self.layer(&tables, index, false)?;
             }
             self.mlp_backward(&tables, index)?;
             self.attention_backward(&tables, index)?;
@@ -405,19 +405,13 @@ impl DevicePass {
 
     /// A layer's activations from the normed input, and, with `output`, the next layer's input and its norm, or the
     /// final norm.
-    fn layer(
-        &self,
-        tables: &PassTables,
-        index: usize,
-        with_adapter: bool,
-        output: bool,
-    ) -> Result<()> {
+    fn layer(&self, tables: &PassTables, index: usize, output: bool) -> Result<()> {
         let Self { shape, weights, buffers, .. } = self;
         let (layer, saved) = (&weights.layers[index], self.layer_buffers(index));
         let (tokens, width) = (tables.tokens, shape.intermediate);
         let out = |half: usize| if shape.output_norms { saved.out[half] } else { buffers.d_out };
         let project = |projection: usize, x: u64, y: Option<u64>| {
-            let low = with_adapter.then_some(saved.low[projection]);
+            let low = (self.policy != 0).then_some(saved.low[projection]);
             self.project(tokens, [index, projection], x, low, y)
         };
         project(QKV, buffers.normed, Some(saved.qkv))?;
@@ -743,7 +737,7 @@ impl DevicePass {
     }
 
     fn adapter_matrix(&self, first: usize, shape: [usize; 2]) -> DeviceMatrix {
-        self.matrix(self.adapter_copy + first as u64 * self.float.bytes(), shape)
+        self.matrix(self.policy + first as u64 * self.float.bytes(), shape)
     }
 
     fn multiply(

@@ -1,8 +1,8 @@
-//! Training on a device: a frozen decoder, an adapter with its gradient and moments, and passes.
+//! Training passes on a device: a frozen decoder, an adapter with its gradient, and a second adapter.
 //!
-//! The losses stay on the host: [`DeviceTrainer::forward`] returns the statistics of the predicted tokens, and
-//! [`DeviceTrainer::backward`] takes the loss's derivatives by them. Dropout of adapters (`train.lora.dropout`) is
-//! not there yet.
+//! Losses and the optimizer stay on the host: [`DeviceTrainer::forward`] returns the statistics of the predicted tokens,
+//! [`DeviceTrainer::backward`] takes the loss's derivatives by them, and adapters are small enough to be copied in each
+//! step. Dropout of adapters (`train.lora.dropout`) is not there yet.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,39 +15,29 @@ use crate::decoder::{
 use crate::device::{Gpu, Staging, StreamPriority};
 use crate::error::{GpuError, Result};
 use crate::kernels::{DeviceFloat, KernelSource};
-use crate::launch::{KernelArgument, LoadedKernels};
-use crate::pass::{DevicePass, FLAT_BLOCKS, PassBuffers, PassLimits, ROW_THREADS, TokenBatch};
+use crate::launch::LoadedKernels;
+use crate::pass::{DevicePass, PassBuffers, PassLimits, TokenBatch};
 use crate::products::Products;
 
 /// Bytes of each of the two buffers through which the host copies.
 const STAGING: usize = 8 << 20;
 
-/// A step of AdamW.
-#[derive(Clone, Copy, Debug)]
-pub struct AdamStep {
-    /// The learning rate.
-    pub learning_rate: f64,
-    /// Decay of the values by the learning rate.
-    pub weight_decay: f64,
-    /// Decay of the gradient's mean.
-    pub beta1: f64,
-    /// Decay of the mean of its square.
-    pub beta2: f64,
-    /// Added to the root of that.
-    pub eps: f64,
-    /// Factor of the gradient, which bounds its norm.
-    pub gradient_scale: f64,
+/// The policy of a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DevicePolicy {
+    /// The decoder alone.
+    Base,
+    /// The adapter under training.
+    Adapter,
+    /// The adapter of a reference policy, with the same modules.
+    Reference,
 }
 
-/// The adapter, its gradient and moments in f32, and its copy in the type of the weights.
+/// Adapters in the type of the weights, and the gradient of the first one in f32.
 struct AdapterBuffers {
-    values: ArenaRegion,
     gradient: ArenaRegion,
-    first: ArenaRegion,
-    second: ArenaRegion,
-    copy: u64,
-    /// One number for each block of a kernel.
-    results: ArenaRegion,
+    adapter: ArenaRegion,
+    reference: ArenaRegion,
 }
 
 impl AdapterBuffers {
@@ -57,18 +47,15 @@ impl AdapterBuffers {
         };
         let count = values as u64;
         Ok(Self {
-            values: take("values", 4 * count)?,
             gradient: take("gradient", 4 * count)?,
-            first: take("first moment", 4 * count)?,
-            second: take("second moment", 4 * count)?,
-            copy: take("copy", count * float.bytes())?.address,
-            results: take("results", 8 * FLAT_BLOCKS as u64)?,
+            adapter: take("adapter", count * float.bytes())?,
+            reference: take("reference", count * float.bytes())?,
         })
     }
 }
 
 /// Purposes of the memory, in the order of its arenas.
-const PURPOSES: [&str; 3] = ["the model", "the adapter", "passes"];
+const PURPOSES: [&str; 3] = ["the model", "adapters", "passes"];
 
 /// Gives everything a place: the plan before there is memory, and the addresses afterwards.
 fn lay_out(
@@ -79,21 +66,20 @@ fn lay_out(
     allocate: &mut dyn FnMut(usize, &str, u64) -> Result<u64>,
 ) -> Result<(DecoderWeights, AdapterBuffers, PassBuffers)> {
     let weights = DecoderWeights::new(shape, float, &mut |name, bytes| allocate(0, name, bytes))?;
-    let flat =
+    let adapters =
         AdapterBuffers::new(adapter.values, float, &mut |name, bytes| allocate(1, name, bytes))?;
     let mut of_passes = |name: &str, bytes: u64| allocate(2, name, bytes);
     let buffers = PassBuffers::new(shape, adapter, float, limits, &mut of_passes)?;
-    Ok((weights, flat, buffers))
+    Ok((weights, adapters, buffers))
 }
 
-/// A decoder and its adapter on a device.
+/// A decoder and its adapters on a device.
 pub struct DeviceTrainer {
     pass: DevicePass,
     staging: Staging,
-    flat: AdapterBuffers,
+    adapters: AdapterBuffers,
     /// Weights that were not uploaded yet.
     missing: BTreeSet<String>,
-    updates: u64,
     /// The memory, which is freed last.
     _arenas: Vec<Arena<Gpu>>,
 }
@@ -119,8 +105,8 @@ impl DeviceTrainer {
         Ok(plans.into())
     }
 
-    /// Allocates what [`Self::plan`] says, beside a reserve of bytes, and compiles the kernels. Weights and adapter
-    /// are still to be uploaded.
+    /// Allocates what [`Self::plan`] says, beside a reserve of bytes, and compiles the kernels. Weights are still to be
+    /// uploaded; adapters are 0.
     ///
     /// # Errors
     /// As [`Self::plan`], or if the memory is too small, or a library refuses.
@@ -140,12 +126,12 @@ impl DeviceTrainer {
             .map(|source| KernelSource { float, ..source });
         let kernels = LoadedKernels::load(gpu, cache, &sources)?;
         let arenas = Arena::allocate(gpu, plans, reserve)?;
-        let (weights, flat, buffers) =
+        let (weights, adapters, buffers) =
             lay_out(shape, &adapter, float, limits, &mut |purpose, name, _| {
                 Ok(arenas[purpose].region(name)?.address)
             })?;
         let stream = gpu.stream(StreamPriority::Training)?;
-        for region in [flat.values, flat.gradient, flat.first, flat.second] {
+        for region in [adapters.gradient, adapters.adapter, adapters.reference] {
             gpu.clear(&stream, region)?;
         }
         let products = Products::new(gpu, &stream, buffers.workspace)?;
@@ -161,14 +147,12 @@ impl DeviceTrainer {
             float,
             weights,
             adapter,
-            adapter_copy: flat.copy,
-            gradient: flat.gradient.address,
+            policy: adapters.adapter.address,
+            gradient: adapters.gradient.address,
             buffers,
             saved: None,
         };
-        let trainer = Self { pass, staging, flat, missing, updates: 0, _arenas: arenas };
-        trainer.round_adapter()?;
-        Ok(trainer)
+        Ok(Self { pass, staging, adapters, missing, _arenas: arenas })
     }
 
     /// Uploads a weight by its Hugging Face name, or the tables of angles, `cosines` and `sines` `[positions, pairs]`.
@@ -189,32 +173,28 @@ impl DeviceTrainer {
         Ok(())
     }
 
-    /// Where the matrices of the adapter are in its values and in its gradient.
+    /// Where the matrices of an adapter are in its values and in its gradient.
     pub fn layout(&self) -> &AdapterLayout {
         &self.pass.adapter
     }
 
-    /// Replaces the adapter's values; its moments stay.
+    /// Replaces the values of an adapter, which are rounded to the type of the weights.
     ///
     /// # Errors
-    /// If their number is not that of the layout.
-    pub fn set_adapter(&mut self, values: &[f32]) -> Result<()> {
+    /// If their number is not that of the layout, or the policy is the base.
+    pub fn set_adapter(&mut self, policy: DevicePolicy, values: &[f32]) -> Result<()> {
         let expected = self.pass.adapter.values;
         if values.len() != expected {
             let found = values.len();
             return Err(GpuError::Misuse(format!("an adapter of {found} values, not {expected}")));
         }
-        let bytes = HostFloats::F32(values).bytes(DeviceFloat::F32);
-        self.staging.upload(&bytes, self.flat.values)?;
-        self.round_adapter()
-    }
-
-    /// The adapter's values.
-    ///
-    /// # Errors
-    /// If the driver refuses.
-    pub fn adapter(&mut self) -> Result<Vec<f32>> {
-        self.download(self.flat.values)
+        let region = match policy {
+            DevicePolicy::Base => return Err(GpuError::Misuse("the base has no adapter".into())),
+            DevicePolicy::Adapter => self.adapters.adapter,
+            DevicePolicy::Reference => self.adapters.reference,
+        };
+        let bytes = HostFloats::F32(values).bytes(self.pass.float);
+        self.staging.upload(&bytes, region)
     }
 
     /// The gradient of the adapter.
@@ -222,7 +202,9 @@ impl DeviceTrainer {
     /// # Errors
     /// If the driver refuses.
     pub fn gradient(&mut self) -> Result<Vec<f32>> {
-        self.download(self.flat.gradient)
+        let mut bytes = vec![0; self.adapters.gradient.bytes as usize];
+        self.staging.download(self.adapters.gradient, &mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect())
     }
 
     /// Sets the gradient to 0, at the beginning of a step.
@@ -230,19 +212,32 @@ impl DeviceTrainer {
     /// # Errors
     /// If the driver refuses.
     pub fn clear_gradient(&mut self) -> Result<()> {
-        self.pass.gpu.clear(&self.pass.stream, self.flat.gradient)
+        self.pass.gpu.clear(&self.pass.stream, self.adapters.gradient)
     }
 
-    /// The log-probability and the entropy, in nats, of the rows of a batch, by the model with its adapter or without.
-    /// With the adapter, [`Self::backward`] may follow.
+    /// The log-probability and the entropy, in nats, of the rows of a batch by a policy. With that of the adapter,
+    /// [`Self::backward`] may follow.
     ///
     /// # Errors
     /// If a weight was not uploaded, the batch does not fit the limits, or a library refuses.
-    pub fn forward(&mut self, batch: &TokenBatch<'_>, with_adapter: bool) -> Result<Vec<[f32; 2]>> {
+    pub fn forward(
+        &mut self,
+        batch: &TokenBatch<'_>,
+        policy: DevicePolicy,
+    ) -> Result<Vec<[f32; 2]>> {
         if let Some(name) = self.missing.first() {
             return Err(GpuError::Misuse(format!("`{name}` was not uploaded")));
         }
-        self.pass.forward(&mut self.staging, batch, with_adapter)
+        self.pass.policy = match policy {
+            DevicePolicy::Base => 0,
+            DevicePolicy::Adapter => self.adapters.adapter.address,
+            DevicePolicy::Reference => self.adapters.reference.address,
+        };
+        let stats = self.pass.forward(&mut self.staging, batch);
+        if policy != DevicePolicy::Adapter {
+            self.pass.saved = None;
+        }
+        stats
     }
 
     /// Adds the gradient of the adapter for the last batch to [`Self::gradient`], from the derivatives of the loss by
@@ -252,71 +247,6 @@ impl DeviceTrainer {
     /// If no forward pass with the adapter of as many rows precedes, or a library refuses.
     pub fn backward(&mut self, seeds: &[[f32; 2]]) -> Result<()> {
         self.pass.backward(&mut self.staging, seeds)
-    }
-
-    /// The Euclidean norm of the gradient.
-    ///
-    /// # Errors
-    /// If a library refuses.
-    pub fn gradient_norm(&mut self) -> Result<f64> {
-        let count = KernelArgument::Long(self.pass.adapter.values as i64);
-        let [gradient, sums] = [self.flat.gradient, self.flat.results].map(|r| r.address);
-        self.flat_kernel("sum_squares", &[gradient.into(), sums.into(), count])?;
-        let mut bytes = [0; 8 * FLAT_BLOCKS];
-        self.staging.download(self.flat.results, &mut bytes)?;
-        Ok(bytes.as_chunks().0.iter().map(|sum| f64::from_le_bytes(*sum)).sum::<f64>().sqrt())
-    }
-
-    /// Updates the adapter by its gradient. Returns `false`, and changes nothing, if a value or a second moment would
-    /// not be finite.
-    ///
-    /// # Errors
-    /// If a library refuses.
-    pub fn update(&mut self, step: &AdamStep) -> Result<bool> {
-        let AdamStep { learning_rate, weight_decay, beta1, beta2, eps, gradient_scale } = *step;
-        let t = i32::try_from(self.updates + 1).unwrap_or(i32::MAX);
-        let size = learning_rate / (1.0 - beta1.powi(t));
-        let root = (1.0 - beta2.powi(t)).sqrt();
-        let keep = 1.0 - learning_rate * weight_decay;
-        let factors =
-            [gradient_scale, keep, beta1, 1.0 - beta1, beta2, 1.0 - beta2, size, root, eps];
-        let flat = &self.flat;
-        let regions = [flat.values, flat.first, flat.second, flat.gradient, flat.results];
-        let mut arguments: Vec<KernelArgument> =
-            regions.iter().map(|region| region.address.into()).collect();
-        arguments.push(KernelArgument::Long(self.pass.adapter.values as i64));
-        arguments.extend(factors.map(|factor| KernelArgument::Float(factor as f32)));
-        // The first launch only counts values that are not finite.
-        for write in [0_usize, 1] {
-            self.flat_kernel("adamw", &[&arguments[..], &[write.into()]].concat())?;
-            let mut bad = [0; 4 * FLAT_BLOCKS];
-            if write == 0 {
-                self.staging.download(self.flat.results, &mut bad)?;
-            }
-            if bad.iter().any(|byte| *byte != 0) {
-                return Ok(false);
-            }
-        }
-        self.updates += 1;
-        self.round_adapter()?;
-        Ok(true)
-    }
-
-    /// Writes the copy of the adapter that products read.
-    fn round_adapter(&self) -> Result<()> {
-        let count = KernelArgument::Long(self.pass.adapter.values as i64);
-        let [values, copy] = [self.flat.values.address, self.flat.copy].map(KernelArgument::from);
-        self.flat_kernel("round_values", &[values, copy, count, 1.0_f32.into()])
-    }
-
-    fn flat_kernel(&self, kernel: &str, arguments: &[KernelArgument]) -> Result<()> {
-        self.pass.launch(kernel, [FLAT_BLOCKS, 1, 1], ROW_THREADS, arguments)
-    }
-
-    fn download(&mut self, region: ArenaRegion) -> Result<Vec<f32>> {
-        let mut bytes = vec![0; region.bytes as usize];
-        self.staging.download(region, &mut bytes)?;
-        Ok(bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect())
     }
 }
 

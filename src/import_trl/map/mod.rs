@@ -114,7 +114,6 @@ impl TrlConversion {
 
         let (pass, pass_origin) = self.count_or("per_device_train_batch_size", 8)?;
         let (passes, passes_origin) = self.count_or("gradient_accumulation_steps", 1)?;
-        self.settings.set_count("train.micro_batch", pass, pass_origin.as_str());
         let batch = pass.saturating_mul(passes);
         let origin = format!("{pass_origin}, times {passes_origin}");
         // TRL refuses other batches. The guides, which have them, count prompts.

@@ -69,7 +69,7 @@ fn memory_optimized_configuration_of_the_guides() {
         (ScheduleKind::Cosine, OptimizerKind::AdamW8bit)
     );
     // 1 x 4 is no multiple of 8, so the guide counts prompts.
-    assert_eq!((rollout.group_size, train.micro_batch, train.samples_per_step), (8, 1, 32));
+    assert_eq!((rollout.group_size, train.samples_per_step), (8, 32));
     assert_eq!((rollout.max_tokens, config.dataset.max_prompt_tokens), (512, 256));
     assert_eq!((train.max_steps, train.max_grad_norm), (0, 0.1));
     // TRL's defaults.
@@ -98,7 +98,7 @@ fn high_performance_configuration_of_the_guides() {
     let (config, imported) = converted("py", text);
     let (train, rollout) = (&config.train, &config.rollout);
     assert_eq!((rollout.group_size, rollout.max_tokens), (16, 1024));
-    assert_eq!((train.micro_batch, train.samples_per_step), (4, 128));
+    assert_eq!(train.samples_per_step, 128);
     assert_eq!(
         (train.schedule.kind, train.learning_rate),
         (ScheduleKind::Linear, PeakRate::Fixed(1e-5))
@@ -190,7 +190,7 @@ fn all_defaults_of_trl() {
     let (config, imported) = converted("json", include_str!("trl_defaults.json"));
     let train = &config.train;
     assert_eq!((config.rollout.group_size, config.rollout.max_tokens), (8, 512));
-    assert_eq!((train.micro_batch, train.samples_per_step, train.epochs), (8, 8, 3.0));
+    assert_eq!((train.samples_per_step, train.epochs), (8, 3.0));
     assert_eq!((train.learning_rate, train.beta, train.seed), (PeakRate::Fixed(1e-6), 0.0, 42));
     assert_eq!((train.warmup(), train.dual_clip), (0, 0.0));
     assert_eq!((config.policy.promotion, config.policy.publish_every), (Promotion::Direct, 1));
@@ -224,7 +224,7 @@ fn losses_with_bounds_of_their_own() {
     assert_eq!((synced.kl.sync_steps, synced.kl.estimator), (512, KlEstimator::K3));
     let large =
         train("per_device_train_batch_size=64, gradient_accumulation_steps=8, num_generations=4");
-    assert_eq!((large.samples_per_step, large.micro_batch), (512, 64));
+    assert_eq!(large.samples_per_step, 512);
 }
 
 /// Hone's default is not TRL's, so every conversion sets the warm-up.

@@ -86,7 +86,7 @@ pub async fn run(
     (config.train.max_steps, config.train.epochs) = (plan.len() as u64, 0.0);
     config::validate(&config).map_err(usage)?;
     let trainer = OfflineTrainer::new(OfflineSetup {
-        config: config.train.clone(),
+        config: app::trainer_config(&config, &model)?,
         max_completion_tokens: config.rollout.max_tokens as usize,
         model: model.clone(),
         load: config.load_options(),

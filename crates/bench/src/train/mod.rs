@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use hone_core::memory;
 use hone_model::adapter::{BaseDtype, LoraConfig};
 use hone_model::kernels::compute::Compute;
-use hone_train::config::{PeakRate, Recompute, TrainConfig};
+use hone_train::config::{CudaDevice, DeviceChoice, PeakRate, Recompute, TrainConfig};
 use hone_train::memory::BaseMemory;
 use hone_train::{Learner, MemoryPlan, StepTiming, TrainSample};
 
@@ -67,6 +67,9 @@ pub struct TrainBenchOptions {
     /// Arithmetic of products with the base model's matrices
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = compute())]
     pub compute: Compute,
+    /// What computes the passes: cpu or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = device)]
+    pub device: DeviceChoice,
     /// Number of threads; 0 for one per core
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub threads: usize,
@@ -99,6 +102,14 @@ fn recompute(text: &str) -> Result<Recompute, String> {
     serde_json::from_value(text.into()).map_err(|_| "not auto, always or never".to_owned())
 }
 
+/// Parses `cpu` or `cuda:N`.
+fn device(text: &str) -> Result<DeviceChoice, String> {
+    match serde_json::from_value(text.into()) {
+        Ok(device) if device != DeviceChoice::Auto => Ok(device),
+        _ => Err("not cpu or cuda:N".to_owned()),
+    }
+}
+
 /// The measurements. Times are of the fastest timed step; memory is the peak of the warm-up steps, which
 /// do the same work.
 pub(crate) fn run(options: &TrainBenchOptions) -> anyhow::Result<Value> {
@@ -120,6 +131,13 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         // The whole step in one pass.
         micro_batch: usize::MAX,
         max_sampler_difference: 0.0,
+        device: match options.device {
+            DeviceChoice::Cuda(ordinal) => {
+                let kernels = std::env::temp_dir().join("hone-bench-kernels");
+                Some(CudaDevice { ordinal, kernels })
+            }
+            DeviceChoice::Auto | DeviceChoice::Cpu => None,
+        },
         lora: LoraConfig { r: options.rank, ..LoraConfig::default() },
         ..TrainConfig::default()
     };
@@ -130,6 +148,10 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         None => Data::random(&options.shape(), spec.vocab_size),
     };
     let samples = data.samples(&learner)?;
+    if config.device.is_some() {
+        let tokens = samples.iter().map(|sample| sample.prompt_ids.len() + sample.ids.len());
+        learner.begin_passes(tokens.max().unwrap_or(0))?;
+    }
     let separate = match options.common {
         0 => Vec::new(),
         _ => {
@@ -142,11 +164,13 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
     let longest = samples.iter().map(|s| s.ids.len()).max().unwrap_or(0);
     // Excludes the memory of loading.
     memory::reset_peak();
+    let mut first = None;
     // The duration, its parts, and the computed tokens with the tokens that have a loss for each.
     let mut step =
         |samples: &[TrainSample]| -> anyhow::Result<(Seconds, StepTiming, (usize, f64))> {
             let (stats, seconds) = timed(|| learner.step(samples, 1, longest));
             let stats = stats?;
+            first.get_or_insert(stats.metrics.get("grad_norm").copied().unwrap_or_default());
             if let Some(reason) = stats.skipped {
                 anyhow::bail!("a step was skipped: {reason}");
             }
@@ -205,6 +229,9 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         "threads": threads,
         // f32 where bf16 has no effect.
         "compute": learner.model().compute(),
+        "device": options.device,
+        // Of the first step, to compare devices.
+        "gradient_norm": first,
         "steps": durations,
         "step_seconds": wall,
         "step_processor_seconds": processor(&steps),

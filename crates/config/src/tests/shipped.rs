@@ -43,7 +43,7 @@ fn memory_optimized_configuration() {
     );
     assert_eq!((rollout.group_size, rollout.max_tokens), (8, 512));
     assert_eq!(config.dataset.max_prompt_tokens, 256);
-    assert_eq!((train.micro_batch, train.samples_per_step / rollout.group_size), (1, 4));
+    assert_eq!(train.samples_per_step / rollout.group_size, 4);
 }
 
 #[test]
@@ -54,6 +54,5 @@ fn high_performance_configuration() {
     assert_eq!(train.learning_rate, PeakRate::Fixed(1e-5));
     assert_eq!((rollout.group_size, rollout.max_tokens), (16, 1024));
     assert_eq!(config.dataset.max_prompt_tokens, 512);
-    assert_eq!(train.micro_batch, 4 * rollout.group_size);
-    assert_eq!(train.samples_per_step / train.micro_batch, 2);
+    assert_eq!(train.samples_per_step / rollout.group_size, 8);
 }

@@ -7,64 +7,13 @@ use super::emulator::{Emulator, assert_close, dot, values};
 const GRID: [usize; 3] = [3, 1, 1];
 
 #[test]
-fn adamw_follows_its_formula_and_counts_bad_values() {
-    let Some(emulator) = Emulator::new(&KernelSource::FLAT, true) else { return };
-    let (beta1, beta2, eps, rate, decay, scale) = (0.9, 0.999, 1e-8, 0.01, 0.1, 0.5);
-    for n in [1, 700, 2_000] {
-        let mut expected = [values(n, 1), vec![0.0; n], vec![0.0; n]];
-        let mut found = expected.clone();
-        for t in 1..=3 {
-            let g = values(n, 10 + t as u64);
-            let (first, second) = (1.0 - f64::powi(beta1, t), 1.0 - f64::powi(beta2, t));
-            let [p, m, v] = &mut expected;
-            for i in 0..n {
-                let g = g[i] * scale;
-                m[i] = beta1 * m[i] + (1.0 - beta1) * g;
-                v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
-                p[i] *= 1.0 - rate * decay;
-                p[i] -= rate / first * m[i] / ((v[i] / second).sqrt() + eps);
-            }
-            let update = |gradient: &[f64], write| {
-                let [p, m, v] = &found;
-                let call = emulator.call("adamw", GRID, 256).floats(p).floats(m).floats(v);
-                let call =
-                    call.floats(gradient).out(3, 4).long(n).float(scale).float(1.0 - rate * decay);
-                let call = call.float(beta1).float(1.0 - beta1).float(beta2).float(1.0 - beta2);
-                call.float(rate / first).float(second.sqrt()).float(eps).int(write).run()
-            };
-            // With the second gradient only the second moment is infinite.
-            for bad in [f64::INFINITY, 1e30] {
-                let mut gradient = g.clone();
-                gradient[n / 2] = bad;
-                let checked = update(&gradient, 0);
-                assert_eq!(checked.ints(4).iter().sum::<i32>(), 1);
-                assert_eq!([0, 1, 2].map(|i| checked.floats(i)), found);
-            }
-            let updated = update(&g, 1);
-            assert_eq!(updated.ints(4), [0; 3]);
-            found = [0, 1, 2].map(|i| updated.floats(i));
-            for (found, expected) in found.iter().zip(&expected) {
-                assert_close(found, expected, 1e-5, "AdamW");
-            }
-        }
-    }
-}
-
-#[test]
-fn buffers_are_summed_mixed_and_converted() {
+fn buffers_are_rounded() {
     for emulator in Emulator::both(&KernelSource::FLAT) {
         for n in [1, 255, 1_537] {
-            let (x, y) = (values(n, 1), values(n, 2));
-            let sums = emulator.call("sum_squares", GRID, 256).floats(&x).out(3, 8).long(n).run();
-            assert_close(&[sums.doubles(1).iter().sum()], &[dot(&x, &x)], 1e-14, "squares");
-            let call = emulator.call("interpolate", GRID, 256).floats(&x).floats(&y);
-            let mixed: Vec<f64> = x.iter().zip(&y).map(|(x, y)| x + 0.25 * (y - x)).collect();
-            assert_close(&call.long(n).float(0.25).run().floats(0), &mixed, 1e-6, "mixed");
+            let x = values(n, 1);
             let call = emulator.call("round_values", GRID, 256).floats(&x).out_acts(n);
             let halves: Vec<f64> = x.iter().map(|x| x * 0.5).collect();
             assert_eq!(call.long(n).float(0.5).run().acts(1), halves);
-            let call = emulator.call("widen_values", GRID, 256).acts(&x).out(n, 4).long(n);
-            assert_eq!(call.run().floats(1), x);
         }
     }
 }

@@ -233,10 +233,6 @@ impl Buffers {
         chunks.map(|x| f64::from(f32::from_le_bytes(*x))).collect()
     }
 
-    pub fn doubles(&self, buffer: usize) -> Vec<f64> {
-        self.bytes[buffer].as_chunks::<8>().0.iter().map(|x| f64::from_le_bytes(*x)).collect()
-    }
-
     pub fn ints(&self, buffer: usize) -> Vec<i32> {
         self.bytes[buffer].as_chunks::<4>().0.iter().map(|x| i32::from_le_bytes(*x)).collect()
     }

@@ -8,6 +8,7 @@ mod device;
 mod elementwise;
 mod emulator;
 mod head;
+mod learner;
 mod nvrtc;
 mod products;
 mod rows;

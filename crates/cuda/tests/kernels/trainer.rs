@@ -1,18 +1,18 @@
 //! Passes and updates on a device against hone-model's fused layers, with the libraries of `fake_cuda.cpp`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::env;
 use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, safetensors};
 use hone_cuda::{
-    AdamStep, AdapterModule, CubinCache, DecoderShape, DeviceFloat, DeviceMemory, DeviceTrainer,
-    Gpu, HostFloats, PackedSegment, PassLimits, TokenBatch,
+    AdapterModule, CubinCache, DecoderShape, DeviceFloat, DeviceMemory, DevicePolicy,
+    DeviceTrainer, Gpu, HostFloats, PackedSegment, PassLimits, TokenBatch,
 };
 use hone_model::adapter::LoraConfig;
-use hone_model::adapter::weights::{LoraWeights, factor_names};
-use hone_model::spec::Activation;
+use hone_model::adapter::weights::LoraWeights;
+use hone_model::device;
 use hone_model::testing::{FAMILIES, family, randomize, varied};
 use hone_model::transformer::{Segment, Segments};
 use hone_model::{Model, ModelDir, ModelSpec};
@@ -85,8 +85,8 @@ impl Batch {
     }
 }
 
-/// The tiny model of a family, with its weights by name.
-fn model(name: &str, float: DeviceFloat) -> (Model, HashMap<String, Tensor>) {
+/// The tiny model of a family.
+fn model(name: &str, float: DeviceFloat) -> Model {
     let dir = ModelDir::open(&family(name)).unwrap();
     let mut spec = ModelSpec::from_config(&dir.config).unwrap();
     let mut weights: HashMap<String, Tensor> = dir
@@ -111,10 +111,14 @@ fn model(name: &str, float: DeviceFloat) -> (Model, HashMap<String, Tensor>) {
     for (name, tensor) in &mut weights {
         // The device's norms are f32.
         if float == DeviceFloat::Bf16 && !name.contains("norm") {
-            *tensor = tensor.to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap();
+            *tensor = tensor.to_dtype(DType::BF16).unwrap();
+            // Files have either type.
+            if !name.ends_with("proj.weight") {
+                *tensor = tensor.to_dtype(DType::F32).unwrap();
+            }
         }
     }
-    (Model::new(spec, weights.clone()).unwrap(), weights)
+    Model::new(spec, weights).unwrap()
 }
 
 fn floats(tensor: &Tensor) -> Vec<f32> {
@@ -124,31 +128,7 @@ fn floats(tensor: &Tensor) -> Vec<f32> {
 const POSITIONS: usize = 64;
 
 fn shape(spec: &ModelSpec) -> DecoderShape {
-    DecoderShape {
-        vocab: spec.vocab_size,
-        hidden: spec.hidden_size,
-        intermediate: spec.intermediate_size,
-        heads: spec.num_heads,
-        key_heads: spec.num_kv_heads,
-        head_dim: spec.head_dim,
-        rotated_pairs: spec.rope.rotary_dim / 2,
-        positions: POSITIONS,
-        layers: spec.layers.iter().map(|l| (l.rope, l.window.unwrap_or(0))).collect(),
-        eps: spec.rms_norm_eps as f32,
-        norm_offset: spec.norm_offset as f32,
-        qkv_bias: spec.qkv_bias,
-        output_bias: spec.output_bias,
-        mlp_bias: spec.mlp_bias,
-        is_fused: spec.fused,
-        head_norms: spec.head_norms,
-        output_norms: spec.output_norms,
-        is_gelu: spec.activation == Activation::GeluTanh,
-        is_tied: spec.tie_word_embeddings,
-        embedding_scale: spec.embedding_scale.unwrap_or(1.0) as f32,
-        attention_scale: spec.attention_scale as f32,
-        attention_softcap: spec.attention_softcap.unwrap_or(0.0) as f32,
-        final_softcap: spec.final_softcap.unwrap_or(0.0) as f32,
-    }
+    device::decoder_shape(spec, POSITIONS)
 }
 
 /// A model, an adapter, and both on the device.
@@ -156,15 +136,6 @@ struct Subject {
     model: Model,
     lora: LoraWeights,
     trainer: DeviceTrainer,
-}
-
-fn modules(lora: &LoraWeights) -> Vec<AdapterModule> {
-    let module = |(name, scale): (String, hone_model::adapter::ModuleScale)| AdapterModule {
-        name,
-        rank: scale.r,
-        scale: scale.scale as f32,
-    };
-    lora.module_scales().into_iter().map(module).collect()
 }
 
 fn limits(shape: &DecoderShape, batch: &Batch, kept_layers: usize) -> PassLimits {
@@ -186,7 +157,7 @@ impl Subject {
         config: &LoraConfig,
         keep: usize,
     ) -> Self {
-        let (model, weights) = model(name, float);
+        let model = model(name, float);
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         let lora =
             LoraWeights::fresh(model.spec(), config, &mut rng, DType::F32, &Device::Cpu).unwrap();
@@ -194,7 +165,7 @@ impl Subject {
         let shape = shape(model.spec());
         let batch = Batch::new(&TREE, shape.vocab, 1);
         let limits = limits(&shape, &batch, keep);
-        let modules = modules(&lora);
+        let modules = device::adapter_modules(&lora);
         let cache = CubinCache::new(Path::new(&env::var_os("HONE_CUBINS").unwrap()));
         let free = gpu.free_bytes().unwrap();
         let plans = DeviceTrainer::plan(&shape, &modules, float, &limits).unwrap();
@@ -202,29 +173,11 @@ impl Subject {
         let mut trainer =
             DeviceTrainer::open(gpu, &cache, &shape, &modules, float, &limits, 0).unwrap();
         assert_eq!(free - gpu.free_bytes().unwrap(), planned);
-        let error = trainer.forward(&batch.on_device(), false).unwrap_err().to_string();
+        let error =
+            trainer.forward(&batch.on_device(), DevicePolicy::Base).unwrap_err().to_string();
         assert_eq!(error, "`cosines` was not uploaded");
 
-        let rope = &model.spec().rope;
-        let factor = rope.attention_factor();
-        let angles: Vec<f64> = (0..POSITIONS)
-            .flat_map(|p| rope.frequencies().into_iter().map(move |f| f64::from(p as f32 * f)))
-            .collect();
-        let table = |part: fn(f64) -> f64| -> Vec<f32> {
-            angles.iter().map(|angle| (part(*angle) * factor) as f32).collect()
-        };
-        trainer.upload("cosines", HostFloats::F32(&table(f64::cos))).unwrap();
-        trainer.upload("sines", HostFloats::F32(&table(f64::sin))).unwrap();
-        let tied = |name: &str| shape.is_tied && name == "lm_head.weight";
-        for (name, tensor) in weights.iter().filter(|(name, _)| !tied(name)) {
-            let values = floats(tensor);
-            let rounded: Vec<_> = values.iter().map(|x| half::bf16::from_f32(*x)).collect();
-            // Files have either type.
-            let as_bf16 = float == DeviceFloat::Bf16 && name.contains("proj");
-            let values =
-                if as_bf16 { HostFloats::Bf16(&rounded) } else { HostFloats::F32(&values) };
-            trainer.upload(name, values).unwrap();
-        }
+        device::upload(&model, POSITIONS, |name, values| trainer.upload(name, values)).unwrap();
         let mut subject = Self { model, lora, trainer };
         if float == DeviceFloat::Bf16 {
             for (_, var) in subject.lora.parameters() {
@@ -232,22 +185,9 @@ impl Subject {
                 var.set(&rounded.unwrap().detach()).unwrap();
             }
         }
-        let all = subject.flat(&subject.lora.tensors().unwrap());
-        subject.trainer.set_adapter(&all).unwrap();
-        assert_eq!(subject.trainer.adapter().unwrap(), all);
+        let all = device::adapter_values(&subject.lora, subject.trainer.layout()).unwrap();
+        subject.trainer.set_adapter(DevicePolicy::Adapter, &all).unwrap();
         subject
-    }
-
-    /// Tensors by PEFT name in the order of the device.
-    fn flat(&self, tensors: &BTreeMap<String, Tensor>) -> Vec<f32> {
-        let layout = self.trainer.layout();
-        let mut all = vec![0.0; layout.values];
-        for (module, places) in &layout.places {
-            for (name, place) in factor_names(module).iter().zip(places) {
-                all[place.clone()].copy_from_slice(&floats(&tensors[name]));
-            }
-        }
-        all
     }
 
     /// Statistics and gradients by the fused layers of the processor.
@@ -263,13 +203,16 @@ impl Subject {
         let seeds = batch.seeds.concat();
         let seeds = Tensor::from_vec(seeds, (batch.rows.len(), 2), &Device::Cpu).unwrap();
         let gradients = self.model.backward(saved, &stats, &seeds, &self.lora).unwrap();
-        (floats(&stats.detach()), self.flat(&gradients))
+        let lora = self.lora.zeroed_copy().unwrap();
+        lora.assign(&gradients).unwrap();
+        let gradients = device::adapter_values(&lora, self.trainer.layout()).unwrap();
+        (floats(&stats.detach()), gradients)
     }
 
     /// Statistics and gradients by the device.
     fn on_device(&mut self, batch: &Batch) -> (Vec<f32>, Vec<f32>) {
         self.trainer.clear_gradient().unwrap();
-        let stats = self.trainer.forward(&batch.on_device(), true).unwrap();
+        let stats = self.trainer.forward(&batch.on_device(), DevicePolicy::Adapter).unwrap();
         self.trainer.backward(&batch.seeds).unwrap();
         (stats.concat(), self.trainer.gradient().unwrap())
     }
@@ -369,9 +312,15 @@ fn recompute_and_add() {
             let first = subject.on_device(&batch);
             assert!(first == results[results.len() - 1], "{name}: another pass");
 
+            // Another policy with the same values.
+            let all = device::adapter_values(&subject.lora, subject.trainer.layout()).unwrap();
+            subject.trainer.set_adapter(DevicePolicy::Reference, &all).unwrap();
+            let stats = subject.trainer.forward(&batch.on_device(), DevicePolicy::Reference);
+            assert_eq!(stats.unwrap().concat(), first.0, "{name}: the reference");
+
             // The base model, and then a shorter batch, whose gradient is added.
             let before = subject.trainer.gradient().unwrap();
-            let base = subject.trainer.forward(&batch.on_device(), false).unwrap();
+            let base = subject.trainer.forward(&batch.on_device(), DevicePolicy::Base).unwrap();
             let zero = subject.lora.zeroed_copy().unwrap();
             let cpu = Subject { lora: zero, ..subject };
             let expected = cpu.on_cpu(&batch).0;
@@ -380,7 +329,7 @@ fn recompute_and_add() {
             let error = subject.trainer.backward(&batch.seeds).unwrap_err().to_string();
             assert!(error.starts_with("no forward pass with the adapter of"), "{error}");
             let short = Batch::new(&TREE[8..], subject.model.spec().vocab_size, 5);
-            subject.trainer.forward(&short.on_device(), true).unwrap();
+            subject.trainer.forward(&short.on_device(), DevicePolicy::Adapter).unwrap();
             subject.trainer.backward(&short.seeds).unwrap();
             let sum = subject.trainer.gradient().unwrap();
             let alone = subject.on_device(&short).1;
@@ -388,83 +337,6 @@ fn recompute_and_add() {
             assert!(subject.largest_difference(&sum, &parts) < 1e-5, "{name}: a sum of shards");
         }
         assert!(results.iter().all(|result| *result == results[0]), "{name}: recomputation");
-    }
-}
-
-#[test]
-fn updates_follow_those_of_the_cpu() {
-    run("trainer::update", &ALL, &[]);
-}
-
-/// `p (1 - lr decay) - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)` in f64, as `hone-train` and
-/// `torch.optim.AdamW` have it.
-fn adamw(step: &AdamStep, t: i32, p: &mut [f64], moments: &mut [[f64; 2]], gradient: &[f64]) {
-    let root = (1.0 - step.beta2.powi(t)).sqrt();
-    for ((p, [m, v]), g) in p.iter_mut().zip(moments).zip(gradient) {
-        *m = step.beta1 * *m + (1.0 - step.beta1) * g;
-        *v = step.beta2 * *v + (1.0 - step.beta2) * g * g;
-        *p *= 1.0 - step.learning_rate * step.weight_decay;
-        *p -= step.learning_rate / (1.0 - step.beta1.powi(t)) * *m / (v.sqrt() / root + step.eps);
-    }
-}
-
-#[test]
-#[ignore = "started by `updates_follow_those_of_the_cpu`"]
-fn update() {
-    let gpu = gpu();
-    let mut step = AdamStep {
-        learning_rate: 2e-2,
-        weight_decay: 0.1,
-        beta1: 0.9,
-        beta2: 0.99,
-        eps: 1e-8,
-        gradient_scale: 1.0,
-    };
-    for name in ["qwen2", "gemma2"] {
-        let mut subject = Subject::new(&gpu, name, DeviceFloat::F32, &config(), 1);
-        let vocab = subject.model.spec().vocab_size;
-        let start = subject.trainer.adapter().unwrap();
-        let mut p: Vec<f64> = start.iter().map(|x| f64::from(*x)).collect();
-        let mut moments = vec![[0.0; 2]; p.len()];
-        for t in 1..=5 {
-            let batch = Batch::new(&TREE, vocab, t);
-            let gradient = subject.on_cpu(&batch).1;
-            subject.on_device(&batch);
-            // As `clip_global_norm` of hone-train.
-            let norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-            let found = subject.trainer.gradient_norm().unwrap();
-            assert!((found - norm).abs() < 1e-5 * norm, "{name}, step {t}: {found} {norm}");
-            let scale = (1.0 / (norm + 1e-6)).min(1.0);
-            step.gradient_scale = scale;
-            let gradient: Vec<f64> = gradient.iter().map(|g| f64::from(*g) * scale).collect();
-            adamw(&step, t as i32, &mut p, &mut moments, &gradient);
-            assert!(subject.trainer.update(&step).unwrap());
-            // Both go on from their own values.
-            for (name, var) in subject.lora.parameters() {
-                let layout = &subject.trainer.layout().places;
-                let mut places =
-                    layout.iter().flat_map(|(m, at)| factor_names(m).into_iter().zip(at));
-                let place = places.find(|(of, _)| *of == name).unwrap().1.clone();
-                let values: Vec<f32> = p[place].iter().map(|x| *x as f32).collect();
-                var.set(&Tensor::from_vec(values, var.shape(), &Device::Cpu).unwrap()).unwrap();
-            }
-        }
-        let expected: Vec<f32> = p.iter().map(|x| *x as f32).collect();
-        let found = subject.trainer.adapter().unwrap();
-        let error = subject.largest_difference(&found, &expected);
-        assert!(error < 5e-4, "{name}: {error:e}");
-        assert!(subject.largest_difference(&start, &expected) > 0.1);
-
-        // A gradient that is not finite changes nothing.
-        let batch = Batch::new(&TREE, vocab, 3);
-        let before = subject.on_device(&batch);
-        subject.trainer.forward(&batch.on_device(), true).unwrap();
-        let mut seeds = batch.seeds.clone();
-        seeds[5][0] = f32::INFINITY;
-        subject.trainer.backward(&seeds).unwrap();
-        assert!(!subject.trainer.update(&step).unwrap());
-        assert_eq!(subject.trainer.adapter().unwrap(), found);
-        assert!(subject.on_device(&batch) == before);
     }
 }
 
@@ -482,7 +354,11 @@ fn refuse() {
     let mut refusal = |change: &dyn Fn(&mut Batch), expected: &str| {
         let mut batch = Batch::new(&TREE, 112, 1);
         change(&mut batch);
-        let error = subject.trainer.forward(&batch.on_device(), true).unwrap_err().to_string();
+        let error = subject
+            .trainer
+            .forward(&batch.on_device(), DevicePolicy::Adapter)
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with(expected), "{error}");
     };
     refusal(&|batch| batch.ids[3] = 112, "token 112 is outside the vocabulary of 112");
@@ -496,12 +372,12 @@ fn refuse() {
     assert_eq!(error.to_string(), "`model.norm.weight` has 1 values, not 32");
     let error = subject.trainer.upload("model.norm", HostFloats::F32(&[1.0])).unwrap_err();
     assert_eq!(error.to_string(), "no weight `model.norm`");
-    assert!(subject.trainer.set_adapter(&[1.0]).is_err());
+    assert!(subject.trainer.set_adapter(DevicePolicy::Adapter, &[1.0]).is_err());
     // No rows are a pass, too.
     let TokenBatch { ids, segments, .. } = batch.on_device();
     let (rows, targets, temperatures) = (&[], &[], &[]);
     let empty = TokenBatch { ids, segments, rows, targets, temperatures };
-    assert!(subject.trainer.forward(&empty, true).unwrap().is_empty());
+    assert!(subject.trainer.forward(&empty, DevicePolicy::Adapter).unwrap().is_empty());
     subject.trainer.backward(&[]).unwrap();
     assert!(subject.trainer.gradient().unwrap().iter().all(|g| *g == 0.0));
 

@@ -5,6 +5,8 @@ mod objective;
 mod timetable;
 mod train;
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use strum::{EnumString, IntoStaticStr, VariantNames};
 
@@ -124,6 +126,54 @@ pub enum Recompute {
     Always,
     /// No layer.
     Never,
+}
+
+// Where passes run.
+
+/// A GPU that computes the passes of steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaDevice {
+    /// Its number, from 0.
+    pub ordinal: usize,
+    /// Directory of compiled kernels.
+    pub kernels: PathBuf,
+}
+
+/// `model.device`: what computes the trainer's passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The first GPU if there is one and the model does not fit the processor's caches, or else the processor.
+    Auto,
+    /// The processor.
+    #[default]
+    Cpu,
+    /// The GPU of this number.
+    Cuda(usize),
+}
+
+impl Serialize for DeviceChoice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str(AUTO),
+            Self::Cpu => serializer.serialize_str("cpu"),
+            Self::Cuda(ordinal) => serializer.collect_str(&format_args!("cuda:{ordinal}")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for DeviceChoice {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        match text.as_str() {
+            AUTO => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            _ => {
+                let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+                let wrong = "invalid value, expected \"auto\", \"cpu\" or \"cuda:N\"";
+                ordinal.map(Self::Cuda).ok_or_else(|| de::Error::custom(wrong))
+            }
+        }
+    }
 }
 
 // The peak learning rate: a number, or one that follows the model's size.

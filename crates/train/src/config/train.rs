@@ -10,7 +10,7 @@ use super::objective::{
     ZeroVariance,
 };
 use super::timetable::TrainWhen;
-use super::{AverageConfig, OptimizerConfig, Recompute, Schedule};
+use super::{AverageConfig, CudaDevice, OptimizerConfig, Recompute, Schedule};
 
 /// Warm-up steps where no key sets them: about as many as Adam's second moments need at first.
 const DEFAULT_WARMUP: u64 = 10;
@@ -29,8 +29,10 @@ hone_core::parameters! {
         pub epochs: f64 = 0.0 => between(0.0, 1e6),
         /// Trainable samples per optimizer step. A quarter of them is enough if they are rated.
         pub samples_per_step: usize = 64 => between(1, 1 << 20),
-        /// Samples per forward and backward pass; gradients accumulate over the passes of a step.
-        pub micro_batch: usize = 64 => between(1, 1 << 16),
+        /// Samples that are split into shards together; gradients accumulate over all shards of a step. No key, because
+        /// the memory plan bounds the tokens of shards.
+        #[serde(skip)]
+        pub micro_batch: usize = 64,
         /// Which layers the backward pass recomputes.
         pub recompute: Recompute = Recompute::default(),
         /// Data type of the frozen base in memory.
@@ -108,6 +110,9 @@ hone_core::parameters! {
         /// a step is worth its time: many small steps learn more from each rating than few large ones.
         #[serde(skip)]
         pub rated_factor: usize = 4,
+        /// The GPU that computes the passes of steps; `None` is the processor. `model.device` decides.
+        #[serde(skip)]
+        pub device: Option<CudaDevice> = None,
         /// Threads of the trainer's pool; 0 is one per core.
         #[serde(skip)]
         pub threads: usize = 0,

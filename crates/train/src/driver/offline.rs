@@ -68,7 +68,7 @@ impl OfflineTrainer {
     pub fn new(setup: OfflineSetup) -> Result<Self, TrainFailure> {
         let ThreadPools { train: pool, .. } = ThreadPools::new(setup.config.threads)?;
         let mut learner = pool.install(|| Learner::new(&setup.model, setup.load, &setup.config))?;
-        learner.set_longest_shard(setup.longest_sample);
+        learner.begin_passes(setup.longest_sample)?;
         let progress = TrainProgress::default();
         Ok(Self { setup, pool, learner, progress, records: Vec::new(), left_out: 0 })
     }

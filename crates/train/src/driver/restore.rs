@@ -55,8 +55,8 @@ impl<'a> Trainer<'a> {
             step_span: tracing::Span::none(),
         };
         let is_resumed = trainer.load_newest()?;
-        trainer.learner.set_longest_shard(setup.longest_sample);
-        status.update(|s| s.max_sample_tokens = setup.longest_sample);
+        trainer.learner.begin_passes(setup.longest_sample)?;
+        status.update(|s| s.max_sample_tokens = trainer.learner.longest_shard());
         trainer.examine_interrupted()?;
         let mut phase = trainer.reconcile()?;
         // Published before the first step, because the base's samples are not samples of the adapter.

@@ -399,7 +399,7 @@ impl Trainer<'_> {
     /// Drops corrections without a weight, and groups with a sample that does not fit in memory. Returns
     /// whether any.
     fn drop_unusable(&self, batch: &mut TrainBatch) -> Result<bool, TrainFailure> {
-        let limit = self.setup.longest_sample;
+        let limit = self.learner.longest_shard();
         let mut drops = Vec::new();
         if self.setup.config.correction_weight <= 0.0 {
             let unused = batch.corrections.drain(..);
@@ -474,7 +474,7 @@ impl Trainer<'_> {
             return Ok(prepared);
         }
         let fits = |group: &BatchGroup| {
-            group.longest_tokens() <= setup.longest_sample
+            group.longest_tokens() <= self.learner.longest_shard()
                 && (during.is_none() || !self.may_have_long_shard(group.completions()))
         };
         let steps = replayable(self.learner.step_count());

@@ -5,7 +5,8 @@
 //!
 //! 1. `learner::step` selects the samples. `learning_rate` is the step's.
 //! 2. `forward_backward` splits the samples into shards (`data::packing`), runs the model forward, has
-//!    `objective` turn log-probabilities and entropies into the gradient of `loss`, and backpropagates.
+//!    `objective` turn log-probabilities and entropies into the gradient of `loss`, and backpropagates. With
+//!    `model.device`, `device` computes both passes.
 //! 3. `learner::step` repeats the pass without samples that the sampler cannot have drawn, and skips
 //!    the step if the loss or a gradient is not finite.
 //! 4. `optimizer` clips the gradients and updates the adapter.
@@ -14,6 +15,7 @@
 //! `checkpoint` defines the files that `learner::checkpointing` saves and restores.
 
 pub(crate) mod checkpoint;
+mod device;
 pub(crate) mod features;
 mod forward_backward;
 pub(crate) mod learner;

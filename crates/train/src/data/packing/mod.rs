@@ -365,8 +365,9 @@ pub(crate) fn may_exceed<'a>(
 pub(crate) struct PackedBatch {
     /// Token ids, `[tokens]`. The last token of a completion predicts nothing and is left out.
     pub ids: Tensor,
-    /// The tree of common prefixes within `ids`.
+    /// The tree of common prefixes within `ids`, and the table that it was made of.
     pub segments: Arc<Segments>,
+    pub table: Vec<Segment>,
     /// Index into `ids` of the token that predicts each sampled token, `[rows]`.
     pub rows: Tensor,
     /// The sampled token that each row predicts.
@@ -425,6 +426,7 @@ impl PackedBatch {
         Ok(Self {
             ids: Tensor::from_vec(ids, tokens, device)?,
             segments: Arc::new(Segments::new(&table)?),
+            table,
             rows: Tensor::from_vec(rows, count, device)?,
             targets,
             temperatures,

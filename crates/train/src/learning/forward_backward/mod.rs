@@ -5,13 +5,16 @@ use std::ops::Range;
 use std::time::Instant;
 
 use candle_core::{DType, Tensor};
+use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use hone_cuda::DevicePolicy;
 use hone_model::Model;
 use hone_model::adapter::weights::{Dropout, LoraWeights};
 use hone_model::transformer::SavedActivations;
 
+use super::device::DevicePasses;
 use super::loss::{LEAST_WEIGHT, LossSequence, late_weight};
 use super::objective::{AdaptiveCoefficients, Objective, StepTotals};
 use super::{StepTiming, map_shards, timed};
@@ -22,6 +25,8 @@ use crate::memory;
 
 pub(crate) struct ForwardBackward<'a> {
     pub model: &'a Model,
+    /// What computes in place of the model; it has one pass at a time.
+    pub device: Option<&'a Mutex<DevicePasses>>,
     pub lora: &'a LoraWeights,
     /// Adapter of the reference policy; `None` is the base model.
     pub reference: Option<&'a LoraWeights>,
@@ -102,12 +107,30 @@ impl PassOutput {
 /// The indices of a shard's samples, and the random stream of its dropout.
 type Shard = (Vec<usize>, u64);
 
+/// Log-probabilities and entropies of sampled tokens, in nats.
+type Stats = [Vec<f64>; 2];
+
+/// What the backward pass needs of a forward pass with the adapter, and its statistics `[rows, 2]`; `None` if a device
+/// keeps it.
+type Pass = Option<(SavedActivations, Tensor)>;
+
 impl ForwardBackward<'_> {
     pub fn run(&self) -> Result<PassOutput> {
         let start = Instant::now();
         let spec = self.model.spec();
-        let target = memory::shard_tokens(spec);
-        let limits = ShardLimits { target, longest: self.longest_shard };
+        let limits = match self.device {
+            None => {
+                let target = memory::shard_tokens(spec);
+                ShardLimits { target, longest: self.longest_shard }
+            }
+            Some(device) => {
+                let mut device = device.lock();
+                let reference = self.reference.filter(|_| self.config.beta != 0.0);
+                device.begin(self.lora, reference)?;
+                let target = device.longest_shard();
+                ShardLimits { target, longest: target }
+            }
+        };
         let mut streams = 1_u64..;
         let batches: Vec<Vec<Shard>> =
             shards(self.samples, self.active, self.config.micro_batch, limits)
@@ -116,7 +139,7 @@ impl ForwardBackward<'_> {
                 .collect();
         let objective = self.objective(&batches)?;
         let mut output = PassOutput { totals: StepTotals::of_one_pass(), ..PassOutput::default() };
-        let parallel = memory::shards_in_parallel(spec);
+        let parallel = self.device.is_none() && memory::shards_in_parallel(spec);
         for batch in &batches {
             // The gradients of a wide model are large, so only one shard's are held at a time.
             for shards in batch.chunks(if parallel { batch.len() } else { 1 }) {
@@ -124,6 +147,10 @@ impl ForwardBackward<'_> {
                     output.add(shard?)?;
                 }
             }
+        }
+        if let Some(device) = self.device {
+            let gradients = || device.lock().gradients(self.lora);
+            output.gradients = timed(&mut output.timing.backward, gradients)?;
         }
         output.timing = output.timing.scaled(start.elapsed().as_secs_f64());
         Ok(output)
@@ -159,8 +186,7 @@ impl ForwardBackward<'_> {
     /// The entropies of a shard's trained tokens, with the dropout that the pass will use.
     fn entropies(&self, (indices, stream): &Shard) -> Result<Vec<f64>> {
         let layout = self.layout(indices)?;
-        let saved = self.forward_saving(&layout, self.dropout(*stream).as_mut(), 0)?;
-        let (_, entropies) = columns(&self.stats(&layout, &saved.hidden().detach())?)?;
+        let (_, [_, entropies]) = self.forward(&layout, self.dropout(*stream).as_mut(), 0)?;
         let trained = self.rows(indices).filter(|(index, _)| self.lengths[*index] > 0);
         let own = |(index, rows): (usize, Range<usize>)| {
             self.samples[index].unmasked(&entropies[rows]).into_owned()
@@ -192,10 +218,9 @@ impl ForwardBackward<'_> {
         let mut dropout = self.dropout(*stream);
         let tokens = layout.segments.tokens();
         let kept_layers = memory::kept_layers(self.config, self.model.spec(), tokens);
-        let saved = self.forward_saving(&layout, dropout.as_mut(), kept_layers)?;
-        let stats = self.stats(&layout, saved.hidden())?;
-        let (logprobs, entropies) = columns(&stats)?;
+        // Before the forward pass with the adapter, whose activations then take the memory.
         let reference = timed(&mut output.timing.reference, || self.reference(&layout, indices))?;
+        let (pass, [logprobs, entropies]) = self.forward(&layout, dropout.as_mut(), kept_layers)?;
         let without_dropout = self.without_dropout(&layout, indices, &logprobs)?;
         output.totals.computed_tokens = tokens as f64;
         let mut gradients = Vec::with_capacity(logprobs.len());
@@ -244,11 +269,8 @@ impl ForwardBackward<'_> {
             }
         }
         output.timing.forward = start.elapsed().as_secs_f64() - output.timing.reference;
-        output.gradients = timed(&mut output.timing.backward, || -> Result<_> {
-            let shape = (gradients.len(), 2);
-            let seed = Tensor::from_vec(gradients.into_flattened(), shape, self.model.device())?;
-            Ok(self.model.backward(saved, &stats, &seed.to_dtype(stats.dtype())?, self.lora)?)
-        })?;
+        let backward = || self.backward(pass, gradients);
+        output.gradients = timed(&mut output.timing.backward, backward)?;
         Ok(output)
     }
 
@@ -276,8 +298,8 @@ impl ForwardBackward<'_> {
         if self.config.lora.dropout == 0.0 {
             return Ok(Some(logprobs.to_vec()));
         }
-        let saved = self.forward_saving(layout, None, 0)?;
-        Ok(Some(columns(&self.stats(layout, &saved.hidden().detach())?)?.0))
+        let (_, [logprobs, _]) = self.forward(layout, None, 0)?;
+        Ok(Some(logprobs))
     }
 
     fn dropout(&self, stream: u64) -> Option<Dropout> {
@@ -289,20 +311,32 @@ impl ForwardBackward<'_> {
         })
     }
 
-    /// The forward pass with the adapter, which keeps the activations of `kept_layers` layers.
-    fn forward_saving(
+    /// The forward pass with the adapter. On the host it keeps the activations of `kept_layers` layers.
+    fn forward(
         &self,
         layout: &PackedBatch,
         dropout: Option<&mut Dropout>,
         kept_layers: usize,
-    ) -> Result<SavedActivations> {
-        Ok(self.model.forward_saving(
-            &layout.ids,
-            &layout.segments,
-            self.lora,
-            dropout,
-            kept_layers,
-        )?)
+    ) -> Result<(Pass, Stats)> {
+        if let Some(device) = self.device {
+            return Ok((None, device.lock().forward(layout, DevicePolicy::Adapter)?));
+        }
+        let PackedBatch { ids, segments, .. } = layout;
+        let saved = self.model.forward_saving(ids, segments, self.lora, dropout, kept_layers)?;
+        let stats = self.stats(layout, saved.hidden())?;
+        let columns = columns(&stats)?;
+        Ok((Some((saved, stats)), columns))
+    }
+
+    /// The adapter's gradients, from the derivatives of the loss by a pass's results. A device adds up those of all shards.
+    fn backward(&self, pass: Pass, seeds: Vec<[f64; 2]>) -> Result<BTreeMap<String, Tensor>> {
+        if let Some(device) = self.device {
+            device.lock().backward(&seeds)?;
+        }
+        let Some((saved, stats)) = pass else { return Ok(BTreeMap::new()) };
+        let shape = (seeds.len(), 2);
+        let seed = Tensor::from_vec(seeds.into_flattened(), shape, self.model.device())?;
+        Ok(self.model.backward(saved, &stats, &seed.to_dtype(stats.dtype())?, self.lora)?)
     }
 
     /// Log-probability and entropy of every sampled token, `[rows, 2]`.
@@ -319,15 +353,25 @@ impl ForwardBackward<'_> {
         if let Some(cached) = cached.collect::<Option<Vec<&[f64]>>>() {
             return Ok(Some(cached.concat()));
         }
-        let hidden = self.model.hidden(&layout.ids, &layout.segments, self.reference, None)?;
-        Ok(Some(columns(&self.stats(layout, &hidden.detach())?)?.0))
+        let [logprobs, _] = match self.device {
+            Some(device) => {
+                let adapter = self.reference.map(|_| DevicePolicy::Reference);
+                device.lock().forward(layout, adapter.unwrap_or(DevicePolicy::Base))?
+            }
+            None => {
+                let PackedBatch { ids, segments, .. } = layout;
+                let hidden = self.model.hidden(ids, segments, self.reference, None)?;
+                columns(&self.stats(layout, &hidden.detach())?)?
+            }
+        };
+        Ok(Some(logprobs))
     }
 }
 
-fn columns(stats: &Tensor) -> Result<(Vec<f64>, Vec<f64>)> {
+fn columns(stats: &Tensor) -> Result<Stats> {
     let stats = stats.detach().to_dtype(DType::F64)?;
     let column = |i| stats.narrow(1, i, 1)?.flatten_all()?.to_vec1::<f64>();
-    Ok((column(0)?, column(1)?))
+    Ok([column(0)?, column(1)?])
 }
 
 #[cfg(test)]

@@ -72,6 +72,7 @@ fn pass<'a>(
 ) -> ForwardBackward<'a> {
     ForwardBackward {
         model,
+        device: None,
         lora,
         reference: None,
         config,

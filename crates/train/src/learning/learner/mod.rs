@@ -10,6 +10,7 @@ mod step;
 use std::path::Path;
 
 use candle_core::{DType, Device};
+use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
@@ -23,6 +24,7 @@ use hone_model::{Model, ModelError, ModelSpec};
 use super::Average;
 use super::Snapshot;
 use super::StepTiming;
+use super::device::DevicePasses;
 use super::objective::AdaptiveCoefficients;
 use super::optimizer::AdamW;
 use crate::config::{KlConfig, PeakRate, TrainConfig};
@@ -37,6 +39,8 @@ pub(crate) const NO_SAMPLE: &str = "no sample is left to train on";
 /// An adapter with its optimizer state, over a frozen base model.
 pub struct Learner {
     model: Model,
+    /// Computes the passes of steps, if `model.device` is a GPU.
+    device: Option<Mutex<DevicePasses>>,
     lora: LoraWeights,
     optimizer: AdamW,
     average: Option<Average>,
@@ -95,6 +99,7 @@ impl Learner {
         let model = model.with_compute(config.compute);
         match (config.compute, model.compute()) {
             (Compute::F32, _) => {}
+            _ if config.device.is_some() => {}
             (_, Compute::Bf16) => {
                 tracing::info!("the trainer's products with the base are in bf16");
             }
@@ -120,6 +125,7 @@ impl Learner {
         };
         Ok(Self {
             model,
+            device: None,
             lora,
             optimizer: AdamW::default(),
             average: Average::new(&config),
@@ -158,6 +164,27 @@ impl Learner {
     /// Sets the tokens of the longest shard that the memory permits, which samples of a long prefix share.
     pub fn set_longest_shard(&mut self, tokens: usize) {
         self.longest_shard = tokens;
+    }
+
+    /// As [`Self::set_longest_shard`], and opens the device that [`TrainConfig::device`] names, whose memory may permit
+    /// fewer tokens.
+    ///
+    /// # Errors
+    /// If the device cannot be used, or the model does not fit into its memory.
+    pub fn begin_passes(&mut self, longest_sample: usize) -> Result<()> {
+        self.longest_shard = longest_sample;
+        if let Some(device) = &self.config.device {
+            let Self { model, lora, config, .. } = &*self;
+            let passes = DevicePasses::open(model, lora, config, device, longest_sample)?;
+            self.longest_shard = longest_sample.min(passes.longest_shard());
+            self.device = Some(Mutex::new(passes));
+        }
+        Ok(())
+    }
+
+    /// Tokens of the longest shard, and so of the longest sample.
+    pub fn longest_shard(&self) -> usize {
+        self.longest_shard
     }
 
     /// The adapter to serve: the average if one is configured and has values, else the trained adapter.

@@ -195,6 +195,7 @@ impl Learner {
             }
             let mut pass = ForwardBackward {
                 model: &self.model,
+                device: self.device.as_ref(),
                 lora: &self.lora,
                 reference: self.reference.lora(),
                 config: &self.config,

@@ -112,6 +112,7 @@ fn pass(learner: &Learner) -> PassOutput {
     let active: Vec<usize> = (0..samples.len()).collect();
     ForwardBackward {
         model: &learner.model,
+        device: None,
         lora: &learner.lora,
         reference: None,
         config: &learner.config,

@@ -1,0 +1,115 @@
+//! Whole steps of hone-train whose passes run on a device, against the same steps on the processor, with the libraries
+//! of `fake_cuda.cpp`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use hone_model::ModelDir;
+use hone_model::adapter::{BaseDtype, LoraConfig};
+use hone_model::testing::family;
+use hone_train::config::{CudaDevice, KlConfig, PeakRate, TrainConfig};
+use hone_train::{Learner, TrainSample};
+
+use super::device::{ALL, run};
+
+#[test]
+fn steps_on_a_device_follow_those_on_the_processor() {
+    run("learner::follow", &ALL, &[]);
+}
+
+/// Groups of a common prompt, a correction, and a completion with a masked token.
+fn samples(seed: usize, vocab: usize) -> Vec<TrainSample> {
+    let id = |i: usize| ((i * 31 + seed * 7) % vocab) as u32;
+    let sample = |i: usize| {
+        let ids: Vec<u32> = (0..4 + i % 5).map(|t| id(i * 11 + t)).collect();
+        TrainSample {
+            prompt_ids: (0..20 + i / 4 * 3).map(|t| id(i / 4 + t * 2)).collect(),
+            logprobs: if i == 5 { Vec::new() } else { vec![-3.0 - i as f32 * 0.1; ids.len()] },
+            masked: if i == 3 { (0..ids.len()).map(|t| t == 1).collect() } else { Vec::new() },
+            ids,
+            temperature: [1.0, 0.8][i % 2],
+            advantage: [1.0, -0.5, 0.25][i % 3],
+            version: 1,
+            correction: i == 5,
+            ..TrainSample::default()
+        }
+    };
+    (0..10).map(sample).collect()
+}
+
+fn learner(name: &str, config: &TrainConfig) -> Learner {
+    let dir = ModelDir::open(&family(name)).unwrap();
+    let mut learner = Learner::new(&dir, config.base_dtype, config).unwrap();
+    learner.begin_passes(64).unwrap();
+    learner
+}
+
+/// The values of the served adapter's files.
+fn values(learner: &Learner) -> BTreeMap<String, Vec<f32>> {
+    let folder = tempfile::tempdir().unwrap();
+    learner.snapshot().unwrap().write(folder.path(), "base").unwrap();
+    let file = folder.path().join("adapter_model.safetensors");
+    let tensors = candle_core::safetensors::load(file, &candle_core::Device::Cpu).unwrap();
+    let values = |tensor: candle_core::Tensor| tensor.flatten_all().unwrap().to_vec1().unwrap();
+    tensors.into_iter().map(|(name, tensor)| (name, values(tensor))).collect()
+}
+
+#[test]
+#[ignore = "started by `steps_on_a_device_follow_those_on_the_processor`"]
+fn follow() {
+    let kernels = PathBuf::from(std::env::var_os("HONE_CUBINS").unwrap());
+    let device = |ordinal| Some(CudaDevice { ordinal, kernels: kernels.clone() });
+    let host = TrainConfig {
+        base_dtype: BaseDtype::Float32,
+        learning_rate: PeakRate::Fixed(1e-2),
+        warmup_steps: Some(0.0),
+        num_iterations: 2,
+        beta: 0.1,
+        kl: KlConfig { sync_steps: 2, ..KlConfig::default() },
+        correction_weight: 0.5,
+        top_entropy_quantile: 0.8,
+        max_sampler_difference: 0.0,
+        lora: LoraConfig { r: 3, ..LoraConfig::default() },
+        ..TrainConfig::default()
+    };
+    for name in ["qwen2", "gemma2"] {
+        let mut expected = learner(name, &host);
+        let mut found = learner(name, &TrainConfig { device: device(0), ..host.clone() });
+        let vocab = expected.spec().vocab_size;
+        for step in 0..4 {
+            let samples = samples(step, vocab);
+            let own = expected.step(&samples, 1, 16).unwrap();
+            let other = found.step(&samples, 1, 16).unwrap();
+            assert_eq!((&own.skipped, &other.skipped), (&None, &None));
+            for (metric, value) in &own.metrics {
+                let difference = (value - other.metrics[metric]).abs();
+                let bound = 1e-4 * value.abs().max(1.0);
+                // Shards on the device are longer.
+                let is_layout = metric == "loss_token_fraction";
+                assert!(is_layout || difference < bound, "{name} {step} {metric}: {difference:e}");
+            }
+        }
+        for (tensor, own) in values(&expected) {
+            let other = &values(&found)[&tensor];
+            let largest = own.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+            let errors = own.iter().zip(other).map(|(a, b)| (a - b).abs());
+            let error = errors.fold(0.0, f32::max);
+            assert!(largest > 0.0 && error < 5e-3 * largest, "{name} {tensor}: {error:e}");
+        }
+    }
+    // A checkpoint of either is one of both.
+    let folder = tempfile::tempdir().unwrap();
+    let on_device = TrainConfig { device: device(0), ..host.clone() };
+    let (mut first, mut second) = (learner("qwen2", &on_device), learner("qwen2", &host));
+    first.step(&samples(1, 112), 1, 16).unwrap();
+    let saved = folder.path().join("checkpoint");
+    first.save(&saved, &"").unwrap();
+    second.load(&saved).unwrap();
+    assert_eq!(values(&first), values(&second));
+
+    let dir = ModelDir::open(&family("qwen2")).unwrap();
+    let config = TrainConfig { device: device(3), ..host };
+    let mut learner = Learner::new(&dir, config.base_dtype, &config).unwrap();
+    let error = learner.begin_passes(64).unwrap_err().to_string();
+    assert_eq!(error, "`model.device`: there is no device 3: the driver shows 1, counted from 0");
+}

@@ -1,0 +1,222 @@
+//! Passes on a GPU: statistics of predicted tokens, and gradients of the adapter.
+//!
+//! The base's weights stay in device memory. Adapters are copied there for each pass over a step's samples, and the
+//! gradient back: at 1.5 billion parameters an adapter of rank 16 has 74 MB, some milliseconds each way. Losses, the bound of
+//! the gradient's norm, the optimizer, averages and checkpoints stay on the host, so that they are the same wherever passes
+//! run, and a run can go on elsewhere.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use candle_core::{DType, Tensor};
+
+use hone_cuda::{
+    AdapterModule, ArenaPlan, CubinCache, DecoderShape, DeviceFloat, DeviceMemory, DevicePolicy,
+    DeviceTrainer, Gpu, PackedSegment, PassLimits, TokenBatch,
+};
+use hone_model::adapter::weights::LoraWeights;
+use hone_model::device::{adapter_modules, adapter_tensors, adapter_values, decoder_shape, upload};
+use hone_model::kernels::compute::Compute;
+use hone_model::weights::{BaseMatrix, WeightType};
+use hone_model::{Model, ModelError};
+
+use crate::config::{CudaDevice, TrainConfig};
+use crate::data::packing::PackedBatch;
+use crate::error::Result;
+use crate::memory;
+
+/// Shards on a device have up to this many times as many tokens as on the host: it computes long ones faster.
+const SHARD_TIMES: usize = 16;
+
+/// Rows whose logits are in memory at once.
+const HEAD_ROWS: usize = 1024;
+
+/// Bytes of cuBLASLt's workspace, which NVIDIA recommends for Hopper.
+const WORKSPACE: u64 = 32 << 20;
+
+/// Bytes that are left to the driver and to other processes.
+const RESERVE: u64 = 512 << 20;
+
+/// A pass whose completions each repeat the longest prompt lists as many tokens for as many completions.
+const LISTED_PROMPTS: usize = 512;
+
+/// The base model, the adapter and the reference in device memory.
+pub(crate) struct DevicePasses {
+    trainer: DeviceTrainer,
+    limits: PassLimits,
+}
+
+impl DevicePasses {
+    /// Plans the memory, for samples of `longest` tokens if it suffices, and copies the base's weights.
+    pub fn open(
+        model: &Model,
+        lora: &LoraWeights,
+        config: &TrainConfig,
+        device: &CudaDevice,
+        longest: usize,
+    ) -> Result<Self> {
+        let gpu = Arc::new(Gpu::open(device.ordinal).map_err(ModelError::from)?);
+        let is_half =
+            |(_, weight): (String, BaseMatrix)| weight.stored() != WeightType::Float(DType::F32);
+        let float = match config.compute {
+            Compute::F32 if !model.weights().any(is_half) => DeviceFloat::F32,
+            _ => DeviceFloat::Bf16,
+        };
+        let spec = model.spec();
+        let shard = memory::shard_tokens(spec);
+        let modules = adapter_modules(lora);
+        let shape = decoder_shape(spec, longest.max(SHARD_TIMES * shard));
+        let free = gpu.free_bytes().map_err(ModelError::from)?;
+        let reserve = RESERVE.min(free / 16);
+        let most = free.saturating_sub(reserve);
+        let limits = limits(&shape, &modules, float, [shard, longest], most)?;
+        let shape = DecoderShape { positions: limits.tokens, ..shape };
+        let cache = CubinCache::new(&device.kernels);
+        let trainer = DeviceTrainer::open(&gpu, &cache, &shape, &modules, float, &limits, reserve);
+        let mut trainer = trainer.map_err(ModelError::from)?;
+        upload(model, limits.tokens, |name, values| trainer.upload(name, values))?;
+        tracing::info!(
+            device = %gpu.info().name,
+            tokens = limits.tokens,
+            kept_layers = limits.kept_layers,
+            weights = ?float,
+            "passes of the trainer run on the GPU"
+        );
+        Ok(Self { trainer, limits })
+    }
+
+    /// Tokens of the longest shard.
+    pub fn longest_shard(&self) -> usize {
+        self.limits.tokens
+    }
+
+    /// Begins the passes over a step's samples with these policies.
+    pub fn begin(&mut self, lora: &LoraWeights, reference: Option<&LoraWeights>) -> Result<()> {
+        let policies = [(DevicePolicy::Adapter, Some(lora)), (DevicePolicy::Reference, reference)];
+        for (policy, lora) in policies {
+            let Some(lora) = lora else { continue };
+            let values = adapter_values(lora, self.trainer.layout())?;
+            self.trainer.set_adapter(policy, &values).map_err(ModelError::from)?;
+        }
+        Ok(self.trainer.clear_gradient().map_err(ModelError::from)?)
+    }
+
+    /// Log-probability and entropy of every sampled token.
+    pub fn forward(&mut self, layout: &PackedBatch, policy: DevicePolicy) -> Result<[Vec<f64>; 2]> {
+        let segment = |s: &hone_model::transformer::Segment| PackedSegment {
+            start: s.start,
+            len: s.len,
+            prefix: s.prefix,
+        };
+        let segments: Vec<_> = layout.table.iter().map(segment).collect();
+        let (ids, rows) = (layout.ids.to_vec1::<u32>()?, layout.rows.to_vec1::<u32>()?);
+        let batch = TokenBatch {
+            ids: &ids,
+            segments: &segments,
+            rows: &rows,
+            targets: &layout.targets,
+            temperatures: &layout.temperatures,
+        };
+        let stats = self.trainer.forward(&batch, policy).map_err(ModelError::from)?;
+        Ok([0, 1].map(|column| stats.iter().map(|row| f64::from(row[column])).collect()))
+    }
+
+    /// Adds the gradient for the last forward pass with the adapter, from the derivatives of the loss by its results.
+    pub fn backward(&mut self, seeds: &[[f64; 2]]) -> Result<()> {
+        let seeds: Vec<[f32; 2]> = seeds.iter().map(|row| row.map(|x| x as f32)).collect();
+        Ok(self.trainer.backward(&seeds).map_err(ModelError::from)?)
+    }
+
+    /// The sum of the gradients since [`Self::begin`], by the adapter's tensor.
+    pub fn gradients(&mut self, lora: &LoraWeights) -> Result<BTreeMap<String, Tensor>> {
+        let values = self.trainer.gradient().map_err(ModelError::from)?;
+        Ok(adapter_tensors(lora, self.trainer.layout(), &values)?)
+    }
+}
+
+/// The limits of passes whose plan fits: of a device's usual shard or the longest sample, or else of half as many tokens,
+/// and so on down to a usual shard of the host; with as many kept layers as fit.
+fn limits(
+    shape: &DecoderShape,
+    modules: &[AdapterModule],
+    float: DeviceFloat,
+    [shard, longest]: [usize; 2],
+    most: u64,
+) -> Result<PassLimits> {
+    let of = |tokens: usize, kept_layers: usize| PassLimits {
+        tokens,
+        rows: tokens,
+        head_rows: HEAD_ROWS.min(tokens),
+        table_words: 16 * tokens + LISTED_PROMPTS * tokens.min(longest),
+        kept_layers,
+        workspace: WORKSPACE.min(most / 16),
+    };
+    let needed = |limits: &PassLimits| -> Result<u64> {
+        let shape = DecoderShape { positions: limits.tokens, ..shape.clone() };
+        let plans =
+            DeviceTrainer::plan(&shape, modules, float, limits).map_err(ModelError::from)?;
+        Ok(plans.iter().map(ArenaPlan::total).sum())
+    };
+    let mut tokens = longest.max(SHARD_TIMES * shard);
+    while tokens > shard && needed(&of(tokens, 0))? > most {
+        tokens = (tokens / 2).max(shard);
+    }
+    let mut kept = shape.layers.len();
+    while kept > 0 && needed(&of(tokens, kept))? > most {
+        kept -= 1;
+    }
+    Ok(of(tokens, kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use hone_model::ModelSpec;
+    use hone_model::adapter::LoraConfig;
+    use hone_model::adapter::weights::plan;
+    use serde_json::json;
+
+    use super::*;
+
+    /// The table of `docs/gpu.md`.
+    #[test]
+    fn limits_follow_the_memory() {
+        let models = [
+            ("0.5 B", 896, 4864, 24, [14, 2, 64]),
+            ("1.5 B", 1536, 8960, 28, [12, 2, 128]),
+            ("4 B", 2560, 9728, 36, [32, 8, 128]),
+        ];
+        let mut lines = Vec::new();
+        for (name, hidden, intermediate, layers, [heads, key_heads, head_dim]) in models {
+            let config = json!({
+                "architectures": ["Qwen3ForCausalLM"], "hidden_size": hidden,
+                "intermediate_size": intermediate, "num_hidden_layers": layers,
+                "num_attention_heads": heads, "num_key_value_heads": key_heads,
+                "head_dim": head_dim, "vocab_size": 151_936, "rms_norm_eps": 1e-6,
+                "rope_theta": 1e6, "tie_word_embeddings": true, "max_position_embeddings": 32_768,
+            });
+            let spec = ModelSpec::from_config(&config).unwrap();
+            let lora = LoraConfig { r: 16, ..LoraConfig::default() };
+            let modules = plan(&spec, &lora).unwrap().into_iter().map(|((layer, kind), of)| {
+                AdapterModule { name: kind.module(layer), rank: of.r, scale: of.scale as f32 }
+            });
+            let modules: Vec<_> = modules.collect();
+            let shape = decoder_shape(&spec, 16_384);
+            let shard = memory::shard_tokens(&spec);
+            for gib in [8, 24, 80] {
+                let most = (gib << 30) - RESERVE;
+                let limits = limits(&shape, &modules, DeviceFloat::Bf16, [shard, 4096], most);
+                let limits = limits.unwrap();
+                let shape = DecoderShape { positions: limits.tokens, ..shape.clone() };
+                let plans = DeviceTrainer::plan(&shape, &modules, DeviceFloat::Bf16, &limits);
+                let plans: Vec<_> = plans.unwrap().iter().map(|plan| plan.total() >> 20).collect();
+                let fits = plans.iter().sum::<u64>() <= most >> 20;
+                let PassLimits { tokens, kept_layers, .. } = limits;
+                lines.push(format!(
+                    "{name}, {gib} GiB: {tokens} tokens, {kept_layers} of {layers} layers kept, \
+                     {plans:?} MiB, fits: {fits}"
+                ));
+            }
+        }
+        insta::assert_snapshot!(lines.join("\n"), @"");
+    }
+}
