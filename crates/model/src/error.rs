@@ -15,6 +15,9 @@ pub enum ModelError {
     /// text of its cause.
     #[error("{0}")]
     Unsupported(String),
+    /// The GPU cannot be used.
+    #[error("`model.device`: {0}")]
+    Device(#[from] hone_cuda::GpuError),
     /// A file cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),

@@ -28,6 +28,7 @@
 //! - [`Model::digest`] is stable: it is part of checkpoints.
 
 pub mod adapter;
+pub mod device;
 pub mod embedded;
 mod error;
 mod gguf;

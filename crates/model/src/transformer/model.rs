@@ -166,6 +166,30 @@ impl Model {
         Ok(values.fold(digest, |digest, value| digest.bytes(value.to_le_bytes())).hex())
     }
 
+    /// Every weight by its Hugging Face name, in the order of [`ModelSpec::weight_shapes`].
+    pub fn weights(&self) -> impl Iterator<Item = (String, BaseMatrix)> {
+        let mut weights = vec![self.embedding.clone()];
+        for (layer, block) in self.blocks.iter().enumerate() {
+            for (weight, bias) in self.spec.linears(layer).filter_map(|(kind, _)| block.linear(kind)) {
+                weights.push(weight.clone());
+                weights.extend(bias.cloned().map(BaseMatrix::from));
+            }
+            let norms = [&block.head_norms, &Some(block.norms.clone()), &block.output_norms];
+            weights.extend(norms.into_iter().flatten().flatten().cloned().map(BaseMatrix::from));
+        }
+        weights.extend([self.norm.clone().into(), self.head.clone()]);
+        // A tied output layer has no name.
+        self.spec.weight_shapes().into_iter().map(|(name, _)| name).zip(weights)
+    }
+
+    /// Cosines and sines of the angles of the positions from 0 on, each `[positions, rotary_dim / 2]`.
+    ///
+    /// # Errors
+    /// If a tensor operation fails.
+    pub(crate) fn angles(&self, positions: usize) -> Result<(Tensor, Tensor)> {
+        Ok(self.rope.at(&(0..positions).collect::<Vec<_>>())?)
+    }
+
     /// The float type that the model computes in.
     pub fn dtype(&self) -> DType {
         self.norm.dtype()
