@@ -17,7 +17,7 @@ use crate::decoder::{
 use crate::device::{Gpu, Staging};
 use crate::error::{GpuError, Result};
 use crate::kernels::{AttentionTables, DeviceFloat, PackedSegment};
-use crate::launch::{KernelArgument, LoadedKernels};
+use crate::launch::{KernelArgument, LoadedKernels, arguments};
 use crate::products::{DeviceMatrix, ProductTerms, Products};
 
 /// Blocks of the kernels over whole buffers.
@@ -29,10 +29,6 @@ const HEAD_THREADS: u32 = 128;
 const LOGITS_THREADS: u32 = 512;
 /// Heads that a block computes.
 const HEADS_A_BLOCK: usize = 4;
-
-macro_rules! arguments {
-    ($($value:expr),* $(,)?) => { &[$(KernelArgument::from($value)),*] };
-}
 
 /// What a pass may be at most.
 #[derive(Clone, Copy, Debug)]

@@ -143,6 +143,11 @@ impl Call<'_> {
         self.argument(true, &bytes)
     }
 
+    pub fn doubles(self, values: &[f64]) -> Self {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.argument(true, &bytes)
+    }
+
     pub fn ints(self, values: &[i32]) -> Self {
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         self.argument(true, &bytes)

@@ -11,6 +11,8 @@ mod head;
 mod nvrtc;
 mod products;
 mod rows;
+mod sampler;
+mod sampling;
 mod trainer;
 
 use std::process::Command;

@@ -86,7 +86,7 @@ impl Batch {
 }
 
 /// The tiny model of a family, with its weights by name.
-fn model(name: &str, float: DeviceFloat) -> (Model, HashMap<String, Tensor>) {
+pub fn model(name: &str, float: DeviceFloat) -> (Model, HashMap<String, Tensor>) {
     let dir = ModelDir::open(&family(name)).unwrap();
     let mut spec = ModelSpec::from_config(&dir.config).unwrap();
     let mut weights: HashMap<String, Tensor> = dir
@@ -117,7 +117,7 @@ fn model(name: &str, float: DeviceFloat) -> (Model, HashMap<String, Tensor>) {
     (Model::new(spec, weights.clone()).unwrap(), weights)
 }
 
-fn floats(tensor: &Tensor) -> Vec<f32> {
+pub fn floats(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
@@ -284,7 +284,7 @@ impl Subject {
 }
 
 /// The largest difference relative to the largest value. Poison is not a number, and counts as infinite.
-fn difference(found: &[f32], expected: &[f32]) -> f64 {
+pub fn difference(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0_f64, |most, x| most.max(f64::from(x.abs())));
     assert!(largest > 0.0);
