@@ -7,6 +7,7 @@ mod attention;
 mod device;
 mod elementwise;
 mod emulator;
+mod fake;
 mod head;
 mod nvrtc;
 mod products;
