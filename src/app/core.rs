@@ -27,7 +27,7 @@ use hone_train::{Learner, TrainHandle, TrainSetup, TrainWorker};
 use super::engines::{Engines, EnginesNeeded};
 use super::memory::MemoryReport;
 use super::reward_tools;
-use super::{claim, open_model, trainer_config};
+use super::{claim, open_model};
 use crate::config::Config;
 use crate::fleet::outbox_of;
 use crate::telemetry;
@@ -179,7 +179,7 @@ impl Core {
             )
         })?;
         let setup = TrainSetup {
-            config: trainer_config(config, &model)?,
+            config: config.train.clone(),
             policy: config.policy.clone(),
             step_limit,
             peak_rates: peak_rates(config, &model)?,
@@ -195,6 +195,7 @@ impl Core {
                 })
             },
             base: engines.base.clone(),
+            device: engines.device.clone(),
             model_name: engine.info().name.clone(),
             checkpoints: data.join("checkpoints"),
             store: store.clone(),

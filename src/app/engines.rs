@@ -11,15 +11,19 @@ use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
 use hone_core::threads::BackgroundPriority;
 use hone_core::types::SamplingParams;
+use hone_cuda::DeviceSampler;
 use hone_engine::{
     Codec, Engine, EngineBackend, EngineConfig, EngineError, GenerateRequest, ModelDir, Priority,
     Publisher,
 };
 use hone_mistral::MistralEngine;
+use hone_model::device::DeviceBase;
 use hone_model::weights::Quantize;
 use hone_model::{Model, ModelSpec};
 use hone_reward::grader::{ModelClient, ModelFailure, ModelReply, ModelRequest, TokenUsage};
 use hone_sampler::{BatchedEngine, BatchedPublisher, LiveTraffic, SamplerConfig};
+use hone_train::Learner;
+use hone_train::config::DeviceChoice;
 
 use crate::config::Config;
 use crate::usage;
@@ -34,6 +38,8 @@ pub(super) struct Engines {
     pub publisher: Arc<dyn Publisher>,
     /// The weights of the native engine, if it runs.
     pub base: Option<Model>,
+    /// The same on the GPU that `model.device` selects.
+    pub device: Option<DeviceBase>,
     native: Option<Arc<BatchedEngine>>,
 }
 
@@ -59,7 +65,9 @@ impl Engines {
             serving = Some(start_mistral(&config.engine, dir, data, Arc::clone(metrics)).await?);
         }
         let engines = match needed.native_purpose(has_clients) {
-            Some(purpose) => Self::with_native(config, dir, serving, purpose, metrics).await?,
+            Some(purpose) => {
+                Self::with_native(config, dir, data, serving, purpose, metrics).await?
+            }
             None => {
                 let serving = serving.context("no engine is needed")?;
                 Self {
@@ -67,6 +75,7 @@ impl Engines {
                     rollouts: serving.clone(),
                     publisher: serving,
                     base: None,
+                    device: None,
                     native: None,
                 }
             }
@@ -83,6 +92,7 @@ impl Engines {
     async fn with_native(
         config: &Config,
         dir: &ModelDir,
+        data: &Path,
         serving: Option<Arc<MistralEngine>>,
         purpose: NativePurpose,
         metrics: &Arc<Metrics>,
@@ -98,7 +108,20 @@ impl Engines {
             let load = clients.as_ref().map(|clients| clients.load());
             load.is_some_and(|load| load.live_running + load.live_waiting > 0)
         });
-        let native = start_native(config, dir, &base, codec, purpose, busy, Arc::clone(metrics))?;
+        let device = super::device(config, dir, data)?.filter(|_| serving.is_none());
+        let device = match device {
+            Some(device) => {
+                let (model, compute, context) = (base.clone(), config.train.compute, dir.context());
+                let load = move || device.load(&model, compute, context);
+                Some(tokio::task::spawn_blocking(load).await??)
+            }
+            None => None,
+        };
+        let metrics = Arc::clone(metrics);
+        let native = match &device {
+            Some(base) => start_on_device(config, dir, base, codec, purpose, metrics)?,
+            None => start_native(config, dir, &base, codec, purpose, busy, metrics)?,
+        };
         let other = serving.clone().map(|serving| serving as Arc<dyn Publisher>);
         let publisher = BatchedPublisher::new(other, Arc::clone(&native));
         Ok(Self {
@@ -109,6 +132,7 @@ impl Engines {
             rollouts: native.clone(),
             publisher: Arc::new(publisher),
             base: Some(base),
+            device,
             native: Some(native),
         })
     }
@@ -342,6 +366,28 @@ pub(in crate::app) fn start_native(
     Ok(engine)
 }
 
+/// Starts an engine on the weights on a GPU, with room for the adapters of all versions that it answers with and of the one
+/// that is staged. It waits for no other thread.
+fn start_on_device(
+    config: &Config,
+    dir: &ModelDir,
+    base: &DeviceBase,
+    codec: Arc<Codec>,
+    purpose: NativePurpose,
+    metrics: Arc<Metrics>,
+) -> anyhow::Result<Arc<BatchedEngine>> {
+    let settings = purpose.settings(config, dir);
+    let spec = ModelSpec::from_config(&dir.config)?;
+    let modules = Learner::adapter_modules(&spec, &config.train)?;
+    let limits = settings.device_limits(purpose.versions() + 1, base.workspace)?;
+    let DeviceBase { model, kernels, reserve, .. } = base;
+    let sampler = DeviceSampler::open(model, kernels, &modules, &limits, *reserve);
+    let sampler = sampler.context("model.device: the native engine")?;
+    let idle = Arc::new(|| false);
+    let engine = BatchedEngine::start_on_device(spec, sampler, codec, settings, idle, metrics);
+    engine.context("the native engine on the GPU")
+}
+
 // Which engines a configuration needs.
 
 /// The engines of a process.
@@ -378,6 +424,12 @@ impl EnginesNeeded {
         let judges = config.uses_self_judge() && config.engine.backend == EngineBackend::Mistralrs;
         if !self.has_mistralrs() && !judges {
             return Ok(());
+        }
+        if let DeviceChoice::Cuda(ordinal) = config.model.device {
+            anyhow::bail!(
+                "model.device is \"cuda:{ordinal}\", which needs engine.backend = \"native\": mistral.rs serves on the \
+                 processor"
+            );
         }
         let quantize = config.model.quantize;
         anyhow::ensure!(

@@ -22,12 +22,13 @@ use hone_core::metrics::Metrics;
 use hone_engine::{Codec, ModelDir};
 use hone_hub::{DatasetQuery, Hub, HubDataset, dataset_id};
 use hone_model::ModelSpec;
+use hone_model::device::CudaDevice;
 use hone_model::weights::Quantize;
 use hone_reward::routes::RouteConfig;
 use hone_reward::sandbox::Setup;
 use hone_reward::{GraderEndpoint, LazySandbox, RewardError, Routes, Tools};
 use hone_train::Learner;
-use hone_train::config::{CudaDevice, DeviceChoice, TrainConfig};
+use hone_train::config::DeviceChoice;
 
 use crate::config::Config;
 use crate::usage;
@@ -218,8 +219,13 @@ pub async fn model_of_records(config: &Config, source: &Path) -> anyhow::Result<
     Ok(model)
 }
 
-/// `[train]`, with the device that `model.device` selects.
-pub fn trainer_config(config: &Config, model: &ModelDir) -> anyhow::Result<TrainConfig> {
+/// The GPU that `model.device` selects for a model, or `None` for the processor. Compiled kernels are kept in the data
+/// directory.
+pub fn device(
+    config: &Config,
+    model: &ModelDir,
+    data: &Path,
+) -> anyhow::Result<Option<CudaDevice>> {
     let ordinal = match config.model.device {
         DeviceChoice::Cpu => None,
         DeviceChoice::Cuda(ordinal) => Some(ordinal),
@@ -227,12 +233,10 @@ pub fn trainer_config(config: &Config, model: &ModelDir) -> anyhow::Result<Train
             let is_small = ModelSpec::from_config(&model.config)?.parameters() < CACHED_PARAMETERS;
             let can = config.model.quantize == Quantize::None && config.train.lora.dropout == 0.0;
             let is_any = || hone_cuda::inventory().devices.is_ok_and(|found| !found.is_empty());
-            (!is_small && can && is_any()).then_some(0)
+            (!is_small && can && !model.is_gguf() && is_any()).then_some(0)
         }
     };
-    let kernels = config.data.dir.join("kernels");
-    let device = ordinal.map(|ordinal| CudaDevice { ordinal, kernels });
-    Ok(TrainConfig { device, ..config.train.clone() })
+    Ok(ordinal.map(|ordinal| CudaDevice { ordinal, kernels: data.join("kernels") }))
 }
 
 /// File that names the model that a data directory belongs to.

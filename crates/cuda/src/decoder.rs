@@ -392,4 +392,10 @@ impl AdapterLayout {
             None => Ok(layout),
         }
     }
+    /// The factor of a module's output.
+    pub fn scale(&self, module: &str) -> Option<f32> {
+        let [_, b] = self.places.get(module)?;
+        let mut parts = self.stacked.iter().flatten().flat_map(|stacked| &stacked.parts);
+        parts.find(|part| part.b == b.start).map(|part| part.scale)
+    }
 }

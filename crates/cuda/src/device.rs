@@ -123,6 +123,22 @@ impl Gpu {
         })
     }
 
+    /// Queues a copy of a region to another one of as many bytes, which does not overlap it.
+    ///
+    /// # Errors
+    /// If the numbers of bytes differ, or the driver refuses.
+    pub fn copy(&self, stream: &Arc<CudaStream>, from: ArenaRegion, to: ArenaRegion) -> Result<()> {
+        if from.bytes != to.bytes {
+            let [from, to] = [from.bytes, to.bytes];
+            return Err(GpuError::Misuse(format!("a copy of {from} bytes to {to}")));
+        }
+        let bytes = from.bytes as usize;
+        // SAFETY: the regions have these bytes.
+        self.checked("cuMemcpyDtoDAsync", || unsafe {
+            driver::memcpy_dtod_async(to.address, from.address, bytes, stream.cu_stream())
+        })
+    }
+
     /// Makes this device's context that of the calling thread, for libraries that use it.
     pub(crate) fn bind(&self) -> Result<()> {
         self.checked("cuCtxSetCurrent", || Ok(()))

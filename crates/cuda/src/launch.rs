@@ -54,6 +54,12 @@ impl From<f32> for KernelArgument {
     }
 }
 
+/// A slice of arguments of any of their types.
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => { &[$($crate::launch::KernelArgument::from($value)),*] };
+}
+pub(crate) use arguments;
+
 /// Kernels, whose names differ.
 #[derive(Debug)]
 pub struct LoadedKernels {

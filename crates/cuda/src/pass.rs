@@ -12,12 +12,13 @@ use cudarc::driver::CudaStream;
 
 use crate::arena::ArenaRegion;
 use crate::decoder::{
-    AdapterLayout, Allocate, DOWN, DecoderShape, DecoderWeights, GATE_UP, LayerWeights, OUTPUT, QKV,
+    AdapterLayout, Allocate, DOWN, DecoderShape, GATE_UP, LayerWeights, OUTPUT, QKV,
 };
-use crate::device::{Gpu, Staging};
+use crate::device::Staging;
 use crate::error::{GpuError, Result};
 use crate::kernels::{AttentionTables, DeviceFloat, PackedSegment};
-use crate::launch::{KernelArgument, LoadedKernels};
+use crate::launch::{KernelArgument, LoadedKernels, arguments};
+use crate::model::DeviceModel;
 use crate::products::{DeviceMatrix, ProductTerms, Products};
 
 /// Blocks of the kernels over whole buffers.
@@ -29,10 +30,6 @@ const HEAD_THREADS: u32 = 128;
 const LOGITS_THREADS: u32 = 512;
 /// Heads that a block computes.
 const HEADS_A_BLOCK: usize = 4;
-
-macro_rules! arguments {
-    ($($value:expr),* $(,)?) => { &[$(KernelArgument::from($value)),*] };
-}
 
 /// What a pass may be at most.
 #[derive(Clone, Copy, Debug)]
@@ -284,15 +281,11 @@ impl PassBuffers {
 
 /// What a pass computes with. Addresses are of arenas that outlive it.
 pub(crate) struct DevicePass {
-    pub gpu: Arc<Gpu>,
+    pub model: Arc<DeviceModel>,
     pub stream: Arc<CudaStream>,
     pub kernels: LoadedKernels,
     pub products: Products,
-    pub shape: DecoderShape,
     pub limits: PassLimits,
-    /// The type of weights and activations.
-    pub float: DeviceFloat,
-    pub weights: DecoderWeights,
     pub adapter: AdapterLayout,
     /// Address of the adapter of the last forward pass, in the type of the weights; 0 without one.
     pub policy: u64,
@@ -311,14 +304,14 @@ impl DevicePass {
         batch: &TokenBatch<'_>,
     ) -> Result<Vec<[f32; 2]>> {
         self.saved = None;
-        let attention = AttentionTables::new(batch.segments, self.shape.head_dim)?;
-        batch.check(&self.shape, &self.limits, &attention.positions)?;
+        let attention = AttentionTables::new(batch.segments, self.model.shape.head_dim)?;
+        batch.check(&self.model.shape, &self.limits, &attention.positions)?;
         let (words, tables) = batch.tables(self.buffers.tables, &attention);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let region = 4 * self.limits.table_words as u64;
         staging.upload(&bytes, ArenaRegion { address: self.buffers.tables, bytes: region })?;
 
-        let Self { shape, weights, buffers, .. } = &*self;
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
         let table = weights.embedding;
         let input = buffers.inputs[0];
         let scale = shape.embedding_scale;
@@ -362,7 +355,7 @@ impl DevicePass {
         let region = ArenaRegion { address: self.buffers.seeds, bytes: bytes.len() as u64 };
         staging.upload(&bytes, region)?;
 
-        let Self { shape, weights, buffers, .. } = &*self;
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
         let (hidden, vocab) = (shape.hidden, shape.vocab);
         for chunk in self.chunks(tables.rows) {
             self.logits(&tables, &chunk)?;
@@ -380,7 +373,7 @@ impl DevicePass {
                 cap
             ];
             self.launch("token_stats_backward", [chunk.len(), 1, 1], LOGITS_THREADS, arguments)?;
-            let d_rows = buffers.d_rows + (chunk.start * hidden) as u64 * self.float.bytes();
+            let d_rows = buffers.d_rows + (chunk.start * hidden) as u64 * self.model.float.bytes();
             let d_rows = self.matrix(d_rows, [chunk.len(), hidden]);
             let d_logits = self.matrix(d_logits, [chunk.len(), vocab]);
             self.multiply(d_rows, d_logits, weights.head, ProductTerms::REPLACE)?;
@@ -389,7 +382,7 @@ impl DevicePass {
         let arguments = arguments![d_rows, tables.starts, tables.order, d_normed, hidden];
         self.rows("sum_rows", tables.tokens, arguments)?;
         let bytes = 4 * (tables.tokens * hidden) as u64;
-        self.gpu.clear(&self.stream, ArenaRegion { address: buffers.grad, bytes })?;
+        self.model.gpu.clear(&self.stream, ArenaRegion { address: buffers.grad, bytes })?;
         let count = weights.layers.len();
         self.norm_backward(&tables, buffers.inputs[count], weights.norm)?;
         for (index, layer) in weights.layers.iter().enumerate().rev() {
@@ -406,7 +399,7 @@ impl DevicePass {
     /// A layer's activations from the normed input, and, with `output`, the next layer's input and its norm, or the
     /// final norm.
     fn layer(&self, tables: &PassTables, index: usize, output: bool) -> Result<()> {
-        let Self { shape, weights, buffers, .. } = self;
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
         let (layer, saved) = (&weights.layers[index], self.layer_buffers(index));
         let (tokens, width) = (tables.tokens, shape.intermediate);
         let out = |half: usize| if shape.output_norms { saved.out[half] } else { buffers.d_out };
@@ -440,7 +433,7 @@ impl DevicePass {
 
     /// Replaces the gradient of a layer's output by that of the residual stream after the attention.
     fn mlp_backward(&self, tables: &PassTables, index: usize) -> Result<()> {
-        let Self { shape, weights, buffers, .. } = self;
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
         let (layer, saved) = (&weights.layers[index], self.layer_buffers(index));
         let width = shape.intermediate;
         self.residual_backward(tables, layer, 1, saved.out[1])?;
@@ -459,7 +452,7 @@ impl DevicePass {
     /// Replaces the gradient of the residual stream after the attention by that of the layer's input, which the first
     /// layer does not need.
     fn attention_backward(&self, tables: &PassTables, index: usize) -> Result<()> {
-        let Self { shape, weights, buffers, .. } = self;
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
         let (layer, saved) = (&weights.layers[index], self.layer_buffers(index));
         let (d_attended, delta) = (buffers.d_attended, buffers.delta);
         self.residual_backward(tables, layer, 0, saved.out[0])?;
@@ -503,7 +496,7 @@ impl DevicePass {
         low: Option<u64>,
         y: Option<u64>,
     ) -> Result<()> {
-        let linear = &self.weights.layers[index].projections[projection];
+        let linear = &self.model.weights.layers[index].projections[projection];
         let adapter = &self.adapter.stacked[index][projection];
         let [outputs, inputs] = linear.weight.shape;
         let x = self.matrix(x, [tokens, inputs]);
@@ -536,7 +529,7 @@ impl DevicePass {
         grad: u64,
         dx: Option<u64>,
     ) -> Result<()> {
-        let weight = self.weights.layers[index].projections[projection].weight;
+        let weight = self.model.weights.layers[index].projections[projection].weight;
         let adapter = &self.adapter.stacked[index][projection];
         let (tokens, [outputs, inputs]) = (tables.tokens, weight.shape);
         let (x, grad) = (self.matrix(x, [tokens, inputs]), self.matrix(grad, [tokens, outputs]));
@@ -584,7 +577,7 @@ impl DevicePass {
         [x, out, sum]: [u64; 3],
         next: u64,
     ) -> Result<()> {
-        let DecoderShape { hidden, eps, norm_offset, .. } = self.shape;
+        let DecoderShape { hidden, eps, norm_offset, .. } = self.model.shape;
         let Some(norms) = layer.output_norms else {
             let normed = self.buffers.normed;
             let arguments = arguments![x, out, next, sum, normed, hidden, eps, norm_offset];
@@ -603,7 +596,7 @@ impl DevicePass {
         half: usize,
         out: u64,
     ) -> Result<()> {
-        let DecoderShape { hidden, eps, norm_offset, .. } = self.shape;
+        let DecoderShape { hidden, eps, norm_offset, .. } = self.model.shape;
         let (grad, d_out) = (self.buffers.grad, self.buffers.d_out);
         let Some(norms) = layer.output_norms else {
             let values = KernelArgument::Long((tables.tokens * hidden) as i64);
@@ -616,7 +609,7 @@ impl DevicePass {
 
     /// Norms the rows of x.
     fn norm(&self, tables: &PassTables, x: u64, weight: u64) -> Result<()> {
-        let DecoderShape { hidden, eps, norm_offset, .. } = self.shape;
+        let DecoderShape { hidden, eps, norm_offset, .. } = self.model.shape;
         let (null, normed) = (0_u64, self.buffers.normed);
         let arguments = arguments![x, null, weight, null, normed, hidden, eps, norm_offset];
         self.rows("residual_norm", tables.tokens, arguments)
@@ -624,7 +617,7 @@ impl DevicePass {
 
     /// Adds the gradient of x in [`Self::norm`] to that of the residual stream.
     fn norm_backward(&self, tables: &PassTables, x: u64, weight: u64) -> Result<()> {
-        let DecoderShape { hidden, eps, norm_offset, .. } = self.shape;
+        let DecoderShape { hidden, eps, norm_offset, .. } = self.model.shape;
         let (d_normed, grad) = (self.buffers.d_normed, self.buffers.grad);
         let arguments = arguments![x, d_normed, weight, grad, hidden, eps, norm_offset];
         self.rows("residual_norm_backward", tables.tokens, arguments)
@@ -632,7 +625,7 @@ impl DevicePass {
 
     /// The product of the activated gate and up.
     fn activate(&self, tables: &PassTables, gate_up: u64, width: usize) -> Result<()> {
-        let gelu = usize::from(self.shape.is_gelu);
+        let gelu = usize::from(self.model.shape.is_gelu);
         let arguments = arguments![gate_up, self.buffers.product, width, gelu];
         self.rows("gated_activation", tables.tokens, arguments)
     }
@@ -644,7 +637,7 @@ impl DevicePass {
 
     /// A kernel that reads queries and keys of a layer and writes those at `out`.
     fn rotate_with(&self, kernel: &str, tables: &PassTables, index: usize, out: u64) -> Result<()> {
-        let Self { shape, weights, .. } = self;
+        let DeviceModel { shape, weights, .. } = &*self.model;
         let DecoderShape { head_dim, eps, norm_offset, .. } = *shape;
         let pairs = if shape.layers[index].0 { shape.rotated_pairs } else { 0 };
         let (tokens, stride) = (tables.tokens, shape.qkv());
@@ -683,7 +676,7 @@ impl DevicePass {
 
     /// The last arguments of attention kernels.
     fn attention_options(&self, index: usize) -> [KernelArgument; 7] {
-        let shape = &self.shape;
+        let shape = &self.model.shape;
         let (heads, group, stride) = (shape.heads, shape.heads / shape.key_heads, shape.qkv());
         let (scale, cap, window) =
             (shape.attention_scale, shape.attention_softcap, shape.layers[index].1);
@@ -692,7 +685,7 @@ impl DevicePass {
 
     /// Addresses of queries, keys and values in rows of all three.
     fn qkv_parts(&self, qkv: u64) -> [u64; 3] {
-        let [q, k] = self.shape.widths().map(|width| width as u64 * self.float.bytes());
+        let [q, k] = self.model.shape.widths().map(|width| width as u64 * self.model.float.bytes());
         [qkv, qkv + q, qkv + q + k]
     }
 
@@ -704,7 +697,7 @@ impl DevicePass {
 
     /// The logits of a chunk, not yet capped. `normed` has the final hidden states.
     fn logits(&self, tables: &PassTables, chunk: &Range<usize>) -> Result<()> {
-        let Self { shape, weights, buffers, .. } = self;
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
         let rows = tables.predicting + 4 * chunk.start as u64;
         let (normed, to) = (buffers.normed, buffers.head_rows);
         let arguments = arguments![normed, tables.each, rows, to, shape.hidden];
@@ -723,21 +716,21 @@ impl DevicePass {
     }
 
     fn is_kept(&self, index: usize) -> bool {
-        index + self.limits.kept_layers >= self.weights.layers.len()
+        index + self.limits.kept_layers >= self.model.weights.layers.len()
     }
 
     /// The buffers of a layer; layers that are not kept share theirs.
     fn layer_buffers(&self, index: usize) -> &LayerBuffers {
-        let last = self.weights.layers.len() - 1 - index;
+        let last = self.model.weights.layers.len() - 1 - index;
         &self.buffers.layers[last.min(self.limits.kept_layers)]
     }
 
     fn matrix(&self, address: u64, shape: [usize; 2]) -> DeviceMatrix {
-        DeviceMatrix::new(address, shape, self.float)
+        DeviceMatrix::new(address, shape, self.model.float)
     }
 
     fn adapter_matrix(&self, first: usize, shape: [usize; 2]) -> DeviceMatrix {
-        self.matrix(self.policy + first as u64 * self.float.bytes(), shape)
+        self.matrix(self.policy + first as u64 * self.model.float.bytes(), shape)
     }
 
     fn multiply(

@@ -4,18 +4,16 @@
 //! [`DeviceTrainer::backward`] takes the loss's derivatives by them, and adapters are small enough to be copied in each
 //! step. Dropout of adapters (`train.lora.dropout`) is not there yet.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::arena::{Arena, ArenaPlan, ArenaRegion};
 use crate::compile::CubinCache;
-use crate::decoder::{
-    AdapterLayout, AdapterModule, Allocate, DecoderShape, DecoderWeights, HostFloats,
-};
+use crate::decoder::{AdapterLayout, AdapterModule, Allocate, DecoderShape, HostFloats};
 use crate::device::{Gpu, Staging, StreamPriority};
 use crate::error::{GpuError, Result};
 use crate::kernels::{DeviceFloat, KernelSource};
 use crate::launch::LoadedKernels;
+use crate::model::DeviceModel;
 use crate::pass::{DevicePass, PassBuffers, PassLimits, TokenBatch};
 use crate::products::Products;
 
@@ -55,7 +53,7 @@ impl AdapterBuffers {
 }
 
 /// Purposes of the memory, in the order of its arenas.
-const PURPOSES: [&str; 3] = ["the model", "adapters", "passes"];
+const PURPOSES: [&str; 2] = ["adapters to train", "training passes"];
 
 /// Gives everything a place: the plan before there is memory, and the addresses afterwards.
 fn lay_out(
@@ -64,13 +62,12 @@ fn lay_out(
     float: DeviceFloat,
     limits: &PassLimits,
     allocate: &mut dyn FnMut(usize, &str, u64) -> Result<u64>,
-) -> Result<(DecoderWeights, AdapterBuffers, PassBuffers)> {
-    let weights = DecoderWeights::new(shape, float, &mut |name, bytes| allocate(0, name, bytes))?;
+) -> Result<(AdapterBuffers, PassBuffers)> {
     let adapters =
-        AdapterBuffers::new(adapter.values, float, &mut |name, bytes| allocate(1, name, bytes))?;
-    let mut of_passes = |name: &str, bytes: u64| allocate(2, name, bytes);
+        AdapterBuffers::new(adapter.values, float, &mut |name, bytes| allocate(0, name, bytes))?;
+    let mut of_passes = |name: &str, bytes: u64| allocate(1, name, bytes);
     let buffers = PassBuffers::new(shape, adapter, float, limits, &mut of_passes)?;
-    Ok((weights, adapters, buffers))
+    Ok((adapters, buffers))
 }
 
 /// A decoder and its adapters on a device.
@@ -78,14 +75,12 @@ pub struct DeviceTrainer {
     pass: DevicePass,
     staging: Staging,
     adapters: AdapterBuffers,
-    /// Weights that were not uploaded yet.
-    missing: BTreeSet<String>,
     /// The memory, which is freed last.
     _arenas: Vec<Arena<Gpu>>,
 }
 
 impl DeviceTrainer {
-    /// All device memory that a trainer uses.
+    /// The device memory that a trainer uses beside the model.
     ///
     /// # Errors
     /// If kernels cannot compute the shape, or the decoder does not have a module.
@@ -105,29 +100,27 @@ impl DeviceTrainer {
         Ok(plans.into())
     }
 
-    /// Allocates what [`Self::plan`] says, beside a reserve of bytes, and compiles the kernels. Weights are still to be
-    /// uploaded; adapters are 0.
+    /// Allocates what [`Self::plan`] says, beside a reserve of bytes, and compiles the kernels. Adapters are 0.
     ///
     /// # Errors
     /// As [`Self::plan`], or if the memory is too small, or a library refuses.
     pub fn open(
-        gpu: &Arc<Gpu>,
+        model: &Arc<DeviceModel>,
         cache: &CubinCache,
-        shape: &DecoderShape,
         modules: &[AdapterModule],
-        float: DeviceFloat,
         limits: &PassLimits,
         reserve: u64,
     ) -> Result<Self> {
-        let plans = Self::plan(shape, modules, float, limits)?;
+        let DeviceModel { gpu, shape, float, .. } = &**model;
+        let plans = Self::plan(shape, modules, *float, limits)?;
         let adapter = AdapterLayout::new(shape, modules)?;
         let attention = KernelSource::attention(shape.head_dim)?;
         let sources = [KernelSource::ROWS, KernelSource::HEAD, KernelSource::FLAT, attention]
-            .map(|source| KernelSource { float, ..source });
+            .map(|source| KernelSource { float: *float, ..source });
         let kernels = LoadedKernels::load(gpu, cache, &sources)?;
         let arenas = Arena::allocate(gpu, plans, reserve)?;
-        let (weights, adapters, buffers) =
-            lay_out(shape, &adapter, float, limits, &mut |purpose, name, _| {
+        let (adapters, buffers) =
+            lay_out(shape, &adapter, *float, limits, &mut |purpose, name, _| {
                 Ok(arenas[purpose].region(name)?.address)
             })?;
         let stream = gpu.stream(StreamPriority::Training)?;
@@ -136,41 +129,19 @@ impl DeviceTrainer {
         }
         let products = Products::new(gpu, &stream, buffers.workspace)?;
         let staging = Staging::new(gpu, &stream, STAGING)?;
-        let missing = weights.places.keys().cloned().collect();
         let pass = DevicePass {
-            gpu: Arc::clone(gpu),
+            model: Arc::clone(model),
             stream,
             kernels,
             products,
-            shape: shape.clone(),
             limits: *limits,
-            float,
-            weights,
             adapter,
             policy: adapters.adapter.address,
             gradient: adapters.gradient.address,
             buffers,
             saved: None,
         };
-        Ok(Self { pass, staging, adapters, missing, _arenas: arenas })
-    }
-
-    /// Uploads a weight by its Hugging Face name, or the tables of angles, `cosines` and `sines` `[positions, pairs]`.
-    ///
-    /// # Errors
-    /// If the model has no such weight, or it has another number of values.
-    pub fn upload(&mut self, name: &str, values: HostFloats<'_>) -> Result<()> {
-        let place = self.pass.weights.places.get(name);
-        let place = place.ok_or_else(|| GpuError::Misuse(format!("no weight `{name}`")))?;
-        let bytes = values.bytes(place.float);
-        if bytes.len() as u64 != place.region.bytes {
-            let [found, expected] =
-                [bytes.len() as u64, place.region.bytes].map(|n| n / place.float.bytes());
-            return Err(GpuError::Misuse(format!("`{name}` has {found} values, not {expected}")));
-        }
-        self.staging.upload(&bytes, place.region)?;
-        self.missing.remove(name);
-        Ok(())
+        Ok(Self { pass, staging, adapters, _arenas: arenas })
     }
 
     /// Where the matrices of an adapter are in its values and in its gradient.
@@ -193,7 +164,7 @@ impl DeviceTrainer {
             DevicePolicy::Adapter => self.adapters.adapter,
             DevicePolicy::Reference => self.adapters.reference,
         };
-        let bytes = HostFloats::F32(values).bytes(self.pass.float);
+        let bytes = HostFloats::F32(values).bytes(self.pass.model.float);
         self.staging.upload(&bytes, region)
     }
 
@@ -212,22 +183,19 @@ impl DeviceTrainer {
     /// # Errors
     /// If the driver refuses.
     pub fn clear_gradient(&mut self) -> Result<()> {
-        self.pass.gpu.clear(&self.pass.stream, self.adapters.gradient)
+        self.pass.model.gpu.clear(&self.pass.stream, self.adapters.gradient)
     }
 
     /// The log-probability and the entropy, in nats, of the rows of a batch by a policy. With that of the adapter,
     /// [`Self::backward`] may follow.
     ///
     /// # Errors
-    /// If a weight was not uploaded, the batch does not fit the limits, or a library refuses.
+    /// If the batch does not fit the limits, or a library refuses.
     pub fn forward(
         &mut self,
         batch: &TokenBatch<'_>,
         policy: DevicePolicy,
     ) -> Result<Vec<[f32; 2]>> {
-        if let Some(name) = self.missing.first() {
-            return Err(GpuError::Misuse(format!("`{name}` was not uploaded")));
-        }
         self.pass.policy = match policy {
             DevicePolicy::Base => 0,
             DevicePolicy::Adapter => self.adapters.adapter.address,

@@ -1,15 +1,22 @@
 //! A model and its adapters in the form that `hone-cuda` takes: shape, weights and flat values.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use half::bf16;
 
-use hone_cuda::{AdapterLayout, AdapterModule, DecoderShape, HostFloats};
+use hone_cuda::{
+    AdapterLayout, AdapterModule, CubinCache, DecoderShape, DeviceFloat, DeviceMemory, DeviceModel,
+    Gpu, HostFloats,
+};
 
-use crate::adapter::weights::{LoraWeights, factor_names};
+use crate::adapter::LoraConfig;
+use crate::adapter::weights::{LoraWeights, factor_names, plan};
+use crate::kernels::compute::Compute;
 use crate::spec::Activation;
-use crate::weights::BaseMatrix;
+use crate::weights::{BaseMatrix, WeightType};
 use crate::{Model, ModelError, ModelSpec, Result};
 
 /// The shape of a model for sequences of up to `positions` tokens.
@@ -41,6 +48,59 @@ pub fn decoder_shape(spec: &ModelSpec, positions: usize) -> DecoderShape {
     }
 }
 
+/// Bytes of device memory that are left to the driver and to other processes; of a small device less.
+const RESERVE: u64 = 512 << 20;
+
+/// Bytes of cuBLASLt's workspace, which NVIDIA recommends for Hopper; on a small device less.
+const WORKSPACE: u64 = 32 << 20;
+
+/// A GPU, as `model.device` names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaDevice {
+    /// Its number, from 0.
+    pub ordinal: usize,
+    /// Directory of compiled kernels.
+    pub kernels: PathBuf,
+}
+
+/// A frozen base on a GPU, which the trainer's passes and the native engine share.
+#[derive(Clone, Debug)]
+pub struct DeviceBase {
+    /// The weights.
+    pub model: Arc<DeviceModel>,
+    /// The compiled kernels.
+    pub kernels: CubinCache,
+    /// Bytes of the memory that stay free.
+    pub reserve: u64,
+    /// Bytes of a workspace for products.
+    pub workspace: u64,
+}
+
+impl CudaDevice {
+    /// Opens the device and copies a model with angles of as many positions to it. Matrices are in 32 bits if all of them
+    /// are and `compute` is f32, and otherwise in bf16.
+    ///
+    /// # Errors
+    /// If the device cannot be used, a matrix is quantized, or the memory is too small.
+    pub fn load(&self, model: &Model, compute: Compute, positions: usize) -> Result<DeviceBase> {
+        let gpu = Arc::new(Gpu::open(self.ordinal)?);
+        let is_half =
+            |(_, weight): (String, BaseMatrix)| weight.stored() != WeightType::Float(DType::F32);
+        let float = match compute {
+            Compute::F32 if !model.weights().any(is_half) => DeviceFloat::F32,
+            _ => DeviceFloat::Bf16,
+        };
+        let free = gpu.free_bytes()?;
+        let (reserve, workspace) = (RESERVE.min(free / 16), WORKSPACE.min(free / 64));
+        let shape = decoder_shape(model.spec(), positions);
+        let mut all = DeviceModel::open(&gpu, &shape, float, reserve)?;
+        upload(model, positions, |name, values| all.upload(name, values))?;
+        tracing::info!(device = %gpu.info().name, weights = ?float, "the model is on the GPU");
+        let kernels = CubinCache::new(&self.kernels);
+        Ok(DeviceBase { model: all.finish()?, kernels, reserve, workspace })
+    }
+}
+
 /// Passes every weight of a model, and the tables of angles of as many positions, to `upload`, one after another.
 ///
 /// # Errors
@@ -68,6 +128,19 @@ pub fn upload(
     upload("cosines", HostFloats::F32(&floats(&cosines)?))?;
     upload("sines", HostFloats::F32(&floats(&sines)?))?;
     Ok(())
+}
+
+/// The linear layers that an adapter of these settings is on.
+///
+/// # Errors
+/// If the settings do not fit the model.
+pub fn planned_modules(spec: &ModelSpec, config: &LoraConfig) -> Result<Vec<AdapterModule>> {
+    let modules = plan(spec, config)?.into_iter().map(|((layer, kind), of)| AdapterModule {
+        name: kind.module(layer),
+        rank: of.r,
+        scale: of.scale as f32,
+    });
+    Ok(modules.collect())
 }
 
 /// The linear layers that an adapter is on.

@@ -24,6 +24,12 @@ pub enum SamplerError {
     /// The model cannot compute the request, or an adapter cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The GPU cannot compute.
+    #[error("GPU: {0}")]
+    Device(#[from] hone_cuda::GpuError),
+    /// An adapter has other linear layers or ranks than the engine has room for.
+    #[error("the adapter of {0} does not fit the engine's")]
+    OtherAdapter(String),
     /// A tensor cannot be read.
     #[error("tensor operation failed: {0}")]
     Tensor(#[from] candle_core::Error),

@@ -45,6 +45,7 @@ mod attention;
 mod capacity;
 mod config;
 mod decoder;
+mod device;
 mod engine;
 mod error;
 mod kv_cache;

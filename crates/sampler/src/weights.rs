@@ -1,8 +1,11 @@
 //! The weights of the decoder: the model's own tensors, and a copy of an adapter.
 
+use std::ops::Range;
+
 use candle_core::{DType, Tensor, WithDType};
 
 use hone_core::types::TokenId;
+use hone_cuda::AdapterLayout;
 use hone_kernels::blocks::integer::{self, IntegerColumns};
 use hone_kernels::columns::bf16::{self, Bf16Columns};
 use hone_kernels::columns::{TokenColumns, WeightMatrix, add_matmul_serial};
@@ -348,6 +351,27 @@ impl AdapterWeights {
         let rank = pairs().map(|pair: &AdapterPair| pair.r).max().unwrap_or(0);
         let is_finite = pairs().all(|pair| pair.b.iter().all(|b| b.is_finite()));
         Ok(Self { layers, rank, is_finite })
+    }
+
+    /// The values in the order of a layout, whose scales are taken out of the second factors.
+    pub(crate) fn values(&self, layout: &AdapterLayout) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; layout.values];
+        for (layer, pairs) in self.layers.iter().enumerate() {
+            for AdapterPair { kind, a, b, .. } in pairs {
+                let module = kind.module(layer);
+                let places = layout.places.get(&module).zip(layout.scale(&module));
+                let fit = |([of_a, of_b], _): &(&[Range<usize>; 2], f32)| {
+                    [of_a.len(), of_b.len()] == [a.len(), b.len()]
+                };
+                let ([of_a, of_b], scale) =
+                    places.filter(fit).ok_or(SamplerError::OtherAdapter(module))?;
+                values[of_a.clone()].copy_from_slice(a);
+                if scale != 0.0 {
+                    values[of_b.clone()].iter_mut().zip(b).for_each(|(to, b)| *to = b / scale);
+                }
+            }
+        }
+        Ok(values)
     }
 
     /// The factors of one linear layer, if it is adapted.

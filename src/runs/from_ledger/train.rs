@@ -86,11 +86,12 @@ pub async fn run(
     (config.train.max_steps, config.train.epochs) = (plan.len() as u64, 0.0);
     config::validate(&config).map_err(usage)?;
     let trainer = OfflineTrainer::new(OfflineSetup {
-        config: app::trainer_config(&config, &model)?,
+        config: config.train.clone(),
         max_completion_tokens: config.rollout.max_tokens as usize,
         model: model.clone(),
         load: config.load_options(),
         longest_sample,
+        device: app::device(&config, &model, &config.data.dir)?,
         routes,
         metrics: metrics.clone(),
     })?;

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 
 use hone_core::memory;
 use hone_model::adapter::{BaseDtype, LoraConfig};
+use hone_model::device::CudaDevice;
 use hone_model::kernels::compute::Compute;
-use hone_train::config::{CudaDevice, DeviceChoice, PeakRate, Recompute, TrainConfig};
+use hone_train::config::{DeviceChoice, PeakRate, Recompute, TrainConfig};
 use hone_train::memory::BaseMemory;
 use hone_train::{Learner, MemoryPlan, StepTiming, TrainSample};
 
@@ -131,13 +132,6 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         // The whole step in one pass.
         micro_batch: usize::MAX,
         max_sampler_difference: 0.0,
-        device: match options.device {
-            DeviceChoice::Cuda(ordinal) => {
-                let kernels = std::env::temp_dir().join("hone-bench-kernels");
-                Some(CudaDevice { ordinal, kernels })
-            }
-            DeviceChoice::Auto | DeviceChoice::Cpu => None,
-        },
         lora: LoraConfig { r: options.rank, ..LoraConfig::default() },
         ..TrainConfig::default()
     };
@@ -148,9 +142,13 @@ fn measure(options: &TrainBenchOptions, threads: usize) -> anyhow::Result<Value>
         None => Data::random(&options.shape(), spec.vocab_size),
     };
     let samples = data.samples(&learner)?;
-    if config.device.is_some() {
+    if let DeviceChoice::Cuda(ordinal) = options.device {
         let tokens = samples.iter().map(|sample| sample.prompt_ids.len() + sample.ids.len());
-        learner.begin_passes(tokens.max().unwrap_or(0))?;
+        let longest = tokens.max().unwrap_or(0);
+        let kernels = std::env::temp_dir().join("hone-bench-kernels");
+        let device = CudaDevice { ordinal, kernels };
+        let base = device.load(learner.model(), options.compute, longest)?;
+        learner.use_device(&base, longest)?;
     }
     let separate = match options.common {
         0 => Vec::new(),

@@ -62,6 +62,8 @@ impl KernelSource {
     pub const HEAD: Self = Self::new("head.cu", with_common!("head.cu"));
     /// Conversions of whole buffers.
     pub const FLAT: Self = Self::new("flat.cu", with_common!("flat.cu"));
+    /// Tokens drawn from logits.
+    pub const SAMPLE: Self = Self::new("sample.cu", with_common!("sample.cu"));
     /// Products with adapters by slot.
     pub const ADAPTERS: Self = Self::new("adapters.cu", with_common!("adapters.cu"));
 

@@ -1,12 +1,7 @@
 //! The whole way from opening a device to the result of a kernel, with the driver of `fake_cuda.cpp`.
 
-use std::collections::hash_map::DefaultHasher;
 use std::env;
 use std::fs;
-use std::hash::{Hash, Hasher};
-use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 
 use hone_cuda::{
@@ -14,37 +9,8 @@ use hone_cuda::{
     LoadedKernels, Staging, StreamPriority, inventory,
 };
 
-use super::emulator::{built, skip};
-
-/// A folder with libraries of these names, which are all the fake one.
-fn fake(names: &[&str]) -> Option<tempfile::TempDir> {
-    let library = built("fake", include_str!("fake_cuda.cpp"), &["-shared", "-fPIC"])?;
-    let folder = tempfile::tempdir().unwrap();
-    names.iter().for_each(|name| symlink(&library, folder.path().join(name)).unwrap());
-    Some(folder)
-}
-
-pub const ALL: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
-
-/// Runs an ignored test, by its path, in a process that finds the fake libraries first.
-pub fn run(test: &str, libraries: &[&str], settings: &[(&str, &str)]) {
-    let Some(folder) = fake(libraries) else { return };
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/emulator.h");
-    let mut hasher = DefaultHasher::new();
-    (include_str!("emulator.h"), include_str!("fake_cuda.cpp")).hash(&mut hasher);
-    let cubins = format!("cubins-{:016x}", hasher.finish());
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored"])
-        .env("LD_LIBRARY_PATH", folder.path())
-        .env("HONE_FAKE_EMULATOR", header)
-        .env("HONE_CUBINS", Path::new(env!("CARGO_TARGET_TMPDIR")).join(cubins))
-        .envs(settings.iter().copied())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
-}
+use super::emulator::skip;
+pub use super::fake::{ALL, run};
 
 #[test]
 fn a_kernel_runs_on_a_device() {

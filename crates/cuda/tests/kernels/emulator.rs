@@ -1,54 +1,16 @@
 //! Compiles kernels with `emulator.h` by the system's C++ compiler, and runs them.
 
-use std::collections::hash_map::DefaultHasher;
-use std::env;
 use std::fs;
-use std::hash::{Hash, Hasher};
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use half::bf16;
 use hone_cuda::KernelSource;
 
+pub use super::fake::{built, skip};
+
 const HEADER: &str = include_str!("emulator.h");
-
-/// Reports that the calling test is skipped, in the form that `.ci/run` counts, or fails with
-/// `HONE_CI_STRICT=1`.
-pub fn skip(reason: &str) {
-    let line = format!("SKIPPED: {}: {reason}\n", thread::current().name().unwrap_or("test"));
-    let strict = env::var_os("HONE_CI_STRICT").is_some_and(|value| value == "1");
-    assert!(!strict, "HONE_CI_STRICT forbids skipped tests: {line}");
-    io::stderr().write_all(line.as_bytes()).unwrap();
-}
-
-/// Compiles a C++ text with the system's compiler, unless it was compiled before. The calling test is skipped
-/// without a compiler.
-pub fn built(name: &str, text: &str, flags: &[&str]) -> Option<PathBuf> {
-    static BUILD: Mutex<()> = Mutex::new(());
-    if Command::new("c++").arg("--version").output().is_err() {
-        skip("no C++ compiler");
-        return None;
-    }
-    let mut hasher = DefaultHasher::new();
-    (text, flags).hash(&mut hasher);
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let built = directory.join(format!("{name}-{:016x}", hasher.finish()));
-    let _building = BUILD.lock();
-    if !built.exists() {
-        let (file, new) = (built.with_extension("cpp"), built.with_extension("new"));
-        fs::write(&file, text).unwrap();
-        let flags = ["-std=c++17", "-Wall", "-Werror"].iter().chain(flags);
-        let output = Command::new("c++").args(flags).arg(&file).arg("-o").arg(&new).output();
-        let output = output.unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        fs::rename(new, &built).unwrap();
-    }
-    Some(built)
-}
 
 /// The list of kernels that `emulator.h` expects after a source.
 fn registry(source: &KernelSource) -> String {
@@ -140,6 +102,11 @@ impl Call<'_> {
 
     pub fn floats(self, values: &[f64]) -> Self {
         let bytes: Vec<u8> = values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect();
+        self.argument(true, &bytes)
+    }
+
+    pub fn doubles(self, values: &[f64]) -> Self {
+        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         self.argument(true, &bytes)
     }
 

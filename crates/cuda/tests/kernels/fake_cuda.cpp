@@ -98,6 +98,9 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void*) {
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void*) {
     return memcpy(to, (const void*)from, bytes), OK;
 }
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void*) {
+    return memcpy((void*)to, (const void*)from, bytes), OK;
+}
 
 struct Function {
     void (*launch)(const char*, const unsigned*, unsigned, void**);

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use hone_model::ModelDir;
 use hone_model::adapter::{BaseDtype, LoraConfig};
+use hone_model::device::CudaDevice;
 use hone_model::testing::family;
-use hone_train::config::{CudaDevice, KlConfig, PeakRate, TrainConfig};
+use hone_train::config::{KlConfig, PeakRate, TrainConfig};
 use hone_train::{Learner, TrainSample};
 
 use super::device::{ALL, run};
@@ -37,10 +38,19 @@ fn samples(seed: usize, vocab: usize) -> Vec<TrainSample> {
     (0..10).map(sample).collect()
 }
 
-fn learner(name: &str, config: &TrainConfig) -> Learner {
+fn on_host(name: &str, config: &TrainConfig) -> Learner {
     let dir = ModelDir::open(&family(name)).unwrap();
-    let mut learner = Learner::new(&dir, config.base_dtype, config).unwrap();
-    learner.begin_passes(64).unwrap();
+    Learner::new(&dir, config.base_dtype, config).unwrap()
+}
+
+fn device(ordinal: usize) -> CudaDevice {
+    CudaDevice { ordinal, kernels: PathBuf::from(std::env::var_os("HONE_CUBINS").unwrap()) }
+}
+
+fn on_device(name: &str, config: &TrainConfig) -> Learner {
+    let mut learner = on_host(name, config);
+    let base = device(0).load(learner.model(), config.compute, 64).unwrap();
+    learner.use_device(&base, 64).unwrap();
     learner
 }
 
@@ -57,9 +67,7 @@ fn values(learner: &Learner) -> BTreeMap<String, Vec<f32>> {
 #[test]
 #[ignore = "started by `steps_on_a_device_follow_those_on_the_processor`"]
 fn follow() {
-    let kernels = PathBuf::from(std::env::var_os("HONE_CUBINS").unwrap());
-    let device = |ordinal| Some(CudaDevice { ordinal, kernels: kernels.clone() });
-    let host = TrainConfig {
+    let config = TrainConfig {
         base_dtype: BaseDtype::Float32,
         learning_rate: PeakRate::Fixed(1e-2),
         warmup_steps: Some(0.0),
@@ -73,8 +81,7 @@ fn follow() {
         ..TrainConfig::default()
     };
     for name in ["qwen2", "gemma2"] {
-        let mut expected = learner(name, &host);
-        let mut found = learner(name, &TrainConfig { device: device(0), ..host.clone() });
+        let (mut expected, mut found) = (on_host(name, &config), on_device(name, &config));
         let vocab = expected.spec().vocab_size;
         for step in 0..4 {
             let samples = samples(step, vocab);
@@ -99,17 +106,13 @@ fn follow() {
     }
     // A checkpoint of either is one of both.
     let folder = tempfile::tempdir().unwrap();
-    let on_device = TrainConfig { device: device(0), ..host.clone() };
-    let (mut first, mut second) = (learner("qwen2", &on_device), learner("qwen2", &host));
+    let (mut first, mut second) = (on_device("qwen2", &config), on_host("qwen2", &config));
     first.step(&samples(1, 112), 1, 16).unwrap();
     let saved = folder.path().join("checkpoint");
     first.save(&saved, &"").unwrap();
     second.load(&saved).unwrap();
     assert_eq!(values(&first), values(&second));
 
-    let dir = ModelDir::open(&family("qwen2")).unwrap();
-    let config = TrainConfig { device: device(3), ..host };
-    let mut learner = Learner::new(&dir, config.base_dtype, &config).unwrap();
-    let error = learner.begin_passes(64).unwrap_err().to_string();
+    let error = device(3).load(second.model(), config.compute, 64).unwrap_err().to_string();
     assert_eq!(error, "`model.device`: there is no device 3: the driver shows 1, counted from 0");
 }

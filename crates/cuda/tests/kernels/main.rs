@@ -7,11 +7,14 @@ mod attention;
 mod device;
 mod elementwise;
 mod emulator;
+mod fake;
 mod head;
 mod learner;
 mod nvrtc;
 mod products;
 mod rows;
+mod sampler;
+mod sampling;
 mod trainer;
 
 use std::process::Command;

@@ -19,7 +19,7 @@ const ARCHITECTURES: [u32; 3] = [80, 90, 120];
 fn sources() -> Vec<KernelSource> {
     use KernelSource as Source;
     let attention = [64, 80, 96, 128, 256].map(|dim| Source::attention(dim).unwrap());
-    [Source::ROWS, Source::HEAD, Source::FLAT, Source::ADAPTERS]
+    [Source::ROWS, Source::HEAD, Source::FLAT, Source::ADAPTERS, Source::SAMPLE]
         .into_iter()
         .chain(attention)
         .collect()

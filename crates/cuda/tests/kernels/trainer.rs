@@ -86,7 +86,7 @@ impl Batch {
 }
 
 /// The tiny model of a family.
-fn model(name: &str, float: DeviceFloat) -> Model {
+pub fn model(name: &str, float: DeviceFloat) -> Model {
     let dir = ModelDir::open(&family(name)).unwrap();
     let mut spec = ModelSpec::from_config(&dir.config).unwrap();
     let mut weights: HashMap<String, Tensor> = dir
@@ -121,7 +121,7 @@ fn model(name: &str, float: DeviceFloat) -> Model {
     Model::new(spec, weights).unwrap()
 }
 
-fn floats(tensor: &Tensor) -> Vec<f32> {
+pub fn floats(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
@@ -167,17 +167,14 @@ impl Subject {
         let limits = limits(&shape, &batch, keep);
         let modules = device::adapter_modules(&lora);
         let cache = CubinCache::new(Path::new(&env::var_os("HONE_CUBINS").unwrap()));
+        let mut upload = DeviceModel::open(gpu, &shape, float, 0).unwrap();
+        device::upload(&model, POSITIONS, |name, values| upload.upload(name, values)).unwrap();
+        let on_device = upload.finish().unwrap();
         let free = gpu.free_bytes().unwrap();
         let plans = DeviceTrainer::plan(&shape, &modules, float, &limits).unwrap();
         let planned: u64 = plans.iter().map(hone_cuda::ArenaPlan::total).sum();
-        let mut trainer =
-            DeviceTrainer::open(gpu, &cache, &shape, &modules, float, &limits, 0).unwrap();
+        let trainer = DeviceTrainer::open(&on_device, &cache, &modules, &limits, 0).unwrap();
         assert_eq!(free - gpu.free_bytes().unwrap(), planned);
-        let error =
-            trainer.forward(&batch.on_device(), DevicePolicy::Base).unwrap_err().to_string();
-        assert_eq!(error, "`cosines` was not uploaded");
-
-        device::upload(&model, POSITIONS, |name, values| trainer.upload(name, values)).unwrap();
         let mut subject = Self { model, lora, trainer };
         if float == DeviceFloat::Bf16 {
             for (_, var) in subject.lora.parameters() {
@@ -227,7 +224,7 @@ impl Subject {
 }
 
 /// The largest difference relative to the largest value. Poison is not a number, and counts as infinite.
-fn difference(found: &[f32], expected: &[f32]) -> f64 {
+pub fn difference(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0.0_f64, |most, x| most.max(f64::from(x.abs())));
     assert!(largest > 0.0);
@@ -368,10 +365,13 @@ fn refuse() {
     refusal(&|batch| batch.targets.truncate(3), "55 rows, 3 targets, 55 temperatures");
     refusal(&|batch| *batch = Batch::new(&[(92, None)], 112, 1), "92 tokens that predict 10 are");
     refusal(&|batch| *batch = Batch::new(&[(70, None)], 112, 1), "position 64, but there are");
-    let error = subject.trainer.upload("model.norm.weight", HostFloats::F32(&[1.0])).unwrap_err();
+    let small = shape(subject.model.spec());
+    let mut upload = DeviceModel::open(&gpu, &small, DeviceFloat::F32, 0).unwrap();
+    let error = upload.upload("model.norm.weight", HostFloats::F32(&[1.0])).unwrap_err();
     assert_eq!(error.to_string(), "`model.norm.weight` has 1 values, not 32");
-    let error = subject.trainer.upload("model.norm", HostFloats::F32(&[1.0])).unwrap_err();
+    let error = upload.upload("model.norm", HostFloats::F32(&[1.0])).unwrap_err();
     assert_eq!(error.to_string(), "no weight `model.norm`");
+    assert_eq!(upload.finish().unwrap_err().to_string(), "`cosines` was not uploaded");
     assert!(subject.trainer.set_adapter(DevicePolicy::Adapter, &[1.0]).is_err());
     // No rows are a pass, too.
     let TokenBatch { ids, segments, .. } = batch.on_device();

@@ -113,6 +113,16 @@ pub struct TokenSampler {
     weights: SoftmaxWeights,
 }
 
+/// A token is that at which the running sum of the weights `exp(logit / temperature)` passes `uniform` times their
+/// total.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PlainDraw {
+    /// The temperature, more than 0.
+    pub temperature: f32,
+    /// A number in [0, 1).
+    pub uniform: f64,
+}
+
 /// The weights of all tokens together.
 #[derive(Clone, Copy)]
 struct TotalMass {
@@ -221,6 +231,40 @@ impl TokenSampler {
         Ok(token)
     }
 
+    /// What a program other than this one needs to draw the next token from `vocab` logits, if these and the temperature
+    /// are all that it depends on; else [`Self::draw`] has to. The token belongs to [`Self::accept`].
+    pub fn plain_draw(&mut self, vocab: usize) -> Option<PlainDraw> {
+        let SamplingParams {
+            temperature,
+            presence_penalty,
+            frequency_penalty,
+            repetition_penalty,
+            min_tokens,
+            ignore_eos,
+            ref logit_bias,
+            ..
+        } = self.params;
+        let is_adjusted = !logit_bias.is_empty()
+            || repetition_penalty != 1.0
+            || presence_penalty != 0.0
+            || frequency_penalty != 0.0;
+        let permits_all = self.grammar.is_none() && self.drawn >= min_tokens && !ignore_eos;
+        if temperature == 0.0 || is_adjusted || !permits_all || !self.is_untruncated(vocab) {
+            return None;
+        }
+        Some(PlainDraw { temperature, uniform: self.rng.random() })
+    }
+
+    /// Adds a token that was drawn by [`Self::plain_draw`]. Returns it as [`Self::draw`] does.
+    ///
+    /// # Errors
+    /// As [`Self::draw`].
+    pub fn accept(&mut self, id: TokenId, logprob: f32) -> Result<Token, SampleError> {
+        self.follow(id)?;
+        *self.counts.entry(id).or_insert(0) += 1;
+        Ok(token(id, logprob, 1.0, Vec::new()))
+    }
+
     /// The next scored token, or else the permitted token with the greatest adjusted logit, and the mass of all
     /// permitted tokens. Probabilities are those of the raw logits.
     fn draw_greedily(
@@ -274,7 +318,7 @@ impl TokenSampler {
             mass = self.weigh()?;
             permitted_mass = (mass.log - all).exp();
         }
-        let token = if self.is_untruncated() {
+        let token = if self.is_untruncated(self.logits.len()) {
             self.draw_untruncated(mass.total)?
         } else {
             self.draw_truncated(mass.total)?
@@ -283,10 +327,9 @@ impl TokenSampler {
     }
 
     /// Whether every token may be drawn and no alternatives are requested.
-    fn is_untruncated(&self) -> bool {
+    fn is_untruncated(&self, vocab: usize) -> bool {
         let SamplingParams { top_k, top_p, min_p, .. } = self.params;
-        let truncated =
-            (top_k > 0 && (top_k as usize) < self.logits.len()) || top_p < 1.0 || min_p > 0.0;
+        let truncated = (top_k > 0 && (top_k as usize) < vocab) || top_p < 1.0 || min_p > 0.0;
         !truncated && self.top_logprobs == 0
     }
 

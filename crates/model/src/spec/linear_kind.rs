@@ -67,7 +67,7 @@ impl LinearKind {
     }
 
     /// The name in a model: `model.layers.3.self_attn.q_proj`.
-    pub(crate) fn module(self, layer: usize) -> String {
+    pub fn module(self, layer: usize) -> String {
         let (parent, name) = self.names();
         format!("model.layers.{layer}.{parent}.{name}")
     }

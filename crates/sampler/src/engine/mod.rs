@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, oneshot};
 use hone_core::metrics::Metrics;
 use hone_core::threads::to_background;
 use hone_core::types::PolicyVersion;
+use hone_cuda::DeviceSampler;
 use hone_engine::admission::Owner;
 use hone_engine::run::CancelReason;
 use hone_engine::sampling::TokenSampler;
@@ -32,6 +33,7 @@ use hone_model::{Model, ModelSpec};
 use crate::capacity::SamplerCapacity;
 use crate::config::{LiveTraffic, SamplerConfig};
 use crate::decoder::Decoder;
+use crate::device::{DeviceDecoder, PassDecoder};
 use crate::error::SamplerError;
 use crate::weights::AdapterWeights;
 
@@ -64,11 +66,35 @@ impl BatchedEngine {
         live_traffic: LiveTraffic,
         metrics: Arc<Metrics>,
     ) -> Result<Arc<Self>, SamplerError> {
-        let (engine, decoder) = Self::without_thread(model, codec, config, live_traffic, metrics)?;
+        let decoder = Decoder::new(model)?.into();
+        let engine = Self::without_thread(&decoder, codec, config, live_traffic, metrics)?;
         engine.with_thread(decoder)
     }
 
-    fn with_thread(mut self, decoder: Decoder) -> Result<Arc<Self>, SamplerError> {
+    /// Starts an engine that serves the base model as version 0 on a device: a model of this specification, and a sampler
+    /// with at least the [limits](SamplerConfig::device_limits) of these settings. Adapters must be on linear layers of
+    /// the sampler's layout, with its ranks.
+    ///
+    /// Keys, values and log-probabilities depend a little on whether a token was decoded or part of a prompt, and on
+    /// the number of rows of a pass.
+    ///
+    /// # Errors
+    /// If the sampler has room for less, a setting is out of range, or the thread cannot be started.
+    pub fn start_on_device(
+        spec: ModelSpec,
+        sampler: DeviceSampler,
+        codec: Arc<Codec>,
+        config: SamplerConfig,
+        live_traffic: LiveTraffic,
+        metrics: Arc<Metrics>,
+    ) -> Result<Arc<Self>, SamplerError> {
+        let device = DeviceDecoder::new(spec, sampler, &config)?;
+        let decoder = PassDecoder::Device(Box::new(device));
+        let engine = Self::without_thread(&decoder, codec, config, live_traffic, metrics)?;
+        engine.with_thread(decoder)
+    }
+
+    fn with_thread(mut self, decoder: PassDecoder) -> Result<Arc<Self>, SamplerError> {
         let shared = Arc::clone(&self.shared);
         let thread = thread::Builder::new()
             .name("hone-native".to_owned())
@@ -78,17 +104,16 @@ impl BatchedEngine {
         Ok(Arc::new(self))
     }
 
-    /// An engine whose scheduler does not run yet, and the decoder for it.
+    /// An engine for this decoder, whose scheduler does not run yet.
     fn without_thread(
-        model: &Model,
+        decoder: &PassDecoder,
         codec: Arc<Codec>,
         config: SamplerConfig,
         live_traffic: LiveTraffic,
         metrics: Arc<Metrics>,
-    ) -> Result<(Self, Decoder), SamplerError> {
-        let spec = model.spec().clone();
+    ) -> Result<Self, SamplerError> {
+        let spec = decoder.spec().clone();
         let capacity = SamplerCapacity::new(&config)?;
-        let decoder = Decoder::new(model)?;
         let dtype = decoder.dtype();
         let info = ModelInfo {
             name: config.name.clone(),
@@ -108,7 +133,7 @@ impl BatchedEngine {
             capacity,
             live_traffic,
         });
-        Ok((Self { info, spec, dtype, shared, queue, thread: None }, decoder))
+        Ok(Self { info, spec, dtype, shared, queue, thread: None })
     }
 
     /// The type of the activations that weights are multiplied with: `"f32"`, `"bf16"`, or `"i16"` with quantized
@@ -243,7 +268,7 @@ impl Drop for BatchedEngine {
 }
 
 /// Runs the scheduler in its own rayon pool, until the engine is closed.
-fn run_scheduler(shared: Arc<EngineShared>, decoder: Decoder) {
+fn run_scheduler(shared: Arc<EngineShared>, decoder: PassDecoder) {
     /// Ends the waiting requests when the thread exits, also by a panic.
     struct CloseOnExit(Arc<EngineShared>);
     impl Drop for CloseOnExit {

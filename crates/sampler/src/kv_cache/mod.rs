@@ -47,6 +47,8 @@ pub(crate) struct Page(Option<Arc<PageValues>>);
 /// A part of a slab that no other page has.
 struct PageValues {
     values: NonNull<[f32]>,
+    /// Where a device has the values instead.
+    number: u32,
     /// Keeps the memory.
     _slab: Arc<Slab>,
 }
@@ -70,6 +72,11 @@ impl Page {
         // SAFETY: the memory lives as long as the page, no other page has it, and `self`, which is borrowed
         // mutably, is the only owner of this one.
         Some(unsafe { &mut *values.as_ptr() })
+    }
+
+    /// The page's number among those of its allocator, counted from 0.
+    pub fn number(&self) -> u32 {
+        self.0.as_ref().map_or(0, |page| page.number)
     }
 
     #[cfg(test)]
@@ -112,13 +119,15 @@ struct PageAllocator {
     pages: usize,
     /// The last slab, and its pages so far.
     last: Option<(Arc<Slab>, usize)>,
+    /// Pages of all slabs so far.
+    allocated: u32,
 }
 
 impl PageAllocator {
     /// An allocator of up to about `limit` pages of `page` values.
     pub fn new(page: usize, limit: usize) -> Self {
         let fit = SLAB_BYTES / (page * size_of::<f32>()).max(1);
-        Self { page, pages: fit.min(limit).max(1), last: None }
+        Self { page, pages: fit.min(limit).max(1), last: None, allocated: 0 }
     }
 
     pub fn allocate(&mut self) -> Page {
@@ -134,7 +143,9 @@ impl PageAllocator {
         // SAFETY: the slab has these values, after fewer than `CACHE_LINE` others.
         let first = unsafe { start.add(skip + at * self.page) };
         let values = NonNull::slice_from_raw_parts(first, self.page);
-        Page(Some(Arc::new(PageValues { values, _slab: slab })))
+        let number = self.allocated;
+        self.allocated += 1;
+        Page(Some(Arc::new(PageValues { values, number, _slab: slab })))
     }
 }
 

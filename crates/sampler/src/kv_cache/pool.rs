@@ -1,8 +1,10 @@
 //! The pages of all sequences and of the prefix cache, within one limit.
 
+use std::mem::take;
+
 use hone_core::types::TokenId;
 
-use super::page::CacheShape;
+use super::page::{CacheShape, CacheType};
 use super::prefix_cache::{CacheMatch, CachePlace, CacheSpace, PrefixCache, WeightsId};
 use super::{Page, PageAllocator};
 
@@ -26,6 +28,8 @@ pub struct PagePool {
     free: Vec<Page>,
     cache: PrefixCache,
     reuse: bool,
+    /// Copies that a device has to make before it computes, by the numbers of pages; `None` if pages have their values.
+    copies: Option<Vec<[u32; 2]>>,
 }
 
 impl PagePool {
@@ -40,7 +44,19 @@ impl PagePool {
             free: Vec::with_capacity(limit.min(1 << 16)),
             cache: PrefixCache::default(),
             reuse: true,
+            copies: None,
         }
+    }
+
+    /// Creates a pool of at most `limit` pages whose values are on a device, by their numbers from 0 on.
+    pub(crate) fn on_device(limit: usize) -> Self {
+        let shape = CacheShape { layers: 0, heads: 0, dim: 0, stored: CacheType::F32 };
+        Self { copies: Some(Vec::new()), ..Self::new(shape, limit) }
+    }
+
+    /// The copies of pages since the last call, `[from, to]`, which the device makes in their order.
+    pub(crate) fn take_copies(&mut self) -> Vec<[u32; 2]> {
+        self.copies.as_mut().map(take).unwrap_or_default()
     }
 
     /// The same pool without a prefix cache: every sequence computes its whole prompt.
@@ -101,6 +117,7 @@ impl PagePool {
         match page.values_mut() {
             Some(values) => {
                 values.copy_from_slice(&source);
+                note_copy(&mut self.copies, &source, &page);
                 page
             }
             None => source,
@@ -112,6 +129,7 @@ impl PagePool {
     pub(super) fn copy_cached(&mut self, found: CacheMatch, own: &mut Page) -> bool {
         let Some(values) = own.values_mut() else { return false };
         values.copy_from_slice(self.cache.page(found.node));
+        note_copy(&mut self.copies, self.cache.page(found.node), own);
         self.cache.touch(found.node);
         true
     }
@@ -185,6 +203,7 @@ impl PagePool {
         let Some(mut copy) = spare.or_else(new) else { return };
         if let Some(values) = copy.values_mut() {
             values.copy_from_slice(page);
+            note_copy(&mut self.copies, page, &copy);
             self.cache.insert(parent, space, tokens, copy, 0);
         }
     }
@@ -201,6 +220,12 @@ impl PagePool {
         self.free.pop().or_else(|| if full { self.cache.evict() } else { None })
     }
 
+    /// The same pool, which notes copies although pages have their values.
+    #[cfg(test)]
+    pub(super) fn noting_copies(self) -> Self {
+        Self { copies: Some(Vec::new()), ..self }
+    }
+
     #[cfg(test)]
     pub(super) fn allocated(&self) -> usize {
         self.in_use + self.cache.unused() + self.free.len()
@@ -214,5 +239,12 @@ impl PagePool {
         assert!(self.in_use + unused + self.free.len() <= self.limit);
         assert!(cached - unused <= self.in_use);
         assert!(self.free.iter().all(|page| page.owners() == 1));
+    }
+}
+
+/// Notes a copy for a device.
+fn note_copy(copies: &mut Option<Vec<[u32; 2]>>, from: &Page, to: &Page) {
+    if let Some(copies) = copies {
+        copies.push([from.number(), to.number()]);
     }
 }

@@ -162,6 +162,16 @@ impl SequencePages {
         self.pages.get_mut(self.len / PAGE..pages(self.len + count))
     }
 
+    /// The numbers of the pages of all positions up to the next `count` tokens.
+    pub(crate) fn page_numbers(&self, count: usize) -> Vec<u32> {
+        self.pages.iter().take(pages(self.len + count)).map(Page::number).collect()
+    }
+
+    /// The next `count` tokens that are not computed yet, if there are as many.
+    pub(crate) fn next_tokens(&self, count: usize) -> Option<&[TokenId]> {
+        self.ids.get(self.len..self.len + count)
+    }
+
     /// All positions up to and including its own, whose keys and values must be written.
     pub(crate) fn view(&self, offset: usize) -> KvView<'_> {
         KvView { pages: &self.pages, len: self.len + offset + 1 }

@@ -1,3 +1,5 @@
+use std::cell::RefCell;
+
 use proptest::prelude::*;
 
 use hone_core::types::TokenId;
@@ -57,15 +59,35 @@ struct Model {
     limit: usize,
 }
 
+thread_local! {
+    /// Pages by number, as a device has them; empty in tests without one.
+    static DEVICE: RefCell<Vec<[f32; PAGE]>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Makes the copies that a device has to make before it computes.
+fn copy_on_device(pool: &mut PagePool) {
+    let copies = pool.take_copies();
+    DEVICE.with_borrow_mut(|pages| {
+        copies.iter().for_each(|[from, to]| pages[*to as usize] = pages[*from as usize]);
+    });
+}
+
 impl Model {
     fn compute(&mut self, pool: &mut PagePool, count: usize) {
         assert!(self.sequence.ensure_pages(pool, count));
+        copy_on_device(pool);
         for offset in 0..count {
             let position = self.sequence.position(offset);
             assert_eq!(self.sequence.token(offset), Some(self.ids[position]));
             let value = value(self.weights, &self.ids[..=position]);
             let pages = self.sequence.next_pages(offset + 1).unwrap();
-            let page = pages.last_mut().unwrap().values_mut().unwrap();
+            let page = pages.last_mut().unwrap();
+            DEVICE.with_borrow_mut(|pages| {
+                if let Some(page) = pages.get_mut(page.number() as usize) {
+                    page[position % PAGE] = value;
+                }
+            });
+            let page = page.values_mut().unwrap();
             SHAPE.write(page, (0, 0, position % PAGE), &[value], &[-value]);
         }
         self.sequence.advance(count);
@@ -77,6 +99,12 @@ impl Model {
             let expected = value(self.weights, &self.ids[..=position]);
             assert_eq!(page[position % PAGE], expected, "position {position}");
             assert_eq!(page[PAGE + position % PAGE], -expected);
+            DEVICE.with_borrow(|pages| {
+                if !pages.is_empty() {
+                    let found = pages[page.number() as usize][position % PAGE];
+                    assert_eq!(found, expected, "position {position} on the device");
+                }
+            });
         }
     }
 }
@@ -85,14 +113,16 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     /// In every order of events, every promised page can be taken within the limit, each sequence finds
-    /// the keys and values of its own tokens and weights, and all pages return to the pool.
+    /// the keys and values of its own tokens and weights, also on a device that makes the copies later, and all
+    /// pages return to the pool.
     #[test]
     fn promises_hold_and_shared_pages_have_the_values_of_their_tokens(
         actions in prop::collection::vec(action(), 1..120),
         limit in 0..16_usize,
         reuse: bool,
     ) {
-        let pool = PagePool::new(SHAPE, limit);
+        let pool = PagePool::new(SHAPE, limit).noting_copies();
+        DEVICE.set(vec![[f32::NAN; PAGE]; limit]);
         let mut pool = if reuse { pool } else { pool.without_reuse() };
         let mut running: Vec<Model> = Vec::new();
         for action in actions {
@@ -146,6 +176,7 @@ proptest! {
                 Action::End(_) => {}
             }
             pool.check();
+            copy_on_device(&mut pool);
             running.iter().for_each(Model::check);
         }
         for model in running {

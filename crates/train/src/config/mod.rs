@@ -5,8 +5,6 @@ mod objective;
 mod timetable;
 mod train;
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use strum::{EnumString, IntoStaticStr, VariantNames};
 
@@ -130,16 +128,7 @@ pub enum Recompute {
 
 // Where passes run.
 
-/// A GPU that computes the passes of steps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CudaDevice {
-    /// Its number, from 0.
-    pub ordinal: usize,
-    /// Directory of compiled kernels.
-    pub kernels: PathBuf,
-}
-
-/// `model.device`: what computes the trainer's passes.
+/// `model.device`: what computes the passes of the trainer and of the native engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// The first GPU if there is one and the model does not fit the processor's caches, or else the processor.

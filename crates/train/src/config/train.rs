@@ -10,7 +10,7 @@ use super::objective::{
     ZeroVariance,
 };
 use super::timetable::TrainWhen;
-use super::{AverageConfig, CudaDevice, OptimizerConfig, Recompute, Schedule};
+use super::{AverageConfig, OptimizerConfig, Recompute, Schedule};
 
 /// Warm-up steps where no key sets them: about as many as Adam's second moments need at first.
 const DEFAULT_WARMUP: u64 = 10;
@@ -110,9 +110,6 @@ hone_core::parameters! {
         /// a step is worth its time: many small steps learn more from each rating than few large ones.
         #[serde(skip)]
         pub rated_factor: usize = 4,
-        /// The GPU that computes the passes of steps; `None` is the processor. `model.device` decides.
-        #[serde(skip)]
-        pub device: Option<CudaDevice> = None,
         /// Threads of the trainer's pool; 0 is one per core.
         #[serde(skip)]
         pub threads: usize = 0,

@@ -52,6 +52,7 @@ use hone_core::threads::to_background;
 use hone_core::types::PolicyVersion;
 use hone_engine::{EngineError, ModelDir};
 use hone_model::Model;
+use hone_model::device::DeviceBase;
 use hone_reward::Routes;
 use hone_store::{Store, StoreError};
 
@@ -78,6 +79,8 @@ pub struct TrainSetup {
     pub max_completion_tokens: usize,
     /// The base model's directory.
     pub model: ModelDir,
+    /// The base on the GPU that computes the passes of steps; `None` is the processor.
+    pub device: Option<DeviceBase>,
     /// Tokens of the longest sample, and shard, of a step: `MemoryPlanner::longest_sample`.
     pub longest_sample: usize,
     /// Whether a publication loads a copy of the weights, so that a step with a long shard waits for its end.

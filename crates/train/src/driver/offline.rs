@@ -11,6 +11,7 @@ use rayon::ThreadPool;
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyRecord, PolicyState, PolicyVersion, StepRecord, now_ms};
 use hone_engine::ModelDir;
+use hone_model::device::CudaDevice;
 use hone_model::weights::LoadOptions;
 use hone_reward::Routes;
 use hone_store::{Op, Store};
@@ -42,6 +43,8 @@ pub struct OfflineSetup {
     pub load: LoadOptions,
     /// The longest sample in tokens, prompt and completion together, for which there is memory.
     pub longest_sample: usize,
+    /// The GPU that computes the passes of steps; `None` is the processor.
+    pub device: Option<CudaDevice>,
     /// The routes, which define the weight of each reward part.
     pub routes: Arc<Routes>,
     /// The process's metrics.
@@ -68,7 +71,13 @@ impl OfflineTrainer {
     pub fn new(setup: OfflineSetup) -> Result<Self, TrainFailure> {
         let ThreadPools { train: pool, .. } = ThreadPools::new(setup.config.threads)?;
         let mut learner = pool.install(|| Learner::new(&setup.model, setup.load, &setup.config))?;
-        learner.begin_passes(setup.longest_sample)?;
+        learner.set_longest_shard(setup.longest_sample);
+        if let Some(device) = &setup.device {
+            let (model, compute) = (learner.model(), setup.config.compute);
+            let base =
+                device.load(model, compute, setup.model.context()).map_err(LearnError::from)?;
+            learner.use_device(&base, setup.longest_sample)?;
+        }
         let progress = TrainProgress::default();
         Ok(Self { setup, pool, learner, progress, records: Vec::new(), left_out: 0 })
     }

@@ -55,7 +55,10 @@ impl<'a> Trainer<'a> {
             step_span: tracing::Span::none(),
         };
         let is_resumed = trainer.load_newest()?;
-        trainer.learner.begin_passes(setup.longest_sample)?;
+        trainer.learner.set_longest_shard(setup.longest_sample);
+        if let Some(base) = &setup.device {
+            trainer.learner.use_device(base, setup.longest_sample)?;
+        }
         status.update(|s| s.max_sample_tokens = trainer.learner.longest_shard());
         trainer.examine_interrupted()?;
         let mut phase = trainer.reconcile()?;

@@ -6,21 +6,17 @@
 //! run, and a run can go on elsewhere.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use hone_cuda::{
-    AdapterModule, ArenaPlan, CubinCache, DecoderShape, DeviceFloat, DeviceMemory, DevicePolicy,
-    DeviceTrainer, Gpu, PackedSegment, PassLimits, TokenBatch,
+    AdapterModule, ArenaPlan, DecoderShape, DeviceFloat, DeviceMemory, DevicePolicy, DeviceTrainer,
+    PackedSegment, PassLimits, TokenBatch,
 };
 use hone_model::adapter::weights::LoraWeights;
-use hone_model::device::{adapter_modules, adapter_tensors, adapter_values, decoder_shape, upload};
-use hone_model::kernels::compute::Compute;
-use hone_model::weights::{BaseMatrix, WeightType};
-use hone_model::{Model, ModelError};
+use hone_model::device::{DeviceBase, adapter_modules, adapter_tensors, adapter_values};
+use hone_model::{ModelError, ModelSpec};
 
-use crate::config::{CudaDevice, TrainConfig};
 use crate::data::packing::PackedBatch;
 use crate::error::Result;
 use crate::memory;
@@ -30,12 +26,6 @@ const SHARD_TIMES: usize = 16;
 
 /// Rows whose logits are in memory at once.
 const HEAD_ROWS: usize = 1024;
-
-/// Bytes of cuBLASLt's workspace, which NVIDIA recommends for Hopper.
-const WORKSPACE: u64 = 32 << 20;
-
-/// Bytes that are left to the driver and to other processes.
-const RESERVE: u64 = 512 << 20;
 
 /// A pass whose completions each repeat the longest prompt lists as many tokens for as many completions.
 const LISTED_PROMPTS: usize = 512;
@@ -47,41 +37,24 @@ pub(crate) struct DevicePasses {
 }
 
 impl DevicePasses {
-    /// Plans the memory, for samples of `longest` tokens if it suffices, and copies the base's weights.
+    /// Plans what the memory has room for beside the base and what else is there, with samples of `longest` tokens if it
+    /// suffices.
     pub fn open(
-        model: &Model,
+        base: &DeviceBase,
         lora: &LoraWeights,
-        config: &TrainConfig,
-        device: &CudaDevice,
+        spec: &ModelSpec,
         longest: usize,
     ) -> Result<Self> {
-        let gpu = Arc::new(Gpu::open(device.ordinal).map_err(ModelError::from)?);
-        let is_half =
-            |(_, weight): (String, BaseMatrix)| weight.stored() != WeightType::Float(DType::F32);
-        let float = match config.compute {
-            Compute::F32 if !model.weights().any(is_half) => DeviceFloat::F32,
-            _ => DeviceFloat::Bf16,
-        };
-        let spec = model.spec();
-        let shard = memory::shard_tokens(spec);
+        let DeviceBase { model, kernels, reserve, workspace } = base;
         let modules = adapter_modules(lora);
-        let shape = decoder_shape(spec, longest.max(SHARD_TIMES * shard));
-        let free = gpu.free_bytes().map_err(ModelError::from)?;
-        let reserve = RESERVE.min(free / 16);
-        let most = free.saturating_sub(reserve);
-        let limits = limits(&shape, &modules, float, [shard, longest], most)?;
-        let shape = DecoderShape { positions: limits.tokens, ..shape };
-        let cache = CubinCache::new(&device.kernels);
-        let trainer = DeviceTrainer::open(&gpu, &cache, &shape, &modules, float, &limits, reserve);
-        let mut trainer = trainer.map_err(ModelError::from)?;
-        upload(model, limits.tokens, |name, values| trainer.upload(name, values))?;
-        tracing::info!(
-            device = %gpu.info().name,
-            tokens = limits.tokens,
-            kept_layers = limits.kept_layers,
-            weights = ?float,
-            "passes of the trainer run on the GPU"
-        );
+        let free = model.gpu().free_bytes().map_err(ModelError::from)?;
+        let room = Room { most: free.saturating_sub(*reserve), workspace: *workspace };
+        let tokens = [memory::shard_tokens(spec), longest];
+        let limits = limits(model.shape(), &modules, model.float(), tokens, room)?;
+        let trainer = DeviceTrainer::open(model, kernels, &modules, &limits, *reserve);
+        let trainer = trainer.map_err(ModelError::from)?;
+        let (tokens, kept_layers) = (limits.tokens, limits.kept_layers);
+        tracing::info!(tokens, kept_layers, "passes of the trainer run on the GPU");
         Ok(Self { trainer, limits })
     }
 
@@ -134,6 +107,13 @@ impl DevicePasses {
     }
 }
 
+/// Bytes of memory for the trainer's plan, and those of a workspace in it.
+#[derive(Clone, Copy)]
+struct Room {
+    most: u64,
+    workspace: u64,
+}
+
 /// The limits of passes whose plan fits: of a device's usual shard or the longest sample, or else of half as many tokens,
 /// and so on down to a usual shard of the host; with as many kept layers as fit.
 fn limits(
@@ -141,7 +121,7 @@ fn limits(
     modules: &[AdapterModule],
     float: DeviceFloat,
     [shard, longest]: [usize; 2],
-    most: u64,
+    Room { most, workspace }: Room,
 ) -> Result<PassLimits> {
     let of = |tokens: usize, kept_layers: usize| PassLimits {
         tokens,
@@ -149,12 +129,10 @@ fn limits(
         head_rows: HEAD_ROWS.min(tokens),
         table_words: 16 * tokens + LISTED_PROMPTS * tokens.min(longest),
         kept_layers,
-        workspace: WORKSPACE.min(most / 16),
+        workspace,
     };
     let needed = |limits: &PassLimits| -> Result<u64> {
-        let shape = DecoderShape { positions: limits.tokens, ..shape.clone() };
-        let plans =
-            DeviceTrainer::plan(&shape, modules, float, limits).map_err(ModelError::from)?;
+        let plans = DeviceTrainer::plan(shape, modules, float, limits).map_err(ModelError::from)?;
         Ok(plans.iter().map(ArenaPlan::total).sum())
     };
     let mut tokens = longest.max(SHARD_TIMES * shard);
@@ -170,9 +148,9 @@ fn limits(
 
 #[cfg(test)]
 mod tests {
-    use hone_model::ModelSpec;
+    use hone_cuda::DeviceModel;
     use hone_model::adapter::LoraConfig;
-    use hone_model::adapter::weights::plan;
+    use hone_model::device::{decoder_shape, planned_modules};
     use serde_json::json;
 
     use super::*;
@@ -196,20 +174,19 @@ mod tests {
             });
             let spec = ModelSpec::from_config(&config).unwrap();
             let lora = LoraConfig { r: 16, ..LoraConfig::default() };
-            let modules = plan(&spec, &lora).unwrap().into_iter().map(|((layer, kind), of)| {
-                AdapterModule { name: kind.module(layer), rank: of.r, scale: of.scale as f32 }
-            });
-            let modules: Vec<_> = modules.collect();
+            let modules = planned_modules(&spec, &lora).unwrap();
             let shape = decoder_shape(&spec, 16_384);
             let shard = memory::shard_tokens(&spec);
             for gib in [8, 24, 80] {
-                let most = (gib << 30) - RESERVE;
-                let limits = limits(&shape, &modules, DeviceFloat::Bf16, [shard, 4096], most);
-                let limits = limits.unwrap();
-                let shape = DecoderShape { positions: limits.tokens, ..shape.clone() };
-                let plans = DeviceTrainer::plan(&shape, &modules, DeviceFloat::Bf16, &limits);
-                let plans: Vec<_> = plans.unwrap().iter().map(|plan| plan.total() >> 20).collect();
-                let fits = plans.iter().sum::<u64>() <= most >> 20;
+                let float = DeviceFloat::Bf16;
+                let base = DeviceModel::plan(&shape, float).unwrap();
+                let room =
+                    Room { most: (gib << 30) - (512 << 20) - base.total(), workspace: 32 << 20 };
+                let limits = limits(&shape, &modules, float, [shard, 4096], room).unwrap();
+                let mut plans = vec![base];
+                plans.extend(DeviceTrainer::plan(&shape, &modules, float, &limits).unwrap());
+                let plans: Vec<_> = plans.iter().map(|plan| plan.total() >> 20).collect();
+                let fits = plans[1..].iter().sum::<u64>() <= room.most >> 20;
                 let PassLimits { tokens, kept_layers, .. } = limits;
                 lines.push(format!(
                     "{name}, {gib} GiB: {tokens} tokens, {kept_layers} of {layers} layers kept, \

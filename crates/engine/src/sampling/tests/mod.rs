@@ -63,6 +63,53 @@ fn truncated(logits: &[f32], params: &SamplingParams) -> (Vec<(TokenId, f64)>, f
     (candidates.into_iter().map(|(id, weight)| (id, weight / kept)).collect(), kept / total)
 }
 
+#[test]
+fn a_plain_draw_takes_the_numbers_of_a_draw() {
+    let logits: Vec<f32> = (0..300_u16).map(|i| f32::from(i * 37 % 101) / 12.0).collect();
+    for temperature in [0.3, 1.0, 1.7] {
+        let [mut whole, mut plain] =
+            [0, 1].map(|_| TokenSampler::new(&params(temperature), 0).unwrap());
+        for _ in 0..300 {
+            let expected = whole.draw(&logits).unwrap();
+            let PlainDraw { temperature, uniform } = plain.plain_draw(300).unwrap();
+            let mut weights = SoftmaxWeights::default();
+            let mass = TotalMass::of(&mut weights, &logits, f64::from(temperature)).unwrap();
+            let (id, weight) = weights.pick(uniform * mass.total).unwrap();
+            let logprob = (weight / mass.total).ln() as f32;
+            assert_eq!(plain.accept(id as TokenId, logprob).unwrap(), expected);
+        }
+    }
+}
+
+#[test]
+fn what_depends_on_more_than_the_temperature_is_not_plain() {
+    let is_plain = |change: &dyn Fn(&mut SamplingParams), top| {
+        let mut params = params(0.7);
+        change(&mut params);
+        TokenSampler::new(&params, top).unwrap().plain_draw(20).is_some()
+    };
+    assert!(is_plain(&|_| (), 0) && is_plain(&|p| p.top_k = 20, 0) && !is_plain(&|_| (), 1));
+    let changes: [&dyn Fn(&mut SamplingParams); 10] = [
+        &|p| p.temperature = 0.0,
+        &|p| p.top_k = 19,
+        &|p| p.top_p = 0.9,
+        &|p| p.min_p = 0.1,
+        &|p| p.presence_penalty = 0.1,
+        &|p| p.frequency_penalty = 0.1,
+        &|p| p.repetition_penalty = 1.1,
+        &|p| drop(p.logit_bias.insert(3, 1.0)),
+        &|p| p.min_tokens = 1,
+        &|p| p.ignore_eos = true,
+    ];
+    assert!(changes.iter().all(|change| !is_plain(change, 0)));
+    // From the token on that nothing restricts any more.
+    let mut sampler =
+        TokenSampler::new(&SamplingParams { min_tokens: 1, ..params(0.7) }, 0).unwrap();
+    assert!(sampler.plain_draw(4).is_none());
+    sampler.draw(&[0.0; 4]).unwrap();
+    assert!(sampler.plain_draw(4).is_some());
+}
+
 fn ids(distribution: &[(TokenId, f64)]) -> Vec<TokenId> {
     distribution.iter().map(|c| c.0).collect()
 }

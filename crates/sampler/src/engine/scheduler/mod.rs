@@ -8,6 +8,7 @@
 //! the base's products once for all of them, and each adapter's for its own.
 
 mod admit;
+mod on_device;
 mod pass;
 mod plan;
 
@@ -22,10 +23,12 @@ use hone_engine::EngineError;
 
 use super::shared::EngineShared;
 use crate::config::SamplerConfig;
-use crate::decoder::{Decoder, PassOutcome, Scratch};
+use crate::decoder::{PassOutcome, Scratch};
+use crate::device::PassDecoder;
 use crate::error::SamplerError;
 use crate::kv_cache::{PAGE, PagePool};
 
+use on_device::compute_on_device;
 use pass::{DecodingPass, EngineSequence, LEAST_TOKENS, PromptPart};
 use plan::{IterationPlan, oldest_shadow};
 
@@ -45,9 +48,9 @@ const BUSY_WITHIN: Duration = Duration::from_millis(200);
 
 pub(super) struct BatchScheduler {
     shared: Arc<EngineShared>,
-    decoder: Decoder,
+    decoder: PassDecoder,
     pool: PagePool,
-    /// The buffers of the whole batch, then those of each other thread.
+    /// On the processor the buffers of the whole batch, then those of each other thread.
     scratch: Vec<Scratch>,
     /// The sequences that compute their prompts.
     prefilling: Vec<EngineSequence>,
@@ -64,14 +67,19 @@ pub(super) struct BatchScheduler {
 }
 
 impl BatchScheduler {
-    pub fn new(shared: Arc<EngineShared>, decoder: Decoder) -> Self {
+    pub fn new(shared: Arc<EngineShared>, decoder: PassDecoder) -> Self {
         let (capacity, config) = (shared.capacity, &shared.config);
         let (spec, slots) = (decoder.spec(), config.slots.max(1));
-        let others = if decoder.is_small { config.threads.max(1) - 1 } else { capacity.sharing };
-        let first = Scratch::new(spec, capacity.batch_rows, slots);
+        let others = if decoder.is_small() { config.threads.max(1) - 1 } else { capacity.sharing };
+        let first = || Scratch::new(spec, capacity.batch_rows, slots);
         let other = || Scratch::new(spec, capacity.split_rows, capacity.split_logits);
-        let scratch = std::iter::once(first).chain((0..others).map(|_| other())).collect();
-        let pool = PagePool::new(decoder.shape(), capacity.pages);
+        let scratch = match &decoder {
+            PassDecoder::Processor(_) => {
+                std::iter::once(first()).chain((0..others).map(|_| other())).collect()
+            }
+            PassDecoder::Device(_) => Vec::new(),
+        };
+        let pool = decoder.pool(capacity.pages);
         shared.metrics.engine_cache_capacity.set(metric_value(capacity.pages));
         Self {
             pool: if config.prefix_cache { pool } else { pool.without_reuse() },
@@ -181,7 +189,7 @@ impl BatchScheduler {
     fn leave_time_to_background(&mut self, spent: Duration) {
         let share = self.shared.config.background_share;
         // Within the iteration they may not have run.
-        if self.decoder.is_small || !background_was_busy(spent + BUSY_WITHIN) {
+        if self.decoder.is_small() || !background_was_busy(spent + BUSY_WITHIN) {
             self.owed = Duration::ZERO;
             return;
         }
@@ -227,15 +235,16 @@ impl BatchScheduler {
         }
         let mut parts = Vec::new();
         // The batch of a small model is split between the threads, so its prompts are computed alone.
-        let (mut left, least) = if self.decoder.is_small {
+        let (mut left, least) = if self.decoder.is_small() {
             (plan.tokens, PAGE)
         } else {
             (plan.tokens_with(self.rows_beside_parts(plan)), 1)
         };
         // Each thread gets a part, if there are so many prompts and enough tokens.
-        let threads = self.scratch.len();
+        let threads = self.scratch.len().max(1);
         let prompts = self.prefilling.iter().filter(|s| s.is_live() || plan.shadow_prompts).count();
-        let shares = !self.decoder.is_small && prompts >= threads && left >= threads * LEAST_TOKENS;
+        let shares =
+            !self.decoder.is_small() && prompts >= threads && left >= threads * LEAST_TOKENS;
         let most = if shares { left.div_ceil(threads) } else { left };
         while left >= least {
             let taken = if self.pool.reuses() { &parts[..] } else { &[] };
@@ -244,7 +253,7 @@ impl BatchScheduler {
             let Some(part) = self.take_part(plan, index, left.min(most)) else { continue };
             let restricted = plan.busy && !part.sequence.is_live();
             left = if restricted { 0 } else { left - part.tokens };
-            if !self.decoder.is_small {
+            if !self.decoder.is_small() {
                 parts.push(part);
             } else if !self.compute_part(part) {
                 break;
@@ -357,9 +366,17 @@ impl BatchScheduler {
     ) {
         let threads = self.throttle(parts);
         let start = Instant::now();
-        let Self { shared, decoder, scratch, running, .. } = self;
-        let pass = DecodingPass { decoder, shared, threads };
+        let Self { shared, decoder, scratch, running, pool, .. } = self;
         let rows = running.iter_mut().filter(|sequence| takes_part(sequence)).collect();
+        let decoder = match decoder {
+            PassDecoder::Processor(decoder) => &**decoder,
+            PassDecoder::Device(device) => {
+                compute_on_device(device, &pool.take_copies(), rows, parts);
+                self.last_pass = start.elapsed();
+                return;
+            }
+        };
+        let pass = DecodingPass { decoder, shared, threads };
         // Background threads wait for the end of a pass for clients on several threads, which yield their processors
         // between the pass's parts.
         let _serving = (is_live && threads > 1 && !decoder.is_small).then(Serving::begin);

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use hone_core::threads::pause_point;
 use hone_engine::run::{CancelFlag, GenerationRun};
 use hone_engine::sampling::TokenSampler;
-use hone_engine::{EngineError, Priority};
+use hone_engine::{EngineError, Priority, SampleError, Token};
 use hone_kernels::columns::COLUMN_BLOCK;
 use hone_kernels::hot_team::for_each_chunk;
 
@@ -57,7 +57,13 @@ impl EngineSequence {
             return;
         }
         pause_point();
-        match self.sampler.draw(logits) {
+        let drawn = self.sampler.draw(logits);
+        self.push(drawn);
+    }
+
+    /// Adds the token that was drawn.
+    pub fn push(&mut self, drawn: std::result::Result<Token, SampleError>) {
+        match drawn {
             Ok(drawn) => {
                 self.pages.push(drawn.id);
                 self.finished = self.run.push(drawn);

@@ -48,13 +48,15 @@ fn start(config: SamplerConfig) -> Arc<BatchedEngine> {
 fn start_sized(config: SamplerConfig, is_small: bool) -> Arc<BatchedEngine> {
     let (engine, mut decoder) = without_thread(config);
     decoder.is_small = is_small;
-    engine.with_thread(decoder).unwrap()
+    engine.with_thread(decoder.into()).unwrap()
 }
 
 fn without_thread(config: SamplerConfig) -> (BatchedEngine, Decoder) {
     let (codec, config) = codec_and(config);
-    let (model, never) = (model(&tiny()), Arc::new(|| false));
-    BatchedEngine::without_thread(&model, codec, config, never, metrics()).unwrap()
+    let decoder = || Decoder::new(&model(&tiny())).unwrap();
+    let never = Arc::new(|| false);
+    let engine = BatchedEngine::without_thread(&decoder().into(), codec, config, never, metrics());
+    (engine.unwrap(), decoder())
 }
 
 /// An engine without a thread. The test runs its iterations, so that their order is known.
@@ -66,7 +68,7 @@ struct SteppedEngine {
 impl SteppedEngine {
     fn new(config: SamplerConfig) -> Self {
         let (engine, decoder) = without_thread(config);
-        let scheduler = BatchScheduler::new(Arc::clone(&engine.shared), decoder);
+        let scheduler = BatchScheduler::new(Arc::clone(&engine.shared), decoder.into());
         Self { engine, scheduler }
     }
 

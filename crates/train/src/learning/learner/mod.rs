@@ -14,9 +14,11 @@ use parking_lot::Mutex;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use hone_cuda::AdapterModule;
 use hone_engine::ModelDir;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::adapter::{LoraConfig, peft, weights};
+use hone_model::device::{DeviceBase, adapter_modules, planned_modules};
 use hone_model::kernels::compute::Compute;
 use hone_model::weights::LoadOptions;
 use hone_model::{Model, ModelError, ModelSpec};
@@ -81,14 +83,21 @@ impl Learner {
     /// # Errors
     /// As [`Self::new`].
     pub fn check(model: &ModelDir, config: &TrainConfig) -> Result<()> {
-        let spec = ModelSpec::from_config(&model.config)?;
+        Self::adapter_modules(&ModelSpec::from_config(&model.config)?, config).map(drop)
+    }
+
+    /// The linear layers that the adapter of a learner is on.
+    ///
+    /// # Errors
+    /// If the adapter to start from cannot be read, or no adapter of these settings fits the model.
+    pub fn adapter_modules(spec: &ModelSpec, config: &TrainConfig) -> Result<Vec<AdapterModule>> {
         let path = &config.lora.init_adapter;
         if path.as_os_str().is_empty() {
-            weights::plan(&spec, &config.lora)?;
-            return Ok(());
+            return Ok(planned_modules(spec, &config.lora)?);
         }
-        let (found, _) = peft::read(path, &spec, DType::F32, &Device::Cpu)?;
-        adopt(&weights::with_fused_modules(&spec, &config.lora), found, path).map(drop)
+        let (found, lora) = peft::read(path, spec, DType::F32, &Device::Cpu)?;
+        adopt(&weights::with_fused_modules(spec, &config.lora), found, path)?;
+        Ok(adapter_modules(&lora))
     }
 
     /// Starts with a fresh adapter, or with `train.lora.init_adapter`, over a loaded model.
@@ -99,7 +108,6 @@ impl Learner {
         let model = model.with_compute(config.compute);
         match (config.compute, model.compute()) {
             (Compute::F32, _) => {}
-            _ if config.device.is_some() => {}
             (_, Compute::Bf16) => {
                 tracing::info!("the trainer's products with the base are in bf16");
             }
@@ -166,19 +174,15 @@ impl Learner {
         self.longest_shard = tokens;
     }
 
-    /// As [`Self::set_longest_shard`], and opens the device that [`TrainConfig::device`] names, whose memory may permit
-    /// fewer tokens.
+    /// Has steps compute on a GPU that has the base, with samples of up to `longest` tokens if its memory permits them;
+    /// [`Self::longest_shard`] is what it permits.
     ///
     /// # Errors
-    /// If the device cannot be used, or the model does not fit into its memory.
-    pub fn begin_passes(&mut self, longest_sample: usize) -> Result<()> {
-        self.longest_shard = longest_sample;
-        if let Some(device) = &self.config.device {
-            let Self { model, lora, config, .. } = &*self;
-            let passes = DevicePasses::open(model, lora, config, device, longest_sample)?;
-            self.longest_shard = longest_sample.min(passes.longest_shard());
-            self.device = Some(Mutex::new(passes));
-        }
+    /// If the memory does not suffice, or the device refuses.
+    pub fn use_device(&mut self, base: &DeviceBase, longest: usize) -> Result<()> {
+        let passes = DevicePasses::open(base, &self.lora, self.model.spec(), longest)?;
+        self.longest_shard = longest.min(passes.longest_shard());
+        self.device = Some(Mutex::new(passes));
         Ok(())
     }
 
