@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use hone_cuda::{
-    CubinCache, DeviceFloat, DeviceMemory, DeviceModel, DeviceSampler, DeviceTrainer, Gpu,
-    PackedSegment, PassLimits, RowDraw, SamplerLimits, SequencePart, TokenBatch,
+    CubinCache, DeviceFloat, DeviceMemory, DeviceModel, DevicePolicy, DeviceSampler, DeviceTrainer,
+    Gpu, PackedSegment, PassLimits, RowDraw, SamplerLimits, SequencePart, TokenBatch,
 };
 use hone_model::adapter::LoraConfig;
 use hone_model::adapter::weights::LoraWeights;
@@ -30,6 +30,7 @@ const LIMITS: SamplerLimits =
 struct Subject {
     model: Model,
     adapters: [LoraWeights; 2],
+    base: Arc<DeviceModel>,
     sampler: DeviceSampler,
 }
 
@@ -58,14 +59,14 @@ impl Subject {
         let free = gpu.free_bytes().unwrap();
         let plans = DeviceSampler::plan(&shape, &modules, float, &LIMITS).unwrap();
         let planned: u64 = plans.iter().map(hone_cuda::ArenaPlan::total).sum();
-        let on_device = upload.finish().unwrap();
-        let mut sampler = DeviceSampler::open(&on_device, &cache, &modules, &LIMITS, 0).unwrap();
+        let base = upload.finish().unwrap();
+        let mut sampler = DeviceSampler::open(&base, &cache, &modules, &LIMITS, 0).unwrap();
         assert_eq!(free - gpu.free_bytes().unwrap(), planned);
         for (slot, lora) in adapters.iter().enumerate() {
             let values = device::adapter_values(lora, sampler.layout()).unwrap();
             sampler.set_adapter(slot, &values).unwrap();
         }
-        Self { model, adapters, sampler }
+        Self { model, adapters, base, sampler }
     }
 
     /// Logits `[tokens][vocab]`.
@@ -294,7 +295,7 @@ fn parity() {
             sequence.ids.push(sample.id);
             recorded.push(sample.logprob);
         }
-        let Subject { model, adapters, sampler } = subject;
+        let Subject { adapters, base, sampler, .. } = subject;
         let (layout, shape) = (sampler.layout().clone(), sampler.shape().clone());
         drop(sampler);
         let segments = [PackedSegment { start: 0, len: prompt + count, prefix: None }];
@@ -316,12 +317,11 @@ fn parity() {
         };
         let cache = CubinCache::new(Path::new(&env::var_os("HONE_CUBINS").unwrap()));
         let modules = device::adapter_modules(&adapters[0]);
-        let mut trainer =
-            DeviceTrainer::open(&gpu, &cache, &shape, &modules, float, &limits, 0).unwrap();
-        device::upload(&model, POSITIONS, |name, values| trainer.upload(name, values)).unwrap();
+        // On the same weights.
+        let mut trainer = DeviceTrainer::open(&base, &cache, &modules, &limits, 0).unwrap();
         let adapter = device::adapter_values(&adapters[0], &layout).unwrap();
-        trainer.set_adapter(&adapter).unwrap();
-        let stats = trainer.forward(&batch, true).unwrap();
+        trainer.set_adapter(DevicePolicy::Adapter, &adapter).unwrap();
+        let stats = trainer.forward(&batch, DevicePolicy::Adapter).unwrap();
         let errors = stats.iter().zip(&recorded).map(|([logp, _], of)| (logp - of).abs());
         let greatest = errors.fold(0.0, f32::max);
         assert!(greatest < bound, "{name} {float:?}: {greatest:e}");

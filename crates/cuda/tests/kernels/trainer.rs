@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, safetensors};
 use hone_cuda::{
-    AdapterModule, CubinCache, DecoderShape, DeviceFloat, DeviceMemory, DevicePolicy,
+    AdapterModule, CubinCache, DecoderShape, DeviceFloat, DeviceMemory, DeviceModel, DevicePolicy,
     DeviceTrainer, Gpu, HostFloats, PackedSegment, PassLimits, TokenBatch,
 };
 use hone_model::adapter::LoraConfig;

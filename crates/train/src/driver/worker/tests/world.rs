@@ -195,6 +195,7 @@ impl Parts {
         };
         let setup = TrainSetup {
             config,
+            device: None,
             policy,
             step_limit: None,
             peak_rates: Vec::new(),
