@@ -27,7 +27,7 @@ pub enum SamplerError {
     /// The GPU cannot compute.
     #[error("GPU: {0}")]
     Device(#[from] hone_cuda::GpuError),
-    /// An adapter has other linear layers or ranks than the engine has room for.
+    /// An adapter has other linear layers or greater ranks than the engine has room for.
     #[error("the adapter of {0} does not fit the engine's")]
     OtherAdapter(String),
     /// A tensor cannot be read.

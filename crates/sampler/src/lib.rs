@@ -2,6 +2,9 @@
 //! not merged (CPU, f32 arithmetic, but integers for products with quantized weights and bf16 on request, paged
 //! KV cache), for rollouts and for clients.
 //!
+//! [`BatchedEngine::start_on_device`] runs the same scheduler and cache over a GPU, whose arithmetic is hone-cuda's:
+//! activations in bf16, and keys and values that depend a little on which pass computed them.
+//!
 //! [`BatchedEngine`] implements [`hone_engine::Engine`], and [`BatchedPublisher`] implements
 //! [`hone_engine::Publisher`] on it. [`Decoder`] is the forward pass alone, for benchmarks.
 //!
@@ -29,7 +32,7 @@
 //!
 //! - A sequence runs on one policy version from its first token to its last. The version is fixed at
 //!   admission; a publication affects only requests that are admitted later.
-//! - Activations are matrices `[feature, column]` with one column for each token. Every sum runs over
+//! - On the processor, activations are matrices `[feature, column]` with one column for each token. Every sum runs over
 //!   features or positions in an order that depends on its own sequence alone: page `i` holds the
 //!   positions `16 i` to `16 i + 15`, and attention adds page by page. Keys, values, tokens and
 //!   log-probabilities are therefore bit-identical for every batch composition, thread count and size of

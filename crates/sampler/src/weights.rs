@@ -353,21 +353,28 @@ impl AdapterWeights {
         Ok(Self { layers, rank, is_finite })
     }
 
-    /// The values in the order of a layout, whose scales are taken out of the second factors.
+    /// The values in the order of a layout, whose scales are taken out of the second factors. Where the layout has a
+    /// greater rank, the other values are 0.
     pub(crate) fn values(&self, layout: &AdapterLayout) -> Result<Vec<f32>> {
         let mut values = vec![0.0; layout.values];
         for (layer, pairs) in self.layers.iter().enumerate() {
-            for AdapterPair { kind, a, b, .. } in pairs {
+            for AdapterPair { kind, r, a, b } in pairs {
                 let module = kind.module(layer);
+                let (inner, outputs) = (a.len() / r, b.len() / r);
                 let places = layout.places.get(&module).zip(layout.scale(&module));
                 let fit = |([of_a, of_b], _): &(&[Range<usize>; 2], f32)| {
-                    [of_a.len(), of_b.len()] == [a.len(), b.len()]
+                    of_a.len() >= a.len() && of_b.len() * inner == of_a.len() * outputs
                 };
-                let ([of_a, of_b], scale) =
-                    places.filter(fit).ok_or(SamplerError::OtherAdapter(module))?;
-                values[of_a.clone()].copy_from_slice(a);
-                if scale != 0.0 {
-                    values[of_b.clone()].iter_mut().zip(b).for_each(|(to, b)| *to = b / scale);
+                let places = places.filter(fit);
+                let ([of_a, of_b], scale) = places.ok_or(SamplerError::OtherAdapter(module))?;
+                values[of_a.start..of_a.start + a.len()].copy_from_slice(a);
+                let rows = values[of_b.clone()].chunks_exact_mut(of_b.len() / outputs);
+                for (row, b) in rows.zip(b.chunks_exact(*r)) {
+                    // A scale of 0 has left only zeros.
+                    row.iter_mut()
+                        .zip(b)
+                        .filter(|_| scale != 0.0)
+                        .for_each(|(x, b)| *x = b / scale);
                 }
             }
         }

@@ -244,7 +244,9 @@ async fn take_turns() {
     let mut running = Vec::new();
     for version in 0..6_u32 {
         if version > 0 {
-            engines.publish(version, &adapter(&engines.model, 4, version.into()));
+            // Of different ranks.
+            let rank = 1 + version as usize % 4;
+            engines.publish(version, &adapter(&engines.model, rank, version.into()));
         }
         let prompt: Vec<TokenId> = (0..20 + 3 * version).map(|k| 3 + k * 7 % 80).collect();
         let mut request = request(&prompt, 7, 30);
@@ -321,7 +323,7 @@ async fn compare_in_bf16() {
 #[ignore = "started by `what_does_not_fit_is_refused`"]
 async fn refuse() {
     let engines = Engines::new(DeviceFloat::F32, &config());
-    // An adapter of another rank ends its own requests only.
+    // An adapter of a greater rank ends its own requests only.
     engines.device.publish(PolicyVersion(1), Some(&adapter(&engines.model, 5, 1))).unwrap();
     let generation = engines.device.generate(request(&[1, 2, 3], 1, 5)).await.unwrap();
     let error = generation.collect().await.unwrap_err().to_string();

@@ -6,7 +6,7 @@ use std::fs;
 use std::hash::{Hash, Hasher};
 use std::io::{self, Write};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
@@ -30,7 +30,7 @@ pub fn built(name: &str, text: &str, flags: &[&str]) -> Option<PathBuf> {
     }
     let mut hasher = DefaultHasher::new();
     (text, flags).hash(&mut hasher);
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let directory = directory();
     let built = directory.join(format!("{name}-{:016x}", hasher.finish()));
     let _building = BUILD.lock();
     if !built.exists() {
@@ -45,6 +45,14 @@ pub fn built(name: &str, text: &str, flags: &[&str]) -> Option<PathBuf> {
     Some(built)
 }
 
+/// Where compiled files are kept. Unit tests have no folder of their own.
+fn directory() -> PathBuf {
+    let own = option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from);
+    let directory = own.unwrap_or_else(|| env::temp_dir().join("hone-fake-cuda"));
+    fs::create_dir_all(&directory).unwrap();
+    directory
+}
+
 /// A folder with libraries of these names, which are all the fake one.
 fn fake(names: &[&str]) -> Option<tempfile::TempDir> {
     let library = built("fake", include_str!("fake_cuda.cpp"), &["-shared", "-fPIC"])?;
@@ -55,23 +63,26 @@ fn fake(names: &[&str]) -> Option<tempfile::TempDir> {
 
 pub const ALL: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
 
-/// Runs an ignored test, by its path, in a process that finds the fake libraries first.
-pub fn run(test: &str, libraries: &[&str], settings: &[(&str, &str)]) {
-    let Some(folder) = fake(libraries) else { return };
+/// This program, to be started so that it finds the fake libraries first, which are in the folder.
+pub fn command(libraries: &[&str]) -> Option<(Command, tempfile::TempDir)> {
+    let folder = fake(libraries)?;
     // Tests of other crates use this file, too.
     let header = folder.path().join("emulator.h");
     fs::write(&header, include_str!("emulator.h")).unwrap();
     let mut hasher = DefaultHasher::new();
     (include_str!("emulator.h"), include_str!("fake_cuda.cpp")).hash(&mut hasher);
     let cubins = format!("cubins-{:016x}", hasher.finish());
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored"])
-        .env("LD_LIBRARY_PATH", folder.path())
-        .env("HONE_FAKE_EMULATOR", header)
-        .env("HONE_CUBINS", Path::new(env!("CARGO_TARGET_TMPDIR")).join(cubins))
-        .envs(settings.iter().copied())
-        .output()
-        .unwrap();
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.env("LD_LIBRARY_PATH", folder.path()).env("HONE_FAKE_EMULATOR", header);
+    command.env("HONE_CUBINS", directory().join(cubins));
+    Some((command, folder))
+}
+
+/// Runs an ignored test, by its path, with fake libraries.
+pub fn run(test: &str, libraries: &[&str], settings: &[(&str, &str)]) {
+    let Some((mut command, _folder)) = command(libraries) else { return };
+    let output = command.args(["--exact", test, "--ignored"]).envs(settings.iter().copied());
+    let output = output.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");

@@ -1,6 +1,6 @@
 // A driver, an NVRTC and a cuBLASLt that need no device, as one library under three names: memory is the
 // host's, work is done at once, and kernels run in the emulator. Variables of the environment choose what the
-// driver says: HONE_FAKE_DRIVER, HONE_FAKE_NVRTC, HONE_FAKE_CUBLASLT, HONE_FAKE_DEVICES and
+// driver says: HONE_FAKE_DRIVER, HONE_FAKE_NVRTC, HONE_FAKE_CUBLASLT, HONE_FAKE_DEVICES, HONE_FAKE_MEMORY and
 // HONE_FAKE_CAPABILITY. HONE_FAKE_EMULATOR is the path of emulator.h.
 //
 // NVRTC compiles a source to a shared library with emulator.h, whose bytes are the "cubin".
@@ -16,6 +16,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,9 @@ static int setting(const char* name, int otherwise) {
 
 enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, NOT_FOUND = 500 };
 
-const size_t MEMORY = 1 << 24;
+static const size_t MEMORY = setting("HONE_FAKE_MEMORY", 1 << 24);
+// Threads take turns: the emulator runs one block at a time.
+static std::mutex turn;
 static std::map<uint64_t, size_t> allocations;
 static thread_local void* current_context;
 
@@ -68,6 +71,7 @@ int cuEventSynchronize(void*) { return OK; }
 int cuMemGetInfo_v2(size_t* free, size_t* total) { return *free = MEMORY - used(), *total = MEMORY, OK; }
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     if (bytes == 0) return INVALID;
+    std::lock_guard<std::mutex> lock(turn);
     if (bytes > MEMORY - used()) return OUT_OF_MEMORY;
     // A page that cannot be accessed follows.
     size_t pages = (bytes + 4095) / 4096 * 4096;
@@ -80,6 +84,7 @@ int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     return OK;
 }
 int cuMemFree_v2(uint64_t address) {
+    std::lock_guard<std::mutex> lock(turn);
     auto found = allocations.find(address);
     if (found == allocations.end()) return INVALID;
     size_t pages = (found->second + 4095) / 4096 * 4096;
@@ -108,6 +113,7 @@ struct Function {
 };
 
 int cuModuleLoadData(void** module, const void* image) {
+    std::lock_guard<std::mutex> lock(turn);
     // The sections' table is the end of a library.
     auto header = (const Elf64_Ehdr*)image;
     size_t size = header->e_shoff + (size_t)header->e_shentsize * header->e_shnum;
@@ -132,6 +138,7 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 }
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
                    unsigned, void*, void** arguments, void**) {
+    std::lock_guard<std::mutex> lock(turn);
     unsigned grid[3] = {x, y, z};
     auto* of = (Function*)function;
     of->launch(of->name.c_str(), grid, threads, arguments);
@@ -154,6 +161,7 @@ int nvrtcCreateProgram(Program** program, const char* source, const char*, int, 
 }
 int nvrtcDestroyProgram(Program** program) { return delete *program, OK; }
 int nvrtcCompileProgram(Program* program, int count, const char** options) {
+    std::lock_guard<std::mutex> lock(turn);
     std::string file = std::string(P_tmpdir) + "/hone-module-" + std::to_string(getpid()), macros;
     for (int i = 0; i < count; i++)
         if (!strncmp(options[i], "-D", 2)) macros += std::string(" ") + options[i];

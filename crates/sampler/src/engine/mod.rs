@@ -73,7 +73,7 @@ impl BatchedEngine {
 
     /// Starts an engine that serves the base model as version 0 on a device: a model of this specification, and a sampler
     /// with at least the [limits](SamplerConfig::device_limits) of these settings. Adapters must be on linear layers of
-    /// the sampler's layout, with its ranks.
+    /// the sampler's layout, with at most its ranks.
     ///
     /// Keys, values and log-probabilities depend a little on whether a token was decoded or part of a prompt, and on
     /// the number of rows of a pass.

@@ -97,7 +97,7 @@ fn what_depends_on_more_than_the_temperature_is_not_plain() {
         &|p| p.presence_penalty = 0.1,
         &|p| p.frequency_penalty = 0.1,
         &|p| p.repetition_penalty = 1.1,
-        &|p| drop(p.logit_bias.insert(3, 1.0)),
+        &|p| p.logit_bias.extend([(3, 1.0)]),
         &|p| p.min_tokens = 1,
         &|p| p.ignore_eos = true,
     ];

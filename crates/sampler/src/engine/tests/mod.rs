@@ -1,16 +1,23 @@
+#[expect(dead_code, reason = "only the start of this program is used")]
+#[path = "../../../../cuda/tests/kernels/fake.rs"]
+mod fake;
+
 mod arrivals;
 mod kept;
 mod live;
 mod prefix;
 mod priority;
 
+use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hone_core::types::{FinishReason, SamplingParams, TokenId};
+use hone_cuda::{CubinCache, DeviceFloat, DeviceModel, Gpu};
 use hone_engine::{Completion, Event, ModelDir, Probe, Publisher};
 use hone_model::adapter::LoraConfig;
+use hone_model::device;
 use hone_train::Learner;
 use hone_train::config::TrainConfig;
 
@@ -31,13 +38,34 @@ fn metrics() -> Arc<Metrics> {
 
 fn start_with(config: SamplerConfig, live_traffic: LiveTraffic) -> Arc<BatchedEngine> {
     let (codec, config) = codec_and(config);
-    BatchedEngine::start(&model(&tiny()), codec, config, live_traffic, metrics()).unwrap()
+    let decoder = decoder(&config);
+    let engine = BatchedEngine::without_thread(&decoder, codec, config, live_traffic, metrics());
+    engine.unwrap().with_thread(decoder).unwrap()
 }
 
 fn codec_and(config: SamplerConfig) -> (Arc<Codec>, SamplerConfig) {
     let dir = ModelDir::open(&tiny()).unwrap();
     let codec = Arc::new(Codec::load(&dir).unwrap());
     (codec, SamplerConfig { context: dir.context(), ..config })
+}
+
+/// Computes on the processor, or on the emulated device of `engines_on_a_device_pass_these_tests`.
+fn decoder(config: &SamplerConfig) -> PassDecoder {
+    let model = model(&tiny());
+    let Some(cubins) = env::var_os("HONE_CUBINS") else {
+        return Decoder::new(&model).unwrap().into();
+    };
+    let (gpu, float) = (Arc::new(Gpu::open(0).unwrap()), DeviceFloat::F32);
+    let shape = device::decoder_shape(model.spec(), config.context);
+    let mut upload = DeviceModel::open(&gpu, &shape, float, 0).unwrap();
+    device::upload(&model, config.context, |name, values| upload.upload(name, values)).unwrap();
+    let on_device = upload.finish().unwrap();
+    // As many ranks as adapters of these tests have at most.
+    let modules = device::adapter_modules(&random_lora(model.spec(), 16, 1));
+    let (limits, cache) = (config.device_limits(2, 512), CubinCache::new(Path::new(&cubins)));
+    let sampler = DeviceSampler::open(&on_device, &cache, &modules, &limits.unwrap(), 0).unwrap();
+    let decoder = DeviceDecoder::new(model.spec().clone(), sampler, config).unwrap();
+    PassDecoder::Device(Box::new(decoder))
 }
 
 fn start(config: SamplerConfig) -> Arc<BatchedEngine> {
@@ -47,16 +75,17 @@ fn start(config: SamplerConfig) -> Arc<BatchedEngine> {
 /// An engine that computes as for a model whose weights stay in a core's own cache, or for a larger one.
 fn start_sized(config: SamplerConfig, is_small: bool) -> Arc<BatchedEngine> {
     let (engine, mut decoder) = without_thread(config);
-    decoder.is_small = is_small;
-    engine.with_thread(decoder.into()).unwrap()
+    if let PassDecoder::Processor(decoder) = &mut decoder {
+        decoder.is_small = is_small;
+    }
+    engine.with_thread(decoder).unwrap()
 }
 
-fn without_thread(config: SamplerConfig) -> (BatchedEngine, Decoder) {
+fn without_thread(config: SamplerConfig) -> (BatchedEngine, PassDecoder) {
     let (codec, config) = codec_and(config);
-    let decoder = || Decoder::new(&model(&tiny())).unwrap();
-    let never = Arc::new(|| false);
-    let engine = BatchedEngine::without_thread(&decoder().into(), codec, config, never, metrics());
-    (engine.unwrap(), decoder())
+    let (decoder, never) = (decoder(&config), Arc::new(|| false));
+    let engine = BatchedEngine::without_thread(&decoder, codec, config, never, metrics());
+    (engine.unwrap(), decoder)
 }
 
 /// An engine without a thread. The test runs its iterations, so that their order is known.
@@ -68,7 +97,7 @@ struct SteppedEngine {
 impl SteppedEngine {
     fn new(config: SamplerConfig) -> Self {
         let (engine, decoder) = without_thread(config);
-        let scheduler = BatchScheduler::new(Arc::clone(&engine.shared), decoder.into());
+        let scheduler = BatchScheduler::new(Arc::clone(&engine.shared), decoder);
         Self { engine, scheduler }
     }
 
@@ -411,3 +440,42 @@ async fn a_panic_of_the_scheduler_fails_its_sequences_and_not_later_ones() {
     assert_eq!((engine.trouble(), engine.load()), (None, EngineLoad::default()));
     assert_eq!(engine.shared.metrics.engine_restarts.get(), 1);
 }
+
+/// Left out are tests that take too long in the emulator, that measure time, or that expect of a device what it does not
+/// promise: the bits of a model that decodes a cached answer again, and passes as for a small model.
+#[test]
+fn engines_on_a_device_pass_these_tests() {
+    let Some((mut command, _folder)) = fake::command(&fake::ALL) else { return };
+    let tests = TESTS_ON_DEVICE.iter().map(|test| format!("engine::tests::{test}"));
+    command.args(["--exact", "--test-threads=1"]).args(tests).env("HONE_FAKE_MEMORY", "1000000000");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let passed = format!("{} passed", TESTS_ON_DEVICE.len());
+    assert!(output.status.success() && text.contains(&passed), "{text}{errors}");
+}
+
+const TESTS_ON_DEVICE: &[&str] = &[
+    "a_broken_adapter_changes_no_sequence_of_another_version",
+    "a_panic_of_the_scheduler_fails_its_sequences_and_not_later_ones",
+    "a_publisher_without_a_serving_engine_probes_and_activates_the_staged_version",
+    "closing_ends_running_and_queued_shadow_requests",
+    "kept::a_kept_version_is_activated_with_the_same_weights_and_cached_pages",
+    "kept::files_that_changed_are_read_again",
+    "kept::the_adapters_in_memory_are_bounded",
+    "live::a_canary_answers_the_requests_that_name_it",
+    "live::a_live_request_preempts_the_newest_shadow",
+    "live::the_sampler_answers_until_the_serving_engine_has_loaded_a_version",
+    "prefix::keys_learn_nothing_of_each_others_prompts",
+    "prefix::prompts_with_the_same_beginning_share_it",
+    "prefix::versions_do_not_share_pages",
+    "priority::a_live_request_preempts_shadows_until_its_pages_are_free",
+    "priority::a_live_request_that_waits_too_long_is_refused",
+    "priority::a_request_is_cancelled_in_the_queue_during_its_prompt_and_later",
+    "priority::an_urgent_request_does_not_wait_for_clients",
+    "priority::live_requests_beyond_the_queue_are_refused_and_shadows_wait_to_enter_it",
+    "priority::owners_that_wait_are_admitted_in_turn",
+    "priority::shadow_prompts_and_old_versions_continue_under_constant_live_load",
+    "recorded_logprobs_equal_those_that_the_trainer_computes",
+    "requests_that_can_never_run_are_refused",
+];
