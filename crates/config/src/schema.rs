@@ -71,7 +71,7 @@ pub struct ModelConfig {
     pub names: Vec<String>,
     /// Whether the frozen matrices are quantized while they are loaded. mistral.rs cannot serve these.
     pub quantize: Quantize,
-    /// What computes the trainer's passes: `cpu`, `cuda:N`, or `auto`. Engines run on the processor.
+    /// What computes the passes of the trainer and of the native engine: `cpu`, `cuda:N`, or `auto`.
     pub device: DeviceChoice,
 }
 
