@@ -17,7 +17,7 @@ use hone_engine::{
     Publisher,
 };
 use hone_mistral::MistralEngine;
-use hone_model::device::DeviceBase;
+use hone_model::device::{CudaDevice, DeviceBase};
 use hone_model::weights::Quantize;
 use hone_model::{Model, ModelSpec};
 use hone_reward::grader::{ModelClient, ModelFailure, ModelReply, ModelRequest, TokenUsage};
@@ -108,7 +108,7 @@ impl Engines {
             let load = clients.as_ref().map(|clients| clients.load());
             load.is_some_and(|load| load.live_running + load.live_waiting > 0)
         });
-        let device = super::device(config, dir, data)?.filter(|_| serving.is_none());
+        let device = device(config, dir, data)?.filter(|_| serving.is_none());
         let device = match device {
             Some(device) => {
                 let (model, compute, context) = (base.clone(), config.train.compute, dir.context());
@@ -144,6 +144,31 @@ impl Engines {
             native.close(true);
         }
     }
+}
+
+// The device.
+
+/// Parameters of models that the processor's caches hold, for which a GPU's launches take longer than the products.
+const CACHED_PARAMETERS: usize = 16 << 20;
+
+/// The GPU that `model.device` selects for a model, or `None` for the processor. Compiled kernels are kept in the data
+/// directory.
+pub(crate) fn device(
+    config: &Config,
+    model: &ModelDir,
+    data: &Path,
+) -> anyhow::Result<Option<CudaDevice>> {
+    let ordinal = match config.model.device {
+        DeviceChoice::Cpu => None,
+        DeviceChoice::Cuda(ordinal) => Some(ordinal),
+        DeviceChoice::Auto => {
+            let is_small = ModelSpec::from_config(&model.config)?.parameters() < CACHED_PARAMETERS;
+            let can = config.model.quantize == Quantize::None && config.train.lora.dropout == 0.0;
+            let is_any = || hone_cuda::inventory().devices.is_ok_and(|found| !found.is_empty());
+            (!is_small && can && !model.is_gguf() && is_any()).then_some(0)
+        }
+    };
+    Ok(ordinal.map(|ordinal| CudaDevice { ordinal, kernels: data.join("kernels") }))
 }
 
 // Starts mistral.rs.

@@ -21,26 +21,20 @@ use hone_core::files::replace_file;
 use hone_core::metrics::Metrics;
 use hone_engine::{Codec, ModelDir};
 use hone_hub::{DatasetQuery, Hub, HubDataset, dataset_id};
-use hone_model::ModelSpec;
-use hone_model::device::CudaDevice;
-use hone_model::weights::Quantize;
 use hone_reward::routes::RouteConfig;
 use hone_reward::sandbox::Setup;
 use hone_reward::{GraderEndpoint, LazySandbox, RewardError, Routes, Tools};
 use hone_train::Learner;
-use hone_train::config::DeviceChoice;
 
 use crate::config::Config;
 use crate::usage;
 use engines::SelfJudge;
+pub(crate) use engines::device;
 
 pub(crate) use self::core::{Core, RUN_GRACE};
 pub use hone_store::LEDGER;
 pub(crate) use memory::{explain_memory, longest_recorded_sample};
 pub use service::{ReloadSignal, Service, shutdown_signal, start};
-
-/// Parameters of models that the processor's caches hold, for which a GPU's launches take longer than the products.
-const CACHED_PARAMETERS: usize = 16 << 20;
 
 // Fetches datasets of the hub before they are opened.
 
@@ -217,26 +211,6 @@ pub async fn model_of_records(config: &Config, source: &Path) -> anyhow::Result<
     fits.map_err(usage)?;
     claim(data, &model).await?;
     Ok(model)
-}
-
-/// The GPU that `model.device` selects for a model, or `None` for the processor. Compiled kernels are kept in the data
-/// directory.
-pub fn device(
-    config: &Config,
-    model: &ModelDir,
-    data: &Path,
-) -> anyhow::Result<Option<CudaDevice>> {
-    let ordinal = match config.model.device {
-        DeviceChoice::Cpu => None,
-        DeviceChoice::Cuda(ordinal) => Some(ordinal),
-        DeviceChoice::Auto => {
-            let is_small = ModelSpec::from_config(&model.config)?.parameters() < CACHED_PARAMETERS;
-            let can = config.model.quantize == Quantize::None && config.train.lora.dropout == 0.0;
-            let is_any = || hone_cuda::inventory().devices.is_ok_and(|found| !found.is_empty());
-            (!is_small && can && !model.is_gguf() && is_any()).then_some(0)
-        }
-    };
-    Ok(ordinal.map(|ordinal| CudaDevice { ordinal, kernels: data.join("kernels") }))
 }
 
 /// File that names the model that a data directory belongs to.

@@ -149,7 +149,8 @@ trainer = GRPOTrainer(model=model, reward_funcs=[format_reward, rewards.correct]
     assert_snapshot!(imported.notes.join("\n"), @r"
     lr_scheduler_kwargs.num_cycles: 2: the schedule has no such key
     **extra: line 22: these arguments are known only when the file runs
-    attn_implementation, device_map: everything runs on the CPU
+    attn_implementation: kernels and memory have no options
+    device_map: compare model.device: the processor or one GPU
     learning_rate: line 21: `lr` is not a literal: set train.learning_rate
     num_generations: line 21: `int(8)` is not a literal: set rollout.group_size
     torch_dtype: line 15: `torch.bfloat16` is not a literal: set train.base_dtype

@@ -166,7 +166,7 @@ mod tests {
         let mut lines = Vec::new();
         for (name, hidden, intermediate, layers, [heads, key_heads, head_dim]) in models {
             let config = json!({
-                "architectures": ["Qwen3ForCausalLM"], "hidden_size": hidden,
+                "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": hidden,
                 "intermediate_size": intermediate, "num_hidden_layers": layers,
                 "num_attention_heads": heads, "num_key_value_heads": key_heads,
                 "head_dim": head_dim, "vocab_size": 151_936, "rms_norm_eps": 1e-6,
@@ -177,16 +177,16 @@ mod tests {
             let modules = planned_modules(&spec, &lora).unwrap();
             let shape = decoder_shape(&spec, 16_384);
             let shard = memory::shard_tokens(&spec);
-            for gib in [8, 24, 80] {
+            for gib in [12, 24, 80] {
                 let float = DeviceFloat::Bf16;
                 let base = DeviceModel::plan(&shape, float).unwrap();
-                let room =
-                    Room { most: (gib << 30) - (512 << 20) - base.total(), workspace: 32 << 20 };
+                let most = ((gib << 30) - (512 << 20)) - base.total();
+                let room = Room { most, workspace: 32 << 20 };
                 let limits = limits(&shape, &modules, float, [shard, 4096], room).unwrap();
                 let mut plans = vec![base];
                 plans.extend(DeviceTrainer::plan(&shape, &modules, float, &limits).unwrap());
                 let plans: Vec<_> = plans.iter().map(|plan| plan.total() >> 20).collect();
-                let fits = plans[1..].iter().sum::<u64>() <= room.most >> 20;
+                let fits = plans[1..].iter().sum::<u64>() <= most >> 20;
                 let PassLimits { tokens, kept_layers, .. } = limits;
                 lines.push(format!(
                     "{name}, {gib} GiB: {tokens} tokens, {kept_layers} of {layers} layers kept, \
@@ -194,6 +194,16 @@ mod tests {
                 ));
             }
         }
-        insta::assert_snapshot!(lines.join("\n"), @"");
+        insta::assert_snapshot!(lines.join("\n"), @"
+        0.5 B, 12 GiB: 16384 tokens, 17 of 24 layers kept, [946, 67, 10618] MiB, fits: true
+        0.5 B, 24 GiB: 16384 tokens, 24 of 24 layers kept, [946, 67, 13188] MiB, fits: true
+        0.5 B, 80 GiB: 16384 tokens, 24 of 24 layers kept, [946, 67, 13188] MiB, fits: true
+        1.5 B, 12 GiB: 16384 tokens, 4 of 28 layers kept, [2952, 140, 8606] MiB, fits: true
+        1.5 B, 24 GiB: 16384 tokens, 20 of 28 layers kept, [2952, 140, 20962] MiB, fits: true
+        1.5 B, 80 GiB: 16384 tokens, 28 of 28 layers kept, [2952, 140, 26367] MiB, fits: true
+        4 B, 12 GiB: 4096 tokens, 2 of 36 layers kept, [7680, 252, 3636] MiB, fits: true
+        4 B, 24 GiB: 16384 tokens, 6 of 36 layers kept, [7680, 252, 16114] MiB, fits: true
+        4 B, 80 GiB: 16384 tokens, 36 of 36 layers kept, [7680, 252, 47826] MiB, fits: true
+        ");
     }
 }

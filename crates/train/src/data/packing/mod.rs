@@ -365,8 +365,9 @@ pub(crate) fn may_exceed<'a>(
 pub(crate) struct PackedBatch {
     /// Token ids, `[tokens]`. The last token of a completion predicts nothing and is left out.
     pub ids: Tensor,
-    /// The tree of common prefixes within `ids`, and the table that it was made of.
+    /// The tree of common prefixes within `ids`.
     pub segments: Arc<Segments>,
+    /// What the tree was made of, for a device.
     pub table: Vec<Segment>,
     /// Index into `ids` of the token that predicts each sampled token, `[rows]`.
     pub rows: Tensor,

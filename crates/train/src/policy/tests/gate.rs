@@ -150,10 +150,10 @@ async fn world_of_falling_entropy(prompts: TokenId) -> World {
 #[tokio::test(flavor = "multi_thread")]
 async fn small_losses_of_entropy_do_not_add_up() {
     let world = world_of_falling_entropy(12).await;
-    world.rate(0, &[1.0, 2.0, 4.0, 5.0]).await;
+    world.rate(0, &[-1.0, 0.0, 0.5, 1.0]).await;
     world.published(FakeWeights::default()).await;
     // As good as the base, but not better.
-    world.rate(1, &[1.0, 2.0, 4.0, 5.0]).await;
+    world.rate(1, &[-1.0, 0.0, 0.5, 1.0]).await;
     let check = world.rejection(FakeWeights::default()).await;
     assert_eq!(check.name, "drift/entropy", "{check:?}");
     assert!(check.detail.contains("of version 0 "), "{check:?}");
@@ -163,9 +163,9 @@ async fn small_losses_of_entropy_do_not_add_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn higher_ratings_permit_less_entropy() {
     let world = world_of_falling_entropy(12).await;
-    world.rate(0, &[1.0, 2.0, 1.0, 2.0]).await;
+    world.rate(0, &[-1.0, -0.5, -1.0, -0.5]).await;
     world.published(FakeWeights::default()).await;
-    world.rate(1, &[4.0, 5.0, 5.0, 5.0]).await;
+    world.rate(1, &[0.5, 1.0, 1.0, 1.0]).await;
     let record = world.published(FakeWeights::default()).await;
     let check = record.checks.iter().find(|check| check.name == "drift/entropy").unwrap();
     assert!(check.detail.ends_with("are above that version's"), "{check:?}");

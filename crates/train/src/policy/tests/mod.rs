@@ -127,9 +127,9 @@ impl World {
         }
     }
 
-    /// Records ratings of completions of a version, in stars.
-    async fn rate(&self, version: u64, stars: &[f64]) {
-        for value in stars {
+    /// Records ratings of completions of a version, from -1 to 1.
+    async fn rate(&self, version: u64, ratings: &[f64]) {
+        for value in ratings {
             let id = InteractionId::new();
             let ops = vec![
                 Op::Interaction(Box::new(interaction(id, "chat", vec![1]))),
