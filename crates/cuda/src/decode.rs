@@ -1,9 +1,6 @@
 //! One pass of a sampler: rows that decode, then parts of prompts, over keys and values in pages.
 
 use std::ops::Range;
-use std::sync::Arc;
-
-use cudarc::driver::CudaStream;
 
 use crate::arena::ArenaRegion;
 use crate::decoder::{
@@ -11,20 +8,13 @@ use crate::decoder::{
 };
 use crate::error::Result;
 use crate::kernels::{AttentionTables, DeviceFloat};
-use crate::launch::{KernelArgument, LoadedKernels, arguments};
+use crate::launch::{KernelArgument, arguments};
 use crate::model::DeviceModel;
-use crate::products::{DeviceMatrix, ProductTerms, Products};
+use crate::products::{DeviceMatrix, ProductTerms};
+use crate::queue::{BLOCK_THREADS, FLAT_BLOCKS, PassQueue, ROW_THREADS, WARPS};
 
 /// Positions of a page.
 pub(crate) const PAGE: usize = 16;
-
-/// Threads of a block that computes a row, and of all others.
-const ROW_THREADS: u32 = 256;
-const BLOCK_THREADS: u32 = 128;
-/// Warps of a block, each of which computes a head or a value.
-const WARPS: usize = 4;
-/// Blocks of the kernel over all logits.
-const FLAT_BLOCKS: usize = 256;
 
 /// Positions that a block of `attention_decode` reads.
 const SPLIT: usize = 256;
@@ -259,10 +249,7 @@ impl RowTables {
 
 /// What a pass computes with. Addresses are of arenas that outlive it.
 pub(crate) struct DecodePass {
-    pub model: Arc<DeviceModel>,
-    pub stream: Arc<CudaStream>,
-    pub kernels: LoadedKernels,
-    pub products: Products,
+    pub queue: PassQueue,
     pub adapter: AdapterLayout,
     pub buffers: DecodeBuffers,
     /// Addresses of the adapter in slot 0 and of page 0.
@@ -273,43 +260,40 @@ pub(crate) struct DecodePass {
 impl DecodePass {
     /// Queues a pass, with the logits of the rows that decode.
     pub fn compute(&self, tables: &RowTables) -> Result<()> {
-        let DeviceModel { shape, weights, .. } = &*self.model;
+        let DeviceModel { shape, weights, .. } = &*self.queue.model;
         let DecodeBuffers { residual, normed, logits, .. } = self.buffers;
-        let DecoderShape { hidden, vocab, embedding_scale: scale, final_softcap: cap, .. } = *shape;
-        let arguments = arguments![tables.ids, weights.embedding, residual, hidden, scale];
-        self.rows("embed", tables.tokens, arguments)?;
+        let DecoderShape { hidden, vocab, final_softcap: cap, .. } = *shape;
+        self.queue.embed(tables.tokens, tables.ids, residual)?;
         if let Some(first) = weights.layers.first() {
-            self.norm(tables, first.norms[0])?;
+            self.queue.norm(tables.tokens, residual, first.norms[0], normed)?;
         }
         for index in 0..weights.layers.len() {
             self.layer(tables, index)?;
         }
         let rows = tables.decoding;
-        let (x, out) = (self.matrix(normed, [rows, hidden]), [rows, vocab]);
+        let (x, out) = (self.queue.matrix(normed, [rows, hidden]), [rows, vocab]);
         let out = DeviceMatrix::new(logits, out, DeviceFloat::F32);
-        self.multiply(out, x, weights.head.t(), ProductTerms::REPLACE)?;
+        self.queue.multiply(out, x, weights.head.t(), ProductTerms::REPLACE)?;
         if cap == 0.0 || rows == 0 {
             return Ok(());
         }
         let arguments = arguments![logits, KernelArgument::Long((rows * vocab) as i64), cap];
-        self.launch("cap_logits", [FLAT_BLOCKS, 1, 1], ROW_THREADS, arguments)
+        self.queue.launch("cap_logits", [FLAT_BLOCKS, 1, 1], ROW_THREADS, arguments)
     }
 
     /// A layer, from its normed input to the normed input of the next one, or the final norm.
     fn layer(&self, tables: &RowTables, index: usize) -> Result<()> {
-        let DeviceModel { shape, weights, .. } = &*self.model;
+        let weights = &self.queue.model.weights;
         let DecodeBuffers { normed, qkv, attended, out, gate_up, product, .. } = self.buffers;
         let layer = &weights.layers[index];
         let output_norm = |half: usize| layer.output_norms.map(|norms| norms[half]);
         self.project(tables, [index, QKV], normed, qkv)?;
-        self.rotate(tables, index)?;
+        self.queue.rotate("rotate_heads", index, tables.tokens, tables.positions, [qkv, qkv])?;
         self.attend(tables, index)?;
         self.project(tables, [index, OUTPUT], attended, out)?;
         self.residual(tables, output_norm(0), layer.norms[1])?;
         self.project(tables, [index, GATE_UP], normed, gate_up)?;
-        let gelu = usize::from(shape.is_gelu);
-        let arguments = arguments![gate_up, product, shape.intermediate, gelu];
-        self.rows("gated_activation", tables.tokens, arguments)?;
+        self.queue.activate(tables.tokens, gate_up, product)?;
         self.project(tables, [index, DOWN], product, out)?;
         let next = weights.layers.get(index + 1).map_or(weights.norm, |next| next.norms[0]);
         self.residual(tables, output_norm(1), next)
@@ -323,16 +307,20 @@ impl DecodePass {
         x: u64,
         y: u64,
     ) -> Result<()> {
-        let linear = &self.model.weights.layers[index].projections[projection];
+        let linear = &self.queue.model.weights.layers[index].projections[projection];
         let adapter = &self.adapter.stacked[index][projection];
         let ([outputs, inputs], low) = (linear.weight.shape, self.buffers.low);
         let rows = |first: u64, width: usize, rows: &Range<usize>| {
-            let address = first + (rows.start * width) as u64 * self.model.float.bytes();
-            self.matrix(address, [rows.len(), width])
+            self.queue.matrix(self.queue.value(first, rows.start * width), [rows.len(), width])
         };
         let terms = ProductTerms { bias: linear.bias, ..ProductTerms::REPLACE };
         let all = 0..tables.tokens;
-        self.multiply(rows(y, outputs, &all), rows(x, inputs, &all), linear.weight.t(), terms)?;
+        self.queue.multiply(
+            rows(y, outputs, &all),
+            rows(x, inputs, &all),
+            linear.weight.t(),
+            terms,
+        )?;
         let rank = adapter.rank;
         if rank == 0 {
             return Ok(());
@@ -343,72 +331,45 @@ impl DecodePass {
             let arguments =
                 arguments![x, self.of_slot(0, adapter.a), slots, low, inputs, rank, size];
             let grid = [rank.div_ceil(WARPS), count, 1];
-            self.launch("adapter_down", grid, BLOCK_THREADS, arguments)?;
+            self.queue.launch("adapter_down", grid, BLOCK_THREADS, arguments)?;
             for AdapterPart { outputs: of, rows, b, scale } in &adapter.parts {
-                let (low, y) = (self.value(low, rows.start), self.value(y, of.start));
+                let (low, y) = (self.queue.value(low, rows.start), self.queue.value(y, of.start));
                 let (width, b) = (of.len(), self.of_slot(0, *b));
                 let arguments =
                     arguments![low, b, slots, y, width, rows.len(), size, rank, outputs, *scale];
                 let grid = [width.div_ceil(BLOCK_THREADS as usize), count, 1];
-                self.launch("adapter_up", grid, BLOCK_THREADS, arguments)?;
+                self.queue.launch("adapter_up", grid, BLOCK_THREADS, arguments)?;
             }
         }
         for (range, slot) in &tables.adapted {
             let (x, low) = (rows(x, inputs, range), rows(low, rank, range));
-            let a = self.matrix(self.of_slot(*slot, adapter.a), [rank, inputs]);
-            self.multiply(low, x, a.t(), ProductTerms::REPLACE)?;
+            let a = self.queue.matrix(self.of_slot(*slot, adapter.a), [rank, inputs]);
+            self.queue.multiply(low, x, a.t(), ProductTerms::REPLACE)?;
             for AdapterPart { outputs: of, rows: own, b, scale } in &adapter.parts {
                 let y = rows(y, outputs, range).columns(of.start, of.len());
                 let low = low.columns(own.start, own.len());
-                let b = self.matrix(self.of_slot(*slot, *b), [of.len(), own.len()]);
-                self.multiply(y, low, b.t(), ProductTerms { alpha: *scale, beta: 1.0, bias: 0 })?;
+                let b = self.queue.matrix(self.of_slot(*slot, *b), [of.len(), own.len()]);
+                self.queue.multiply(
+                    y,
+                    low,
+                    b.t(),
+                    ProductTerms { alpha: *scale, beta: 1.0, bias: 0 },
+                )?;
             }
-        }
-        Ok(())
-    }
-
-    /// Queries and keys after their norms and their rotation, in place.
-    fn rotate(&self, tables: &RowTables, index: usize) -> Result<()> {
-        let DeviceModel { shape, weights, .. } = &*self.model;
-        let DecoderShape { head_dim, eps, norm_offset, .. } = *shape;
-        let pairs = if shape.layers[index].0 { shape.rotated_pairs } else { 0 };
-        let (tokens, stride, positions) = (tables.tokens, shape.qkv(), tables.positions);
-        let (cosines, sines) = (weights.cosines, weights.sines);
-        let [q, k, _] = self.qkv_parts();
-        let all = [(q, shape.heads), (k, shape.key_heads)];
-        for ((x, heads), norm) in all.into_iter().zip(weights.layers[index].head_norms) {
-            let arguments = arguments![
-                x,
-                norm,
-                cosines,
-                sines,
-                positions,
-                x,
-                tokens,
-                heads,
-                head_dim,
-                pairs,
-                stride,
-                stride,
-                eps,
-                norm_offset
-            ];
-            let blocks = (tokens * heads).div_ceil(WARPS);
-            self.launch("rotate_heads", [blocks, 1, 1], BLOCK_THREADS, arguments)?;
         }
         Ok(())
     }
 
     /// Writes keys and values to their pages, and the attention of all rows to `attended`.
     fn attend(&self, tables: &RowTables, index: usize) -> Result<()> {
-        let shape = &self.model.shape;
+        let shape = &self.queue.model.shape;
         let DecodeBuffers { attended, part_values: values, part_sums: sums, .. } = self.buffers;
-        let ([q, k, v], [_, width]) = (self.qkv_parts(), shape.widths());
+        let ([q, k, v], [_, width]) = (self.queue.qkv_parts(self.buffers.qkv), shape.widths());
         let (heads, stride) = (shape.heads, shape.qkv());
-        let k_pages = self.value(self.first_page, 2 * index * PAGE * width);
-        let v_pages = self.value(k_pages, PAGE * width);
+        let k_pages = self.queue.value(self.first_page, 2 * index * PAGE * width);
+        let v_pages = self.queue.value(k_pages, PAGE * width);
         let arguments = arguments![k, v, tables.places, k_pages, v_pages, width, stride];
-        self.launch("write_pages", [tables.tokens, 1, 1], BLOCK_THREADS, arguments)?;
+        self.queue.launch("write_pages", [tables.tokens, 1, 1], BLOCK_THREADS, arguments)?;
 
         let (scale, cap, window) =
             (shape.attention_scale, shape.attention_softcap, shape.layers[index].1);
@@ -419,88 +380,29 @@ impl DecodePass {
             let (rows, parts, lengths) = (tables.decoding, tables.parts, tables.lengths);
             let inputs: &[_] = arguments![q, k_pages, v_pages, values, sums, lengths];
             let grid = [rows, shape.key_heads, parts];
-            self.launch("attention_decode", grid, BLOCK_THREADS, &[inputs, options].concat())?;
+            self.queue.launch(
+                "attention_decode",
+                grid,
+                BLOCK_THREADS,
+                &[inputs, options].concat(),
+            )?;
             let arguments = arguments![values, sums, lengths, attended, parts];
-            self.launch("attention_join", [rows, heads, 1], BLOCK_THREADS, arguments)?;
+            self.queue.launch("attention_join", [rows, heads, 1], BLOCK_THREADS, arguments)?;
         }
         let inputs: &[_] = arguments![q, k_pages, v_pages, attended, tables.tiles];
         let grid = [tables.tile_count, heads, 1];
-        self.launch("attention_prefill", grid, BLOCK_THREADS, &[inputs, options].concat())
+        self.queue.launch("attention_prefill", grid, BLOCK_THREADS, &[inputs, options].concat())
     }
 
     /// Adds `out`, or its norm in families that have that norm, to the residual stream, of which `normed` is then the
     /// norm by `next`.
     fn residual(&self, tables: &RowTables, output_norm: Option<u64>, next: u64) -> Result<()> {
-        let DecoderShape { hidden, eps, norm_offset, .. } = self.model.shape;
         let DecodeBuffers { residual: x, out, normed, .. } = self.buffers;
-        let Some(norm) = output_norm else {
-            let arguments = arguments![x, out, next, x, normed, hidden, eps, norm_offset];
-            return self.rows("residual_norm", tables.tokens, arguments);
-        };
-        let arguments = arguments![x, out, norm, x, hidden, eps, norm_offset];
-        self.rows("norm_residual", tables.tokens, arguments)?;
-        self.norm(tables, next)
-    }
-
-    /// The norm of the residual stream.
-    fn norm(&self, tables: &RowTables, weight: u64) -> Result<()> {
-        let DecoderShape { hidden, eps, norm_offset, .. } = self.model.shape;
-        let DecodeBuffers { residual, normed, .. } = self.buffers;
-        let null = 0_u64;
-        let arguments = arguments![residual, null, weight, null, normed, hidden, eps, norm_offset];
-        self.rows("residual_norm", tables.tokens, arguments)
-    }
-
-    /// Addresses of queries, keys and values in rows of all three.
-    fn qkv_parts(&self) -> [u64; 3] {
-        let ([q, k], qkv) = (self.model.shape.widths(), self.buffers.qkv);
-        [qkv, self.value(qkv, q), self.value(qkv, q + k)]
-    }
-
-    /// The address of a value after a first one.
-    fn value(&self, first: u64, index: usize) -> u64 {
-        first + index as u64 * self.model.float.bytes()
+        self.queue.residual(tables.tokens, [x, out, x], output_norm, [next, normed])
     }
 
     /// The address of a value of the adapter in a slot.
     fn of_slot(&self, slot: usize, index: usize) -> u64 {
-        self.value(self.first_slot, slot * self.adapter.values + index)
-    }
-
-    fn matrix(&self, address: u64, shape: [usize; 2]) -> DeviceMatrix {
-        DeviceMatrix::new(address, shape, self.model.float)
-    }
-
-    fn multiply(
-        &self,
-        out: DeviceMatrix,
-        a: DeviceMatrix,
-        b: DeviceMatrix,
-        terms: ProductTerms,
-    ) -> Result<()> {
-        // SAFETY: all matrices are in regions of the plan, which has room for a pass within the limits.
-        unsafe { self.products.multiply(out, a, b, terms) }
-    }
-
-    /// A kernel of which each block computes a row.
-    fn rows(&self, kernel: &str, rows: usize, arguments: &[KernelArgument]) -> Result<()> {
-        self.launch(kernel, [rows, 1, 1], ROW_THREADS, arguments)
-    }
-
-    /// Queues a kernel; no blocks are an error to the driver.
-    pub fn launch(
-        &self,
-        kernel: &str,
-        grid: [usize; 3],
-        threads: u32,
-        arguments: &[KernelArgument],
-    ) -> Result<()> {
-        if grid.contains(&0) {
-            return Ok(());
-        }
-        // SAFETY: addresses are of regions of the plan, which has room for a pass within the limits.
-        unsafe {
-            self.kernels.launch(&self.stream, kernel, grid.map(|n| n as u32), threads, arguments)
-        }
+        self.queue.value(self.first_slot, slot * self.adapter.values + index)
     }
 }

@@ -13,6 +13,7 @@
 //! | `products` | products of matrices |
 //! | `decoder` | the shape of a decoder, and the places of its weights and of its adapter |
 //! | `model` | a decoder's weights on a device |
+//! | `queue` | what passes queue alike: products, norms, rotations, activations |
 //! | `pass` | a forward and a backward pass over packed sequences |
 //! | `trainer` | a decoder and its adapters on a device: training passes |
 //! | `decode` | a pass over the next tokens of many sequences and over parts of prompts |
@@ -34,6 +35,7 @@ mod libraries;
 mod model;
 mod pass;
 mod products;
+mod queue;
 mod sampler;
 mod trainer;
 

@@ -6,9 +6,6 @@
 //! All products and kernels are queued on one stream.
 
 use std::ops::Range;
-use std::sync::Arc;
-
-use cudarc::driver::CudaStream;
 
 use crate::arena::ArenaRegion;
 use crate::decoder::{
@@ -17,19 +14,13 @@ use crate::decoder::{
 use crate::device::Staging;
 use crate::error::{GpuError, Result};
 use crate::kernels::{AttentionTables, DeviceFloat, PackedSegment};
-use crate::launch::{KernelArgument, LoadedKernels, arguments};
+use crate::launch::{KernelArgument, arguments};
 use crate::model::DeviceModel;
-use crate::products::{DeviceMatrix, ProductTerms, Products};
+use crate::products::{DeviceMatrix, ProductTerms};
+use crate::queue::{BLOCK_THREADS, FLAT_BLOCKS, PassQueue, ROW_THREADS, WARPS};
 
-/// Blocks of the kernels over whole buffers.
-const FLAT_BLOCKS: usize = 256;
-
-/// Threads of a block that computes a row, of one that computes heads, and of one that computes a row of logits.
-const ROW_THREADS: u32 = 256;
-const HEAD_THREADS: u32 = 128;
+/// Threads of a block that computes a row of logits.
 const LOGITS_THREADS: u32 = 512;
-/// Heads that a block computes.
-const HEADS_A_BLOCK: usize = 4;
 
 /// What a pass may be at most.
 #[derive(Clone, Copy, Debug)]
@@ -281,10 +272,7 @@ impl PassBuffers {
 
 /// What a pass computes with. Addresses are of arenas that outlive it.
 pub(crate) struct DevicePass {
-    pub model: Arc<DeviceModel>,
-    pub stream: Arc<CudaStream>,
-    pub kernels: LoadedKernels,
-    pub products: Products,
+    pub queue: PassQueue,
     pub limits: PassLimits,
     pub adapter: AdapterLayout,
     /// Address of the adapter of the last forward pass, in the type of the weights; 0 without one.
@@ -304,22 +292,16 @@ impl DevicePass {
         batch: &TokenBatch<'_>,
     ) -> Result<Vec<[f32; 2]>> {
         self.saved = None;
-        let attention = AttentionTables::new(batch.segments, self.model.shape.head_dim)?;
-        batch.check(&self.model.shape, &self.limits, &attention.positions)?;
+        let attention = AttentionTables::new(batch.segments, self.queue.model.shape.head_dim)?;
+        batch.check(&self.queue.model.shape, &self.limits, &attention.positions)?;
         let (words, tables) = batch.tables(self.buffers.tables, &attention);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let region = 4 * self.limits.table_words as u64;
         staging.upload(&bytes, ArenaRegion { address: self.buffers.tables, bytes: region })?;
 
-        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
-        let table = weights.embedding;
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.queue.model);
         let input = buffers.inputs[0];
-        let scale = shape.embedding_scale;
-        self.rows(
-            "embed",
-            tables.tokens,
-            arguments![tables.ids, table, input, shape.hidden, scale],
-        )?;
+        self.queue.embed(tables.tokens, tables.ids, input)?;
         for (index, layer) in weights.layers.iter().enumerate() {
             if index == 0 {
                 self.norm(&tables, input, layer.norms[0])?;
@@ -331,7 +313,7 @@ impl DevicePass {
             let [targets, temperatures, stats] = self.of_rows(&tables, &chunk);
             let (vocab, cap) = (shape.vocab, shape.final_softcap);
             let arguments = arguments![buffers.logits, targets, temperatures, stats, vocab, cap];
-            self.launch("token_stats", [chunk.len(), 1, 1], LOGITS_THREADS, arguments)?;
+            self.queue.launch("token_stats", [chunk.len(), 1, 1], LOGITS_THREADS, arguments)?;
         }
         let mut bytes = vec![0; 8 * tables.rows];
         let region = ArenaRegion { address: buffers.stats, bytes: bytes.len() as u64 };
@@ -355,7 +337,7 @@ impl DevicePass {
         let region = ArenaRegion { address: self.buffers.seeds, bytes: bytes.len() as u64 };
         staging.upload(&bytes, region)?;
 
-        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.queue.model);
         let (hidden, vocab) = (shape.hidden, shape.vocab);
         for chunk in self.chunks(tables.rows) {
             self.logits(&tables, &chunk)?;
@@ -372,17 +354,25 @@ impl DevicePass {
                 vocab,
                 cap
             ];
-            self.launch("token_stats_backward", [chunk.len(), 1, 1], LOGITS_THREADS, arguments)?;
-            let d_rows = buffers.d_rows + (chunk.start * hidden) as u64 * self.model.float.bytes();
-            let d_rows = self.matrix(d_rows, [chunk.len(), hidden]);
-            let d_logits = self.matrix(d_logits, [chunk.len(), vocab]);
-            self.multiply(d_rows, d_logits, weights.head, ProductTerms::REPLACE)?;
+            self.queue.launch(
+                "token_stats_backward",
+                [chunk.len(), 1, 1],
+                LOGITS_THREADS,
+                arguments,
+            )?;
+            let d_rows = self.queue.value(buffers.d_rows, chunk.start * hidden);
+            let d_rows = self.queue.matrix(d_rows, [chunk.len(), hidden]);
+            let d_logits = self.queue.matrix(d_logits, [chunk.len(), vocab]);
+            self.queue.multiply(d_rows, d_logits, weights.head, ProductTerms::REPLACE)?;
         }
         let (d_rows, d_normed) = (buffers.d_rows, buffers.d_normed);
         let arguments = arguments![d_rows, tables.starts, tables.order, d_normed, hidden];
-        self.rows("sum_rows", tables.tokens, arguments)?;
+        self.queue.rows("sum_rows", tables.tokens, arguments)?;
         let bytes = 4 * (tables.tokens * hidden) as u64;
-        self.model.gpu.clear(&self.stream, ArenaRegion { address: buffers.grad, bytes })?;
+        self.queue
+            .model
+            .gpu
+            .clear(&self.queue.stream, ArenaRegion { address: buffers.grad, bytes })?;
         let count = weights.layers.len();
         self.norm_backward(&tables, buffers.inputs[count], weights.norm)?;
         for (index, layer) in weights.layers.iter().enumerate().rev() {
@@ -399,50 +389,54 @@ impl DevicePass {
     /// A layer's activations from the normed input, and, with `output`, the next layer's input and its norm, or the
     /// final norm.
     fn layer(&self, tables: &PassTables, index: usize, output: bool) -> Result<()> {
-        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.queue.model);
         let (layer, saved) = (&weights.layers[index], self.layer_buffers(index));
-        let (tokens, width) = (tables.tokens, shape.intermediate);
+        let tokens = tables.tokens;
         let out = |half: usize| if shape.output_norms { saved.out[half] } else { buffers.d_out };
         let project = |projection: usize, x: u64, y: Option<u64>| {
             let low = (self.policy != 0).then_some(saved.low[projection]);
             self.project(tokens, [index, projection], x, low, y)
         };
+        let residual = |half: usize, sum: [u64; 3], next: u64| {
+            let output_norm = layer.output_norms.map(|norms| norms[half]);
+            self.queue.residual(tokens, sum, output_norm, [next, buffers.normed])
+        };
         project(QKV, buffers.normed, Some(saved.qkv))?;
-        self.rotate(tables, index)?;
+        self.rotate("rotate_heads", tables, index, buffers.rotated)?;
         let [q, k, v] = self.attention_inputs(saved.qkv);
         let (tiles, tokens_of) = (tables.query_tiles, tables.key_tokens);
         let inputs: &[_] = arguments![q, k, v, saved.attended, saved.lse, tiles, tokens_of];
         let grid = [tables.query_tile_count, shape.heads, 1];
         let arguments = [inputs, &self.attention_options(index)].concat();
-        self.launch("attention_forward", grid, HEAD_THREADS, &arguments)?;
+        self.queue.launch("attention_forward", grid, BLOCK_THREADS, &arguments)?;
         project(OUTPUT, saved.attended, Some(out(0)))?;
         let input = buffers.inputs[index];
-        self.residual(tables, layer, 0, [input, out(0), saved.middle], layer.norms[1])?;
+        residual(0, [input, out(0), saved.middle], layer.norms[1])?;
 
         project(GATE_UP, buffers.normed, Some(saved.gate_up))?;
-        self.activate(tables, saved.gate_up, width)?;
+        self.activate(tables, saved.gate_up)?;
         let needs_out = output || shape.output_norms;
         project(DOWN, buffers.product, needs_out.then(|| out(1)))?;
         if output {
             let next = weights.layers.get(index + 1).map_or(weights.norm, |next| next.norms[0]);
             let sum = buffers.inputs[index + 1];
-            self.residual(tables, layer, 1, [saved.middle, out(1), sum], next)?;
+            residual(1, [saved.middle, out(1), sum], next)?;
         }
         Ok(())
     }
 
     /// Replaces the gradient of a layer's output by that of the residual stream after the attention.
     fn mlp_backward(&self, tables: &PassTables, index: usize) -> Result<()> {
-        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.queue.model);
         let (layer, saved) = (&weights.layers[index], self.layer_buffers(index));
         let width = shape.intermediate;
         self.residual_backward(tables, layer, 1, saved.out[1])?;
-        self.activate(tables, saved.gate_up, width)?;
+        self.activate(tables, saved.gate_up)?;
         let (x, d_product) = (buffers.product, buffers.d_product);
         self.project_backward(tables, [index, DOWN], x, buffers.d_out, Some(d_product))?;
         let gelu = usize::from(shape.is_gelu);
         let arguments = arguments![saved.gate_up, d_product, width, gelu];
-        self.rows("gated_activation_backward", tables.tokens, arguments)?;
+        self.queue.rows("gated_activation_backward", tables.tokens, arguments)?;
         self.norm(tables, saved.middle, layer.norms[1])?;
         let (x, dx) = (buffers.normed, Some(buffers.d_normed));
         self.project_backward(tables, [index, GATE_UP], x, saved.gate_up, dx)?;
@@ -452,31 +446,31 @@ impl DevicePass {
     /// Replaces the gradient of the residual stream after the attention by that of the layer's input, which the first
     /// layer does not need.
     fn attention_backward(&self, tables: &PassTables, index: usize) -> Result<()> {
-        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.queue.model);
         let (layer, saved) = (&weights.layers[index], self.layer_buffers(index));
         let (d_attended, delta) = (buffers.d_attended, buffers.delta);
         self.residual_backward(tables, layer, 0, saved.out[0])?;
         let (x, dx) = (saved.attended, Some(d_attended));
         self.project_backward(tables, [index, OUTPUT], x, buffers.d_out, dx)?;
-        self.rotate(tables, index)?;
+        self.rotate("rotate_heads", tables, index, buffers.rotated)?;
         let rows = tables.tokens * shape.heads;
         let arguments = arguments![saved.attended, d_attended, delta, rows];
-        let blocks = rows.div_ceil(HEADS_A_BLOCK);
-        self.launch("attention_delta", [blocks, 1, 1], HEAD_THREADS, arguments)?;
+        let blocks = rows.div_ceil(WARPS);
+        self.queue.launch("attention_delta", [blocks, 1, 1], BLOCK_THREADS, arguments)?;
         let [q, k, v] = self.attention_inputs(saved.qkv);
         let inputs: &[_] = arguments![q, k, v, d_attended, saved.lse, delta];
         let ([dq, dk, dv], options) =
-            (self.qkv_parts(buffers.d_qkv), self.attention_options(index));
+            (self.queue.qkv_parts(buffers.d_qkv), self.attention_options(index));
         let own: &[_] = arguments![dq, tables.query_tiles, tables.key_tokens];
         let grid = [tables.query_tile_count, shape.heads, 1];
         let arguments = [inputs, own, &options].concat();
-        self.launch("attention_backward_queries", grid, HEAD_THREADS, &arguments)?;
+        self.queue.launch("attention_backward_queries", grid, BLOCK_THREADS, &arguments)?;
         let (tiles, queries, positions) = (tables.key_tiles, tables.query_tokens, tables.positions);
         let own: &[_] = arguments![dk, dv, tiles, queries, positions];
         let arguments = [inputs, own, &options].concat();
         let grid = [tables.key_tile_count, shape.key_heads, 1];
-        self.launch("attention_backward_keys", grid, HEAD_THREADS, &arguments)?;
-        self.rotate_with("rotate_heads_backward", tables, index, buffers.d_qkv)?;
+        self.queue.launch("attention_backward_keys", grid, BLOCK_THREADS, &arguments)?;
+        self.rotate("rotate_heads_backward", tables, index, buffers.d_qkv)?;
         let input = buffers.inputs[index];
         self.norm(tables, input, layer.norms[0])?;
         let dx = (index > 0).then_some(buffers.d_normed);
@@ -496,25 +490,30 @@ impl DevicePass {
         low: Option<u64>,
         y: Option<u64>,
     ) -> Result<()> {
-        let linear = &self.model.weights.layers[index].projections[projection];
+        let linear = &self.queue.model.weights.layers[index].projections[projection];
         let adapter = &self.adapter.stacked[index][projection];
         let [outputs, inputs] = linear.weight.shape;
-        let x = self.matrix(x, [tokens, inputs]);
-        let y = y.map(|y| self.matrix(y, [tokens, outputs]));
+        let x = self.queue.matrix(x, [tokens, inputs]);
+        let y = y.map(|y| self.queue.matrix(y, [tokens, outputs]));
         if let Some(y) = y {
             let terms = ProductTerms { bias: linear.bias, ..ProductTerms::REPLACE };
-            self.multiply(y, x, linear.weight.t(), terms)?;
+            self.queue.multiply(y, x, linear.weight.t(), terms)?;
         }
         let Some(low) = low.filter(|_| adapter.rank > 0) else { return Ok(()) };
-        let low = self.matrix(low, [tokens, adapter.rank]);
+        let low = self.queue.matrix(low, [tokens, adapter.rank]);
         let a = self.adapter_matrix(adapter.a, [adapter.rank, inputs]);
-        self.multiply(low, x, a.t(), ProductTerms::REPLACE)?;
+        self.queue.multiply(low, x, a.t(), ProductTerms::REPLACE)?;
         let Some(y) = y else { return Ok(()) };
         for part in &adapter.parts {
             let y = y.columns(part.outputs.start, part.outputs.len());
             let low = low.columns(part.rows.start, part.rows.len());
             let b = self.adapter_matrix(part.b, [part.outputs.len(), part.rows.len()]);
-            self.multiply(y, low, b.t(), ProductTerms { alpha: part.scale, beta: 1.0, bias: 0 })?;
+            self.queue.multiply(
+                y,
+                low,
+                b.t(),
+                ProductTerms { alpha: part.scale, beta: 1.0, bias: 0 },
+            )?;
         }
         Ok(())
     }
@@ -529,19 +528,21 @@ impl DevicePass {
         grad: u64,
         dx: Option<u64>,
     ) -> Result<()> {
-        let weight = self.model.weights.layers[index].projections[projection].weight;
+        let weight = self.queue.model.weights.layers[index].projections[projection].weight;
         let adapter = &self.adapter.stacked[index][projection];
         let (tokens, [outputs, inputs]) = (tables.tokens, weight.shape);
-        let (x, grad) = (self.matrix(x, [tokens, inputs]), self.matrix(grad, [tokens, outputs]));
-        let dx = dx.map(|dx| self.matrix(dx, [tokens, inputs]));
+        let (x, grad) =
+            (self.queue.matrix(x, [tokens, inputs]), self.queue.matrix(grad, [tokens, outputs]));
+        let dx = dx.map(|dx| self.queue.matrix(dx, [tokens, inputs]));
         if let Some(dx) = dx {
-            self.multiply(dx, grad, weight, ProductTerms::REPLACE)?;
+            self.queue.multiply(dx, grad, weight, ProductTerms::REPLACE)?;
         }
         if adapter.rank == 0 {
             return Ok(());
         }
         let low = self.layer_buffers(index).low[projection];
-        let [low, u] = [low, self.buffers.d_low].map(|x| self.matrix(x, [tokens, adapter.rank]));
+        let [low, u] =
+            [low, self.buffers.d_low].map(|x| self.queue.matrix(x, [tokens, adapter.rank]));
         let gradient = |first: usize, shape: [usize; 2]| {
             DeviceMatrix::new(self.gradient + 4 * first as u64, shape, DeviceFloat::F32)
         };
@@ -551,8 +552,8 @@ impl DevicePass {
             let [low, u] = [low, u].map(|x| x.columns(part.rows.start, shape[1]));
             let b = self.adapter_matrix(part.b, shape);
             let terms = ProductTerms { alpha: part.scale, beta: 0.0, bias: 0 };
-            self.multiply(u, grad, b, terms)?;
-            self.multiply(
+            self.queue.multiply(u, grad, b, terms)?;
+            self.queue.multiply(
                 gradient(part.b, shape),
                 grad.t(),
                 low,
@@ -561,34 +562,14 @@ impl DevicePass {
         }
         let add = ProductTerms { beta: 1.0, ..ProductTerms::REPLACE };
         let shape = [adapter.rank, inputs];
-        self.multiply(gradient(adapter.a, shape), u.t(), x, add)?;
+        self.queue.multiply(gradient(adapter.a, shape), u.t(), x, add)?;
         match dx {
-            Some(dx) => self.multiply(dx, u, self.adapter_matrix(adapter.a, shape), add),
+            Some(dx) => self.queue.multiply(dx, u, self.adapter_matrix(adapter.a, shape), add),
             None => Ok(()),
         }
     }
 
-    /// `sum = x + out`, or `x + norm(out)` in families that have that norm, and the norm of the sum by `next`.
-    fn residual(
-        &self,
-        tables: &PassTables,
-        layer: &LayerWeights,
-        half: usize,
-        [x, out, sum]: [u64; 3],
-        next: u64,
-    ) -> Result<()> {
-        let DecoderShape { hidden, eps, norm_offset, .. } = self.model.shape;
-        let Some(norms) = layer.output_norms else {
-            let normed = self.buffers.normed;
-            let arguments = arguments![x, out, next, sum, normed, hidden, eps, norm_offset];
-            return self.rows("residual_norm", tables.tokens, arguments);
-        };
-        let arguments = arguments![x, out, norms[half], sum, hidden, eps, norm_offset];
-        self.rows("norm_residual", tables.tokens, arguments)?;
-        self.norm(tables, sum, next)
-    }
-
-    /// The gradient of `out` in [`Self::residual`] from that of the sum.
+    /// The gradient of `out` in [`PassQueue::residual`] from that of the sum.
     fn residual_backward(
         &self,
         tables: &PassTables,
@@ -596,97 +577,38 @@ impl DevicePass {
         half: usize,
         out: u64,
     ) -> Result<()> {
-        let DecoderShape { hidden, eps, norm_offset, .. } = self.model.shape;
+        let DecoderShape { hidden, eps, norm_offset, .. } = self.queue.model.shape;
         let (grad, d_out) = (self.buffers.grad, self.buffers.d_out);
         let Some(norms) = layer.output_norms else {
             let values = KernelArgument::Long((tables.tokens * hidden) as i64);
             let arguments = [grad.into(), d_out.into(), values, 1.0_f32.into()];
-            return self.launch("round_values", [FLAT_BLOCKS, 1, 1], ROW_THREADS, &arguments);
+            return self.queue.launch("round_values", [FLAT_BLOCKS, 1, 1], ROW_THREADS, &arguments);
         };
         let arguments = arguments![out, grad, norms[half], d_out, hidden, eps, norm_offset];
-        self.rows("norm_residual_backward", tables.tokens, arguments)
-    }
-
-    /// Norms the rows of x.
-    fn norm(&self, tables: &PassTables, x: u64, weight: u64) -> Result<()> {
-        let DecoderShape { hidden, eps, norm_offset, .. } = self.model.shape;
-        let (null, normed) = (0_u64, self.buffers.normed);
-        let arguments = arguments![x, null, weight, null, normed, hidden, eps, norm_offset];
-        self.rows("residual_norm", tables.tokens, arguments)
+        self.queue.rows("norm_residual_backward", tables.tokens, arguments)
     }
 
     /// Adds the gradient of x in [`Self::norm`] to that of the residual stream.
     fn norm_backward(&self, tables: &PassTables, x: u64, weight: u64) -> Result<()> {
-        let DecoderShape { hidden, eps, norm_offset, .. } = self.model.shape;
+        let DecoderShape { hidden, eps, norm_offset, .. } = self.queue.model.shape;
         let (d_normed, grad) = (self.buffers.d_normed, self.buffers.grad);
         let arguments = arguments![x, d_normed, weight, grad, hidden, eps, norm_offset];
-        self.rows("residual_norm_backward", tables.tokens, arguments)
-    }
-
-    /// The product of the activated gate and up.
-    fn activate(&self, tables: &PassTables, gate_up: u64, width: usize) -> Result<()> {
-        let gelu = usize::from(self.model.shape.is_gelu);
-        let arguments = arguments![gate_up, self.buffers.product, width, gelu];
-        self.rows("gated_activation", tables.tokens, arguments)
-    }
-
-    /// Queries and keys after their norms and their rotation.
-    fn rotate(&self, tables: &PassTables, index: usize) -> Result<()> {
-        self.rotate_with("rotate_heads", tables, index, self.buffers.rotated)
-    }
-
-    /// A kernel that reads queries and keys of a layer and writes those at `out`.
-    fn rotate_with(&self, kernel: &str, tables: &PassTables, index: usize, out: u64) -> Result<()> {
-        let DeviceModel { shape, weights, .. } = &*self.model;
-        let DecoderShape { head_dim, eps, norm_offset, .. } = *shape;
-        let pairs = if shape.layers[index].0 { shape.rotated_pairs } else { 0 };
-        let (tokens, stride) = (tables.tokens, shape.qkv());
-        let x = self.qkv_parts(self.layer_buffers(index).qkv);
-        let out = self.qkv_parts(out);
-        for (i, heads) in [shape.heads, shape.key_heads].into_iter().enumerate() {
-            let (weight, positions) = (weights.layers[index].head_norms[i], tables.positions);
-            let (cosines, sines) = (weights.cosines, weights.sines);
-            let arguments = arguments![
-                x[i],
-                weight,
-                cosines,
-                sines,
-                positions,
-                out[i],
-                tokens,
-                heads,
-                head_dim,
-                pairs,
-                stride,
-                stride,
-                eps,
-                norm_offset
-            ];
-            let blocks = (tokens * heads).div_ceil(HEADS_A_BLOCK);
-            self.launch(kernel, [blocks, 1, 1], HEAD_THREADS, arguments)?;
-        }
-        Ok(())
+        self.queue.rows("residual_norm_backward", tables.tokens, arguments)
     }
 
     /// Rotated queries and keys, and the values of `qkv`.
     fn attention_inputs(&self, qkv: u64) -> [u64; 3] {
-        let [q, k, _] = self.qkv_parts(self.buffers.rotated);
-        [q, k, self.qkv_parts(qkv)[2]]
+        let [q, k, _] = self.queue.qkv_parts(self.buffers.rotated);
+        [q, k, self.queue.qkv_parts(qkv)[2]]
     }
 
     /// The last arguments of attention kernels.
     fn attention_options(&self, index: usize) -> [KernelArgument; 7] {
-        let shape = &self.model.shape;
+        let shape = &self.queue.model.shape;
         let (heads, group, stride) = (shape.heads, shape.heads / shape.key_heads, shape.qkv());
         let (scale, cap, window) =
             (shape.attention_scale, shape.attention_softcap, shape.layers[index].1);
         *arguments![heads, group, stride, stride, scale, cap, window]
-    }
-
-    /// Addresses of queries, keys and values in rows of all three.
-    fn qkv_parts(&self, qkv: u64) -> [u64; 3] {
-        let [q, k] = self.model.shape.widths().map(|width| width as u64 * self.model.float.bytes());
-        [qkv, qkv + q, qkv + q + k]
     }
 
     /// Rows whose logits are computed at once.
@@ -697,15 +619,15 @@ impl DevicePass {
 
     /// The logits of a chunk, not yet capped. `normed` has the final hidden states.
     fn logits(&self, tables: &PassTables, chunk: &Range<usize>) -> Result<()> {
-        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.model);
+        let (buffers, DeviceModel { shape, weights, .. }) = (&self.buffers, &*self.queue.model);
         let rows = tables.predicting + 4 * chunk.start as u64;
         let (normed, to) = (buffers.normed, buffers.head_rows);
         let arguments = arguments![normed, tables.each, rows, to, shape.hidden];
-        self.rows("sum_rows", chunk.len(), arguments)?;
-        let x = self.matrix(to, [chunk.len(), shape.hidden]);
+        self.queue.rows("sum_rows", chunk.len(), arguments)?;
+        let x = self.queue.matrix(to, [chunk.len(), shape.hidden]);
         let logits = [chunk.len(), shape.vocab];
         let logits = DeviceMatrix::new(buffers.logits, logits, DeviceFloat::F32);
-        self.multiply(logits, x, weights.head.t(), ProductTerms::REPLACE)
+        self.queue.multiply(logits, x, weights.head.t(), ProductTerms::REPLACE)
     }
 
     /// Targets, temperatures and statistics of a chunk.
@@ -716,53 +638,31 @@ impl DevicePass {
     }
 
     fn is_kept(&self, index: usize) -> bool {
-        index + self.limits.kept_layers >= self.model.weights.layers.len()
+        index + self.limits.kept_layers >= self.queue.model.weights.layers.len()
     }
 
     /// The buffers of a layer; layers that are not kept share theirs.
     fn layer_buffers(&self, index: usize) -> &LayerBuffers {
-        let last = self.model.weights.layers.len() - 1 - index;
+        let last = self.queue.model.weights.layers.len() - 1 - index;
         &self.buffers.layers[last.min(self.limits.kept_layers)]
     }
 
-    fn matrix(&self, address: u64, shape: [usize; 2]) -> DeviceMatrix {
-        DeviceMatrix::new(address, shape, self.model.float)
-    }
-
     fn adapter_matrix(&self, first: usize, shape: [usize; 2]) -> DeviceMatrix {
-        self.matrix(self.policy + first as u64 * self.model.float.bytes(), shape)
+        self.queue.matrix(self.queue.value(self.policy, first), shape)
     }
 
-    fn multiply(
-        &self,
-        out: DeviceMatrix,
-        a: DeviceMatrix,
-        b: DeviceMatrix,
-        terms: ProductTerms,
-    ) -> Result<()> {
-        // SAFETY: all matrices are in regions of the plan, which has room for a batch within the limits.
-        unsafe { self.products.multiply(out, a, b, terms) }
+    /// Norms the rows of x into `normed`.
+    fn norm(&self, tables: &PassTables, x: u64, weight: u64) -> Result<()> {
+        self.queue.norm(tables.tokens, x, weight, self.buffers.normed)
     }
 
-    /// A kernel of which each block computes a row.
-    fn rows(&self, kernel: &str, rows: usize, arguments: &[KernelArgument]) -> Result<()> {
-        self.launch(kernel, [rows, 1, 1], ROW_THREADS, arguments)
+    fn activate(&self, tables: &PassTables, gate_up: u64) -> Result<()> {
+        self.queue.activate(tables.tokens, gate_up, self.buffers.product)
     }
 
-    /// Queues a kernel; no blocks are an error to the driver.
-    pub fn launch(
-        &self,
-        kernel: &str,
-        grid: [usize; 3],
-        threads: u32,
-        arguments: &[KernelArgument],
-    ) -> Result<()> {
-        if grid.contains(&0) {
-            return Ok(());
-        }
-        // SAFETY: addresses are of regions of the plan, which has room for a batch within the limits.
-        unsafe {
-            self.kernels.launch(&self.stream, kernel, grid.map(|n| n as u32), threads, arguments)
-        }
+    /// Queries and keys after their norms and their rotation, or a gradient by a kernel that reads those before.
+    fn rotate(&self, kernel: &str, tables: &PassTables, index: usize, out: u64) -> Result<()> {
+        let qkv = self.layer_buffers(index).qkv;
+        self.queue.rotate(kernel, index, tables.tokens, tables.positions, [qkv, out])
     }
 }

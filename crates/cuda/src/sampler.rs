@@ -20,9 +20,9 @@ use crate::decoder::{AdapterLayout, AdapterModule, Allocate, DecoderShape, HostF
 use crate::device::{Gpu, Staging, StreamPriority};
 use crate::error::{GpuError, Result};
 use crate::kernels::{DeviceFloat, KernelSource};
-use crate::launch::{LoadedKernels, arguments};
+use crate::launch::arguments;
 use crate::model::DeviceModel;
-use crate::products::Products;
+use crate::queue::PassQueue;
 
 /// Bytes of each of the two buffers through which the host copies tables, adapters and logits.
 const STAGING: usize = 1 << 20;
@@ -129,35 +129,22 @@ impl DeviceSampler {
         let DeviceModel { gpu, shape, float, .. } = &**model;
         let plans = Self::plan(shape, modules, *float, limits)?;
         let adapter = AdapterLayout::new(shape, modules)?;
-        let attention = KernelSource::attention(shape.head_dim)?;
-        let sources = [KernelSource::ROWS, KernelSource::ADAPTERS, KernelSource::SAMPLE, attention];
-        let sources = sources.map(|source| KernelSource { float: *float, ..source });
-        let kernels = LoadedKernels::load(gpu, cache, &sources)?;
         let arenas = Arena::allocate(gpu, plans, reserve)?;
         let memory =
             SamplerMemory::new(shape, &adapter, *float, limits, &mut |purpose, name, _| {
                 Ok(arenas[purpose].region(name)?.address)
             })?;
         let SamplerMemory { adapters, pages, buffers } = memory;
-        let stream = gpu.stream(StreamPriority::Serving)?;
         let [adapters, pages] = [
             ArenaRegion { address: adapters, bytes: arenas[0].region("slots")?.bytes },
             ArenaRegion { address: pages, bytes: arenas[1].region("pages")?.bytes },
         ];
-        let products = Products::new(gpu, &stream, buffers.workspace)?;
-        let staging = Staging::new(gpu, &stream, STAGING)?;
+        let (sources, priority) =
+            ([KernelSource::ADAPTERS, KernelSource::SAMPLE], StreamPriority::Serving);
+        let queue = PassQueue::open(model, cache, sources, priority, buffers.workspace)?;
+        let staging = Staging::new(gpu, &queue.stream, STAGING)?;
         let (first_slot, first_page) = (adapters.address, pages.address);
-        let model = Arc::clone(model);
-        let pass = DecodePass {
-            model,
-            stream,
-            kernels,
-            products,
-            adapter,
-            buffers,
-            first_slot,
-            first_page,
-        };
+        let pass = DecodePass { queue, adapter, buffers, first_slot, first_page };
         let limits = *limits;
         Ok(Self { pass, staging, limits, rows: 0, pages, adapters, _arenas: arenas })
     }
@@ -169,12 +156,12 @@ impl DeviceSampler {
 
     /// The shape of the model.
     pub fn shape(&self) -> &DecoderShape {
-        &self.pass.model.shape
+        &self.pass.queue.model.shape
     }
 
     /// The type of weights and activations.
     pub fn float(&self) -> DeviceFloat {
-        self.pass.model.float
+        self.pass.queue.model.float
     }
 
     /// Where the matrices of an adapter are in its values.
@@ -214,7 +201,7 @@ impl DeviceSampler {
                 address: self.pages.address + u64::from(page) * bytes,
                 bytes,
             });
-            self.pass.model.gpu.copy(&self.pass.stream, from, to)?;
+            self.pass.queue.model.gpu.copy(&self.pass.queue.stream, from, to)?;
         }
         Ok(())
     }
@@ -262,7 +249,7 @@ impl DeviceSampler {
         let rows = region.address + 16 * draws.len() as u64;
         let vocab = self.shape().vocab;
         let arguments = arguments![logits, rows, region.address, samples.address, vocab];
-        self.pass.launch("sample_rows", [draws.len(), 1, 1], SAMPLE_THREADS, arguments)?;
+        self.pass.queue.launch("sample_rows", [draws.len(), 1, 1], SAMPLE_THREADS, arguments)?;
         let mut bytes = vec![0; 8 * draws.len()];
         self.staging.download(samples, &mut bytes)?;
         let sample = |[a, b, c, d, e, f, g, h]: &[u8; 8]| {

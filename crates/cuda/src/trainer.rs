@@ -12,10 +12,9 @@ use crate::decoder::{AdapterLayout, AdapterModule, Allocate, DecoderShape, HostF
 use crate::device::{Gpu, Staging, StreamPriority};
 use crate::error::{GpuError, Result};
 use crate::kernels::{DeviceFloat, KernelSource};
-use crate::launch::LoadedKernels;
 use crate::model::DeviceModel;
 use crate::pass::{DevicePass, PassBuffers, PassLimits, TokenBatch};
-use crate::products::Products;
+use crate::queue::PassQueue;
 
 /// Bytes of each of the two buffers through which the host copies.
 const STAGING: usize = 8 << 20;
@@ -114,26 +113,20 @@ impl DeviceTrainer {
         let DeviceModel { gpu, shape, float, .. } = &**model;
         let plans = Self::plan(shape, modules, *float, limits)?;
         let adapter = AdapterLayout::new(shape, modules)?;
-        let attention = KernelSource::attention(shape.head_dim)?;
-        let sources = [KernelSource::ROWS, KernelSource::HEAD, KernelSource::FLAT, attention]
-            .map(|source| KernelSource { float: *float, ..source });
-        let kernels = LoadedKernels::load(gpu, cache, &sources)?;
         let arenas = Arena::allocate(gpu, plans, reserve)?;
         let (adapters, buffers) =
             lay_out(shape, &adapter, *float, limits, &mut |purpose, name, _| {
                 Ok(arenas[purpose].region(name)?.address)
             })?;
-        let stream = gpu.stream(StreamPriority::Training)?;
+        let (sources, priority) =
+            ([KernelSource::HEAD, KernelSource::FLAT], StreamPriority::Training);
+        let queue = PassQueue::open(model, cache, sources, priority, buffers.workspace)?;
         for region in [adapters.gradient, adapters.adapter, adapters.reference] {
-            gpu.clear(&stream, region)?;
+            gpu.clear(&queue.stream, region)?;
         }
-        let products = Products::new(gpu, &stream, buffers.workspace)?;
-        let staging = Staging::new(gpu, &stream, STAGING)?;
+        let staging = Staging::new(gpu, &queue.stream, STAGING)?;
         let pass = DevicePass {
-            model: Arc::clone(model),
-            stream,
-            kernels,
-            products,
+            queue,
             limits: *limits,
             adapter,
             policy: adapters.adapter.address,
@@ -164,7 +157,7 @@ impl DeviceTrainer {
             DevicePolicy::Adapter => self.adapters.adapter,
             DevicePolicy::Reference => self.adapters.reference,
         };
-        let bytes = HostFloats::F32(values).bytes(self.pass.model.float);
+        let bytes = HostFloats::F32(values).bytes(self.pass.queue.model.float);
         self.staging.upload(&bytes, region)
     }
 
@@ -183,7 +176,7 @@ impl DeviceTrainer {
     /// # Errors
     /// If the driver refuses.
     pub fn clear_gradient(&mut self) -> Result<()> {
-        self.pass.model.gpu.clear(&self.pass.stream, self.adapters.gradient)
+        self.pass.queue.model.gpu.clear(&self.pass.queue.stream, self.adapters.gradient)
     }
 
     /// The log-probability and the entropy, in nats, of the rows of a batch by a policy. With that of the adapter,

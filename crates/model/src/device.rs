@@ -12,8 +12,8 @@ use hone_cuda::{
     Gpu, HostFloats,
 };
 
-use crate::adapter::LoraConfig;
 use crate::adapter::weights::{LoraWeights, factor_names, plan};
+use crate::adapter::{LoraConfig, ModuleScale};
 use crate::kernels::compute::Compute;
 use crate::spec::Activation;
 use crate::weights::{BaseMatrix, WeightType};
@@ -135,18 +135,17 @@ pub fn upload(
 /// # Errors
 /// If the settings do not fit the model.
 pub fn planned_modules(spec: &ModelSpec, config: &LoraConfig) -> Result<Vec<AdapterModule>> {
-    let modules = plan(spec, config)?.into_iter().map(|((layer, kind), of)| AdapterModule {
-        name: kind.module(layer),
-        rank: of.r,
-        scale: of.scale as f32,
-    });
-    Ok(modules.collect())
+    let modules = plan(spec, config)?.into_iter();
+    Ok(modules.map(|((layer, kind), of)| module((kind.module(layer), of))).collect())
 }
 
 /// The linear layers that an adapter is on.
 pub fn adapter_modules(lora: &LoraWeights) -> Vec<AdapterModule> {
-    let scales = lora.module_scales().into_iter();
-    scales.map(|(name, of)| AdapterModule { name, rank: of.r, scale: of.scale as f32 }).collect()
+    lora.module_scales().into_iter().map(module).collect()
+}
+
+fn module((name, of): (String, ModuleScale)) -> AdapterModule {
+    AdapterModule { name, rank: of.r, scale: of.scale as f32 }
 }
 
 /// An adapter's values in the order of a layout for its modules.

@@ -11,7 +11,7 @@ use hone_store::Op;
 use super::PolicyError;
 use super::canary::{BegunCanary, VersionRating, alpha_share};
 use super::config::Promotion;
-use super::gate::{self, Anchor, Examination, all_passed, checked};
+use super::gate::{self, Anchor, Examination, Examiner, all_passed, checked};
 use super::recall::{RECALL_BEGAN, is_anchor};
 use super::registry::{Policies, PolicySetup};
 use super::{Candidate, PublishOutcome};
@@ -217,14 +217,12 @@ impl Policies {
         let active_adapter = self.active_adapter()?;
         let mut anchor = self.anchor()?;
         let anchor_adapter = anchor.adapter.clone();
-        let ratings = self.newest_ratings()?;
         let examination = Examination {
             publisher: self.setup.publisher.as_ref(),
             candidate,
             version: record.version,
             active_adapter: active_adapter.as_deref(),
             anchor_adapter: anchor_adapter.as_deref(),
-            ratings: &ratings,
             gate: &self.setup.config.gate,
         };
         let probe =
@@ -247,7 +245,9 @@ impl Policies {
                 return Ok(());
             }
             let known = anchor.record.checks.len();
-            gate::compare(&examination, examiner, &mut anchor, &mut record.checks).await?;
+            let ratings = self.newest_ratings(examiner)?;
+            gate::compare(&examination, examiner, &ratings, &mut anchor, &mut record.checks)
+                .await?;
             self.report_kl(&record.checks);
             if anchor.record.checks.len() > known {
                 let _switch = self.switch.lock().await;
@@ -262,9 +262,8 @@ impl Policies {
     }
 
     /// Ratings of the active version among the newest pages of feedback, one for each session, user or else completion.
-    fn newest_ratings(&self) -> Result<Vec<f64>, PolicyError> {
-        let PolicySetup { store, examiner, raters, .. } = &self.setup;
-        let Some(examiner) = examiner else { return Ok(Vec::new()) };
+    fn newest_ratings(&self, examiner: &Examiner) -> Result<Vec<f64>, PolicyError> {
+        let PolicySetup { store, raters, .. } = &self.setup;
         let mut ratings = BTreeMap::new();
         for row in store.newest_feedback(None, NEWEST_RATINGS)? {
             let rating = VersionRating::of(store, &examiner.routes, *raters, &row)?;

@@ -88,8 +88,6 @@ pub(super) struct Examination<'a> {
     pub active_adapter: Option<&'a Path>,
     /// That of the anchor, which the whole run must stay near.
     pub anchor_adapter: Option<&'a Path>,
-    /// The newest ratings of the active version by users, each from 0 to 1.
-    pub ratings: &'a [f64],
     pub gate: &'a GateConfig,
 }
 
@@ -174,10 +172,12 @@ pub(super) async fn probe_difference(
 }
 
 /// Compares completions with the active version's: `drift/...` and `exam/...`, until one fails. The checks of `anchor`, its
-/// own measurements, get those that are missing and that the active version's completions give.
+/// own measurements, get those that are missing and that the active version's completions give, and its `ratings`, the
+/// newest ones by users, each from 0 to 1.
 pub(super) async fn compare(
     examination: &Examination<'_>,
     examiner: &Examiner,
+    ratings: &[f64],
     anchor: &mut Anchor,
     checks: &mut Vec<PolicyCheck>,
 ) -> Result<(), PolicyError> {
@@ -195,19 +195,16 @@ pub(super) async fn compare(
         }
         Ok(compared) => {
             let less_entropy = check_drift(examination, &compared, anchor, checks)?;
-            let ratings = MeanBounds::of(examination.ratings, BOUND_ERROR);
+            let ratings = MeanBounds::of(ratings, BOUND_ERROR);
             let mut is_better = anchor.is_below(RATINGS_OF_ANCHOR, ratings);
             if all_passed(checks) {
                 is_better |= check_rewards(examiner, &compared, anchor, checks).await;
             }
             if let Some(check) = less_entropy.filter(|_| all_passed(checks)) {
-                let reason = if is_better {
-                    "; ratings or held-out rewards of the active version are above that version's"
-                        .to_owned()
-                } else {
-                    "; neither ratings nor held-out rewards of the active version are above that version's"
-                        .to_owned()
-                        + PIN
+                let than = "held-out rewards of the active version are above that version's";
+                let reason = match is_better {
+                    true => format!("; ratings or {than}"),
+                    false => format!("; neither ratings nor {than}{PIN}"),
                 };
                 checks.push(PolicyCheck {
                     passed: is_better,
