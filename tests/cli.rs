@@ -135,6 +135,29 @@ fn usage_errors_have_code_2_and_failures_code_1() {
     }
 }
 
+/// Each is one error of the configuration, which names the key.
+#[test]
+fn a_device_that_is_not_there_is_refused_with_code_2() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("hone.toml");
+    let refused = |device: &str, backend: &str, expected: &str| {
+        std::fs::write(&file, format!("[model]\ndevice = \"{device}\"\n")).unwrap();
+        let mut command = hone(&["serve", "--bind", "127.0.0.1:0", "--backend", backend]);
+        let command = command.arg("--config").arg(&file).arg("--data").arg(dir.path().join("data"));
+        let output = command.env("HONE_LOG_LEVEL", "error").output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{device}: {}", stderr(&output));
+        let (text, lines) = (stderr(&output), stderr(&output).lines().count());
+        assert!(lines == 1 && text.starts_with("error: ") && text.contains(expected), "{text}");
+    };
+    refused("gpu", "native", "model.device is \"gpu\": it must be \"auto\"");
+    let backend = "model.device is \"cuda:0\", which needs engine.backend = \"native\"";
+    refused("cuda:0", "mistralrs", backend);
+    if hone_cuda::CudaLibrary::Driver.find().is_ok() {
+        return hone_core::testing::skip("a driver is installed, so it cannot be missing");
+    }
+    refused("cuda:0", "native", "`model.device`: CUDA driver not found: looked for libcuda.so");
+}
+
 #[test]
 fn an_imported_configuration_is_valid() {
     let dir = tempfile::tempdir().unwrap();

@@ -144,6 +144,8 @@ fn variables_never_empty_the_lists_of_keys() {
 #[test]
 fn devices_are_named_and_refuse_what_they_cannot_train() {
     assert_snapshot!(error("[model]\ndevice = 'gpu'"), @r#"model.device is "gpu": it must be "auto", "cpu" or "cuda:N""#);
+    assert_snapshot!(error("[model]\ndevice = 'cuda:-1'"), @r#"model.device is "cuda:-1": it must be "auto", "cpu" or "cuda:N""#);
+    assert_snapshot!(error("[model]\ndevise = 'cpu'"), @"model.devise is not a key: did you mean model.device?");
     let on_gpu = "[model]\ndevice = 'cuda:1'\n";
     assert_snapshot!(error(&format!("{on_gpu}quantize = 'q8_0'")), @r#"model.quantize is "q8_0": it must be "none" with model.device = "cuda:1""#);
     assert_snapshot!(error(&format!("{on_gpu}[train.lora]\ndropout = 0.1")), @r#"train.lora.dropout is 0.1: it must be 0 with model.device = "cuda:1""#);

@@ -113,7 +113,7 @@ impl Engines {
             Some(device) => {
                 let (model, compute, context) = (base.clone(), config.train.compute, dir.context());
                 let load = move || device.load(&model, compute, context);
-                Some(tokio::task::spawn_blocking(load).await??)
+                Some(tokio::task::spawn_blocking(load).await?.map_err(usage)?)
             }
             None => None,
         };

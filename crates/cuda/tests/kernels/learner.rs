@@ -2,16 +2,21 @@
 //! of `fake_cuda.cpp`.
 
 use std::collections::BTreeMap;
+use std::env;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::process::abort;
 
-use hone_model::ModelDir;
-use hone_model::adapter::{BaseDtype, LoraConfig};
+use hone_cuda::DeviceFloat;
+use hone_model::adapter::LoraConfig;
 use hone_model::device::CudaDevice;
-use hone_model::testing::family;
+use hone_model::testing::FAMILIES;
 use hone_train::config::{KlConfig, PeakRate, TrainConfig};
 use hone_train::{Learner, TrainSample};
 
 use super::device::{ALL, run};
+use super::fake::command;
+use super::trainer::model;
 
 #[test]
 fn steps_on_a_device_follow_those_on_the_processor() {
@@ -39,12 +44,11 @@ fn samples(seed: usize, vocab: usize) -> Vec<TrainSample> {
 }
 
 fn on_host(name: &str, config: &TrainConfig) -> Learner {
-    let dir = ModelDir::open(&family(name)).unwrap();
-    Learner::new(&dir, config.base_dtype, config).unwrap()
+    Learner::with_model(model(name, DeviceFloat::F32), config).unwrap()
 }
 
 fn device(ordinal: usize) -> CudaDevice {
-    CudaDevice { ordinal, kernels: PathBuf::from(std::env::var_os("HONE_CUBINS").unwrap()) }
+    CudaDevice { ordinal, kernels: PathBuf::from(env::var_os("HONE_CUBINS").unwrap()) }
 }
 
 fn on_device(name: &str, config: &TrainConfig) -> Learner {
@@ -64,11 +68,8 @@ fn values(learner: &Learner) -> BTreeMap<String, Vec<f32>> {
     tensors.into_iter().map(|(name, tensor)| (name, values(tensor))).collect()
 }
 
-#[test]
-#[ignore = "started by `steps_on_a_device_follow_those_on_the_processor`"]
-fn follow() {
-    let config = TrainConfig {
-        base_dtype: BaseDtype::Float32,
+fn config() -> TrainConfig {
+    TrainConfig {
         learning_rate: PeakRate::Fixed(1e-2),
         warmup_steps: Some(0.0),
         num_iterations: 2,
@@ -79,11 +80,17 @@ fn follow() {
         max_sampler_difference: 0.0,
         lora: LoraConfig { r: 3, ..LoraConfig::default() },
         ..TrainConfig::default()
-    };
-    for name in ["qwen2", "gemma2"] {
+    }
+}
+
+#[test]
+#[ignore = "started by `steps_on_a_device_follow_those_on_the_processor`"]
+fn follow() {
+    let config = config();
+    for name in FAMILIES {
         let (mut expected, mut found) = (on_host(name, &config), on_device(name, &config));
         let vocab = expected.spec().vocab_size;
-        for step in 0..4 {
+        for step in 0..5 {
             let samples = samples(step, vocab);
             let own = expected.step(&samples, 1, 16).unwrap();
             let other = found.step(&samples, 1, 16).unwrap();
@@ -115,4 +122,52 @@ fn follow() {
 
     let error = device(3).load(second.model(), config.compute, 64).unwrap_err().to_string();
     assert_eq!(error, "`model.device`: there is no device 3: the driver shows 1, counted from 0");
+}
+
+#[test]
+fn a_run_that_is_killed_goes_on_with_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("checkpoint");
+    let setting = [("HONE_CHECKPOINT", place.to_str().unwrap())];
+    let Some((mut first, _libraries)) = command(&ALL) else { return };
+    let first = first.args(["--exact", "learner::end_early", "--ignored"]).envs(setting);
+    let output = first.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.signal().is_some() && place.exists(), "{errors}");
+    run("learner::go_on", &ALL, &setting);
+}
+
+fn checkpoint() -> PathBuf {
+    PathBuf::from(env::var_os("HONE_CHECKPOINT").unwrap())
+}
+
+/// The process ends two updates after its checkpoint, without any destructor.
+#[test]
+#[ignore = "started by `a_run_that_is_killed_goes_on_with_the_same_bits`"]
+fn end_early() {
+    let mut learner = on_device("gemma2", &config());
+    for step in 0..4 {
+        learner.step(&samples(step, 112), 1, 16).unwrap();
+        if step == 2 {
+            learner.save(&checkpoint(), &"").unwrap();
+        }
+    }
+    abort();
+}
+
+#[test]
+#[ignore = "started by `a_run_that_is_killed_goes_on_with_the_same_bits`"]
+fn go_on() {
+    let mut learner = on_device("gemma2", &config());
+    let steps: Vec<_> =
+        (0..5).map(|step| learner.step(&samples(step, 112), 1, 16).unwrap()).collect();
+    let expected = values(&learner);
+    // The memory is for one learner at a time.
+    drop(learner);
+    let mut learner = on_device("gemma2", &TrainConfig { seed: 99, ..config() });
+    learner.load(&checkpoint()).unwrap();
+    for step in 3..5 {
+        assert_eq!(learner.step(&samples(step, 112), 1, 16).unwrap(), steps[step]);
+    }
+    assert_eq!(values(&learner), expected);
 }

@@ -1,6 +1,9 @@
 //! Tokens drawn from logits.
 
+use hone_core::types::SamplingParams;
 use hone_cuda::KernelSource;
+use hone_engine::Token;
+use hone_engine::sampling::TokenSampler;
 
 use super::emulator::{Buffers, Emulator, assert_close, values};
 
@@ -59,6 +62,48 @@ fn tokens_are_those_at_which_the_running_sum_passes_the_target() {
             assert!((logp - expected).abs() < 1e-6 * (1.0 + expected.abs()), "{logp} {expected}");
         }
     }
+}
+
+/// The host's sampler and the kernel draw the same tokens with the same random numbers. Fewer threads than a device uses are
+/// faster in the emulator.
+#[test]
+fn a_hundred_thousand_tokens_are_those_of_the_host() {
+    let Some(emulator) = Emulator::new(&KernelSource::SAMPLE, true) else { return };
+    let rows = 50;
+    let mut at_boundaries = 0;
+    for (vocab, count, threads, temperature) in [
+        (40, 76_000, 32, 1.0),
+        (300, 20_000, 64, 0.7),
+        (1_000, 3_600, 128, 1.5),
+        (2_000, 400, 512, 1.0),
+    ] {
+        let params = SamplingParams { temperature, seed: vocab as u64, ..Default::default() };
+        let [mut host, mut device] = [(); 2].map(|()| TokenSampler::new(&params, 0).unwrap());
+        let logits: Vec<f64> = values(rows * vocab, count as u64).iter().map(|x| 9.0 * x).collect();
+        let of_row: Vec<i32> = (0..count).map(|i| (i % rows) as i32).collect();
+        let draws: Vec<_> = (0..count).map(|_| device.plain_draw(vocab).unwrap()).collect();
+        let inverse = 1.0 / f64::from(temperature);
+        let numbers: Vec<f64> = draws.iter().flat_map(|draw| [inverse, draw.uniform]).collect();
+        let call = emulator.call("sample_rows", [count, 1, 1], threads).floats(&logits);
+        let call = call.ints(&of_row).doubles(&numbers).out(2 * count, 4).int(vocab);
+        for (i, (id, logp)) in samples(&call.run(), 3).into_iter().enumerate() {
+            let row = &logits[i % rows * vocab..][..vocab];
+            let of_host: Vec<f32> = row.iter().map(|x| *x as f32).collect();
+            let expected = host.draw(&of_host).unwrap();
+            let found = device.accept(id as u32, logp as f32).unwrap();
+            if found.id == expected.id {
+                let error = (found.logprob - expected.logprob).abs();
+                assert!(error < 1e-6, "{found:?} {expected:?}");
+                assert_eq!(Token { logprob: expected.logprob, ..found }, expected);
+            } else {
+                let (sums, first) = (sums(row, inverse), found.id.min(expected.id) as usize);
+                let distance = sums[first] / sums[vocab - 1] - draws[i].uniform;
+                assert!(distance.abs() < 1e-12, "{found:?} {expected:?}");
+                at_boundaries += 1;
+            }
+        }
+    }
+    assert!(at_boundaries < 3);
 }
 
 #[test]

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, safetensors};
 use hone_cuda::{
-    AdapterModule, CubinCache, DecoderShape, DeviceFloat, DeviceMemory, DeviceModel, DevicePolicy,
-    DeviceTrainer, Gpu, HostFloats, PackedSegment, PassLimits, TokenBatch,
+    AdapterModule, Arena, ArenaPlan, CubinCache, DecoderShape, DeviceFloat, DeviceMemory,
+    DeviceModel, DevicePolicy, DeviceTrainer, Gpu, HostFloats, PackedSegment, PassLimits,
+    TokenBatch,
 };
 use hone_model::adapter::LoraConfig;
 use hone_model::adapter::weights::LoraWeights;
@@ -239,6 +240,15 @@ fn gpu() -> Arc<Gpu> {
     Arc::new(Gpu::open(0).unwrap())
 }
 
+/// Takes all memory that is left, so that what needs more than its plan fails.
+pub fn take_the_rest(gpu: &Arc<Gpu>) -> Vec<Arena<Gpu>> {
+    let mut plan = ArenaPlan::new("the rest");
+    plan.add("all", gpu.free_bytes().unwrap());
+    let rest = Arena::allocate(gpu, vec![plan], 0).unwrap();
+    assert_eq!(gpu.free_bytes().unwrap(), 0);
+    rest
+}
+
 fn config() -> LoraConfig {
     LoraConfig { r: 3, alpha: 4.0, ..LoraConfig::default() }
 }
@@ -253,6 +263,7 @@ fn check_families(float: DeviceFloat, of_stats: f64, of_gradients: f64) {
         let count = if float == DeviceFloat::F32 { 2 } else { 1 };
         for config in &configs[..count] {
             let mut subject = Subject::new(&gpu, name, float, config, 1);
+            let _rest = take_the_rest(&gpu);
             let batch = Batch::new(&TREE, subject.model.spec().vocab_size, 3);
             let (expected, expected_gradient) = subject.on_cpu(&batch);
             let (found, gradient) = subject.on_device(&batch);

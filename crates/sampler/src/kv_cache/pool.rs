@@ -220,12 +220,6 @@ impl PagePool {
         self.free.pop().or_else(|| if full { self.cache.evict() } else { None })
     }
 
-    /// The same pool, which notes copies although pages have their values.
-    #[cfg(test)]
-    pub(super) fn noting_copies(self) -> Self {
-        Self { copies: Some(Vec::new()), ..self }
-    }
-
     #[cfg(test)]
     pub(super) fn allocated(&self) -> usize {
         self.in_use + self.cache.unused() + self.free.len()

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use hone_core::types::TokenId;
 
 use super::page::pages;
-use super::{CacheShape, CacheType, PAGE, PagePool, SequencePages, WeightsId};
+use super::{CacheShape, CacheType, PAGE, Page, PagePool, SequencePages, WeightsId};
 
 const SHAPE: CacheShape = CacheShape { layers: 1, heads: 1, dim: 1, stored: CacheType::F32 };
 
@@ -60,7 +60,7 @@ struct Model {
 }
 
 thread_local! {
-    /// Pages by number, as a device has them; empty in tests without one.
+    /// The values of the pages of [`PagePool::on_device`], by number.
     static DEVICE: RefCell<Vec<[f32; PAGE]>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -68,28 +68,39 @@ thread_local! {
 fn copy_on_device(pool: &mut PagePool) {
     let copies = pool.take_copies();
     DEVICE.with_borrow_mut(|pages| {
-        copies.iter().for_each(|[from, to]| pages[*to as usize] = pages[*from as usize]);
+        for [from, to] in copies.iter().map(|copy| copy.map(|page| page as usize)) {
+            // What is copied was written, and not to the same page.
+            assert!(from != to && !pages[from][0].is_nan(), "{from} to {to}");
+            pages[to] = pages[from];
+        }
     });
 }
 
 impl Model {
     fn compute(&mut self, pool: &mut PagePool, count: usize) {
+        let begun = self.sequence.pages().len();
         assert!(self.sequence.ensure_pages(pool, count));
         copy_on_device(pool);
-        for offset in 0..count {
-            let position = self.sequence.position(offset);
-            assert_eq!(self.sequence.token(offset), Some(self.ids[position]));
-            let value = value(self.weights, &self.ids[..=position]);
-            let pages = self.sequence.next_pages(offset + 1).unwrap();
-            let page = pages.last_mut().unwrap();
-            DEVICE.with_borrow_mut(|pages| {
-                if let Some(page) = pages.get_mut(page.number() as usize) {
-                    page[position % PAGE] = value;
+        let is_on_device = self.sequence.pages().iter().any(|page| page.is_empty());
+        DEVICE.with_borrow_mut(|device| {
+            // What a page held in its last use must not be read.
+            for page in self.sequence.pages()[begun..].iter().filter(|_| is_on_device) {
+                device[page.number() as usize] = [f32::NAN; PAGE];
+            }
+            for offset in 0..count {
+                let position = self.sequence.position(offset);
+                assert_eq!(self.sequence.token(offset), Some(self.ids[position]));
+                let value = value(self.weights, &self.ids[..=position]);
+                let pages = self.sequence.next_pages(offset + 1).unwrap();
+                let page = pages.last_mut().unwrap();
+                let (number, own) = (page.number() as usize, page.values_mut().unwrap());
+                if is_on_device {
+                    device[number][position % PAGE] = value;
+                } else {
+                    SHAPE.write(own, (0, 0, position % PAGE), &[value], &[-value]);
                 }
-            });
-            let page = page.values_mut().unwrap();
-            SHAPE.write(page, (0, 0, position % PAGE), &[value], &[-value]);
-        }
+            }
+        });
         self.sequence.advance(count);
     }
 
@@ -97,35 +108,56 @@ impl Model {
         for position in 0..self.sequence.len() {
             let page = &self.sequence.pages()[position / PAGE];
             let expected = value(self.weights, &self.ids[..=position]);
-            assert_eq!(page[position % PAGE], expected, "position {position}");
-            assert_eq!(page[PAGE + position % PAGE], -expected);
-            DEVICE.with_borrow(|pages| {
-                if !pages.is_empty() {
-                    let found = pages[page.number() as usize][position % PAGE];
-                    assert_eq!(found, expected, "position {position} on the device");
-                }
-            });
+            let found = if page.is_empty() {
+                let number = page.number() as usize;
+                DEVICE.with_borrow(|pages| pages[number][position % PAGE])
+            } else {
+                assert_eq!(page[PAGE + position % PAGE], -expected);
+                page[position % PAGE]
+            };
+            assert_eq!(found, expected, "position {position}");
         }
     }
+}
+
+/// No other sequence, and no cached prefix, has a page that a sequence still writes.
+fn check_writers(running: &[Model]) {
+    let written = |model: &Model| model.sequence.len() / PAGE..model.sequence.pages().len();
+    let mut all: Vec<u32> = Vec::new();
+    for model in running {
+        let own = &model.sequence.pages()[written(model)];
+        assert!(own.iter().all(|page| page.owners() == 1));
+        all.extend(own.iter().map(Page::number));
+    }
+    for (i, model) in running.iter().enumerate() {
+        // The numbers of all written pages are different, and of none that is only read.
+        let mut read = model.sequence.pages()[..written(model).start].iter().map(Page::number);
+        assert!(read.all(|number| !all.contains(&number)), "sequence {i}");
+    }
+    all.sort_unstable();
+    assert!(all.windows(2).all(|pair| pair[0] != pair[1]), "{all:?}");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     /// In every order of events, every promised page can be taken within the limit, each sequence finds
-    /// the keys and values of its own tokens and weights, also on a device that makes the copies later, and all
-    /// pages return to the pool.
+    /// the keys and values of its own tokens and weights, also on a device that makes the copies before its next pass,
+    /// and all pages return to the pool.
     #[test]
     fn promises_hold_and_shared_pages_have_the_values_of_their_tokens(
         actions in prop::collection::vec(action(), 1..120),
         limit in 0..16_usize,
         reuse: bool,
+        is_on_device: bool,
     ) {
-        let pool = PagePool::new(SHAPE, limit).noting_copies();
         DEVICE.set(vec![[f32::NAN; PAGE]; limit]);
+        let on_host = PagePool::new(SHAPE, limit);
+        let pool = if is_on_device { PagePool::on_device(limit) } else { on_host };
         let mut pool = if reuse { pool } else { pool.without_reuse() };
         let mut running: Vec<Model> = Vec::new();
         for action in actions {
+            let computes = matches!(action, Action::Prefill(..) | Action::Decode(..));
             match action {
                 Action::Start(kind, len, limit, weights) => {
                     let (ids, weights) = (prompt(kind, len), WeightsId(weights));
@@ -176,8 +208,11 @@ proptest! {
                 Action::End(_) => {}
             }
             pool.check();
-            copy_on_device(&mut pool);
-            running.iter().for_each(Model::check);
+            check_writers(&running);
+            // Copies of other events wait for the next pass.
+            if computes || !is_on_device {
+                running.iter().for_each(Model::check);
+            }
         }
         for model in running {
             model.sequence.free(&mut pool);

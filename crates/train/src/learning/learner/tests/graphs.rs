@@ -28,8 +28,8 @@ const LOSSES: [LossKind; 10] = [
 const ESTIMATORS: [KlEstimator; 4] =
     [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3, KlEstimator::Corrected];
 
-/// Two updates a step, whose ratios differ from 1, and a reference that follows the policy. Half of the
-/// settings have dropout, an entropy bonus or recompute all layers.
+/// Two updates a step, whose ratios differ from 1, and a reference. It follows the policy in half of the settings; others
+/// have an adaptive KL coefficient, dropout, an entropy bonus or recompute all layers.
 fn config(loss: LossKind, estimator: KlEstimator, variant: usize) -> TrainConfig {
     let is = |bit: usize| variant >> bit & 1 == 1;
     let level = match loss {
@@ -38,7 +38,12 @@ fn config(loss: LossKind, estimator: KlEstimator, variant: usize) -> TrainConfig
     };
     TrainConfig {
         loss: loss.into(),
-        kl: KlConfig { estimator, sync_steps: 2, ..KlConfig::default() },
+        kl: KlConfig {
+            estimator,
+            target: if is(1) { 0.001 } else { 0.0 },
+            sync_steps: if is(3) { 0 } else { 2 },
+            ..KlConfig::default()
+        },
         num_iterations: 2,
         importance_sampling_level: level,
         entropy: EntropyConfig { coef: if is(0) { 0.1 } else { 0.0 }, ..EntropyConfig::default() },
