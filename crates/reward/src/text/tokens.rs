@@ -107,6 +107,9 @@ pub fn words_of_any_script(text: &str) -> Vec<&str> {
 
 /// A word, or its parts if it has characters of a script without spaces.
 fn single_characters(word: &str) -> Vec<&str> {
+    if word.is_ascii() {
+        return vec![word];
+    }
     let (mut parts, mut from, mut previous) = (Vec::new(), 0, None);
     for (at, c) in word.char_indices() {
         let splits = previous.is_some_and(|previous| is_unspaced(c) || is_unspaced(previous));
