@@ -235,9 +235,6 @@ fn attention_and_its_gradients_for_all_head_dims() {
             if dim == 64 {
                 // Scores of several hundred, whose exponentials are not finite.
                 check_training(&emulator, Shape { scale: 12.0, ..grouped }, &TREE);
-                for len in [1, 16, 17, 63, 65, 130] {
-                    check_training(&emulator, single, &[(len, None)]);
-                }
             }
             check_training(&emulator, Shape { softcap: 3.0, window: 7, ..single }, &TREE);
             check_training(&emulator, Shape { window: 40, ..single }, &[(70, None), (1, Some(0))]);
@@ -308,10 +305,6 @@ fn one_token_of_each_sequence_attends_to_its_pages() {
                 (Shape { softcap: 3.0, window: 60, ..Shape::new(2, 2, dim) }, [33, 17, 530]),
             ] {
                 check_decode(&emulator, shape, &lengths);
-            }
-            if dim == 64 {
-                let lengths: Vec<usize> = (0..130).map(|i| 1 + i * 7 % 40).collect();
-                check_decode(&emulator, Shape::new(4, 2, dim), &lengths);
             }
         }
     }
