@@ -464,7 +464,6 @@ const TESTS_ON_DEVICE: &[&str] = &[
     "a_broken_adapter_changes_no_sequence_of_another_version",
     "a_panic_of_the_scheduler_fails_its_sequences_and_not_later_ones",
     "a_publisher_without_a_serving_engine_probes_and_activates_the_staged_version",
-    "arrivals::every_completion_equals_the_one_computed_alone",
     "closing_ends_running_and_queued_shadow_requests",
     "kept::a_kept_version_is_activated_with_the_same_weights_and_cached_pages",
     "kept::files_that_changed_are_read_again",
