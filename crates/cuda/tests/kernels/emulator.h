@@ -106,6 +106,7 @@ struct Warp {
 
 struct Fibre {
     ucontext_t start;
+    // Where it goes on: at a barrier, or with the next block.
     jmp_buf at;
     bool is_started, is_done;
     unsigned shuffles;
@@ -121,15 +122,23 @@ static std::vector<Fibre> fibres;
 static std::vector<Warp> warps;
 static Barrier block_barrier;
 static unsigned current;
+// No thread before this one, in the order of the run, can run.
+static unsigned scanned;
+static bool is_descending;
 static ucontext_t scheduler_start;
 static jmp_buf scheduler;
 static void (*run_thread)(void*);
 static void* run_argument;
 
+static unsigned position(unsigned thread) { return is_descending ? blockDim.x - 1 - thread : thread; }
+
+// Runs a thread of every block: a new fibre costs system calls.
 static void fibre_main() {
-    run_thread(run_argument);
-    fibres[current].is_done = true;
-    _longjmp(scheduler, 1);
+    for (;;) {
+        run_thread(run_argument);
+        fibres[current].is_done = true;
+        if (_setjmp(fibres[current].at) == 0) _longjmp(scheduler, 1);
+    }
 }
 
 // Lets the scheduler choose who runs, once the barrier has another generation than this one.
@@ -140,7 +149,8 @@ __attribute__((noinline)) static void pause_at(const Barrier& barrier, unsigned 
     if (_setjmp(fibre.at) == 0) _longjmp(scheduler, 1);
 }
 
-static void wait_at(Barrier& barrier, unsigned threads, int line) {
+// `first` and the `threads` from it on wait for each other.
+static void wait_at(Barrier& barrier, unsigned first, unsigned threads, int line) {
     if (barrier.arrived == 0) barrier.line = line;
     if (barrier.line != line) fail("threads wait in lines " + std::to_string(line) + " and " +
                                    std::to_string(barrier.line));
@@ -148,22 +158,21 @@ static void wait_at(Barrier& barrier, unsigned threads, int line) {
     if (++barrier.arrived == threads) {
         barrier.arrived = 0;
         barrier.generation++;
+        scanned = min({scanned, position(first), position(first + threads - 1)});
     }
     pause_at(barrier, generation);
 }
 
-static unsigned warp_size() { return min(32u, blockDim.x - threadIdx.x / 32 * 32); }
-
-#define __syncthreads() wait_at(block_barrier, blockDim.x, __LINE__)
+#define __syncthreads() wait_at(block_barrier, 0, blockDim.x, __LINE__)
 
 template <class T>
 static T shuffle_xor(T value, int mask, int line) {
     Warp& warp = warps[threadIdx.x / 32];
     // Two sets of slots: who still reads the last set has not passed the next barrier.
     auto& slots = warp.slots[fibres[current].shuffles++ % 2];
-    unsigned lane = threadIdx.x % 32;
+    unsigned lane = threadIdx.x % 32, first = threadIdx.x - lane;
     memcpy(slots[lane], &value, sizeof value);
-    wait_at(warp.barrier, warp_size(), line);
+    wait_at(warp.barrier, first, min(32u, blockDim.x - first), line);
     memcpy(&value, slots[lane ^ mask], sizeof value);
     return value;
 }
@@ -173,25 +182,26 @@ static T shuffle_xor(T value, int mask, int line) {
 static void run_block(bool descending) {
     unsigned threads = blockDim.x;
     static char* stacks = new char[1024 * STACK];
-    fibres.resize(threads);
+    if (fibres.size() < threads) fibres.resize(threads);
+    is_descending = descending;
+    scanned = 0;
     warps.assign((threads + 31) / 32, Warp());
     block_barrier = Barrier();
     for (auto& shared : shared_arrays()) memset(shared.bytes, 0xff, shared.size);
-    for (auto& fibre : fibres) {
-        fibre.is_started = fibre.is_done = false;
-        fibre.shuffles = 0;
-        fibre.barrier = nullptr;
+    for (unsigned i = 0; i < threads; i++) {
+        fibres[i].is_done = false;
+        fibres[i].shuffles = 0;
+        fibres[i].barrier = nullptr;
     }
     // Threads come back to this place.
     _setjmp(scheduler);
-    unsigned first = 0;
-    while (first < threads && !fibres[descending ? threads - 1 - first : first].can_run()) first++;
-    if (first == threads) {
-        for (auto& fibre : fibres)
-            if (!fibre.is_done) fail("a barrier that not all threads reach");
+    while (scanned < threads && !fibres[position(scanned)].can_run()) scanned++;
+    if (scanned == threads) {
+        for (unsigned i = 0; i < threads; i++)
+            if (!fibres[i].is_done) fail("a barrier that not all threads reach");
         return;
     }
-    current = descending ? threads - 1 - first : first;
+    current = position(scanned);
     threadIdx = {current, 0, 0};
     Fibre& fibre = fibres[current];
     if (fibre.is_started) _longjmp(fibre.at, 1);
