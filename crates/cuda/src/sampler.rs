@@ -115,8 +115,8 @@ impl DeviceSampler {
         Ok(plans.into())
     }
 
-    /// Allocates what [`Self::plan`] says, beside a reserve of bytes, and compiles the kernels. All adapters must
-    /// have these modules.
+    /// Allocates what [`Self::plan`] says, beside a reserve of bytes, and compiles the kernels, which run on a stream of
+    /// this priority. All adapters must have these modules; without modules there are none.
     ///
     /// # Errors
     /// As [`Self::plan`], or if the memory is too small, or a library refuses.
@@ -126,6 +126,7 @@ impl DeviceSampler {
         modules: &[AdapterModule],
         limits: &SamplerLimits,
         reserve: u64,
+        priority: StreamPriority,
     ) -> Result<Self> {
         let DeviceModel { gpu, shape, float, .. } = &**model;
         let plans = Self::plan(shape, modules, *float, limits)?;
@@ -140,8 +141,7 @@ impl DeviceSampler {
             ArenaRegion { address: adapters, bytes: arenas[0].region("slots")?.bytes },
             ArenaRegion { address: pages, bytes: arenas[1].region("pages")?.bytes },
         ];
-        let (sources, priority) =
-            ([KernelSource::ADAPTERS, KernelSource::SAMPLE], StreamPriority::Serving);
+        let sources = [KernelSource::ADAPTERS, KernelSource::SAMPLE];
         let queue = PassQueue::open(model, cache, sources, priority, buffers.workspace)?;
         let staging = Staging::new(gpu, &queue.stream, STAGING)?;
         let (first_slot, first_page) = (adapters.address, pages.address);

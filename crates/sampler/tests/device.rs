@@ -15,7 +15,7 @@ use rand_chacha::ChaCha8Rng;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, PolicyVersion, SamplingParams, TokenId};
-use hone_cuda::{CubinCache, DeviceFloat, DeviceModel, DeviceSampler, Gpu};
+use hone_cuda::{CubinCache, DeviceFloat, DeviceModel, DeviceSampler, Gpu, StreamPriority};
 use hone_engine::{
     Codec, Completion, Engine, EngineError, EngineLoad, Event, GenerateRequest, ModelDir, Priority,
     Publisher,
@@ -100,7 +100,8 @@ impl Engines {
         let modules = device::adapter_modules(&adapter(model, 4, 1));
         let limits = config.device_limits(SLOTS, 512).unwrap();
         let cache = CubinCache::new(Path::new(&env::var_os("HONE_CUBINS").unwrap()));
-        DeviceSampler::open(&on_device, &cache, &modules, &limits, 0).unwrap()
+        let priority = StreamPriority::Serving;
+        DeviceSampler::open(&on_device, &cache, &modules, &limits, 0, priority).unwrap()
     }
 
     fn publish(&self, version: u32, lora: &LoraWeights) {
