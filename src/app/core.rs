@@ -143,7 +143,8 @@ impl Core {
         claim(&data, &model).await?;
         let engines = Engines::start(config, &model, &data, has_clients, &metrics).await?;
         if config.uses_self_judge() {
-            rewards.self_judge.load(config, &model, &data, engines.base.as_ref()).await?;
+            let (base, device) = (engines.base.as_ref(), engines.device.as_ref());
+            rewards.self_judge.load(config, &model, &data, base, device).await?;
         }
         let engine = engines.live.clone();
 

@@ -11,7 +11,7 @@ use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
 use hone_core::threads::BackgroundPriority;
 use hone_core::types::SamplingParams;
-use hone_cuda::DeviceSampler;
+use hone_cuda::{DeviceSampler, StreamPriority};
 use hone_engine::{
     Codec, Engine, EngineBackend, EngineConfig, EngineError, GenerateRequest, ModelDir, Priority,
     Publisher,
@@ -197,13 +197,14 @@ pub(in crate::app) struct SelfJudge(OnceLock<Arc<dyn Engine>>);
 
 impl SelfJudge {
     /// Starts an engine of its own, of `engine.backend`, for the base model. The native one uses the
-    /// weights `base` if they are loaded already.
+    /// weights on a GPU, or else the weights `base`, if they are loaded already.
     pub async fn load(
         &self,
         config: &Config,
         dir: &ModelDir,
         data: &Path,
         base: Option<&Model>,
+        device: Option<&DeviceBase>,
     ) -> anyhow::Result<()> {
         // Separate metrics: the exported ones describe only the policy's engines.
         let metrics = Arc::new(Metrics::new()?);
@@ -218,12 +219,18 @@ impl SelfJudge {
                 start_mistral(&config, dir, data, metrics).await?
             }
             EngineBackend::Native => {
-                let base = match base {
-                    Some(base) => base.clone(),
-                    None => load_base(config, dir).await?,
-                };
                 let (codec, purpose) = (Arc::new(Codec::load(dir)?), NativePurpose::Judging);
-                start_native(config, dir, &base, codec, purpose, Arc::new(|| false), metrics)?
+                let idle = Arc::new(|| false);
+                match (device, base) {
+                    (Some(base), _) => start_on_device(config, dir, base, codec, purpose, metrics)?,
+                    (None, Some(base)) => {
+                        start_native(config, dir, base, codec, purpose, idle, metrics)?
+                    }
+                    (None, None) => {
+                        let base = load_base(config, dir).await?;
+                        start_native(config, dir, &base, codec, purpose, idle, metrics)?
+                    }
+                }
             }
         };
         self.0.set(engine).map_err(|_| anyhow::anyhow!("the judge's model is loaded already"))
@@ -392,7 +399,7 @@ pub(in crate::app) fn start_native(
 }
 
 /// Starts an engine on the weights on a GPU, with room for the adapters of all versions that it answers with and of the one
-/// that is staged. It waits for no other thread.
+/// that is staged. It waits for no other thread. A judge has no adapter, and other kernels go first.
 fn start_on_device(
     config: &Config,
     dir: &ModelDir,
@@ -403,14 +410,20 @@ fn start_on_device(
 ) -> anyhow::Result<Arc<BatchedEngine>> {
     let settings = purpose.settings(config, dir);
     let spec = ModelSpec::from_config(&dir.config)?;
-    let modules = Learner::adapter_modules(&spec, &config.train)?;
+    let (name, modules, priority) = match purpose {
+        NativePurpose::Judging => ("the judge", Vec::new(), StreamPriority::Training),
+        NativePurpose::Serving | NativePurpose::Sampling => {
+            let modules = Learner::adapter_modules(&spec, &config.train)?;
+            ("the native engine", modules, StreamPriority::Serving)
+        }
+    };
     let limits = settings.device_limits(purpose.versions() + 1, base.workspace)?;
     let DeviceBase { model, kernels, reserve, .. } = base;
-    let sampler = DeviceSampler::open(model, kernels, &modules, &limits, *reserve);
-    let sampler = sampler.context("model.device: the native engine")?;
+    let sampler = DeviceSampler::open(model, kernels, &modules, &limits, *reserve, priority);
+    let sampler = sampler.with_context(|| format!("model.device: {name}"))?;
     let idle = Arc::new(|| false);
     let engine = BatchedEngine::start_on_device(spec, sampler, codec, settings, idle, metrics);
-    engine.context("the native engine on the GPU")
+    engine.with_context(|| format!("{name} on the GPU"))
 }
 
 // Which engines a configuration needs.
@@ -500,8 +513,66 @@ impl EnginesNeeded {
 }
 
 #[cfg(test)]
+#[expect(dead_code, reason = "only the start of this program is used")]
+#[path = "../../crates/cuda/tests/kernels/fake.rs"]
+mod fake;
+
+#[cfg(test)]
 mod tests {
+    use std::env;
+
+    use hone_core::types::{Message, Role};
+    use hone_cuda::{Arena, ArenaPlan, DeviceMemory};
+    use hone_reward::grader::GraderSampling;
+
     use super::*;
+
+    #[test]
+    fn a_judge_on_a_device_answers_as_on_the_processor() {
+        fake::run("app::engines::tests::judge", &fake::ALL, &[]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    #[ignore = "started by `a_judge_on_a_device_answers_as_on_the_processor`"]
+    async fn judge() {
+        let config = crate::config::parse("engine.backend = 'native'\nmodel.device = 'cuda:0'");
+        let (config, folder) = (config.unwrap(), tempfile::tempdir().unwrap());
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
+        let dir = ModelDir::open(Path::new(path)).unwrap();
+        let base = load_base(&config, &dir).await.unwrap();
+        let kernels = env::var_os("HONE_CUBINS").unwrap().into();
+        let device = CudaDevice { ordinal: 0, kernels };
+        let device = device.load(&base, config.train.compute, dir.context()).unwrap();
+        let load = async |device| {
+            let judge = SelfJudge::default();
+            let loaded = judge.load(&config, &dir, folder.path(), Some(&base), device).await;
+            loaded.map(|()| judge)
+        };
+        let asked = |temperature| ModelRequest {
+            model: "self".to_owned(),
+            messages: vec![Message::new(Role::User, "Is 2 + 3 = 5?")],
+            sampling: GraderSampling {
+                temperature,
+                seed: Some(3),
+                max_tokens: Some(12),
+                ..GraderSampling::default()
+            },
+            response_format: serde_json::Value::Null,
+        };
+        let (host, judge) = (load(None).await.unwrap(), load(Some(&device)).await.unwrap());
+        for temperature in [None, Some(1.0)] {
+            let [expected, found] =
+                [&host, &judge].map(|judge| judge.complete(&asked(temperature)));
+            assert_eq!(found.await.unwrap().text, expected.await.unwrap().text);
+        }
+        // A second one has no room beside what takes the rest.
+        let (gpu, mut plan) = (device.model.gpu(), ArenaPlan::new("the rest"));
+        plan.add("all", gpu.free_bytes().unwrap() & !0xfff);
+        let _rest = Arena::allocate(gpu, vec![plan], 0).unwrap();
+        let error = format!("{:#}", load(Some(&device)).await.err().unwrap());
+        assert!(error.starts_with("model.device: the judge: "), "{error}");
+        assert!(error.contains("keys and values"), "{error}");
+    }
 
     #[test]
     fn backend_sampler_and_clients_select_the_engines() {

@@ -150,7 +150,7 @@ pub async fn load_rewards(config: &Config) -> anyhow::Result<(Codec, Routes)> {
     let rewards = reward_tools(config, Arc::new(Metrics::new()?)).await?;
     let routes = rewards.routes(config).await?;
     if config.uses_self_judge() {
-        rewards.self_judge.load(config, &dir, data, None).await?;
+        rewards.self_judge.load(config, &dir, data, None, None).await?;
     }
     Ok((Codec::load(&dir)?, routes))
 }

@@ -301,7 +301,7 @@ impl HostFloats<'_> {
 }
 
 /// The adapter of one linear layer, whose output is `scale x A^T B^T`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AdapterModule {
     /// `model.layers.3.self_attn.q_proj`
     pub name: String,

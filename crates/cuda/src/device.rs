@@ -22,7 +22,7 @@ const OLDEST: CudaVersion = CudaVersion { major: 12, minor: 0 };
 pub enum StreamPriority {
     /// Requests of clients: blocks of its kernels start before those of other streams.
     Serving,
-    /// Training.
+    /// Training, and a judge of samples.
     Training,
 }
 

@@ -35,9 +35,10 @@ const SAMPLE_THREADS: u32 = 512;
 pub struct RowDraw {
     /// The row of the logits.
     pub row: usize,
-    /// The temperature, more than 0.
+    /// The temperature. With 0, the token is the first with the greatest logit, and its log-probability that at
+    /// temperature 1.
     pub temperature: f32,
-    /// A uniform random number in [0, 1).
+    /// A uniform random number in [0, 1), which a temperature of 0 ignores.
     pub uniform: f64,
 }
 
@@ -46,7 +47,7 @@ pub struct RowDraw {
 pub struct RowSample {
     /// The token.
     pub id: u32,
-    /// The logarithm of its probability at the temperature.
+    /// The logarithm of its probability at the draw's temperature.
     pub logprob: f32,
 }
 
@@ -114,8 +115,8 @@ impl DeviceSampler {
         Ok(plans.into())
     }
 
-    /// Allocates what [`Self::plan`] says, beside a reserve of bytes, and compiles the kernels. All adapters must
-    /// have these modules.
+    /// Allocates what [`Self::plan`] says, beside a reserve of bytes, and compiles the kernels, which run on a stream of
+    /// this priority. All adapters must have these modules; without modules there are none.
     ///
     /// # Errors
     /// As [`Self::plan`], or if the memory is too small, or a library refuses.
@@ -125,6 +126,7 @@ impl DeviceSampler {
         modules: &[AdapterModule],
         limits: &SamplerLimits,
         reserve: u64,
+        priority: StreamPriority,
     ) -> Result<Self> {
         let DeviceModel { gpu, shape, float, .. } = &**model;
         let plans = Self::plan(shape, modules, *float, limits)?;
@@ -139,8 +141,7 @@ impl DeviceSampler {
             ArenaRegion { address: adapters, bytes: arenas[0].region("slots")?.bytes },
             ArenaRegion { address: pages, bytes: arenas[1].region("pages")?.bytes },
         ];
-        let (sources, priority) =
-            ([KernelSource::ADAPTERS, KernelSource::SAMPLE], StreamPriority::Serving);
+        let sources = [KernelSource::ADAPTERS, KernelSource::SAMPLE];
         let queue = PassQueue::open(model, cache, sources, priority, buffers.workspace)?;
         let staging = Staging::new(gpu, &queue.stream, STAGING)?;
         let (first_slot, first_page) = (adapters.address, pages.address);
@@ -240,7 +241,11 @@ impl DeviceSampler {
             return Ok(Vec::new());
         }
         let numbers = draws.iter().flat_map(|draw| {
-            [1.0 / f64::from(draw.temperature), draw.uniform].map(f64::to_le_bytes)
+            let inverse = match draw.temperature {
+                0.0 => 0.0,
+                temperature => 1.0 / f64::from(temperature),
+            };
+            [inverse, draw.uniform].map(f64::to_le_bytes)
         });
         let rows = draws.iter().flat_map(|draw| (draw.row as u32).to_le_bytes());
         let bytes: Vec<u8> = numbers.flatten().chain(rows).collect();

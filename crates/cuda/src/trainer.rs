@@ -1,4 +1,4 @@
-//! Training passes on a device: a frozen decoder, an adapter with its gradient, and a second adapter.
+//! Training passes on a device: a frozen decoder, an adapter with its gradient, and two more adapters.
 //!
 //! Losses and the optimizer stay on the host: [`DeviceTrainer::forward`] returns the statistics of the predicted tokens,
 //! [`DeviceTrainer::backward`] takes the loss's derivatives by them, and adapters are small enough to be copied in each
@@ -28,6 +28,8 @@ pub enum DevicePolicy {
     Adapter,
     /// The adapter of a reference policy, with the same modules.
     Reference,
+    /// An adapter with the same modules that is scored between the passes of a step.
+    Scored,
 }
 
 /// Adapters in the type of the weights, and the gradient of the first one in f32.
@@ -35,6 +37,7 @@ struct AdapterBuffers {
     gradient: ArenaRegion,
     adapter: ArenaRegion,
     reference: ArenaRegion,
+    scored: ArenaRegion,
 }
 
 impl AdapterBuffers {
@@ -47,7 +50,18 @@ impl AdapterBuffers {
             gradient: take("gradient", 4 * count)?,
             adapter: take("adapter", count * float.bytes())?,
             reference: take("reference", count * float.bytes())?,
+            scored: take("scored", count * float.bytes())?,
         })
+    }
+
+    /// Where the adapter of a policy is; the base has none.
+    fn of(&self, policy: DevicePolicy) -> Option<ArenaRegion> {
+        match policy {
+            DevicePolicy::Base => None,
+            DevicePolicy::Adapter => Some(self.adapter),
+            DevicePolicy::Reference => Some(self.reference),
+            DevicePolicy::Scored => Some(self.scored),
+        }
     }
 }
 
@@ -121,7 +135,8 @@ impl DeviceTrainer {
         let (sources, priority) =
             ([KernelSource::HEAD, KernelSource::FLAT], StreamPriority::Training);
         let queue = PassQueue::open(model, cache, sources, priority, buffers.workspace)?;
-        for region in [adapters.gradient, adapters.adapter, adapters.reference] {
+        let AdapterBuffers { gradient, adapter: own, reference, scored } = adapters;
+        for region in [gradient, own, reference, scored] {
             gpu.clear(&queue.stream, region)?;
         }
         let staging = Staging::new(gpu, &queue.stream, STAGING)?;
@@ -152,11 +167,8 @@ impl DeviceTrainer {
             let found = values.len();
             return Err(GpuError::Misuse(format!("an adapter of {found} values, not {expected}")));
         }
-        let region = match policy {
-            DevicePolicy::Base => return Err(GpuError::Misuse("the base has no adapter".into())),
-            DevicePolicy::Adapter => self.adapters.adapter,
-            DevicePolicy::Reference => self.adapters.reference,
-        };
+        let none = || GpuError::Misuse("the base has no adapter".into());
+        let region = self.adapters.of(policy).ok_or_else(none)?;
         let bytes = HostFloats::F32(values).bytes(self.pass.queue.model.float);
         self.staging.upload(&bytes, region)
     }
@@ -189,11 +201,7 @@ impl DeviceTrainer {
         batch: &TokenBatch<'_>,
         policy: DevicePolicy,
     ) -> Result<Vec<[f32; 2]>> {
-        self.pass.policy = match policy {
-            DevicePolicy::Base => 0,
-            DevicePolicy::Adapter => self.adapters.adapter.address,
-            DevicePolicy::Reference => self.adapters.reference.address,
-        };
+        self.pass.policy = self.adapters.of(policy).map_or(0, |region| region.address);
         let stats = self.pass.forward(&mut self.staging, batch);
         if policy != DevicePolicy::Adapter {
             self.pass.saved = None;

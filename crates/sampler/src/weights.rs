@@ -317,8 +317,10 @@ pub(crate) struct AdapterPair {
     pub r: usize,
     /// `[r, in]`
     pub a: Vec<f32>,
-    /// `[out, r]`, multiplied by the adapter's scale.
+    /// `[out, r]`
     pub b: Vec<f32>,
+    /// The factor of the delta that `b` does not contain.
+    scale: f32,
 }
 
 /// A copy of a LoRA adapter. Training the original further does not change it.
@@ -330,35 +332,54 @@ pub struct AdapterWeights {
 }
 
 impl AdapterWeights {
-    /// Copies an adapter.
+    /// Copies an adapter for passes on the processor, whose second factors contain the scale.
     ///
     /// # Errors
     /// If a tensor cannot be read.
     pub fn new(spec: &ModelSpec, lora: &LoraWeights) -> Result<Self> {
+        let mut adapter = Self::unscaled(spec, lora)?;
+        for AdapterPair { b, scale, .. } in adapter.layers.iter_mut().flatten() {
+            b.iter_mut().for_each(|b| *b *= *scale);
+            *scale = 1.0;
+        }
+        Ok(adapter.checked())
+    }
+
+    /// Copies an adapter for the slots of a device, which hold the values of its file, rounded once: those that the trainer's
+    /// passes compute with, whatever the scale is.
+    ///
+    /// # Errors
+    /// If a tensor cannot be read.
+    pub(crate) fn unscaled(spec: &ModelSpec, lora: &LoraWeights) -> Result<Self> {
         let mut layers = Vec::with_capacity(spec.num_layers);
         for layer in 0..spec.num_layers {
             let mut pairs = Vec::new();
             for (kind, _) in spec.linears(layer) {
                 let Some(pair) = lora.pair(layer, kind) else { continue };
-                let mut b = values(pair.b.as_tensor())?;
-                b.iter_mut().for_each(|b| *b *= pair.scale as f32);
-                let a = values(pair.a.as_tensor())?;
-                pairs.push(AdapterPair { kind, r: pair.a.dims2()?.0, a, b });
+                let (a, b) = (values(pair.a.as_tensor())?, values(pair.b.as_tensor())?);
+                let (r, scale) = (pair.a.dims2()?.0, pair.scale as f32);
+                pairs.push(AdapterPair { kind, r, a, b, scale });
             }
             layers.push(pairs);
         }
         let pairs = || layers.iter().flatten();
         let rank = pairs().map(|pair: &AdapterPair| pair.r).max().unwrap_or(0);
-        let is_finite = pairs().all(|pair| pair.b.iter().all(|b| b.is_finite()));
-        Ok(Self { layers, rank, is_finite })
+        Ok(Self { layers, rank, is_finite: true }.checked())
     }
 
-    /// The values in the order of a layout, whose scales are taken out of the second factors. Where the layout has a
-    /// greater rank, the other values are 0.
+    /// Finds whether the second factors are finite.
+    fn checked(self) -> Self {
+        let mut pairs = self.layers.iter().flatten();
+        let is_finite = pairs.all(|pair| pair.b.iter().all(|b| b.is_finite()));
+        Self { is_finite, ..self }
+    }
+
+    /// The values in the order of a layout, whose scales may be others. Where the layout has a greater rank, the other
+    /// values are 0.
     pub(crate) fn values(&self, layout: &AdapterLayout) -> Result<Vec<f32>> {
         let mut values = vec![0.0; layout.values];
         for (layer, pairs) in self.layers.iter().enumerate() {
-            for AdapterPair { kind, r, a, b } in pairs {
+            for AdapterPair { kind, r, a, b, scale: own } in pairs {
                 let module = kind.module(layer);
                 let (inner, outputs) = (a.len() / r, b.len() / r);
                 let places = layout.places.get(&module).zip(layout.scale(&module));
@@ -370,11 +391,9 @@ impl AdapterWeights {
                 values[of_a.start..of_a.start + a.len()].copy_from_slice(a);
                 let rows = values[of_b.clone()].chunks_exact_mut(of_b.len() / outputs);
                 for (row, b) in rows.zip(b.chunks_exact(*r)) {
-                    // A scale of 0 has left only zeros.
-                    row.iter_mut()
-                        .zip(b)
-                        .filter(|_| scale != 0.0)
-                        .for_each(|(x, b)| *x = b / scale);
+                    // Without an effect if the layout's scale is 0. Equal scales leave all bits.
+                    let factor = if scale == 0.0 { 0.0 } else { own / scale };
+                    row.iter_mut().zip(b).for_each(|(x, b)| *x = b * factor);
                 }
             }
         }
@@ -394,9 +413,13 @@ mod tests {
     use candle_core::Device;
     use hone_core::testing::skip_without;
     use hone_engine::ModelDir;
-    use hone_model::adapter::BaseDtype;
+    use hone_model::adapter::{BaseDtype, LoraConfig, peft};
+    use hone_model::device::{adapter_modules, adapter_values, decoder_shape, planned_modules};
+    use hone_model::testing::{randomize, tiny_spec};
     use hone_model::weights::{LoadOptions, Quantize};
     use hone_model::{Model, ModelSpec};
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
 
     use super::*;
     use crate::testing::{DecoderHarness, family, ids, model, random_lora, trainer_logits};
@@ -448,6 +471,38 @@ mod tests {
         // Weights of other types are multiplied as before.
         let exact = model(&family("mistral"));
         assert_eq!(logits(&exact.clone().with_compute(Compute::Bf16)), logits(&exact));
+    }
+
+    #[test]
+    fn a_slot_has_the_values_of_the_file() {
+        let spec = tiny_spec();
+        let (shape, folder) = (decoder_shape(&spec, 64), tempfile::tempdir().unwrap());
+        for (r, alpha) in [(4, 3.0), (3, 7.0), (7, 0.3)] {
+            let config = LoraConfig { r, alpha, ..LoraConfig::default() };
+            let mut rng = ChaCha8Rng::seed_from_u64(1);
+            let lora = LoraWeights::fresh(&spec, &config, &mut rng, DType::F32, &Device::Cpu);
+            let lora = lora.unwrap();
+            randomize(&lora, 2);
+            let layout = AdapterLayout::new(&shape, &adapter_modules(&lora)).unwrap();
+            let expected = adapter_values(&lora, &layout).unwrap();
+            let dir = folder.path().join(r.to_string());
+            peft::write(&dir, &lora, &config, "tiny").unwrap();
+            let (_, read) = peft::read(&dir, &spec, DType::F32, &Device::Cpu).unwrap();
+            for lora in [&lora, &read] {
+                let found = AdapterWeights::unscaled(&spec, lora).unwrap().values(&layout);
+                assert_eq!(found.unwrap(), expected, "{alpha}");
+            }
+            // Of a layout with twice the scale, the second factors are half as large.
+            let twice = LoraConfig { alpha: 2.0 * alpha, ..config };
+            let twice = planned_modules(&spec, &twice).unwrap();
+            let layout = AdapterLayout::new(&shape, &twice).unwrap();
+            let half = AdapterWeights::unscaled(&spec, &lora).unwrap().values(&layout).unwrap();
+            for [of_a, of_b] in layout.places.values() {
+                assert_eq!(half[of_a.clone()], expected[of_a.clone()]);
+                let doubled: Vec<f32> = half[of_b.clone()].iter().map(|b| 2.0 * b).collect();
+                assert_eq!(doubled, expected[of_b.clone()]);
+            }
+        }
     }
 
     /// Compares with a share of the largest logit. Activations of 16 bits change logits by about 1e-4 of it.

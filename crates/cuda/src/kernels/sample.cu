@@ -24,15 +24,18 @@ extern "C" __global__ void __launch_bounds__(256) cap_logits(float* x, offset n,
 
 // The token at which the running sum of weights exp((x - max) / T) passes u times their total, and the
 // logarithm of its probability, in the double precision of hone-engine's `TokenSampler`. A block computes a
-// sample: of the row rows[blockIdx.x] of the logits, with {1 / T, u} in `draws`.
+// sample: of the row rows[blockIdx.x] of the logits, with {1 / T, u} in `draws`. With 0 in place of 1 / T the token is
+// the first with the greatest logit, and T is 1.
 //
 // Each warp adds the weights of a range of tokens. The warp in whose range the sum passes goes through its
 // range again.
 extern "C" __global__ void __launch_bounds__(512)
     sample_rows(const float* logits, const int* rows, const double* draws, Sample* samples, int vocab) {
     SHARED(double, sums, 32);
+    SHARED(int, greatest, 32);
     logits += (offset)rows[blockIdx.x] * vocab;
-    double inverse = draws[2 * blockIdx.x];
+    bool is_greedy = draws[2 * blockIdx.x] == 0;
+    double inverse = is_greedy ? 1 : draws[2 * blockIdx.x];
     float most = LOWEST;
     int bad = 0;
     for (int i = threadIdx.x; i < vocab; i += blockDim.x) {
@@ -46,14 +49,21 @@ extern "C" __global__ void __launch_bounds__(512)
     int range = (vocab + blockDim.x - 1) / blockDim.x * 32;
     int begin = min(warp * range, vocab), end = min(begin + range, vocab);
     double sum = 0;
-    for (int i = begin + lane; i < end; i += 32) sum += token_weight(logits[i], most, inverse);
+    int first = vocab;
+    for (int i = begin + lane; i < end; i += 32) {
+        sum += token_weight(logits[i], most, inverse);
+        if (logits[i] == most) first = min(first, i);
+    }
     sum = lanes_sum(sum, 32);
-    if (lane == 0) sums[warp] = sum;
+    first = lanes_least(first);
+    if (lane == 0) sums[warp] = sum, greatest[warp] = first;
     __syncthreads();
     double total = 0;
-    for (int i = 0; i < warps; i++) total += sums[i];
-    if (bad || !(total > 0)) {
-        if (threadIdx.x == 0) samples[blockIdx.x] = Sample{-1, 0};
+    for (int i = 0; i < warps; i++) total += sums[i], first = min(first, greatest[i]);
+    if (bad || !(total > 0) || is_greedy) {
+        // The weight of the greatest is 1.
+        Sample sample = {first, (float)log(1 / total)};
+        if (threadIdx.x == 0) samples[blockIdx.x] = bad || !(total > 0) ? Sample{-1, 0} : sample;
         return;
     }
     // The last range with weights, if rounding leaves the sum below the target.

@@ -6,13 +6,15 @@ use std::env;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::abort;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use hone_cuda::DeviceFloat;
 use hone_model::adapter::LoraConfig;
 use hone_model::device::CudaDevice;
 use hone_model::testing::FAMILIES;
 use hone_train::config::{KlConfig, PeakRate, TrainConfig};
-use hone_train::{Learner, TrainSample};
+use hone_train::{Learner, Snapshot, TrainSample};
 
 use super::device::{ALL, run};
 use super::fake::command;
@@ -122,6 +124,62 @@ fn follow() {
 
     let error = device(3).load(second.model(), config.compute, 64).unwrap_err().to_string();
     assert_eq!(error, "`model.device`: there is no device 3: the driver shows 1, counted from 0");
+}
+
+#[test]
+fn scores_are_those_of_the_processor_and_leave_steps_alone() {
+    run("learner::score", &ALL, &[]);
+}
+
+fn scores(policy: &Snapshot, samples: &[TrainSample]) -> Vec<f32> {
+    let of = |s: &TrainSample| policy.score(&s.prompt_ids, &s.ids, s.temperature).unwrap();
+    samples.iter().flat_map(of).collect()
+}
+
+#[test]
+#[ignore = "started by `scores_are_those_of_the_processor_and_leave_steps_alone`"]
+fn score() {
+    let config = TrainConfig { micro_batch: 3, ..config() };
+    let samples = samples(0, 112);
+    let folder = tempfile::tempdir().unwrap();
+    let other = TrainConfig { lora: LoraConfig { r: 2, ..config.lora.clone() }, ..config.clone() };
+    let host = on_host("qwen2", &other).snapshot().unwrap();
+    host.write(&folder.path().join("other"), "base").unwrap();
+    let expected = {
+        let mut learner = on_device("qwen2", &config);
+        let stats = learner.step(&samples, 1, 16).unwrap();
+        let device = learner.snapshot().unwrap();
+        device.write(&folder.path().join("own"), "base").unwrap();
+        // An adapter of another rank is scored by the processor.
+        for (name, bound) in [("own", 1e-5), ("other", 0.0)] {
+            let [device, host] = [&device, &host].map(|s| {
+                scores(&s.with_adapter(&folder.path().join(name)).unwrap(), &samples[..4])
+            });
+            let largest = host.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+            let errors = device.iter().zip(&host).map(|(a, b)| (a - b).abs());
+            let error = errors.fold(0.0, f32::max);
+            assert!(error <= bound * largest, "{name}: {error:e} of {largest}");
+            assert_eq!(device == host, bound == 0.0, "{name}");
+        }
+        (stats, values(&learner))
+    };
+    // The memory is for one learner at a time.
+    let mut learner = on_device("qwen2", &config);
+    let (snapshot, is_done) = (learner.snapshot().unwrap(), AtomicBool::new(false));
+    let (found, all) = thread::scope(|scope| {
+        let scorer = scope.spawn(|| {
+            let mut all = vec![scores(&snapshot, &samples[..1])];
+            while !is_done.load(Ordering::Acquire) {
+                all.push(scores(&snapshot, &samples[..1]));
+            }
+            all
+        });
+        let found = learner.step(&samples, 1, 16).unwrap();
+        is_done.store(true, Ordering::Release);
+        (found, scorer.join().unwrap())
+    });
+    assert_eq!((found, values(&learner)), expected);
+    assert!(all.len() > 1 && all.iter().all(|scores| *scores == all[0]));
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use hone_cuda::{
     CubinCache, DeviceFloat, DeviceMemory, DeviceModel, DevicePolicy, DeviceSampler, DeviceTrainer,
-    Gpu, PackedSegment, PassLimits, RowDraw, SamplerLimits, SequencePart, TokenBatch,
+    Gpu, PackedSegment, PassLimits, RowDraw, SamplerLimits, SequencePart, StreamPriority,
+    TokenBatch,
 };
 use hone_model::adapter::LoraConfig;
 use hone_model::adapter::weights::LoraWeights;
@@ -60,7 +61,9 @@ impl Subject {
         let plans = DeviceSampler::plan(&shape, &modules, float, &LIMITS).unwrap();
         let planned: u64 = plans.iter().map(hone_cuda::ArenaPlan::total).sum();
         let base = upload.finish().unwrap();
-        let mut sampler = DeviceSampler::open(&base, &cache, &modules, &LIMITS, 0).unwrap();
+        let priority = StreamPriority::Serving;
+        let sampler = DeviceSampler::open(&base, &cache, &modules, &LIMITS, 0, priority);
+        let mut sampler = sampler.unwrap();
         assert_eq!(free - gpu.free_bytes().unwrap(), planned);
         for (slot, lora) in adapters.iter().enumerate() {
             let values = device::adapter_values(lora, sampler.layout()).unwrap();

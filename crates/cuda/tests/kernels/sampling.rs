@@ -106,6 +106,43 @@ fn a_hundred_thousand_tokens_are_those_of_the_host() {
     assert!(at_boundaries < 3);
 }
 
+/// The first of the greatest logits, of which rows have up to all tokens.
+#[test]
+fn greedy_tokens_are_those_of_the_host() {
+    let Some(emulator) = Emulator::new(&KernelSource::SAMPLE, true) else { return };
+    let params = SamplingParams { temperature: 0.0, ..Default::default() };
+    for (vocab, rows, threads) in [(1, 2, 32), (40, 300, 32), (777, 60, 64), (2_000, 12, 512)] {
+        let scales = [1.0, 3.0, 9.0, 40.0];
+        let logits: Vec<f64> = values(rows * vocab, 7)
+            .iter()
+            .enumerate()
+            .map(|(i, x)| {
+                let row = i / vocab;
+                // In every third row a few levels, so that there are ties.
+                let x = x * scales[row % 4];
+                if row % 3 == 0 { x.round().clamp(-1.0, 1.0) } else { x }
+            })
+            .collect();
+        let of_row: Vec<i32> = (0..rows as i32).collect();
+        let call = emulator.call("sample_rows", [rows, 1, 1], threads).floats(&logits);
+        let call = call.ints(&of_row).doubles(&vec![0.0; 2 * rows]).out(2 * rows, 4).int(vocab);
+        let mut ties = 0;
+        for ((id, logp), row) in samples(&call.run(), 3).into_iter().zip(logits.chunks(vocab)) {
+            let of_host: Vec<f32> = row.iter().map(|x| *x as f32).collect();
+            let [mut host, mut device] = [(); 2].map(|()| TokenSampler::new(&params, 0).unwrap());
+            assert!(device.plain_draw(vocab).is_some());
+            let expected = host.draw(&of_host).unwrap();
+            let found = device.accept(id as u32, logp as f32).unwrap();
+            let error = (found.logprob - expected.logprob).abs();
+            assert!(error < 1e-6 * (1.0 + expected.logprob.abs()), "{found:?} {expected:?}");
+            assert_eq!(Token { logprob: expected.logprob, ..found }, expected);
+            let most = row.iter().copied().fold(f64::MIN, f64::max);
+            ties += usize::from(row.iter().filter(|x| **x == most).count() > 1);
+        }
+        assert!(vocab == 1 || ties >= rows / 3, "{ties}");
+    }
+}
+
 #[test]
 fn tokens_without_weight_are_not_drawn() {
     let Some(emulator) = Emulator::new(&KernelSource::SAMPLE, true) else { return };
@@ -113,10 +150,13 @@ fn tokens_without_weight_are_not_drawn() {
     let mut logits = vec![none; 3 * 600];
     // One token has all the weight; one row is all forbidden, and one has a value that is no number.
     (logits[599], logits[1_200 + 7]) = (-40.0, f64::NAN);
-    let call = emulator.call("sample_rows", [4, 1, 1], 512).floats(&logits).ints(&[0, 0, 1, 2]);
+    let rows = [0, 0, 1, 2, 0, 1, 2];
+    let call = emulator.call("sample_rows", [7, 1, 1], 512).floats(&logits).ints(&rows);
     let draws = [1.0, 0.0, 1.0, 1.0 - f64::EPSILON / 2.0, 1.0, 0.5, 1.0, 0.5];
-    let found = samples(&call.doubles(&draws).out(8, 4).int(600).run(), 3);
-    assert_eq!(found, [(599, 0.0), (599, 0.0), (-1, 0.0), (-1, 0.0)]);
+    let draws = [&draws[..], &[0.0; 6]].concat();
+    let found = samples(&call.doubles(&draws).out(14, 4).int(600).run(), 3);
+    let (last, none) = ((599, 0.0), (-1, 0.0));
+    assert_eq!(found, [last, last, none, none, last, none, none]);
     logits[1_200 + 7] = f64::INFINITY;
     let call = emulator.call("sample_rows", [1, 1, 1], 512).floats(&logits).ints(&[2]);
     assert_eq!(samples(&call.doubles(&[1.0, 0.5]).out(2, 4).int(600).run(), 3), [(-1, 0.0)]);

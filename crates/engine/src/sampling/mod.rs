@@ -114,12 +114,12 @@ pub struct TokenSampler {
 }
 
 /// A token is that at which the running sum of the weights `exp(logit / temperature)` passes `uniform` times their
-/// total.
+/// total. At temperature 0 it is the first with the greatest logit, and its log-probability is that at temperature 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlainDraw {
-    /// The temperature, more than 0.
+    /// The temperature.
     pub temperature: f32,
-    /// A number in [0, 1).
+    /// A number in [0, 1); 0 at temperature 0.
     pub uniform: f64,
 }
 
@@ -249,10 +249,17 @@ impl TokenSampler {
             || presence_penalty != 0.0
             || frequency_penalty != 0.0;
         let permits_all = self.grammar.is_none() && self.drawn >= min_tokens && !ignore_eos;
-        if temperature == 0.0 || is_adjusted || !permits_all || !self.is_untruncated(vocab) {
+        let is_greedy = temperature == 0.0;
+        // The greatest logit survives all truncation.
+        let is_plain = match is_greedy {
+            true => self.scored.is_empty() && self.top_logprobs == 0,
+            false => self.is_untruncated(vocab),
+        };
+        if is_adjusted || !permits_all || !is_plain {
             return None;
         }
-        Some(PlainDraw { temperature, uniform: self.rng.random() })
+        let uniform = if is_greedy { 0.0 } else { self.rng.random() };
+        Some(PlainDraw { temperature, uniform })
     }
 
     /// Adds a token that was drawn by [`Self::plain_draw`]. Returns it as [`Self::draw`] does.

@@ -48,6 +48,8 @@ pub struct BatchedEngine {
     spec: ModelSpec,
     /// The type of activations in products. The tolerance of the gate's parity check depends on it.
     dtype: &'static str,
+    /// Whether adapters go to slots on a device.
+    is_on_device: bool,
     shared: Arc<EngineShared>,
     queue: Arc<Semaphore>,
     thread: Option<JoinHandle<()>>,
@@ -114,7 +116,7 @@ impl BatchedEngine {
     ) -> Result<Self, SamplerError> {
         let spec = decoder.spec().clone();
         let capacity = SamplerCapacity::new(&config)?;
-        let dtype = decoder.dtype();
+        let (dtype, is_on_device) = (decoder.dtype(), matches!(decoder, PassDecoder::Device(_)));
         let info = ModelInfo {
             name: config.name.clone(),
             context: config.context,
@@ -133,7 +135,7 @@ impl BatchedEngine {
             capacity,
             live_traffic,
         });
-        Ok(Self { info, spec, dtype, shared, queue, thread: None })
+        Ok(Self { info, spec, dtype, is_on_device, shared, queue, thread: None })
     }
 
     /// The type of the activations that weights are multiplied with: `"f32"`, `"bf16"`, or `"i16"` with quantized
@@ -152,7 +154,7 @@ impl BatchedEngine {
         version: PolicyVersion,
         lora: Option<&LoraWeights>,
     ) -> Result<(), SamplerError> {
-        let adapter = lora.map(|lora| AdapterWeights::new(&self.spec, lora)).transpose()?;
+        let adapter = lora.map(|lora| self.copy(lora)).transpose()?;
         self.activate(PolicyWeights::new(version, adapter));
         Ok(())
     }
@@ -184,7 +186,7 @@ impl BatchedEngine {
             return Ok(kept);
         }
         let (_, lora) = peft::read(dir, &self.spec, DType::F32, &Device::Cpu)?;
-        let adapter = AdapterWeights::new(&self.spec, &lora)?;
+        let adapter = self.copy(&lora)?;
         drop(lora);
         let read = PolicyWeights::new(version, Some(adapter));
         // What was read while the files changed is not kept.
@@ -197,6 +199,14 @@ impl BatchedEngine {
         drop(state);
         drop(dropped);
         Ok(weights)
+    }
+
+    /// A copy of an adapter for the passes of this engine.
+    fn copy(&self, lora: &LoraWeights) -> Result<AdapterWeights, SamplerError> {
+        match self.is_on_device {
+            true => AdapterWeights::unscaled(&self.spec, lora),
+            false => AdapterWeights::new(&self.spec, lora),
+        }
     }
 
     fn activate(&self, policy: PolicyWeights) {

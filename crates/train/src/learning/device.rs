@@ -4,10 +4,15 @@
 //! gradient back: at 1.5 billion parameters an adapter of rank 16 has 74 MB, some milliseconds each way. Losses, the bound of
 //! the gradient's norm, the optimizer, averages and checkpoints stay on the host, so that they are the same wherever passes
 //! run, and a run can go on elsewhere.
+//!
+//! The gate's scores of a publication use the same buffers while the next step computes. [`SharedPasses`] is locked for a
+//! score, and for a shard of a step from its forward pass to its backward pass.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 
 use candle_core::Tensor;
+use parking_lot::Mutex;
 
 use hone_cuda::{
     AdapterModule, ArenaPlan, DecoderShape, DeviceFloat, DeviceMemory, DevicePolicy, DeviceTrainer,
@@ -30,10 +35,17 @@ const HEAD_ROWS: usize = 1024;
 /// A pass whose completions each repeat the longest prompt lists as many tokens for as many completions.
 const LISTED_PROMPTS: usize = 512;
 
-/// The base model, the adapter and the reference in device memory.
+/// The passes of a learner, which steps and the [snapshots](super::Snapshot) of its policies take in turn.
+pub(crate) type SharedPasses = Arc<Mutex<DevicePasses>>;
+
+/// The base model, the adapter, the reference and a policy to score in device memory.
 pub(crate) struct DevicePasses {
     trainer: DeviceTrainer,
     limits: PassLimits,
+    /// The linear layers that all adapters are on.
+    modules: Vec<AdapterModule>,
+    /// The adapter of the last score, which is on the device.
+    scored: Weak<LoraWeights>,
 }
 
 impl DevicePasses {
@@ -55,7 +67,7 @@ impl DevicePasses {
         let trainer = trainer.map_err(ModelError::from)?;
         let (tokens, kept_layers) = (limits.tokens, limits.kept_layers);
         tracing::info!(tokens, kept_layers, "passes of the trainer run on the GPU");
-        Ok(Self { trainer, limits })
+        Ok(Self { trainer, limits, modules, scored: Weak::new() })
     }
 
     /// Tokens of the longest shard.
@@ -92,6 +104,28 @@ impl DevicePasses {
         };
         let stats = self.trainer.forward(&batch, policy).map_err(ModelError::from)?;
         Ok([0, 1].map(|column| stats.iter().map(|row| f64::from(row[column])).collect()))
+    }
+
+    /// The log-probability of every token by an adapter; `None` if that is for the processor to compute: an adapter on other
+    /// linear layers or of another rank, or texts that are longer than a pass.
+    pub fn score(
+        &mut self,
+        layout: &PackedBatch,
+        lora: &Arc<LoraWeights>,
+    ) -> Result<Option<Vec<f32>>> {
+        let tokens = layout.segments.tokens();
+        if tokens > self.limits.tokens || adapter_modules(lora) != self.modules {
+            return Ok(None);
+        }
+        if self.scored.as_ptr() != Arc::as_ptr(lora) {
+            // There is none if the copy fails.
+            self.scored = Weak::new();
+            let values = adapter_values(lora, self.trainer.layout())?;
+            self.trainer.set_adapter(DevicePolicy::Scored, &values).map_err(ModelError::from)?;
+            self.scored = Arc::downgrade(lora);
+        }
+        let [logprobs, _] = self.forward(layout, DevicePolicy::Scored)?;
+        Ok(Some(logprobs.into_iter().map(|logprob| logprob as f32).collect()))
     }
 
     /// Adds the gradient for the last forward pass with the adapter, from the derivatives of the loss by its results.

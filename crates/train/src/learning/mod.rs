@@ -6,7 +6,7 @@
 //! 1. `learner::step` selects the samples. `learning_rate` is the step's.
 //! 2. `forward_backward` splits the samples into shards (`data::packing`), runs the model forward, has
 //!    `objective` turn log-probabilities and entropies into the gradient of `loss`, and backpropagates. With
-//!    `model.device`, `device` computes both passes.
+//!    `model.device`, `device` computes both passes, and the scores of a [`Snapshot`].
 //! 3. `learner::step` repeats the pass without samples that the sampler cannot have drawn, and skips
 //!    the step if the loss or a gradient is not finite.
 //! 4. `optimizer` clips the gradients and updates the adapter.
@@ -24,6 +24,7 @@ mod objective;
 mod optimizer;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::DType;
@@ -39,6 +40,8 @@ use crate::config::{AverageKind, ScheduleKind, TrainConfig};
 use crate::data::packing::{PackedBatch, TrainSample};
 use crate::error::Result;
 use crate::memory;
+
+use device::SharedPasses;
 
 /// Floats stored as their bits, for `#[serde(with = "float_bits")]`. `serde_json` may parse a decimal
 /// that it wrote to a neighboring float, but a resumed run must continue with the same numbers.
@@ -232,8 +235,10 @@ impl Average {
 /// A copy of the served adapter that later steps do not change, over the shared base model.
 pub struct Snapshot {
     pub(crate) model: Model,
-    pub(crate) lora: LoraWeights,
+    pub(crate) lora: Arc<LoraWeights>,
     pub(crate) config: LoraConfig,
+    /// What computes scores in place of the model, where it can.
+    pub(crate) device: Option<SharedPasses>,
 }
 
 impl Snapshot {
@@ -251,6 +256,11 @@ impl Snapshot {
         };
         sample.validate(0, self.model.spec().vocab_size)?;
         let layout = PackedBatch::new(&[(prompt, ids, temperature)], self.model.device())?;
+        if let Some(device) = &self.device
+            && let Some(logprobs) = device.lock().score(&layout, &self.lora)?
+        {
+            return Ok(logprobs);
+        }
         let saved =
             self.model.forward_saving(&layout.ids, &layout.segments, &self.lora, None, 0)?;
         let hidden = saved.hidden().detach();
@@ -264,11 +274,7 @@ impl Snapshot {
     /// # Errors
     /// If a tensor cannot be created.
     pub fn base(&self) -> Result<Self> {
-        Ok(Self {
-            model: self.model.clone(),
-            lora: self.lora.zeroed_copy()?,
-            config: self.config.clone(),
-        })
+        Ok(self.with(self.lora.zeroed_copy()?, self.config.clone()))
     }
 
     /// The adapter in a PEFT directory, over the same base model.
@@ -277,7 +283,13 @@ impl Snapshot {
     /// If the adapter cannot be read or does not fit the model.
     pub fn with_adapter(&self, dir: &Path) -> Result<Self> {
         let (config, lora) = peft::read(dir, self.model.spec(), DType::F32, self.model.device())?;
-        Ok(Self { model: self.model.clone(), lora, config })
+        Ok(self.with(lora, config))
+    }
+
+    /// Another adapter over the same base model.
+    fn with(&self, lora: LoraWeights, config: LoraConfig) -> Self {
+        let (model, device) = (self.model.clone(), self.device.clone());
+        Self { model, lora: Arc::new(lora), config, device }
     }
 
     /// Writes the adapter as a PEFT directory and syncs it to disk.

@@ -79,6 +79,13 @@ fn a_plain_draw_takes_the_numbers_of_a_draw() {
             assert_eq!(plain.accept(id as TokenId, logprob).unwrap(), expected);
         }
     }
+    // The first of four equal logits; truncation changes nothing.
+    let params = SamplingParams { top_k: 1, top_p: 0.5, min_p: 0.5, ..params(0.0) };
+    let [mut whole, mut plain] = [0, 1].map(|_| TokenSampler::new(&params, 0).unwrap());
+    let expected = whole.draw(&[0.0, 3.0, 3.0, -1.0, 3.0, 3.0]).unwrap();
+    assert_eq!(plain.plain_draw(6), Some(PlainDraw { temperature: 0.0, uniform: 0.0 }));
+    let logprob = -(4.0 + (-3.0_f64).exp() + (-4.0_f64).exp()).ln();
+    assert_eq!(plain.accept(1, logprob as f32).unwrap(), expected);
 }
 
 #[test]
@@ -89,11 +96,10 @@ fn what_depends_on_more_than_the_temperature_is_not_plain() {
         TokenSampler::new(&params, top).unwrap().plain_draw(20).is_some()
     };
     assert!(is_plain(&|_| (), 0) && is_plain(&|p| p.top_k = 20, 0) && !is_plain(&|_| (), 1));
-    let changes: [&dyn Fn(&mut SamplingParams); 10] = [
-        &|p| p.temperature = 0.0,
-        &|p| p.top_k = 19,
-        &|p| p.top_p = 0.9,
-        &|p| p.min_p = 0.1,
+    let truncations: [&dyn Fn(&mut SamplingParams); 3] =
+        [&|p| p.top_k = 19, &|p| p.top_p = 0.9, &|p| p.min_p = 0.1];
+    assert!(truncations.iter().all(|change| !is_plain(change, 0)));
+    let changes: [&dyn Fn(&mut SamplingParams); 6] = [
         &|p| p.presence_penalty = 0.1,
         &|p| p.frequency_penalty = 0.1,
         &|p| p.repetition_penalty = 1.1,
@@ -101,7 +107,18 @@ fn what_depends_on_more_than_the_temperature_is_not_plain() {
         &|p| p.min_tokens = 1,
         &|p| p.ignore_eos = true,
     ];
-    assert!(changes.iter().all(|change| !is_plain(change, 0)));
+    for change in changes {
+        let greedy = |p: &mut SamplingParams| {
+            p.temperature = 0.0;
+            change(p);
+        };
+        assert!(!is_plain(change, 0) && !is_plain(&greedy, 0));
+    }
+    let scored = GenerateRequest::score(&[1], &[2], 0);
+    assert!(scored.params.temperature == 0.0);
+    let mut sampler = TokenSampler::new(&scored.params, 0).unwrap();
+    sampler.scored = scored.scored;
+    assert!(sampler.plain_draw(4).is_none());
     // From the token on that nothing restricts any more.
     let mut sampler =
         TokenSampler::new(&SamplingParams { min_tokens: 1, ..params(0.7) }, 0).unwrap();

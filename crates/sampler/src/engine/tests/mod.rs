@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use hone_core::types::{FinishReason, SamplingParams, TokenId};
-use hone_cuda::{CubinCache, DeviceFloat, DeviceModel, Gpu};
+use hone_cuda::{CubinCache, DeviceFloat, DeviceModel, Gpu, StreamPriority};
 use hone_engine::{Completion, Event, ModelDir, Probe, Publisher};
 use hone_model::adapter::LoraConfig;
 use hone_model::device;
@@ -68,7 +68,8 @@ fn decoder(config: &SamplerConfig) -> PassDecoder {
     // As many ranks as adapters of these tests have at most.
     let modules = device::adapter_modules(&random_lora(model.spec(), 16, 1));
     let (limits, cache) = (config.device_limits(2, 512), CubinCache::new(Path::new(&cubins)));
-    let sampler = DeviceSampler::open(&on_device, &cache, &modules, &limits.unwrap(), 0).unwrap();
+    let (limits, priority) = (limits.unwrap(), StreamPriority::Serving);
+    let sampler = DeviceSampler::open(&on_device, &cache, &modules, &limits, 0, priority).unwrap();
     let decoder = DeviceDecoder::new(model.spec().clone(), sampler, config).unwrap();
     PassDecoder::Device(Box::new(decoder))
 }

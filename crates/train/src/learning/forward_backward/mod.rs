@@ -25,7 +25,7 @@ use crate::memory;
 
 pub(crate) struct ForwardBackward<'a> {
     pub model: &'a Model,
-    /// What computes in place of the model; it has one pass at a time.
+    /// What computes in place of the model, one shard or one score at a time.
     pub device: Option<&'a Mutex<DevicePasses>>,
     pub lora: &'a LoraWeights,
     /// Adapter of the reference policy; `None` is the base model.
@@ -186,7 +186,11 @@ impl ForwardBackward<'_> {
     /// The entropies of a shard's trained tokens, with the dropout that the pass will use.
     fn entropies(&self, (indices, stream): &Shard) -> Result<Vec<f64>> {
         let layout = self.layout(indices)?;
-        let (_, [_, entropies]) = self.forward(&layout, self.dropout(*stream).as_mut(), 0)?;
+        let mut device = self.device.map(Mutex::lock);
+        let mut dropout = self.dropout(*stream);
+        let (_, [_, entropies]) =
+            self.forward(device.as_deref_mut(), &layout, dropout.as_mut(), 0)?;
+        drop(device);
         let trained = self.rows(indices).filter(|(index, _)| self.lengths[*index] > 0);
         let own = |(index, rows): (usize, Range<usize>)| {
             self.samples[index].unmasked(&entropies[rows]).into_owned()
@@ -218,9 +222,14 @@ impl ForwardBackward<'_> {
         let mut dropout = self.dropout(*stream);
         let tokens = layout.segments.tokens();
         let kept_layers = memory::kept_layers(self.config, self.model.spec(), tokens);
+        // A score of another policy must not come between the forward and the backward pass, whose activations are on the
+        // device.
+        let mut device = self.device.map(Mutex::lock);
         // Before the forward pass with the adapter, whose activations then take the memory.
-        let reference = timed(&mut output.timing.reference, || self.reference(&layout, indices))?;
-        let (pass, [logprobs, entropies]) = self.forward(&layout, dropout.as_mut(), kept_layers)?;
+        let reference = || self.reference(device.as_deref_mut(), &layout, indices);
+        let reference = timed(&mut output.timing.reference, reference)?;
+        let (pass, [logprobs, entropies]) =
+            self.forward(device.as_deref_mut(), &layout, dropout.as_mut(), kept_layers)?;
         let without_dropout = self.without_dropout(&layout, indices, &logprobs)?;
         output.totals.computed_tokens = tokens as f64;
         let mut gradients = Vec::with_capacity(logprobs.len());
@@ -269,7 +278,7 @@ impl ForwardBackward<'_> {
             }
         }
         output.timing.forward = start.elapsed().as_secs_f64() - output.timing.reference;
-        let backward = || self.backward(pass, gradients);
+        let backward = || self.backward(device.as_deref_mut(), pass, gradients);
         output.gradients = timed(&mut output.timing.backward, backward)?;
         Ok(output)
     }
@@ -298,7 +307,8 @@ impl ForwardBackward<'_> {
         if self.config.lora.dropout == 0.0 {
             return Ok(Some(logprobs.to_vec()));
         }
-        let (_, [logprobs, _]) = self.forward(layout, None, 0)?;
+        // Adapters on a device have no dropout.
+        let (_, [logprobs, _]) = self.forward(None, layout, None, 0)?;
         Ok(Some(logprobs))
     }
 
@@ -314,12 +324,13 @@ impl ForwardBackward<'_> {
     /// The forward pass with the adapter. On the host it keeps the activations of `kept_layers` layers.
     fn forward(
         &self,
+        device: Option<&mut DevicePasses>,
         layout: &PackedBatch,
         dropout: Option<&mut Dropout>,
         kept_layers: usize,
     ) -> Result<(Pass, Stats)> {
-        if let Some(device) = self.device {
-            return Ok((None, device.lock().forward(layout, DevicePolicy::Adapter)?));
+        if let Some(device) = device {
+            return Ok((None, device.forward(layout, DevicePolicy::Adapter)?));
         }
         let PackedBatch { ids, segments, .. } = layout;
         let saved = self.model.forward_saving(ids, segments, self.lora, dropout, kept_layers)?;
@@ -329,9 +340,14 @@ impl ForwardBackward<'_> {
     }
 
     /// The adapter's gradients, from the derivatives of the loss by a pass's results. A device adds up those of all shards.
-    fn backward(&self, pass: Pass, seeds: Vec<[f64; 2]>) -> Result<BTreeMap<String, Tensor>> {
-        if let Some(device) = self.device {
-            device.lock().backward(&seeds)?;
+    fn backward(
+        &self,
+        device: Option<&mut DevicePasses>,
+        pass: Pass,
+        seeds: Vec<[f64; 2]>,
+    ) -> Result<BTreeMap<String, Tensor>> {
+        if let Some(device) = device {
+            device.backward(&seeds)?;
         }
         let Some((saved, stats)) = pass else { return Ok(BTreeMap::new()) };
         let shape = (seeds.len(), 2);
@@ -345,7 +361,12 @@ impl ForwardBackward<'_> {
     }
 
     /// Log-probabilities under the reference policy, row by row; `None` if beta is 0.
-    fn reference(&self, layout: &PackedBatch, indices: &[usize]) -> Result<Option<Vec<f64>>> {
+    fn reference(
+        &self,
+        device: Option<&mut DevicePasses>,
+        layout: &PackedBatch,
+        indices: &[usize],
+    ) -> Result<Option<Vec<f64>>> {
         if self.config.beta == 0.0 {
             return Ok(None);
         }
@@ -353,10 +374,10 @@ impl ForwardBackward<'_> {
         if let Some(cached) = cached.collect::<Option<Vec<&[f64]>>>() {
             return Ok(Some(cached.concat()));
         }
-        let [logprobs, _] = match self.device {
+        let [logprobs, _] = match device {
             Some(device) => {
                 let adapter = self.reference.map(|_| DevicePolicy::Reference);
-                device.lock().forward(layout, adapter.unwrap_or(DevicePolicy::Base))?
+                device.forward(layout, adapter.unwrap_or(DevicePolicy::Base))?
             }
             None => {
                 let PackedBatch { ids, segments, .. } = layout;

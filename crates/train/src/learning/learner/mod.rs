@@ -8,6 +8,7 @@ mod checkpointing;
 mod step;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use candle_core::{DType, Device};
 use parking_lot::Mutex;
@@ -26,7 +27,7 @@ use hone_model::{Model, ModelError, ModelSpec};
 use super::Average;
 use super::Snapshot;
 use super::StepTiming;
-use super::device::DevicePasses;
+use super::device::{DevicePasses, SharedPasses};
 use super::objective::AdaptiveCoefficients;
 use super::optimizer::AdamW;
 use crate::config::{KlConfig, PeakRate, TrainConfig};
@@ -41,8 +42,8 @@ pub(crate) const NO_SAMPLE: &str = "no sample is left to train on";
 /// An adapter with its optimizer state, over a frozen base model.
 pub struct Learner {
     model: Model,
-    /// Computes the passes of steps, if `model.device` is a GPU.
-    device: Option<Mutex<DevicePasses>>,
+    /// Computes the passes of steps and the scores of snapshots, if `model.device` is a GPU.
+    device: Option<SharedPasses>,
     lora: LoraWeights,
     optimizer: AdamW,
     average: Option<Average>,
@@ -174,7 +175,7 @@ impl Learner {
         self.longest_shard = tokens;
     }
 
-    /// Has steps compute on a GPU that has the base, with samples of up to `longest` tokens if its memory permits them;
+    /// Has steps and scores compute on a GPU that has the base, with samples of up to `longest` tokens if its memory permits them;
     /// [`Self::longest_shard`] is what it permits.
     ///
     /// # Errors
@@ -182,7 +183,7 @@ impl Learner {
     pub fn use_device(&mut self, base: &DeviceBase, longest: usize) -> Result<()> {
         let passes = DevicePasses::open(base, &self.lora, self.model.spec(), longest)?;
         self.longest_shard = longest.min(passes.longest_shard());
-        self.device = Some(Mutex::new(passes));
+        self.device = Some(Arc::new(Mutex::new(passes)));
         Ok(())
     }
 
@@ -206,8 +207,9 @@ impl Learner {
     /// # Errors
     /// If a copy fails.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        let (model, lora) = (self.model.clone(), self.served().copy()?);
-        Ok(Snapshot { model, lora, config: self.config.lora.clone() })
+        let (model, lora) = (self.model.clone(), Arc::new(self.served().copy()?));
+        let (config, device) = (self.config.lora.clone(), self.device.clone());
+        Ok(Snapshot { model, lora, config, device })
     }
 }
 

@@ -195,7 +195,7 @@ impl Learner {
             }
             let mut pass = ForwardBackward {
                 model: &self.model,
-                device: self.device.as_ref(),
+                device: self.device.as_deref(),
                 lora: &self.lora,
                 reference: self.reference.lora(),
                 config: &self.config,

@@ -78,7 +78,7 @@ impl Publisher for ScriptedPublisher {
         let (config, lora) =
             peft::read(&adapter, model.spec(), DType::F32, model.device()).unwrap();
         let ids = [5, 9, 2];
-        let snapshot = Snapshot { model, lora, config };
+        let snapshot = Snapshot { model, lora: Arc::new(lora), config, device: None };
         let logprobs = snapshot.score(&request.prompt_ids, &ids, 1.0).unwrap();
         let is_rejected = version.0 == self.rejects.load(Ordering::Acquire)
             || self.rejects_all.load(Ordering::Acquire);
