@@ -513,7 +513,6 @@ impl EnginesNeeded {
 }
 
 #[cfg(test)]
-#[expect(dead_code, reason = "only the start of this program is used")]
 #[path = "../../crates/cuda/tests/kernels/fake.rs"]
 mod fake;
 
@@ -561,8 +560,8 @@ mod tests {
         };
         let (host, judge) = (load(None).await.unwrap(), load(Some(&device)).await.unwrap());
         for temperature in [None, Some(1.0)] {
-            let [expected, found] =
-                [&host, &judge].map(|judge| judge.complete(&asked(temperature)));
+            let asked = asked(temperature);
+            let [expected, found] = [&host, &judge].map(|judge| judge.complete(&asked));
             assert_eq!(found.await.unwrap().text, expected.await.unwrap().text);
         }
         // A second one has no room beside what takes the rest.
