@@ -11,6 +11,7 @@ use hone_core::files::keep_files_private;
 use hone_core::metrics::Metrics;
 use hone_core::threads::{set_background, to_background};
 use hone_core::types::{Interaction, Message, PromptSource, Role};
+use hone_cuda::DeviceMemory;
 use hone_dataset::{Curriculum, Dataset, DatasetConfig, Prompt};
 use hone_engine::{Engine, ModelDir, Publisher};
 use hone_model::ModelSpec;
@@ -145,6 +146,14 @@ impl Core {
         if config.uses_self_judge() {
             let (base, device) = (engines.base.as_ref(), engines.device.as_ref());
             rewards.self_judge.load(config, &model, &data, base, device).await?;
+        }
+        if let Some(base) = &engines.device {
+            let gpu = Arc::clone(base.model.gpu());
+            metrics.read_with(move |metrics| {
+                // A device that does not answer fails passes, whose errors are logged.
+                let free = gpu.free_bytes().unwrap_or_default();
+                metrics.device_memory_free.set(i64::try_from(free).unwrap_or(i64::MAX));
+            });
         }
         let engine = engines.live.clone();
 

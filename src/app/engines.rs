@@ -11,7 +11,7 @@ use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
 use hone_core::threads::BackgroundPriority;
 use hone_core::types::SamplingParams;
-use hone_cuda::{DeviceSampler, StreamPriority};
+use hone_cuda::{AdapterModule, DeviceSampler, SamplerLimits, StreamPriority};
 use hone_engine::{
     Codec, Engine, EngineBackend, EngineConfig, EngineError, GenerateRequest, ModelDir, Priority,
     Publisher,
@@ -327,6 +327,23 @@ impl NativePurpose {
         }
     }
 
+    /// The linear layers of its adapters on a GPU, and the sizes of its passes there: with room for the adapters of all
+    /// versions that it answers with and of the one that is staged. A judge has no adapter.
+    pub fn on_device(
+        self,
+        config: &Config,
+        dir: &ModelDir,
+        spec: &ModelSpec,
+        workspace: u64,
+    ) -> anyhow::Result<(Vec<AdapterModule>, SamplerLimits)> {
+        let modules = match self {
+            Self::Judging => Vec::new(),
+            Self::Serving | Self::Sampling => Learner::adapter_modules(spec, &config.train)?,
+        };
+        let limits = self.settings(config, dir).device_limits(self.versions() + 1, workspace)?;
+        Ok((modules, limits))
+    }
+
     /// The engine's settings.
     pub fn settings(self, config: &Config, dir: &ModelDir) -> SamplerConfig {
         let mut settings = SamplerConfig {
@@ -398,8 +415,7 @@ pub(in crate::app) fn start_native(
     Ok(engine)
 }
 
-/// Starts an engine on the weights on a GPU, with room for the adapters of all versions that it answers with and of the one
-/// that is staged. It waits for no other thread. A judge has no adapter, and other kernels go first.
+/// Starts an engine on the weights on a GPU. It waits for no other thread. Other kernels go before those of a judge.
 fn start_on_device(
     config: &Config,
     dir: &ModelDir,
@@ -410,14 +426,13 @@ fn start_on_device(
 ) -> anyhow::Result<Arc<BatchedEngine>> {
     let settings = purpose.settings(config, dir);
     let spec = ModelSpec::from_config(&dir.config)?;
-    let (name, modules, priority) = match purpose {
-        NativePurpose::Judging => ("the judge", Vec::new(), StreamPriority::Training),
+    let (name, priority) = match purpose {
+        NativePurpose::Judging => ("the judge", StreamPriority::Training),
         NativePurpose::Serving | NativePurpose::Sampling => {
-            let modules = Learner::adapter_modules(&spec, &config.train)?;
-            ("the native engine", modules, StreamPriority::Serving)
+            ("the native engine", StreamPriority::Serving)
         }
     };
-    let limits = settings.device_limits(purpose.versions() + 1, base.workspace)?;
+    let (modules, limits) = purpose.on_device(config, dir, &spec, base.workspace)?;
     let DeviceBase { model, kernels, reserve, .. } = base;
     let sampler = DeviceSampler::open(model, kernels, &modules, &limits, *reserve, priority);
     let sampler = sampler.with_context(|| format!("model.device: {name}"))?;

@@ -7,14 +7,17 @@ use serde::Serialize;
 
 use hone_core::memory;
 use hone_core::metrics::Metrics;
+use hone_cuda::{ArenaPlan, DeviceModel, DeviceSampler};
 use hone_engine::{EngineBackend, ModelDir};
 use hone_model::ModelSpec;
+use hone_model::device::{DeviceRoom, decoder_shape, device_float};
 use hone_train::memory::{BaseMemory, MemoryPlanner, ProcessMemory, ProcessSetup};
-use hone_train::{Learner, available_memory};
+use hone_train::{Learner, available_memory, device_plan};
 
-use super::engines::{EnginesNeeded, NativePurpose};
+use super::engines::{EnginesNeeded, NativePurpose, device};
 use super::open_model;
 use crate::config::Config;
+use crate::usage;
 
 /// The memory that a process needs, and the memory that it may hold.
 #[derive(Clone, Debug, Serialize)]
@@ -26,8 +29,75 @@ pub struct MemoryReport {
     pub max_sample_tokens: usize,
     /// Bytes that the process may hold; `None` if the system does not report it.
     pub available: Option<usize>,
+    /// The memory of the GPU that `model.device` selects; `None` if the processor computes all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceReport>,
     /// Why the start is refused; `None` if the plan fits.
     pub refused: Option<String>,
+}
+
+/// The memory of a GPU that a process needs, all of which it allocates at its start.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceReport {
+    /// The device, as `model.device` names it.
+    pub device: String,
+    /// What the memory is for, the model first.
+    pub parts: Vec<DevicePart>,
+    /// Bytes that are free before the start.
+    pub free: u64,
+    /// Bytes of them that are left to the driver and to other processes.
+    pub reserve: u64,
+}
+
+/// A part of a GPU's memory.
+#[derive(Clone, Debug, Serialize)]
+pub struct DevicePart {
+    /// Its purpose.
+    pub part: String,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl DeviceReport {
+    /// The plan for samples of up to `longest` tokens, and why the start is refused if it does not fit. `None` if no
+    /// pass runs on a GPU.
+    fn of(
+        config: &Config,
+        model: &ModelDir,
+        spec: &ModelSpec,
+        has_clients: bool,
+        longest: usize,
+    ) -> anyhow::Result<Option<(Self, Option<String>)>> {
+        let needed = EnginesNeeded::of(config, has_clients);
+        let purpose = needed.native_purpose(has_clients).filter(|_| !needed.has_mistralrs());
+        let Some(purpose) = purpose else { return Ok(None) };
+        let Some(device) = device(config, model, &config.data.dir)? else { return Ok(None) };
+        let (_, DeviceRoom { free, reserve, workspace }) = device.open().map_err(usage)?;
+        let base = BaseMemory::read(spec, &model.weights, config.load_options())?;
+        let float = device_float(config.train.compute, base.is_f32);
+        let shape = decoder_shape(spec, model.context());
+        let mut plans = vec![DeviceModel::plan(&shape, float)?];
+        let judge = config.uses_self_judge().then_some(NativePurpose::Judging);
+        for purpose in [purpose].into_iter().chain(judge) {
+            let (modules, limits) = purpose.on_device(config, model, spec, workspace)?;
+            plans.extend(DeviceSampler::plan(&shape, &modules, float, &limits)?);
+        }
+        let mut advice = "rollout.max_batch_tokens or engine.slots";
+        let fixed: u64 = plans.iter().map(ArenaPlan::total).sum();
+        if config.train.enabled {
+            let modules = Learner::adapter_modules(spec, &config.train)?;
+            let room = [free.saturating_sub(reserve).saturating_sub(fixed), workspace];
+            plans.extend(device_plan(spec, &shape, &modules, float, longest, room)?);
+            advice = "train.max_tokens, rollout.max_batch_tokens or engine.slots";
+        }
+        let refused = ArenaPlan::check(&plans, free, reserve).err();
+        let refused = refused.map(|error| format!("`model.device`: {error}: set {advice} to less"));
+        let part =
+            |plan: &ArenaPlan| DevicePart { part: plan.purpose().to_owned(), bytes: plan.total() };
+        let device = format!("cuda:{}", device.ordinal);
+        let parts = plans.iter().map(part).collect();
+        Ok(Some((Self { device, parts, free, reserve }, refused)))
+    }
 }
 
 impl MemoryReport {
@@ -50,7 +120,17 @@ impl MemoryReport {
         let (peak, available) = (mib(report.plan.peak), report.available.map(mib));
         let parts = parts.join(", ");
         tracing::info!(peak, available, parts, "memory plan in MiB");
+        let device = report.device.iter().flat_map(|device| &device.parts);
+        let parts: Vec<_> =
+            device.clone().map(|of| format!("{} {}", of.part, of.bytes >> 20)).collect();
+        if let Some(DeviceReport { device, free, .. }) = &report.device {
+            tracing::info!(%device, free = free >> 20, parts = parts.join(", "), "memory plan of the GPU in MiB");
+        }
         let longest = report.checked()?;
+        for DevicePart { part, bytes } in device {
+            let gauge = metrics.device_memory.with_label_values(&[part.as_str()]);
+            gauge.add(i64::try_from(*bytes).unwrap_or(i64::MAX));
+        }
         let bytes = |bytes: usize| i64::try_from(bytes).unwrap_or(i64::MAX);
         for part in &report.plan.parts {
             metrics.memory_planned.with_label_values(&[part.part]).set(bytes(part.bytes));
@@ -62,7 +142,14 @@ impl MemoryReport {
     /// The plan of `hone serve`, or without clients of `hone train` and `hone eval`.
     pub(super) fn of(config: &Config, model: &ModelDir, has_clients: bool) -> anyhow::Result<Self> {
         let spec = ModelSpec::from_config(&model.config)?;
-        Self::with(config, model, &spec, setup(config, model, &spec, has_clients))
+        let report = Self::with(config, model, &spec, setup(config, model, &spec, has_clients))?;
+        let longest = report.max_sample_tokens;
+        Ok(match DeviceReport::of(config, model, &spec, has_clients, longest)? {
+            Some((device, refused)) => {
+                Self { device: Some(device), refused: report.refused.or(refused), ..report }
+            }
+            None => report,
+        })
     }
 
     fn with(
@@ -94,7 +181,7 @@ impl MemoryReport {
             (tokens, refusal(planner.plan(tokens).peak, available))
         };
         let plan = planner.plan(max_sample_tokens);
-        Ok(Self { plan, max_sample_tokens, available, refused })
+        Ok(Self { plan, max_sample_tokens, available, device: None, refused })
     }
 
     /// The longest sample.
@@ -110,11 +197,19 @@ impl MemoryReport {
 }
 
 impl fmt::Display for MemoryReport {
-    /// The table of the parts, then the available memory and, if it does not suffice, the reason.
+    /// The table of the parts, then the available memory, the same of a GPU and, if either does not suffice, the reason.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.plan)?;
+        let mib = |bytes: f64| bytes / f64::from(1 << 20);
         if let Some(bytes) = self.available {
-            write!(f, "\n{:<34} {:>9.1} MiB", "available", bytes as f64 / f64::from(1 << 20))?;
+            write!(f, "\n{:<34} {:>9.1} MiB", "available", mib(bytes as f64))?;
+        }
+        if let Some(DeviceReport { device, parts, free, reserve }) = &self.device {
+            let held = parts.iter().map(|DevicePart { part, bytes }| (part.as_str(), *bytes));
+            for (part, bytes) in held.chain([("left to the driver", *reserve), ("free", *free)]) {
+                let part = format!("{device}: {part}");
+                write!(f, "\n{part:<34} {:>9.1} MiB", mib(bytes as f64))?;
+            }
         }
         if let Some(reason) = &self.refused {
             write!(f, "\nrefused: {reason}")?;

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
+use serde::Deserialize;
 use serde::de::value::Error as ValueError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 
@@ -10,6 +11,7 @@ use hone_engine::EngineBackend;
 use hone_model::kernels::compute::Compute;
 use hone_model::weights::Quantize;
 use hone_rollout::SamplerKind;
+use hone_train::config::DeviceChoice;
 use hone_train::policy::Promotion;
 
 use super::schema::FleetRole;
@@ -21,6 +23,17 @@ pub fn engine_backend() -> impl TypedValueParser<Value = EngineBackend> {
         ("native", "Hone's batched engine, on the weights that the trainer uses"),
     ];
     one_of(values)
+}
+
+/// Parses the value of `--device`: `cpu` or `cuda:N`.
+///
+/// # Errors
+/// If it is another one.
+pub fn device(text: &str) -> Result<DeviceChoice, String> {
+    match DeviceChoice::deserialize(text.into_deserializer()) as Result<_, ValueError> {
+        Ok(device) if device != DeviceChoice::Auto => Ok(device),
+        _ => Err("not cpu or cuda:N".to_owned()),
+    }
 }
 
 /// The values of `--role`.

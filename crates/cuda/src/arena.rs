@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{GpuError, Result};
+use crate::error::{GpuError, Result, mib};
 
 /// Regions begin at multiples of this number of bytes, which suits all loads and cuBLASLt.
 const ALIGNMENT: u64 = 256;
@@ -50,9 +50,34 @@ impl ArenaPlan {
         self.total = self.total.saturating_add(aligned);
     }
 
+    /// What the memory is for.
+    pub fn purpose(&self) -> &str {
+        &self.purpose
+    }
+
     /// Bytes of all regions.
     pub fn total(&self) -> u64 {
         self.total
+    }
+
+    /// Refuses plans that do not fit into `free` bytes, of which `reserve` bytes are left for the driver, other
+    /// libraries and other processes.
+    ///
+    /// # Errors
+    /// With the figures of each plan.
+    pub fn check(plans: &[Self], free: u64, reserve: u64) -> Result<()> {
+        let needed = plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(plan.total));
+        let available = free.saturating_sub(reserve);
+        if needed <= available {
+            return Ok(());
+        }
+        let part = |plan: &Self| format!("{} {}", plan.purpose, mib(plan.total));
+        let parts = plans.iter().map(part).collect::<Vec<_>>().join(", ");
+        let reserved = match reserve {
+            0 => String::new(),
+            reserve => format!(" beside a reserve of {}", mib(reserve)),
+        };
+        Err(GpuError::PlanTooLarge { needed, available, reserved, parts })
     }
 }
 
@@ -74,23 +99,13 @@ pub struct Arena<M: DeviceMemory> {
 }
 
 impl<M: DeviceMemory> Arena<M> {
-    /// Allocates all plans, or none: before the first allocation their sum is compared with the free memory,
-    /// of which `reserve` bytes are left for the driver, other libraries and other processes.
+    /// Allocates all plans, or none: before the first allocation [`ArenaPlan::check`] compares their sum with the free
+    /// memory.
     ///
     /// # Errors
     /// If the plans do not fit, with the figures of each, or the device refuses.
     pub fn allocate(memory: &Arc<M>, plans: Vec<ArenaPlan>, reserve: u64) -> Result<Vec<Self>> {
-        let needed = plans.iter().fold(0, |sum: u64, plan| sum.saturating_add(plan.total));
-        let available = memory.free_bytes()?.saturating_sub(reserve);
-        if needed > available {
-            let part = |plan: &ArenaPlan| format!("{} {}", plan.purpose, plan.total);
-            let parts = plans.iter().map(part).collect::<Vec<_>>().join(", ");
-            let reserved = match reserve {
-                0 => String::new(),
-                reserve => format!(" beside a reserve of {reserve}"),
-            };
-            return Err(GpuError::PlanTooLarge { needed, available, reserved, parts });
-        }
+        ArenaPlan::check(&plans, memory.free_bytes()?, reserve)?;
         let open = |plan: ArenaPlan| {
             // An empty allocation is an error to the driver.
             let address = memory.allocate(plan.total.max(ALIGNMENT))?;
@@ -187,11 +202,12 @@ mod tests {
 
     #[test]
     fn a_plan_that_does_not_fit_is_refused_with_figures() {
-        let memory = CountingMemory::new(10_000, 0);
-        let plans = || vec![plan("weights", &[("all", 8_192)]), plan("pages", &[("all", 1_000)])];
-        let error = Arena::allocate(&memory, plans(), 1_000).unwrap_err().to_string();
-        let expected = "9216 bytes of device memory are needed, but 9000 are free beside a reserve of 1000: \
-                        weights 8192, pages 1024";
+        let memory = CountingMemory::new(10 << 20, 0);
+        let plans =
+            || vec![plan("weights", &[("all", 8 << 20)]), plan("pages", &[("all", 1 << 20)])];
+        let error = Arena::allocate(&memory, plans(), 3 << 19).unwrap_err().to_string();
+        let expected = "9.0 MiB of device memory are needed, but 8.5 MiB are free beside a reserve of 1.5 MiB: \
+                        weights 8.0 MiB, pages 1.0 MiB";
         assert_eq!((error.as_str(), memory.used()), (expected, 0));
         let huge = vec![plan("pages", &[("all", u64::MAX / 2), ("more", u64::MAX / 2 + 9)])];
         assert!(matches!(

@@ -60,7 +60,9 @@ pub enum GpuError {
     },
     /// A plan does not fit into the device's memory.
     #[error(
-        "{needed} bytes of device memory are needed, but {available} are free{reserved}: {parts}"
+        "{} of device memory are needed, but {} are free{reserved}: {parts}",
+        mib(*needed),
+        mib(*available)
     )]
     PlanTooLarge {
         /// Bytes of all regions.
@@ -93,6 +95,11 @@ pub enum GpuError {
         /// What happened.
         source: io::Error,
     },
+}
+
+/// Bytes in MiB.
+pub(crate) fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }
 
 /// A function of a library that failed.

@@ -26,6 +26,8 @@ use futures::future::LocalBoxFuture;
 
 use client::Client;
 use hone_config::Config;
+use hone_engine::EngineBackend;
+use hone_train::config::DeviceChoice;
 use progress::DemoProgress;
 use report::DemoDir;
 use report::{Findings, NextSteps};
@@ -79,7 +81,12 @@ pub async fn run(
     let dir = DemoDir::open(options.data.as_deref())?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut config = config::build(options.rewards, options.steps, options.seed, &dir.path, cores);
-    config::serve_with(&mut config, options.backend);
+    config.model.device = options.device;
+    let backend = match options.device {
+        DeviceChoice::Cuda(_) => EngineBackend::Native,
+        DeviceChoice::Auto | DeviceChoice::Cpu => options.backend,
+    };
+    config::serve_with(&mut config, backend);
     config.rollout.sampler = options.sampler;
     config::promote(&mut config, options.promotion);
     if options.sabotage {

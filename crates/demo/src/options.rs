@@ -7,9 +7,10 @@ use serde::Serialize;
 
 use hone_engine::EngineBackend;
 use hone_rollout::SamplerKind;
+use hone_train::config::DeviceChoice;
 use hone_train::policy::Promotion;
 
-use hone_config::flags::{engine_backend, promotion, sampler_kind};
+use hone_config::flags::{device, engine_backend, promotion, sampler_kind};
 
 /// Default of `--steps`: enough to reach nearly the maximum reward.
 const DEFAULT_STEPS: u64 = 100;
@@ -55,6 +56,9 @@ pub struct DemoOptions {
     /// Engine that answers the users
     #[arg(long, value_name = "BACKEND", default_value = "mistralrs", value_parser = engine_backend())]
     pub backend: EngineBackend,
+    /// What computes: the processor, or with cuda:N a GPU, on which the native engine answers the users
+    #[arg(long, value_name = "cpu|cuda:N", default_value = "cpu", value_parser = device)]
+    pub device: DeviceChoice,
     /// Sampler of the shadow completions
     #[arg(long, value_name = "SAMPLER", default_value = "auto", value_parser = sampler_kind())]
     pub sampler: SamplerKind,
@@ -65,7 +69,7 @@ pub struct DemoOptions {
     #[arg(long)]
     pub sabotage: bool,
     /// Ask and rate a server that runs, such as http://localhost:8080, instead of starting one
-    #[arg(long, value_name = "URL", conflicts_with_all = ["rewards", "backend", "sampler",
+    #[arg(long, value_name = "URL", conflicts_with_all = ["rewards", "backend", "device", "sampler",
           "promotion", "sabotage", "data", "keep_serving"])]
     pub server: Option<String>,
     /// Data directory, which is kept [default: a temporary one]
@@ -90,6 +94,7 @@ impl Default for DemoOptions {
             report: None,
             rewards: RewardsMode::default(),
             backend: EngineBackend::default(),
+            device: DeviceChoice::default(),
             sampler: SamplerKind::default(),
             promotion: Promotion::Direct,
             sabotage: false,

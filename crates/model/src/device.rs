@@ -76,22 +76,44 @@ pub struct DeviceBase {
     pub workspace: u64,
 }
 
+/// The memory of a device before anything of Hone is in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceRoom {
+    /// Free bytes.
+    pub free: u64,
+    /// Bytes of them that stay free.
+    pub reserve: u64,
+    /// Bytes of a workspace for products.
+    pub workspace: u64,
+}
+
+/// The type of weights and activations on a device: 32 bits if all weights are and `compute` is f32, and otherwise bf16.
+pub fn device_float(compute: Compute, is_f32: bool) -> DeviceFloat {
+    if is_f32 && compute == Compute::F32 { DeviceFloat::F32 } else { DeviceFloat::Bf16 }
+}
+
 impl CudaDevice {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// If it cannot be used.
+    pub fn open(&self) -> Result<(Arc<Gpu>, DeviceRoom)> {
+        let gpu = Arc::new(Gpu::open(self.ordinal)?);
+        let free = gpu.free_bytes()?;
+        let (reserve, workspace) = (RESERVE.min(free / 16), WORKSPACE.min(free / 64));
+        Ok((gpu, DeviceRoom { free, reserve, workspace }))
+    }
+
     /// Opens the device and copies a model with angles of as many positions to it. Matrices are in 32 bits if all of them
     /// are and `compute` is f32, and otherwise in bf16.
     ///
     /// # Errors
     /// If the device cannot be used, a matrix is quantized, or the memory is too small.
     pub fn load(&self, model: &Model, compute: Compute, positions: usize) -> Result<DeviceBase> {
-        let gpu = Arc::new(Gpu::open(self.ordinal)?);
-        let is_half =
-            |(_, weight): (String, BaseMatrix)| weight.stored() != WeightType::Float(DType::F32);
-        let float = match compute {
-            Compute::F32 if !model.weights().any(is_half) => DeviceFloat::F32,
-            _ => DeviceFloat::Bf16,
-        };
-        let free = gpu.free_bytes()?;
-        let (reserve, workspace) = (RESERVE.min(free / 16), WORKSPACE.min(free / 64));
+        let (gpu, DeviceRoom { reserve, workspace, .. }) = self.open()?;
+        let is_f32 =
+            |(_, weight): (String, BaseMatrix)| weight.stored() == WeightType::Float(DType::F32);
+        let float = device_float(compute, model.weights().all(is_f32));
         let shape = decoder_shape(model.spec(), positions);
         let mut all = DeviceModel::open(&gpu, &shape, float, reserve)?;
         upload(model, positions, |name, values| all.upload(name, values))?;

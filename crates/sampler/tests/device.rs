@@ -7,6 +7,7 @@ mod fake;
 use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device};
@@ -15,7 +16,9 @@ use rand_chacha::ChaCha8Rng;
 
 use hone_core::metrics::Metrics;
 use hone_core::types::{FinishReason, PolicyVersion, SamplingParams, TokenId};
-use hone_cuda::{CubinCache, DeviceFloat, DeviceModel, DeviceSampler, Gpu, StreamPriority};
+use hone_cuda::{
+    CubinCache, DeviceFloat, DeviceMemory, DeviceModel, DeviceSampler, Gpu, StreamPriority,
+};
 use hone_engine::{
     Codec, Completion, Engine, EngineError, EngineLoad, Event, GenerateRequest, ModelDir, Priority,
     Publisher,
@@ -198,6 +201,7 @@ on_fake_device! {
     probes_and_canaries_use_their_version, probe_and_try;
     log_probabilities_in_bf16_are_near_those_in_f32, compare_in_bf16;
     a_restart_serves_the_same_bits, restart;
+    no_request_fails_while_versions_are_published, publish_often;
     what_does_not_fit_is_refused, refuse;
 }
 
@@ -319,6 +323,39 @@ async fn compare_in_bf16() {
         }
     }
     assert!(greatest > 0.0 && greatest < 0.1, "{greatest}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "started by `no_request_fails_while_versions_are_published`"]
+async fn publish_often() {
+    let engines = Engines::new(DeviceFloat::F32, &config());
+    let adapters: Vec<_> = (0..5).map(|seed| adapter(&engines.model, 4, seed)).collect();
+    let (gpu, is_over) = (Gpu::open(0).unwrap(), Arc::new(AtomicBool::new(false)));
+    let free = gpu.free_bytes().unwrap();
+    let user = |seed: u64| {
+        let (engine, is_over) = (Arc::clone(&engines.device), Arc::clone(&is_over));
+        tokio::spawn(async move {
+            let mut answers = 0;
+            while !is_over.load(Ordering::Acquire) {
+                let completions = all(&engine, &[request(&[5, 9, 2], seed, 6)]).await;
+                answers += completions.len();
+            }
+            answers
+        })
+    };
+    let users: Vec<_> = (0..3).map(user).collect();
+    for version in 1..=500 {
+        let lora = &adapters[version % adapters.len()];
+        let version = PolicyVersion(version as u64);
+        engines.device.publish(version, Some(lora)).unwrap();
+        let served = all(&engines.device, &[request(&[7, 9], version.0, 2)]).await;
+        assert_eq!(served[0].version, version);
+        assert_eq!(gpu.free_bytes().unwrap(), free);
+    }
+    is_over.store(true, Ordering::Release);
+    for user in users {
+        assert!(user.await.unwrap() > 0);
+    }
 }
 
 /// A version that was published from memory, and the same one after a restart that reads its files, beside greedy rows.

@@ -36,6 +36,7 @@ pub use driver::{
 pub use error::LearnError;
 pub use learning::Snapshot;
 pub use learning::StepTiming;
+pub use learning::device_plan;
 pub use learning::learner::{Learner, StepStats};
 pub use memory::MemoryPlan;
 pub use memory::available_memory;

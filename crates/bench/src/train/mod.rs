@@ -16,7 +16,7 @@ use hone_train::memory::BaseMemory;
 use hone_train::{Learner, MemoryPlan, StepTiming, TrainSample};
 
 use super::measure::{Seconds, machine_load, threads_or_cores, timed};
-use hone_config::flags::compute;
+use hone_config::flags::{compute, device};
 use subject::{Data, Workload};
 
 pub use subject::Subject;
@@ -101,14 +101,6 @@ const WARM_UP: usize = 2;
 /// Parses `auto`, `always` or `never`.
 fn recompute(text: &str) -> Result<Recompute, String> {
     serde_json::from_value(text.into()).map_err(|_| "not auto, always or never".to_owned())
-}
-
-/// Parses `cpu` or `cuda:N`.
-fn device(text: &str) -> Result<DeviceChoice, String> {
-    match serde_json::from_value(text.into()) {
-        Ok(device) if device != DeviceChoice::Auto => Ok(device),
-        _ => Err("not cpu or cuda:N".to_owned()),
-    }
 }
 
 /// The measurements. Times are of the fastest timed step; memory is the peak of the warm-up steps, which

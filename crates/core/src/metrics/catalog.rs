@@ -27,6 +27,13 @@ metric_set! {
         memory_resident_peak: IntGauge("hone_memory_resident_peak_bytes",
             "Largest resident memory of the process since its start."),
 
+        device_memory: IntGaugeVec("hone_device_memory_bytes",
+            "Memory of the GPU that each part of the process has.", &["part"]),
+        device_memory_free: IntGauge("hone_device_memory_free_bytes",
+            "Free memory of the GPU when the metrics were read."),
+        device_busy: CounterVec("hone_device_busy_seconds_total",
+            "Time of passes on the GPU, copies included: those of the native engine, and those of steps.", &["kind"]),
+
         data_free: IntGauge("hone_data_free_bytes",
             "Free bytes of the file system of the data directory when the metrics were read."),
 

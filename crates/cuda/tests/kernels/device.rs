@@ -39,8 +39,7 @@ fn run_a_kernel() {
     let error = Arena::allocate(&gpu, plan(1 << 24), 1 << 20).unwrap_err().to_string();
     assert_eq!(
         error,
-        "16779264 bytes of device memory are needed, but 15728640 are free beside a reserve of 1048576: \
-         activations 16779264"
+        "16.0 MiB of device memory are needed, but 15.0 MiB are free beside a reserve of 1.0 MiB: activations 16.0 MiB"
     );
     let mut arena = Arena::allocate(&gpu, plan(4_000), 0).unwrap();
     for _ in 0..1_000 {

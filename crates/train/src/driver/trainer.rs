@@ -22,6 +22,7 @@ use crate::data::batch_builder::{BatchGroup, STALE, TrainBatch, VersionAges};
 use crate::data::head::learned::Judgement;
 use crate::data::{batch_builder, draw_replayed, feedback_cap, packing};
 use crate::error::LearnError;
+use crate::learning::StepTiming;
 use crate::learning::checkpoint;
 use crate::learning::learner::{Learner, StepStats};
 use crate::memory;
@@ -511,6 +512,11 @@ impl Trainer<'_> {
         let learner = &mut self.learner;
         let stats =
             self.pools.train.install(|| learner.step(&prepared.samples, version, max_tokens));
+        if self.setup.device.is_some() {
+            let StepTiming { forward, reference, backward, .. } = learner.timing();
+            let busy = self.setup.metrics.device_busy.with_label_values(&["training"]);
+            busy.inc_by(forward + reference + backward);
+        }
         self.marker.clear()?;
         match stats {
             Ok(StepStats { skipped: Some(reason), faded, .. }) => {

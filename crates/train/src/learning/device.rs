@@ -141,6 +141,25 @@ impl DevicePasses {
     }
 }
 
+/// The device memory of the trainer in `most` bytes, of which products use a workspace: of samples of `longest` tokens
+/// and as many kept layers as fit.
+///
+/// # Errors
+/// If kernels cannot compute the shape, or the model does not have a module.
+pub fn device_plan(
+    spec: &ModelSpec,
+    shape: &DecoderShape,
+    modules: &[AdapterModule],
+    float: DeviceFloat,
+    longest: usize,
+    [most, workspace]: [u64; 2],
+) -> Result<Vec<ArenaPlan>> {
+    let tokens = [memory::shard_tokens(spec), longest];
+    let limits = limits(shape, modules, float, tokens, Room { most, workspace })?;
+    let plans = DeviceTrainer::plan(shape, modules, float, &limits);
+    Ok(plans.map_err(ModelError::from)?)
+}
+
 /// Bytes of memory for the trainer's plan, and those of a workspace in it.
 #[derive(Clone, Copy)]
 struct Room {

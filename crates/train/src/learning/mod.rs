@@ -43,6 +43,8 @@ use crate::memory;
 
 use device::SharedPasses;
 
+pub use device::device_plan;
+
 /// Floats stored as their bits, for `#[serde(with = "float_bits")]`. `serde_json` may parse a decimal
 /// that it wrote to a neighboring float, but a resumed run must continue with the same numbers.
 pub(crate) mod float_bits {

@@ -104,6 +104,8 @@ pub struct BaseMemory {
     packed: usize,
     /// Whether a matrix is quantized.
     is_quantized: bool,
+    /// Whether all weights are in 32 bits, in memory.
+    pub is_f32: bool,
 }
 
 impl BaseMemory {
@@ -117,12 +119,13 @@ impl BaseMemory {
         stored: impl Fn(&str) -> Result<S>,
     ) -> Result<Self> {
         let options = options.into();
-        let mut base = Self { bytes: 0, widened: 0, packed: 0, is_quantized: false };
+        let mut base = Self { bytes: 0, widened: 0, packed: 0, is_quantized: false, is_f32: true };
         for (name, shape) in spec.weight_shapes() {
             let count: usize = shape.iter().product();
             let held = options.in_memory(spec, &name, &shape, stored(&name)?.into());
             base.bytes += held.size(count);
             base.is_quantized |= matches!(held, WeightType::Blocks(_));
+            base.is_f32 &= held == WeightType::Float(DType::F32);
             // The output layer, which may be the embedding, is widened or packed in pieces.
             let linear = name.starts_with("model.layers.");
             if held.is_widened() {

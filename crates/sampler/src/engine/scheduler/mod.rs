@@ -373,6 +373,8 @@ impl BatchScheduler {
             PassDecoder::Device(device) => {
                 compute_on_device(device, &pool.take_copies(), rows, parts);
                 self.last_pass = start.elapsed();
+                let busy = shared.metrics.device_busy.with_label_values(&["sampling"]);
+                busy.inc_by(self.last_pass.as_secs_f64());
                 return;
             }
         };
