@@ -7,6 +7,8 @@ mod process;
 use std::fs;
 use std::path::PathBuf;
 
+use candle_core::DType;
+
 use hone_model::ModelSpec;
 use hone_model::adapter::{LinearKind, ModuleScale};
 use hone_model::kernels::compute::{self, Compute};
