@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -24,6 +24,9 @@ mod backend;
 #[path = "serve/daemon.rs"]
 #[expect(dead_code, reason = "the tests of `hone serve` use all of it")]
 mod daemon;
+#[path = "../crates/cuda/tests/kernels/fake.rs"]
+#[expect(dead_code, reason = "the kernels' tests use all of it")]
+mod fake;
 use backend::with_each_backend;
 use daemon::Daemon;
 
@@ -286,7 +289,7 @@ async fn kills_lose_nothing_acknowledged(backend: EngineBackend) {
         let load = Duration::from_millis(200 + pseudo_random(life) % 1300);
         let step = seen.step.load(Ordering::SeqCst);
         let goal = if life % STEP_EVERY == 0 { step + 1 } else { 0 };
-        run_and_kill(backend, dir.path(), &seen, life, |seen, since| {
+        run_and_kill(backend, dir.path(), &[], &seen, life, |seen, since| {
             since > load && seen.has_reached(goal, since)
         })
         .await;
@@ -307,8 +310,8 @@ async fn kills_lose_nothing_acknowledged(backend: EngineBackend) {
 
     // A last run, long enough to observe that training continues.
     let goal = ledger.steps + 2;
-    run_and_kill(backend, dir.path(), &seen, kills, |seen, since| seen.has_reached(goal, since))
-        .await;
+    let reached = |seen: &Observed, since| seen.has_reached(goal, since);
+    run_and_kill(backend, dir.path(), &[], &seen, kills, reached).await;
     let ledger = check_ledger(&path, &seen, &ledger, kills);
     assert!(ledger.steps >= goal);
     let counts = stats(dir.path());
@@ -316,15 +319,46 @@ async fn kills_lose_nothing_acknowledged(backend: EngineBackend) {
     assert!(counts["interactions"].as_u64().unwrap() >= promised);
 }
 
-/// Starts the daemon, sends requests until `enough` returns true, and kills it.
+/// The same with the native engine and the trainer on an emulated device, killed as soon as a step is recorded, while its
+/// version is published.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_during_a_publication_on_a_device_loses_nothing() {
+    let Some((libraries, _folder)) = fake::command(&fake::ALL) else { return };
+    let environment =
+        libraries.get_envs().filter_map(|(name, value)| Some((name.to_str()?, value?.to_str()?)));
+    let device = [
+        ("HONE_MODEL_DEVICE", "cuda:0"),
+        ("HONE_ROLLOUT_MAX_BATCH_TOKENS", "1024"),
+        ("HONE_ENGINE_SLOTS", "4"),
+    ];
+    let environment: Vec<_> = environment.chain(device).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data").join("ledger.redb");
+    let (seen, mut ledger) = (Arc::new(Observed::default()), Ledger::default());
+    for life in 0..3 {
+        let goal = seen.step.load(Ordering::SeqCst) + 1;
+        let reached = |seen: &Observed, since| seen.has_reached(goal, since);
+        run_and_kill(EngineBackend::Native, dir.path(), &environment, &seen, life, reached).await;
+        ledger = check_ledger(&path, &seen, &ledger, life);
+    }
+    assert!(
+        ledger.steps >= 3 && ledger.active > 0,
+        "{} steps, version {}",
+        ledger.steps,
+        ledger.active
+    );
+}
+
+/// Starts the daemon with variables of the environment, sends requests until `enough` returns true, and kills it.
 async fn run_and_kill(
     backend: EngineBackend,
     dir: &Path,
+    environment: &[(&str, &str)],
     seen: &Arc<Observed>,
     life: u64,
     enough: impl Fn(&Observed, Duration) -> bool,
 ) {
-    let daemon = Daemon::start(backend, dir, CONFIG, &[]);
+    let daemon = Daemon::start_with(backend, dir, CONFIG, environment, Stdio::inherit());
     check_resumed(&daemon, seen, life).await;
     let killed = Arc::new(AtomicBool::new(false));
     let mut clients = tokio::task::JoinSet::new();

@@ -267,5 +267,6 @@ pub fn longest_recorded_sample(config: &Config, model: &ModelDir) -> anyhow::Res
 pub async fn explain_memory(config: &Config, has_clients: bool) -> anyhow::Result<MemoryReport> {
     let dir = open_model(config, &config.data.dir).await?;
     Learner::check(&dir, &config.train)?;
+    EnginesNeeded::of(config, has_clients).check(config, &dir).map_err(usage)?;
     MemoryReport::of(config, &dir, has_clients)
 }

@@ -281,6 +281,65 @@ fn a_daemon_that_does_not_fit_is_explained_and_refused() {
 }
 
 #[test]
+fn device_memory_is_explained_and_refused() {
+    let (device, libraries) = (["--backend", "native"], crate::fake::command(&crate::fake::ALL));
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("hone.toml");
+    std::fs::write(&file, "[model]\ndevice = \"cuda:0\"\n[rollout]\nmax_batch_tokens = 1024\n")
+        .unwrap();
+    let run = |args: &[&str], settings: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hone"));
+        command.args(args).args(device).arg("--config").arg(&file).arg("--data").arg(dir.path());
+        if let Some((libraries, _)) = &libraries {
+            let set = libraries.get_envs();
+            command.envs(set.filter_map(|(name, value)| Some((name, value?))));
+        }
+        command.envs(settings.iter().copied()).output().unwrap()
+    };
+    let serve = ["serve", "--bind", "127.0.0.1:0"];
+    let explain = ["serve", "--explain-memory"];
+    // The reason is the same as at the start.
+    let none = [("HONE_FAKE_DEVICES", "0"), ("LD_LIBRARY_PATH", "")];
+    for settings in [&none[..1], &none[1..]] {
+        let refused = [&serve[..], &explain[..]].map(|args| run(args, settings));
+        let reasons = refused.map(|output| {
+            assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+            text(&output.stderr).lines().last().unwrap().to_owned()
+        });
+        assert!(reasons[0].starts_with("error: `model.device`: "), "{reasons:?}");
+        assert_eq!(reasons[0], reasons[1]);
+    }
+    if libraries.is_none() {
+        return;
+    }
+    let explained = text(&run(&explain, &[]).stdout);
+    for part in ["model", "keys and values", "training passes", "left to the driver", "free"] {
+        assert!(explained.contains(&format!("\ncuda:0: {part} ")), "{part}: {explained}");
+    }
+    for command in ["serve", "train"] {
+        let output = run(&[command, "--explain-memory", "--json"], &[]);
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let parts = plan["device"]["parts"].as_array().unwrap();
+        let bytes: u64 = parts.iter().map(|part| part["bytes"].as_u64().unwrap()).sum();
+        assert!(bytes > 0 && bytes < 1 << 24, "{plan}");
+        assert_eq!((&plan["device"]["free"], &plan["refused"]), (&(1 << 24).into(), &Value::Null));
+    }
+    // A plan that does not fit is refused with the same words, before the weights are read.
+    for memory in ["1000000", "6000000"] {
+        let settings = [("HONE_FAKE_MEMORY", memory)];
+        let output = run(&[&explain[..], &["--json"]].concat(), &settings);
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let reason = plan["refused"].as_str().unwrap();
+        assert!(reason.starts_with("`model.device`: "), "{reason}");
+        assert!(reason.contains(" MiB of device memory are needed, but "), "{reason}");
+        assert!(reason.contains("keys and values ") && reason.ends_with(" to less"), "{reason}");
+        let refused = run(&serve, &settings);
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(text(&refused.stderr).contains(&format!("error: {reason}")), "{reason}");
+    }
+}
+
+#[test]
 fn rewards_are_tested_on_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("completions.jsonl");

@@ -4,6 +4,9 @@
 
 mod commands;
 mod data;
+#[path = "../../crates/cuda/tests/kernels/fake.rs"]
+#[expect(dead_code, reason = "the kernels' tests use all of it")]
+mod fake;
 mod from_ledger;
 mod generate;
 mod hub;
