@@ -533,8 +533,6 @@ mod fake;
 
 #[cfg(test)]
 mod tests {
-    use std::env;
-
     use hone_core::types::{Message, Role};
     use hone_cuda::{Arena, ArenaPlan, DeviceMemory};
     use hone_reward::grader::GraderSampling;
@@ -554,8 +552,7 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-tiny");
         let dir = ModelDir::open(Path::new(path)).unwrap();
         let base = load_base(&config, &dir).await.unwrap();
-        let kernels = env::var_os("HONE_CUBINS").unwrap().into();
-        let device = CudaDevice { ordinal: 0, kernels };
+        let device = CudaDevice { ordinal: 0, kernels: folder.path().join("kernels") };
         let device = device.load(&base, config.train.compute, dir.context()).unwrap();
         let load = async |device| {
             let judge = SelfJudge::default();

@@ -42,7 +42,7 @@ pub struct DeviceReport {
     /// The device, as `model.device` names it.
     pub device: String,
     /// What the memory is for, the model first.
-    pub parts: Vec<DevicePart>,
+    pub parts: Vec<DeviceMemoryPart>,
     /// Bytes that are free before the start.
     pub free: u64,
     /// Bytes of them that are left to the driver and to other processes.
@@ -51,7 +51,7 @@ pub struct DeviceReport {
 
 /// A part of a GPU's memory.
 #[derive(Clone, Debug, Serialize)]
-pub struct DevicePart {
+pub struct DeviceMemoryPart {
     /// Its purpose.
     pub part: String,
     /// Its size.
@@ -92,8 +92,10 @@ impl DeviceReport {
         }
         let refused = ArenaPlan::check(&plans, free, reserve).err();
         let refused = refused.map(|error| format!("`model.device`: {error}: set {advice} to less"));
-        let part =
-            |plan: &ArenaPlan| DevicePart { part: plan.purpose().to_owned(), bytes: plan.total() };
+        let part = |plan: &ArenaPlan| DeviceMemoryPart {
+            part: plan.purpose().to_owned(),
+            bytes: plan.total(),
+        };
         let device = format!("cuda:{}", device.ordinal);
         let parts = plans.iter().map(part).collect();
         Ok(Some((Self { device, parts, free, reserve }, refused)))
@@ -109,7 +111,7 @@ impl MemoryReport {
         has_clients: bool,
         metrics: &Metrics,
     ) -> anyhow::Result<usize> {
-        if !config.train.enabled && config.engine.backend == EngineBackend::Mistralrs {
+        if !config.train.enabled && EnginesNeeded::of(config, has_clients).has_mistralrs() {
             return Ok(model.context());
         }
         let report = Self::of(config, model, has_clients)?;
@@ -127,7 +129,7 @@ impl MemoryReport {
             tracing::info!(%device, free = free >> 20, parts = parts.join(", "), "memory plan of the GPU in MiB");
         }
         let longest = report.checked()?;
-        for DevicePart { part, bytes } in device {
+        for DeviceMemoryPart { part, bytes } in device {
             let gauge = metrics.device_memory.with_label_values(&[part.as_str()]);
             gauge.add(i64::try_from(*bytes).unwrap_or(i64::MAX));
         }
@@ -205,7 +207,7 @@ impl fmt::Display for MemoryReport {
             write!(f, "\n{:<34} {:>9.1} MiB", "available", mib(bytes as f64))?;
         }
         if let Some(DeviceReport { device, parts, free, reserve }) = &self.device {
-            let held = parts.iter().map(|DevicePart { part, bytes }| (part.as_str(), *bytes));
+            let held = parts.iter().map(|DeviceMemoryPart { part, bytes }| (part.as_str(), *bytes));
             for (part, bytes) in held.chain([("left to the driver", *reserve), ("free", *free)]) {
                 let part = format!("{device}: {part}");
                 write!(f, "\n{part:<34} {:>9.1} MiB", mib(bytes as f64))?;

@@ -313,7 +313,7 @@ fn device_memory_is_explained_and_refused() {
         return;
     }
     let explained = text(&run(&explain, &[]).stdout);
-    for part in ["model", "keys and values", "training passes", "left to the driver", "free"] {
+    for part in ["the model", "keys and values", "training passes", "left to the driver", "free"] {
         assert!(explained.contains(&format!("\ncuda:0: {part} ")), "{part}: {explained}");
     }
     for command in ["serve", "train"] {

@@ -26,8 +26,6 @@ use futures::future::LocalBoxFuture;
 
 use client::Client;
 use hone_config::Config;
-use hone_engine::EngineBackend;
-use hone_train::config::DeviceChoice;
 use progress::DemoProgress;
 use report::DemoDir;
 use report::{Findings, NextSteps};
@@ -59,7 +57,7 @@ pub async fn run(
     start: impl AsyncFnOnce(Config) -> anyhow::Result<DaemonHandle>,
     out: &mut dyn Write,
 ) -> anyhow::Result<DemoOutcome> {
-    let options = options.of_visitors();
+    let options = options.resolved();
     options.check()?;
     let mut progress = DemoProgress::new(std::io::stderr().is_terminal());
     let mut interrupt = pin!(interrupted());
@@ -82,11 +80,7 @@ pub async fn run(
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let mut config = config::build(options.rewards, options.steps, options.seed, &dir.path, cores);
     config.model.device = options.device;
-    let backend = match options.device {
-        DeviceChoice::Cuda(_) => EngineBackend::Native,
-        DeviceChoice::Auto | DeviceChoice::Cpu => options.backend,
-    };
-    config::serve_with(&mut config, backend);
+    config::serve_with(&mut config, options.backend);
     config.rollout.sampler = options.sampler;
     config::promote(&mut config, options.promotion);
     if options.sabotage {

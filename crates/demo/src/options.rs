@@ -103,13 +103,16 @@ impl Default for DemoOptions {
 }
 
 impl DemoOptions {
-    /// The options for the users of a server that runs already: they know only what they rated, and that it
-    /// may check its versions. Steps count from its present one.
-    pub(super) fn of_visitors(self) -> Self {
-        match self.server {
-            Some(_) => Self { rewards: RewardsMode::Feedback, promotion: Promotion::Gate, ..self },
-            None => self,
+    /// The options with what they imply. A GPU computes for the native engine. The users of a server that runs already
+    /// know only what they rated, and that it may check its versions. Steps count from its present one.
+    pub(super) fn resolved(mut self) -> Self {
+        if self.server.is_some() {
+            (self.rewards, self.promotion) = (RewardsMode::Feedback, Promotion::Gate);
         }
+        if let DeviceChoice::Cuda(_) = self.device {
+            self.backend = EngineBackend::Native;
+        }
+        self
     }
 
     /// Rejects options whose failure would otherwise show only after minutes.
