@@ -38,6 +38,16 @@ struct BlockAdapter<'a> {
     inner: usize,
 }
 
+/// The linear layers of one decoder layer in one pass.
+pub(super) struct LinearPass<'a> {
+    pub adapters: &'a [RowAdapter<'a>],
+    pub layer: usize,
+    pub width: usize,
+    pub tokens: usize,
+    pub threads: usize,
+    pub min_work: MinWork,
+}
+
 /// Consecutive outputs of several layers, of which parts are taken in their order.
 struct OutputPart<'a> {
     /// Outputs before the first one.
