@@ -92,7 +92,7 @@ async fn a_publication_changes_one_policy_only() {
     assert_eq!(prompt_tokens(&engine).1, cached);
     assert_eq!(found(&a).await, of_a);
     assert_eq!(prompt_tokens(&engine).1, cached + 39);
-    // A request in the queue gets what is active at admission; a running one keeps its version.
+    // A running request keeps its version.
     let mut running = a.generate(endless(&engine, &[5, 9], 2, 400)).await.unwrap();
     a.publish(version(1, 3), None).unwrap();
     assert_eq!(found(&a).await.version, version(1, 3));
@@ -111,12 +111,10 @@ async fn an_unloaded_policy_leaves_memory_once_no_request_uses_it() {
     };
     let held = || engine.shared.lock().held.len();
     let (first, other) = (load(1).await, PolicyEngine::new(Arc::clone(&engine), 2));
-    let weights = || {
+    let weights: Weak<AdapterWeights> = {
         let state = engine.shared.lock();
-        let adapter = state.active(first.slot).unwrap().adapter.as_ref().unwrap();
-        Arc::downgrade(adapter)
+        Arc::downgrade(state.active(first.slot).unwrap().adapter.as_ref().unwrap())
     };
-    let weights: Weak<AdapterWeights> = weights();
     // Kept, although another version is served.
     first.publish(version(1, 2), None).unwrap();
     assert!(weights.strong_count() == 1 && held() == 2);
