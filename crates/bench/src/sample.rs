@@ -5,23 +5,29 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use candle_core::{DType, Device};
 use clap::Args;
 use futures::future::try_join_all;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use hone_core::config::Compute;
 use hone_core::metrics::Metrics;
 use hone_core::types::{PolicyVersion, SamplingParams, TokenId};
-use hone_engine::{Codec, Engine as _, GenerateRequest, ModelDir, Priority};
+use hone_engine::{Codec, Engine, GenerateRequest, ModelDir, Priority};
 use hone_model::Model;
+use hone_model::adapter::LoraConfig;
+use hone_model::adapter::weights::LoraWeights;
 use hone_model::kernels::matmul::{Matrix, product};
 use hone_model::kernels::parallel::with_threads;
 use hone_sampler::{
-    BatchedEngine, Decoder, PagePool, SamplerConfig, Scratch, SequencePages, WeightsId,
+    BatchedEngine, Decoder, PagePool, PolicyEngine, SamplerConfig, Scratch, SequencePages,
+    WeightsId,
 };
 
-use super::measure::{machine_load, threads_or_cores};
+use super::measure::{machine_load, quantiles, threads_or_cores};
 use super::train::Subject;
 use hone_config::flags::{compute, count};
 
@@ -54,6 +60,12 @@ pub struct SampleOptions {
     /// Arithmetic of products with weights in bf16
     #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = compute())]
     pub compute: Compute,
+    /// Compares a batch of so many policies, each with its own adapter, with the same load on one [default: no]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub policies: u32,
+    /// Rank of the adapters of policies
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub rank: usize,
 }
 
 /// Prompt number `number`; `benches/peers/peer.py` uses the same prompts.
@@ -73,14 +85,19 @@ pub(crate) fn run(options: &SampleOptions) -> anyhow::Result<Value> {
     let (mut products, mut memory, mut rates) = (0.0_f64, 0.0_f64, Vec::new());
     let mut seconds = f64::INFINITY;
     let block = vec![1.0_f32; step.weight_bytes / size_of::<f32>()];
-    whole.run(0)?;
+    whole.run(0, &[])?;
     for run in 0..options.runs.max(1) {
         // In turns, so that other processes affect all measurements.
         memory = memory.max(pool.install(|| read_rate(&block, threads)));
         products = products.max(pool.install(|| product_rate(threads)));
         seconds = seconds.min(pool.install(|| step.median(options, threads))?);
-        rates.push(whole.run(run + 1)?);
+        rates.push(whole.run(run + 1, &[])?);
     }
+    let policies = if options.policies > 0 {
+        compare_policies(&dir, &model, options, threads)?
+    } else {
+        Value::Null
+    };
     // Multiplications and additions with weights for a token, whose logits are computed.
     let spec = model.spec();
     let layers = (0..spec.num_layers).flat_map(|layer| spec.linears(layer));
@@ -105,6 +122,44 @@ pub(crate) fn run(options: &SampleOptions) -> anyhow::Result<Value> {
         // The resource whose lower bound is longer.
         "bound": if by_memory > by_products { "memory" } else { "products" },
         "share_of_bound": by_memory.max(by_products) / seconds,
+        "policies": policies,
+    }))
+}
+
+/// The throughput of many policies in one batch, relative to the same load on one: the median of the ratios of runs in
+/// turns. Each sequence has a prompt of its own, because policies share no prefixes.
+fn compare_policies(
+    dir: &ModelDir,
+    model: &Model,
+    options: &SampleOptions,
+    threads: usize,
+) -> anyhow::Result<Value> {
+    let options = SampleOptions { group: 1, ..options.clone() };
+    let bench = SamplerBench::new(dir, model, &options, threads)?;
+    let config = LoraConfig { r: options.rank, ..LoraConfig::default() };
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    let mut policies = Vec::new();
+    for number in 1..=options.policies + 1 {
+        let (spec, device) = (model.spec(), Device::Cpu);
+        let lora = LoraWeights::fresh(spec, &config, &mut rng, DType::F32, &device)?;
+        let policy = PolicyEngine::new(Arc::clone(&bench.engine), number);
+        policy.publish(PolicyVersion(u64::from(number) << 32 | 1), Some(&lora))?;
+        policies.push(policy);
+    }
+    let (one, many) = policies.split_at(1);
+    let (mut rates, mut ratios) = ([0.0_f64; 2], Vec::new());
+    bench.run(0, many)?;
+    for run in 0..options.runs.max(1) {
+        let found = [bench.run(run + 1, one)?, bench.run(run + 1, many)?];
+        rates.iter_mut().zip(found).for_each(|(best, rate)| *best = best.max(rate));
+        ratios.push(found[1] / found[0]);
+    }
+    Ok(json!({
+        "count": options.policies,
+        "rank": options.rank,
+        "best_tokens_per_second": rates[1],
+        "best_tokens_per_second_of_one": rates[0],
+        "ratio": quantiles(ratios)[0],
     }))
 }
 
@@ -191,16 +246,18 @@ impl SamplerBench {
         Ok(Self { requests, engine, runtime, tokens: options.tokens })
     }
 
-    /// Tokens per second of one batch; `run` varies the prompts.
-    fn run(&self, run: usize) -> anyhow::Result<f64> {
+    /// Tokens per second of one batch of the engine's own policy, or of these in turn; `run` varies the prompts.
+    fn run(&self, run: usize, policies: &[PolicyEngine]) -> anyhow::Result<f64> {
         let began = Instant::now();
-        let drawing = self.requests.iter().map(async |request| {
+        let drawing = self.requests.iter().enumerate().map(async |(i, request)| {
+            let policy = policies.get(i % policies.len().max(1));
+            let engine = policy.map_or(&*self.engine as &dyn Engine, |policy| policy);
             let mut request = request.clone();
             // Avoids cached prompts of the previous run.
             if let Some(first) = request.prompt_ids.first_mut() {
                 *first = 3 + (run % 300) as TokenId;
             }
-            anyhow::Ok(self.engine.generate(request).await?.collect().await?.tokens.len())
+            anyhow::Ok(engine.generate(request).await?.collect().await?.tokens.len())
         });
         let drawn: usize = self.runtime.block_on(try_join_all(drawing))?.into_iter().sum();
         let seconds = began.elapsed().as_secs_f64();
@@ -267,13 +324,16 @@ mod tests {
 
     #[test]
     fn the_embedded_model_is_measured() {
-        let flags = "--batch 9 --group 4 --prompt 18 --tokens 5 --runs 1 --threads 2";
+        let flags = "--batch 9 --group 4 --prompt 18 --tokens 5 --runs 1 --threads 2 --policies 4";
         let flags: Vec<&str> = flags.split(' ').collect();
         let options: SampleOptions = crate::measure::tests::options(&flags);
         let report = run(&options).unwrap();
         let number = |name: &str| report[name].as_f64().unwrap();
         let (rate, share) = (number("best_tokens_per_second"), number("share_of_bound"));
         assert!(rate > 0.0 && share > 0.0, "{report}");
+        let policies = &report["policies"];
+        assert_eq!(policies["count"], 4);
+        assert!(policies["ratio"].as_f64().unwrap() > 0.0, "{report}");
         // All weights except the embedding, which is not tied to the head.
         let spec = options.model.load().unwrap().spec().clone();
         let count = |shapes: &[(String, Vec<usize>)]| -> usize {

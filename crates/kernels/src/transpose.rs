@@ -58,6 +58,22 @@ pub fn rows_to_columns(out: &mut [f32], width: usize, x: &[f32], features: usize
     }
 }
 
+/// Transposes matrices whose rows are as many values apart as the number beside them says: `out[c, r] = x[r, c]` for
+/// these rows and columns of `x`.
+///
+/// # Panics
+/// If a matrix has too few values.
+pub fn transpose_strided(
+    (out, stride): (&mut [f32], usize),
+    x: (&[f32], usize),
+    (rows, columns): (usize, usize),
+) {
+    let values = columns.checked_sub(1).map_or(0, |last| last * stride + rows);
+    assert!(values <= out.len(), "{columns} x {rows}");
+    // SAFETY: the assertion keeps the values within `out`, which is borrowed mutably.
+    unsafe { transpose((out.as_mut_ptr(), stride), x, (rows, columns)) };
+}
+
 /// `out[c, r] = x[r, c]` for these rows and columns of `x`, whose rows are `x_stride` values apart; those of
 /// `out` are `stride` values apart.
 ///

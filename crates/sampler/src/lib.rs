@@ -6,7 +6,8 @@
 //! activations in bf16, and keys and values that depend a little on which pass computed them.
 //!
 //! [`BatchedEngine`] implements [`hone_engine::Engine`], and [`BatchedPublisher`] implements
-//! [`hone_engine::Publisher`] on it. [`Decoder`] is the forward pass alone, for benchmarks.
+//! [`hone_engine::Publisher`] on it. Further policies share its batches: a [`PolicyEngine`] implements both traits for
+//! one of them. [`Decoder`] is the forward pass alone, for benchmarks.
 //!
 //! ```text
 //! generate -> queue -> scheduler: admit; then, in each iteration, parts of prompts and one step
@@ -59,7 +60,7 @@ mod weights;
 
 pub use config::{LiveTraffic, SamplerConfig};
 pub use decoder::{Decoder, Scratch};
-pub use engine::{BatchedEngine, BatchedPublisher, BridgedEngine};
+pub use engine::{BatchedEngine, BatchedPublisher, BridgedEngine, PolicyEngine};
 pub use error::SamplerError;
 pub use kv_cache::{CacheShape, CacheType, PagePool, SequencePages, WeightsId};
 pub use weights::AdapterWeights;

@@ -10,6 +10,7 @@ use hone_kernels::blocks::integer::{self, IntegerColumns};
 use hone_kernels::columns::bf16::{self, Bf16Columns};
 use hone_kernels::columns::{TokenColumns, WeightMatrix, add_matmul_serial};
 use hone_kernels::processor::has_fast_bf16_vectors;
+use hone_kernels::transpose::transpose_strided;
 use hone_model::adapter::LinearKind;
 use hone_model::adapter::weights::LoraWeights;
 use hone_model::kernels::compute::Compute;
@@ -311,24 +312,50 @@ fn norm_weight(weight: &Tensor, spec: &ModelSpec) -> Result<Vec<f32>> {
     Ok(weight)
 }
 
-/// The factors of one adapted linear layer: `delta(x) = b (a x)`.
+/// Outputs that the second factor of an adapter is divided by.
+pub(crate) const PANEL: usize = 64;
+
+/// The factors of one adapted linear layer: `delta(x) = b (a x)`. They are transposed, so that vectors along ranks and
+/// outputs are read in order for a single token.
 pub(crate) struct AdapterPair {
     kind: LinearKind,
     pub r: usize,
-    /// `[r, in]`
+    /// `[in, r]`
     pub a: Vec<f32>,
-    /// `[out, r]`
-    pub b: Vec<f32>,
+    /// Panels of [`PANEL`] outputs, and of the rest: each `[r, outputs]`.
+    b: Vec<f32>,
     /// The factor of the delta that `b` does not contain.
     scale: f32,
+}
+
+impl AdapterPair {
+    /// The panel with an output: its first output, how many there are, and the values.
+    pub fn panel(&self, output: usize) -> (usize, usize, &[f32]) {
+        let first = output / PANEL * PANEL;
+        let values = &self.b[first * self.r..];
+        let values = &values[..values.len().min(PANEL * self.r)];
+        (first, values.len() / self.r, values)
+    }
+}
+
+/// Transposes each panel of [`PANEL`] rows of `[rows, columns]`, and the rest; with `back`, does the reverse.
+fn transpose_panels(values: &[f32], columns: usize, back: bool) -> Vec<f32> {
+    let mut out = vec![0.0; values.len()];
+    let size = (PANEL * columns).max(1);
+    for (out, x) in out.chunks_mut(size).zip(values.chunks(size)) {
+        let rows = x.len() / columns;
+        match back {
+            false => transpose_strided((out, rows), (x, columns), (rows, columns)),
+            true => transpose_strided((out, columns), (x, rows), (columns, rows)),
+        }
+    }
+    out
 }
 
 /// A copy of a LoRA adapter. Training the original further does not change it.
 pub struct AdapterWeights {
     layers: Vec<Vec<AdapterPair>>,
     pub(crate) rank: usize,
-    /// Whether every value of the second factors is finite, so that zeros times them are zeros.
-    pub(crate) is_finite: bool,
 }
 
 impl AdapterWeights {
@@ -342,7 +369,7 @@ impl AdapterWeights {
             b.iter_mut().for_each(|b| *b *= *scale);
             *scale = 1.0;
         }
-        Ok(adapter.checked())
+        Ok(adapter)
     }
 
     /// Copies an adapter for the slots of a device, which hold the values of its file, rounded once: those that the trainer's
@@ -356,22 +383,17 @@ impl AdapterWeights {
             let mut pairs = Vec::new();
             for (kind, _) in spec.linears(layer) {
                 let Some(pair) = lora.pair(layer, kind) else { continue };
-                let (a, b) = (values(pair.a.as_tensor())?, values(pair.b.as_tensor())?);
-                let (r, scale) = (pair.a.dims2()?.0, pair.scale as f32);
-                pairs.push(AdapterPair { kind, r, a, b, scale });
+                let (r, inner) = pair.a.dims2()?;
+                let b = transpose_panels(&values(pair.b.as_tensor())?, r, false);
+                let mut a = vec![0.0; r * inner];
+                transpose_strided((&mut a, r), (&values(pair.a.as_tensor())?, inner), (r, inner));
+                pairs.push(AdapterPair { kind, r, a, b, scale: pair.scale as f32 });
             }
             layers.push(pairs);
         }
-        let pairs = || layers.iter().flatten();
-        let rank = pairs().map(|pair: &AdapterPair| pair.r).max().unwrap_or(0);
-        Ok(Self { layers, rank, is_finite: true }.checked())
-    }
-
-    /// Finds whether the second factors are finite.
-    fn checked(self) -> Self {
-        let mut pairs = self.layers.iter().flatten();
-        let is_finite = pairs.all(|pair| pair.b.iter().all(|b| b.is_finite()));
-        Self { is_finite, ..self }
+        let ranks = layers.iter().flatten().map(|pair: &AdapterPair| pair.r);
+        let rank = ranks.max().unwrap_or(0);
+        Ok(Self { layers, rank })
     }
 
     /// The values in the order of a layout, whose scales may be others. Where the layout has a greater rank, the other
@@ -388,9 +410,9 @@ impl AdapterWeights {
                 };
                 let places = places.filter(fit);
                 let ([of_a, of_b], scale) = places.ok_or(SamplerError::OtherAdapter(module))?;
-                values[of_a.start..of_a.start + a.len()].copy_from_slice(a);
+                transpose_strided((&mut values[of_a.clone()], inner), (a, *r), (inner, *r));
                 let rows = values[of_b.clone()].chunks_exact_mut(of_b.len() / outputs);
-                for (row, b) in rows.zip(b.chunks_exact(*r)) {
+                for (row, b) in rows.zip(transpose_panels(b, *r, true).chunks_exact(*r)) {
                     // Without an effect if the layout's scale is 0. Equal scales leave all bits.
                     let factor = if scale == 0.0 { 0.0 } else { own / scale };
                     row.iter_mut().zip(b).for_each(|(x, b)| *x = b * factor);

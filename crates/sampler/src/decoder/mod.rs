@@ -32,8 +32,7 @@ const HEAD_VALUES: usize = 1 << 14;
 
 #[derive(Clone, Copy)]
 pub(crate) struct PassSettings<'a> {
-    /// The adapters, for different rows. Rows without one are of the base model. If there are several, all must
-    /// be finite ([`AdapterWeights::is_finite`]).
+    /// The adapters, for different rows, in the order of the rows. Rows without one are of the base model.
     pub adapters: &'a [RowAdapter<'a>],
     pub threads: usize,
     /// Ends the pass before its next layer, without a result, once this is set.
@@ -189,7 +188,7 @@ impl Decoder {
         let spec = &self.weights.spec;
         let rows = tokens.len();
         let width = padded_width(rows);
-        scratch.prepare(rows, adapters.iter().map(|part| part.adapter.rank).sum())?;
+        scratch.prepare(rows, adapters.iter().map(|part| part.adapter.rank).max().unwrap_or(0))?;
         self.embed(tokens, scratch, width)?;
         let (hidden, q_width) = (spec.hidden_size, spec.num_heads * spec.head_dim);
         for (index, layer) in self.weights.layers.iter().enumerate() {

@@ -20,7 +20,7 @@ const GROUP_LINEARS: usize = 3;
 pub struct Scratch {
     rows: usize,
     vocab: usize,
-    /// The sum of ranks that `lora` has room for.
+    /// The rank that `lora` has room for.
     rank: usize,
     /// The residual stream, `[hidden, width]`.
     pub(super) residual: Vec<f32>,
@@ -34,7 +34,7 @@ pub struct Scratch {
     pub(super) mlp: Vec<f32>,
     /// The input of layers, rounded for products in fewer bits.
     pub(super) rounded: RoundedColumns,
-    /// The inner activations of all adapters of a group of layers, `[ranks, width]`.
+    /// The inner activations of a group of layers, each row's of its own adapter.
     pub(super) lora: Vec<f32>,
     /// Queries, keys and values of each row.
     pub(super) qkv: Vec<f32>,
@@ -106,7 +106,7 @@ impl Scratch {
         &self.logits[row * self.vocab..][..self.vocab]
     }
 
-    /// Prepares a pass with adapters of this rank together. Allocates only if no earlier rank was as great.
+    /// Prepares a pass with adapters of at most this rank. Allocates only if no earlier rank was as great.
     pub(super) fn prepare(&mut self, rows: usize, rank: usize) -> Result<()> {
         if rows > self.rows {
             let reason = format!("{rows} rows do not fit in {}", self.rows);

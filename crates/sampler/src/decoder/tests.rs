@@ -280,6 +280,99 @@ fn rows_of_several_adapters_compute_what_each_computes_alone() {
     }
 }
 
+/// A sequence with pages for its prompt, whose first tokens but `left` are computed with an adapter.
+fn begun(
+    harness: &mut DecoderHarness,
+    adapter: Option<&AdapterWeights>,
+    prompt: &[TokenId],
+    left: usize,
+) -> SequencePages {
+    let DecoderHarness { decoder, pool, scratch, .. } = harness;
+    let mut sequence = SequencePages::new(pool, crate::WeightsId(5), prompt, 1).unwrap();
+    assert!(sequence.ensure_pages(pool, prompt.len()));
+    let tokens = prompt.len() - 1 - left;
+    decoder.prefill(&mut sequence, tokens, adapter, scratch, 1).unwrap();
+    sequence
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// A pass over up to 50 adapters, of sequences that decode and of parts of prompts: each has the bits of a pass
+    /// with its adapter alone.
+    #[test]
+    fn rows_of_fifty_adapters_have_the_bits_of_each_alone(
+        which in 0..FAMILIES.len(),
+        // Rows and adapters; the last one is the base model.
+        runs in prop::collection::vec((1..12_usize, 0..51_usize), 0..60),
+        parts in prop::collection::vec((1..18_usize, 0..51_usize), 0..4),
+        threads in 1..4_usize,
+        parallel: bool,
+        compute in prop::sample::select(&Compute::ALL),
+    ) {
+        let name = if compute == Compute::Bf16 { "llama3" } else { FAMILIES[which] };
+        let model = model(&family(name)).with_compute(compute);
+        let (spec, vocab) = (model.spec(), model.spec().vocab_size);
+        let adapters: Vec<AdapterWeights> = (0..50)
+            .map(|i| AdapterWeights::new(spec, &random_lora(spec, 1 + i % 19, i as u64)).unwrap())
+            .collect();
+        let mut harness = DecoderHarness::new(&model, None);
+        if parallel {
+            harness.decoder.min_work = MinWork::NONE;
+        }
+        // The adapter and the prompt of each row, at most 64 with the parts.
+        let left = 64 - parts.iter().map(|(tokens, _)| tokens).sum::<usize>();
+        let rows = runs.iter().flat_map(|(rows, adapter)| vec![*adapter; *rows]).take(left);
+        let rows: Vec<_> = rows.enumerate().map(|(i, a)| (a, ids(2 + i % 20, vocab, i as u64))).collect();
+        let prompts: Vec<_> = parts.iter().enumerate()
+            .map(|(i, (tokens, a))| (*a, ids(tokens + 1, vocab, 100 + i as u64))).collect();
+        let mut alone = Vec::new();
+        for (adapter, prompt) in rows.iter().chain(&prompts) {
+            let adapter = adapters.get(*adapter);
+            let mut batch = [begun(&mut harness, adapter, prompt, 0)];
+            harness.decoder.step(&mut batch, adapter, &mut harness.scratch, 1).unwrap();
+            alone.push(harness.scratch.logits(0).to_vec());
+            let [sequence] = batch;
+            sequence.free(&mut harness.pool);
+        }
+        let mut begin = |(adapter, prompt): &(usize, Vec<TokenId>), left| {
+            begun(&mut harness, adapters.get(*adapter), prompt, left)
+        };
+        let mut batch: Vec<_> = rows.iter().map(|row| begin(row, 0)).collect();
+        let mut others: Vec<_> =
+            prompts.iter().map(|prompt| begin(prompt, prompt.1.len() - 1)).collect();
+        let lengths = rows.iter().map(|(a, _)| (a, 1));
+        let (mut held, mut row) = (Vec::new(), 0);
+        for (adapter, count) in lengths.chain(parts.iter().map(|(tokens, a)| (a, *tokens))) {
+            // Adjacent rows of one adapter are sometimes one product and sometimes several.
+            let adapter = adapters.get(*adapter);
+            match held.last_mut() {
+                Some(RowAdapter { adapter: last, rows })
+                    if rows.end == row && row % 5 > 0 && adapter.is_some_and(|a| std::ptr::eq(*last, a)) =>
+                {
+                    rows.end += count;
+                }
+                _ => held.extend(adapter.map(|adapter| RowAdapter { adapter, rows: row..row + count })),
+            }
+            row += count;
+        }
+        let settings = PassSettings { adapters: &held, threads, interrupt: None };
+        let mut chunks: Vec<_> = others.iter_mut().zip(&parts)
+            .map(|(sequence, (tokens, _))| PromptChunk { sequence, tokens: *tokens }).collect();
+        harness.decoder.compute(&mut batch, &mut chunks, &mut harness.scratch, settings).unwrap();
+        let bits = |logits: &[f32]| -> Vec<u32> { logits.iter().map(|x| x.to_bits()).collect() };
+        for (row, (adapter, _)) in rows.iter().enumerate() {
+            let found = bits(harness.scratch.logits(row));
+            prop_assert!(found == bits(&alone[row]), "{}, row {row} of adapter {adapter}", name);
+        }
+        for ((sequence, (adapter, _)), alone) in others.into_iter().zip(&prompts).zip(&alone[rows.len()..]) {
+            let adapter = adapters.get(*adapter);
+            harness.decoder.step(&mut [sequence], adapter, &mut harness.scratch, 1).unwrap();
+            prop_assert!(bits(harness.scratch.logits(0)) == bits(alone), "{}, a prompt", name);
+        }
+    }
+}
+
 #[test]
 fn decoding_and_prefill_compute_the_same_pages() {
     for name in FAMILIES {

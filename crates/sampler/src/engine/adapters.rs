@@ -94,6 +94,14 @@ impl KeptAdapters {
         (read, dropped)
     }
 
+    /// Removes the adapters of a policy, which the caller drops without a lock.
+    #[must_use]
+    pub fn forget(&mut self, policy: u32) -> Vec<PolicyWeights> {
+        let of_policy = |files: &AdapterFiles| files.version.0 >> 32 == u64::from(policy);
+        let removed = self.kept.extract_if(.., |(files, _)| of_policy(files));
+        removed.map(|(_, weights)| weights).collect()
+    }
+
     /// Makes an adapter the one that was used last, if it is kept.
     pub fn touch(&mut self, id: WeightsId) {
         if let Some(at) = self.kept.iter().position(|(_, weights)| weights.id == id) {

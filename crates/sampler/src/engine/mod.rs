@@ -1,6 +1,7 @@
 //! [`Engine`] on the batched decoder.
 
 mod adapters;
+mod policy;
 mod publisher;
 mod scheduler;
 mod shared;
@@ -38,9 +39,10 @@ use crate::error::SamplerError;
 use crate::weights::AdapterWeights;
 
 use adapters::{AdapterFiles, PolicyWeights};
+pub use policy::PolicyEngine;
 pub use publisher::{BatchedPublisher, BridgedEngine};
 use scheduler::BatchScheduler;
-use shared::{EngineShared, EngineState, QueuedRequest};
+use shared::{EngineShared, EngineState, PolicySlot, QueuedRequest, RequestWeights};
 
 /// Samples many sequences at once on its own threads. Dropping it cancels all sequences.
 pub struct BatchedEngine {
@@ -154,9 +156,18 @@ impl BatchedEngine {
         version: PolicyVersion,
         lora: Option<&LoraWeights>,
     ) -> Result<(), SamplerError> {
-        let adapter = lora.map(|lora| self.copy(lora)).transpose()?;
-        self.activate(PolicyWeights::new(version, adapter));
+        self.activate(PolicySlot::default(), self.copied(version, lora)?);
         Ok(())
+    }
+
+    /// A copy of an adapter, or the base model.
+    fn copied(
+        &self,
+        version: PolicyVersion,
+        lora: Option<&LoraWeights>,
+    ) -> Result<PolicyWeights, SamplerError> {
+        let adapter = lora.map(|lora| self.copy(lora)).transpose()?;
+        Ok(PolicyWeights::new(version, adapter))
     }
 
     /// Refuses new requests, ends the queued ones and cancels running shadow sequences. With
@@ -209,28 +220,44 @@ impl BatchedEngine {
         }
     }
 
-    fn activate(&self, policy: PolicyWeights) {
-        let dropped = self.shared.lock().activate(policy);
+    fn activate(&self, slot: PolicySlot, weights: PolicyWeights) {
+        let dropped = self.shared.lock().activate(slot, weights);
         drop(dropped);
         self.shared.wake.notify_all();
     }
 
-    /// Sets the policy of requests that name its version.
-    fn set_canary(&self, policy: Option<PolicyWeights>) {
-        let dropped = self.shared.lock().set_canary(policy);
+    /// Sets the weights of a policy's requests that name their version.
+    fn set_canary(&self, slot: PolicySlot, weights: Option<PolicyWeights>) {
+        let dropped = self.shared.lock().set_canary(slot, weights);
         drop(dropped);
     }
 
     /// Whether requests that name `version` get it instead of the active version.
     fn has_canary(&self, version: PolicyVersion) -> bool {
-        self.shared.lock().canary.as_ref().is_some_and(|canary| canary.version == version)
+        self.shared.lock().canary(PolicySlot::default(), version).is_some()
     }
 
-    /// [`Engine::generate`] with the given policy, or with the active one. What `is_urgent` does not wait for clients.
+    fn active(&self, slot: PolicySlot) -> PolicyVersion {
+        self.shared.lock().active(slot).map(|weights| weights.version).unwrap_or_default()
+    }
+
+    /// [`Engine::generate`] of a policy.
+    async fn generate_of(
+        &self,
+        slot: PolicySlot,
+        request: GenerateRequest,
+    ) -> Result<Generation, EngineError> {
+        let canary =
+            request.version.and_then(|version| self.shared.lock().canary(slot, version).cloned());
+        let weights = canary.map_or(RequestWeights::Active(slot), RequestWeights::Fixed);
+        self.submit(request, weights, false).await
+    }
+
+    /// [`Engine::generate`] with these weights. What `is_urgent` does not wait for clients.
     async fn submit(
         &self,
         request: GenerateRequest,
-        policy: Option<PolicyWeights>,
+        weights: RequestWeights,
         is_urgent: bool,
     ) -> Result<Generation, EngineError> {
         let limit = run::check(&request, self.info.context, self.info.vocab)?;
@@ -249,7 +276,7 @@ impl BatchedEngine {
         };
         let is_live = request.priority == Priority::Live;
         let (reply, generation) = oneshot::channel();
-        let queued = QueuedRequest { request, policy, limit, sampler, reply, is_urgent, permit };
+        let queued = QueuedRequest { request, weights, limit, sampler, reply, is_urgent, permit };
         self.shared.enqueue(queued)?;
         let began = Instant::now();
         let admitted = match self.shared.config.queue_timeout.filter(|_| is_live) {
@@ -319,11 +346,7 @@ impl Engine for BatchedEngine {
     }
 
     async fn generate(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
-        let canary = request.version.and_then(|version| {
-            let state = self.shared.lock();
-            state.canary.clone().filter(|canary| canary.version == version)
-        });
-        self.submit(request, canary, false).await
+        self.generate_of(PolicySlot::default(), request).await
     }
 
     fn admits(&self, owner: &Owner, choices: usize) -> Result<(), EngineError> {
@@ -336,7 +359,7 @@ impl Engine for BatchedEngine {
     }
 
     fn active_version(&self) -> PolicyVersion {
-        self.shared.lock().active.version
+        self.active(PolicySlot::default())
     }
 
     fn load(&self) -> EngineLoad {

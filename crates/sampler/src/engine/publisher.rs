@@ -1,9 +1,8 @@
 //! Publishes policy versions to the sampler.
 
-use std::fmt::Display;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,17 +15,13 @@ use hone_engine::{
 };
 
 use super::BatchedEngine;
-use super::adapters::PolicyWeights;
-
-/// Pause before a preempted completion starts again.
-const PREEMPTED_PAUSE: Duration = Duration::from_millis(20);
+use super::policy::PolicyEngine;
 
 /// Publishes each version to the sampler and to the serving engine, if there is one. Both then use
 /// the same version.
 pub struct BatchedPublisher {
     serving: Option<Arc<dyn Publisher>>,
-    sampler: Arc<BatchedEngine>,
-    staged: Mutex<Option<PolicyWeights>>,
+    policy: PolicyEngine,
     /// Whether the sampler answers clients until the serving engine has loaded the version.
     bridging: Arc<AtomicBool>,
 }
@@ -34,54 +29,13 @@ pub struct BatchedPublisher {
 impl BatchedPublisher {
     /// Creates a publisher for a sampler and an optional serving engine.
     pub fn new(serving: Option<Arc<dyn Publisher>>, sampler: Arc<BatchedEngine>) -> Self {
-        Self { serving, sampler, staged: Mutex::new(None), bridging: Arc::default() }
+        Self { serving, policy: PolicyEngine::of(sampler), bridging: Arc::default() }
     }
 
     /// The engine of clients, over the serving engine that this publisher publishes to.
     pub fn live_engine(&self, serving: Arc<dyn Engine>) -> BridgedEngine {
-        let (sampler, bridging) = (Arc::clone(&self.sampler), Arc::clone(&self.bridging));
+        let (sampler, bridging) = (Arc::clone(&self.policy.engine), Arc::clone(&self.bridging));
         BridgedEngine { serving, sampler, bridging }
-    }
-
-    fn staged_weights(&self) -> Result<PolicyWeights, EngineError> {
-        self.staged().clone().ok_or_else(EngineError::nothing_staged)
-    }
-
-    /// The weights of a version for the sampler, which are read unless they are kept.
-    async fn load(
-        &self,
-        version: PolicyVersion,
-        adapter: Option<&Path>,
-    ) -> Result<PolicyWeights, EngineError> {
-        let Some(dir) = adapter.map(Path::to_path_buf) else {
-            return Ok(PolicyWeights::new(version, None));
-        };
-        let sampler = Arc::clone(&self.sampler);
-        let load = tokio::task::spawn_blocking(move || sampler.load_adapter(version, &dir));
-        let failed = |e: &dyn Display| EngineError::Model(format!("sampler: {e}"));
-        load.await.map_err(|e| failed(&e))?.map_err(|e| failed(&e))
-    }
-
-    /// Completes a prompt with the staged version. What `is_urgent` does not wait for clients.
-    async fn complete(
-        &self,
-        request: GenerateRequest,
-        is_urgent: bool,
-    ) -> Result<Completion, EngineError> {
-        let weights = self.staged_weights()?;
-        loop {
-            let weights = Some(weights.clone());
-            let generation = self.sampler.submit(request.clone(), weights, is_urgent).await?;
-            match generation.collect().await {
-                // A client needed its slot.
-                Err(EngineError::Preempted) => tokio::time::sleep(PREEMPTED_PAUSE).await,
-                result => return result,
-            }
-        }
-    }
-
-    fn staged(&self) -> MutexGuard<'_, Option<PolicyWeights>> {
-        self.staged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -92,13 +46,13 @@ impl Publisher for BatchedPublisher {
         version: PolicyVersion,
         adapter: Option<&Path>,
     ) -> Result<(), EngineError> {
-        *self.staged() = None;
-        let load = self.load(version, adapter);
+        *self.policy.staged() = None;
+        let load = self.policy.read(version, adapter);
         let weights = match &self.serving {
             Some(serving) => tokio::try_join!(load, serving.stage(version, adapter))?.0,
             None => load.await?,
         };
-        *self.staged() = Some(weights);
+        *self.policy.staged() = Some(weights);
         Ok(())
     }
 
@@ -107,13 +61,12 @@ impl Publisher for BatchedPublisher {
             Some(serving) => serving.probe(request.clone()).await?,
             None => Vec::new(),
         };
-        let tokens = self.complete(request, true).await?.token_logprobs();
-        probes.push(Probe { sampler: "rollout", dtype: self.sampler.dtype, tokens });
+        probes.extend(self.policy.probe(request).await?);
         Ok(probes)
     }
 
     async fn complete_staged(&self, request: GenerateRequest) -> Result<Completion, EngineError> {
-        self.complete(request, false).await
+        self.policy.complete_staged(request).await
     }
 
     async fn activate(&self) -> Result<Duration, EngineError> {
@@ -121,11 +74,10 @@ impl Publisher for BatchedPublisher {
             Some(serving) => serving.activate().await?,
             None => Duration::ZERO,
         };
-        match self.staged().take() {
-            Some(staged) => self.sampler.activate(staged),
-            // The serving engine checks whether a version is staged.
-            None if self.serving.is_some() => {}
-            None => return Err(EngineError::nothing_staged()),
+        let activated = self.policy.activate().await;
+        // The serving engine checks whether a version is staged.
+        if self.serving.is_none() {
+            activated?;
         }
         self.bridging.store(false, Ordering::Release);
         Ok(duration)
@@ -136,23 +88,22 @@ impl Publisher for BatchedPublisher {
         version: PolicyVersion,
         adapter: Option<&Path>,
     ) -> Result<bool, EngineError> {
-        let weights = self.load(version, adapter).await?;
+        let weights = self.policy.read(version, adapter).await?;
         let loaded = match &self.serving {
             Some(serving) => serving.serve_now(version, adapter).await?,
             None => true,
         };
-        self.sampler.activate(weights);
+        self.policy.serve(weights);
         self.bridging.store(!loaded, Ordering::Release);
         Ok(true)
     }
 
     async fn begin_canary(&self) -> Result<bool, EngineError> {
-        self.sampler.set_canary(Some(self.staged_weights()?));
-        Ok(true)
+        self.policy.begin_canary().await
     }
 
     fn end_canary(&self) {
-        self.sampler.set_canary(None);
+        self.policy.end_canary();
     }
 }
 

@@ -1,5 +1,6 @@
 //! The state that the scheduler's thread shares with its callers.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use hone_core::metrics::Metrics;
+use hone_core::types::PolicyVersion;
 use hone_engine::admission::{FairQueue, Owner, QueueCapacity, ServiceRate};
 use hone_engine::run::CancelFlag;
 use hone_engine::sampling::TokenSampler;
@@ -17,10 +19,29 @@ use crate::capacity::SamplerCapacity;
 use crate::config::{LiveTraffic, SamplerConfig};
 use crate::kv_cache::WeightsId;
 
+/// One of the policies that an engine serves. The default is the engine's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PolicySlot(u64);
+
+/// What one policy serves.
+#[derive(Default)]
+pub(crate) struct ServedPolicy {
+    /// The weights of requests that are admitted from now on.
+    active: PolicyWeights,
+    /// The weights of requests that name their version, beside the active ones.
+    canary: Option<PolicyWeights>,
+}
+
+/// The weights that a request is sampled from.
+pub(crate) enum RequestWeights {
+    /// Those that are active at admission.
+    Active(PolicySlot),
+    Fixed(PolicyWeights),
+}
+
 pub(crate) struct QueuedRequest {
     pub request: GenerateRequest,
-    /// The weights to sample from. `None` uses the active policy at admission.
-    pub policy: Option<PolicyWeights>,
+    pub weights: RequestWeights,
     pub limit: u32,
     pub sampler: TokenSampler,
     /// Receives the generation at admission.
@@ -37,14 +58,13 @@ pub(crate) struct EngineState {
     waiting: [FairQueue<QueuedRequest>; 2],
     /// How long live requests occupy a slot.
     rate: ServiceRate,
-    /// The policy of requests that are admitted from now on.
-    pub active: PolicyWeights,
-    /// The policy of requests that name its version, beside the active one.
-    pub canary: Option<PolicyWeights>,
+    policies: BTreeMap<PolicySlot, ServedPolicy>,
+    /// Policies that were added so far.
+    added: u64,
     /// The adapters that can be activated without reading them.
     pub kept: KeptAdapters,
-    /// The weights in memory, whose cached pages a later request may use: the base, the active policy, the canary
-    /// and the kept ones. Ascending.
+    /// The weights in memory, whose cached pages a later request may use: the base, each policy's active ones and
+    /// canary, and the kept ones. Ascending.
     pub held: Vec<WeightsId>,
     /// Whether new requests are refused.
     pub closed: bool,
@@ -62,7 +82,7 @@ pub(crate) struct RunningRequest {
 
 pub(crate) struct EngineShared {
     pub state: Mutex<EngineState>,
-    /// Notified when the queue, the active policy or `closed` changes. Only the scheduler waits.
+    /// Notified when the queue, the active weights of a policy or `closed` changes. Only the scheduler waits.
     pub wake: Condvar,
     /// Set when a live request enters the queue, until the scheduler admits requests. Interrupts passes
     /// of shadow sequences.
@@ -78,28 +98,66 @@ impl EngineState {
     /// The state of an engine that serves the base model and keeps up to `adapters` adapters.
     pub fn new(adapters: usize) -> Self {
         let mut state = Self { kept: KeptAdapters::new(adapters), ..Self::default() };
+        state.policies.insert(PolicySlot::default(), ServedPolicy::default());
         state.list_held();
         state
     }
 
-    /// Changes the active policy, which ends a canary. Returns what is not used any more, which the caller
-    /// drops without the lock.
-    #[must_use]
-    pub fn activate(&mut self, policy: PolicyWeights) -> [Option<PolicyWeights>; 2] {
-        self.kept.touch(policy.id);
-        let before = std::mem::replace(&mut self.active, policy);
-        let dropped = [Some(before), self.canary.take()];
+    /// Adds a policy that serves these weights.
+    pub fn add(&mut self, active: PolicyWeights) -> PolicySlot {
+        self.added += 1;
+        let slot = PolicySlot(self.added);
+        self.policies.insert(slot, ServedPolicy { active, canary: None });
         self.list_held();
-        dropped
+        slot
     }
 
-    /// Changes the canary. Returns the one before.
+    /// Removes a policy, and the kept adapters of its number. Returns what is not used any more, which the caller
+    /// drops without the lock.
     #[must_use]
-    pub fn set_canary(&mut self, canary: Option<PolicyWeights>) -> Option<PolicyWeights> {
+    pub fn remove(
+        &mut self,
+        slot: PolicySlot,
+        number: u32,
+    ) -> (Option<ServedPolicy>, Vec<PolicyWeights>) {
+        let removed = (self.policies.remove(&slot), self.kept.forget(number));
+        self.list_held();
+        removed
+    }
+
+    /// The weights that a policy serves; `None` if it was removed.
+    pub fn active(&self, slot: PolicySlot) -> Option<&PolicyWeights> {
+        self.policies.get(&slot).map(|policy| &policy.active)
+    }
+
+    /// The weights of a policy's canary, if it is this version.
+    pub fn canary(&self, slot: PolicySlot, version: PolicyVersion) -> Option<&PolicyWeights> {
+        let canary = self.policies.get(&slot)?.canary.as_ref();
+        canary.filter(|canary| canary.version == version)
+    }
+
+    /// Changes the active weights of a policy, which ends its canary. Returns what is not used any more, which the
+    /// caller drops without the lock.
+    #[must_use]
+    pub fn activate(&mut self, slot: PolicySlot, active: PolicyWeights) -> Option<ServedPolicy> {
+        self.kept.touch(active.id);
+        let served = self.policies.get_mut(&slot)?;
+        let before = std::mem::replace(served, ServedPolicy { active, canary: None });
+        self.list_held();
+        Some(before)
+    }
+
+    /// Changes the canary of a policy. Returns the one before.
+    #[must_use]
+    pub fn set_canary(
+        &mut self,
+        slot: PolicySlot,
+        canary: Option<PolicyWeights>,
+    ) -> Option<PolicyWeights> {
         if let Some(canary) = &canary {
             self.kept.touch(canary.id);
         }
-        let before = std::mem::replace(&mut self.canary, canary);
+        let before = std::mem::replace(&mut self.policies.get_mut(&slot)?.canary, canary);
         self.list_held();
         before
     }
@@ -107,8 +165,9 @@ impl EngineState {
     /// Updates [`Self::held`] after a change of the policies or the kept adapters.
     pub fn list_held(&mut self) {
         self.held.clear();
-        let policies = [Some(&self.active), self.canary.as_ref()].into_iter().flatten();
-        let ids = policies.map(|policy| policy.id).chain(self.kept.ids());
+        let served = self.policies.values();
+        let weights = served.flat_map(|policy| [Some(&policy.active), policy.canary.as_ref()]);
+        let ids = weights.flatten().map(|weights| weights.id).chain(self.kept.ids());
         self.held.extend(ids.chain([WeightsId::default()]));
         self.held.sort_unstable();
         self.held.dedup();

@@ -11,7 +11,7 @@ use hone_engine::run::{CancelReason, GenerationRun};
 use super::BatchScheduler;
 use super::pass::EngineSequence;
 use crate::engine::adapters::PolicyWeights;
-use crate::engine::shared::{QueuedRequest, RunningRequest};
+use crate::engine::shared::{QueuedRequest, RequestWeights, RunningRequest};
 use crate::error::Result;
 use crate::kv_cache::{CacheSpace, SequencePages};
 
@@ -39,14 +39,18 @@ impl BatchScheduler {
         }
     }
 
-    /// Removes the next request from the queue, with the policy that it will get.
+    /// Removes the next request from the queue, with the weights that it will get.
     fn next_request(&self) -> Option<(QueuedRequest, PolicyWeights)> {
         let mut state = self.shared.lock();
         self.shared.live_arrived.store(false, Ordering::Release);
         state.forget_abandoned();
         let queued = state.next_request()?;
-        let policy = queued.policy.clone().unwrap_or_else(|| state.active.clone());
-        Some((queued, policy))
+        let weights = match &queued.weights {
+            RequestWeights::Fixed(weights) => weights.clone(),
+            // Nothing waits for an answer of a policy that was removed.
+            RequestWeights::Active(slot) => state.active(*slot)?.clone(),
+        };
+        Some((queued, weights))
     }
 
     /// Admits a request. Returns it if no slot is free, or too few pages.

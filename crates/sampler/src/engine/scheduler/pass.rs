@@ -45,12 +45,6 @@ impl EngineSequence {
         self.policy.id == other.policy.id
     }
 
-    /// Whether one pass can compute it with sequences of other weights that share passes. Only a broken adapter
-    /// does not.
-    pub fn shares_passes(&self) -> bool {
-        self.policy.adapter.as_ref().is_none_or(|adapter| adapter.is_finite)
-    }
-
     pub fn sample(&mut self, logits: &[f32]) {
         if self.run.is_over() {
             self.finished = true;
@@ -85,7 +79,7 @@ pub(super) struct PromptPart {
     pub outcome: PassOutcome,
 }
 
-/// A pass over sequences whose weights [share passes](EngineSequence::shares_passes), or are the same.
+/// A pass over sequences of any weights.
 #[derive(Clone, Copy)]
 pub(super) struct DecodingPass<'a> {
     pub decoder: &'a Decoder,
@@ -94,32 +88,22 @@ pub(super) struct DecodingPass<'a> {
 }
 
 impl DecodingPass<'_> {
-    /// Computes a step of all rows, and parts of prompts with it: one pass for all weights that share passes,
-    /// and others for each of the other weights and their parts. Call it within [`Decoder::hot`].
+    /// Computes a step of all rows, and parts of prompts with it. Rows of one adapter are adjacent, so that they
+    /// have one product; those of the first part's weights are last, next to its own. Call it within
+    /// [`Decoder::hot`].
     pub fn compute_all(
         self,
         mut rows: Vec<&mut EngineSequence>,
         parts: &mut [PromptPart],
         scratch: &mut [Scratch],
     ) {
-        // Rows of the first part's weights come last, next to its own, so that they have one product.
         let first = parts.first().map(|part| part.sequence.policy.id);
-        rows.sort_by_key(|s| (!s.shares_passes(), Some(s.policy.id) == first));
+        rows.sort_by_key(|s| (Some(s.policy.id) == first, s.policy.id));
         parts.sort_by_key(|part| {
-            let sequence = &part.sequence;
-            (!sequence.shares_passes(), Some(sequence.policy.id) != first)
+            let id = part.sequence.policy.id;
+            (Some(id) != first, id)
         });
-        let common = rows.partition_point(|sequence| sequence.shares_passes());
-        let (common, others) = rows.split_at_mut(common);
-        let shared = parts.partition_point(|part| part.sequence.shares_passes());
-        let (shared, alone) = parts.split_at_mut(shared);
-        self.compute_split(common, shared, scratch);
-        for group in others.chunk_by_mut(|a, b| a.same_weights(b)) {
-            self.compute_split(group, &mut [], scratch);
-        }
-        for part in alone.chunks_mut(1) {
-            self.compute_split(&mut [], part, scratch);
-        }
+        self.compute_split(&mut rows, parts, scratch);
     }
 
     /// [`Self::compute`] by threads that share its products, or that compute different sequences.

@@ -9,6 +9,10 @@ use hone_model::ModelError;
 use super::prefix::{answer, prompt, prompt_tokens};
 use super::*;
 
+fn active(engine: &BatchedEngine) -> Arc<AdapterWeights> {
+    engine.shared.lock().active(PolicySlot::default()).unwrap().adapter.clone().unwrap()
+}
+
 /// An engine that keeps some adapters, its publisher, and a directory for them.
 struct Keeping {
     engine: Arc<BatchedEngine>,
@@ -41,7 +45,7 @@ impl Keeping {
         let dir = self.dir(version);
         assert!(self.publisher.serve_now(PolicyVersion(version), Some(&dir)).await.unwrap());
         assert_eq!(self.engine.active_version(), PolicyVersion(version));
-        self.engine.shared.lock().active.adapter.clone().unwrap()
+        active(&self.engine)
     }
 }
 
@@ -58,7 +62,7 @@ async fn a_kept_version_is_activated_with_the_same_weights_and_cached_pages() {
         let dir = keeping.dir(version);
         keeping.publisher.stage(PolicyVersion(version), Some(&dir)).await.unwrap();
         keeping.publisher.activate().await.unwrap();
-        let weights = engine.shared.lock().active.adapter.clone().unwrap();
+        let weights = active(engine);
         seen.push((weights, answer(engine, &request).await));
     }
     assert_ne!(ids(&seen[0].1), ids(&seen[1].1));
@@ -110,7 +114,7 @@ async fn files_that_changed_are_read_again() {
     let first = keeping.serve(1).await;
     let dir = keeping.dir(1);
     keeping.publisher.serve_now(PolicyVersion(2), Some(&dir)).await.unwrap();
-    assert!(!Arc::ptr_eq(&keeping.engine.shared.lock().active.adapter.clone().unwrap(), &first));
+    assert!(!Arc::ptr_eq(&active(&keeping.engine), &first));
     // Without its files, a version is not served.
     std::fs::rename(&dir, keeping.dir(7)).unwrap();
     let refused = keeping.publisher.serve_now(PolicyVersion(1), Some(&dir)).await.unwrap_err();

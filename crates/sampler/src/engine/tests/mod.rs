@@ -5,6 +5,7 @@ mod fake;
 mod arrivals;
 mod kept;
 mod live;
+mod policies;
 mod prefix;
 mod priority;
 

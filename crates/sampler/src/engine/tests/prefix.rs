@@ -121,7 +121,10 @@ async fn versions_do_not_share_pages() {
     }
     // A canary and the active version keep their pages side by side.
     let canary = AdapterWeights::new(&spec, &loras[1]).unwrap();
-    engine.set_canary(Some(PolicyWeights::new(PolicyVersion(9), Some(canary))));
+    engine.set_canary(
+        PolicySlot::default(),
+        Some(PolicyWeights::new(PolicyVersion(9), Some(canary))),
+    );
     let named = GenerateRequest { version: Some(PolicyVersion(9)), ..request.clone() };
     for _ in 0..2 {
         assert_eq!(ids(&answer(&engine, &named).await), expected[1]);
@@ -130,7 +133,7 @@ async fn versions_do_not_share_pages() {
     let before = prompt_tokens(&engine).1;
     assert_eq!(ids(&answer(&engine, &named).await), expected[1]);
     assert_eq!(prompt_tokens(&engine).1, before + 49);
-    engine.set_canary(None);
+    engine.set_canary(PolicySlot::default(), None);
     assert_eq!(ids(&answer(&engine, &request).await), expected[0]);
     until_idle(&engine).await;
     // 69 tokens of one version.

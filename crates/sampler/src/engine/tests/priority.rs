@@ -130,7 +130,8 @@ async fn an_urgent_request_does_not_wait_for_clients() {
         }
         let probe = endless(&stepped.engine, &[7; 40], 1, 8);
         let iterate = async { stepped.scheduler.iterate() };
-        let submitted = stepped.engine.submit(probe, None, is_urgent);
+        let submitted =
+            stepped.engine.submit(probe, RequestWeights::Active(PolicySlot::default()), is_urgent);
         let (admitted, _) = tokio::join!(biased; submitted, iterate);
         let mut admitted = admitted.unwrap();
         let mut found = arrived(&mut admitted);
