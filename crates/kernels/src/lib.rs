@@ -3,7 +3,8 @@
 //!
 //! [`processor`] selects the instructions. [`matmul`] multiplies matrices for the trainer, and [`columns`] weights
 //! with the activations of a few tokens for the sampler. [`blocks`] has quantized matrices, their values, and
-//! their products with activations that are rounded to integers, [`strided`] products of small matrices. Of candle, this crate uses the types of numbers.
+//! their products with activations that are rounded to integers. [`strided`] multiplies the small factors of adapters. Of
+//! candle, this crate uses the types of numbers.
 //!
 //! Bits of results depend neither on the number of threads nor, unless a function says otherwise, on the
 //! instructions.
