@@ -173,9 +173,9 @@ fn score() {
             }
             all
         });
-        let found = learner.step(samples, 1, 16).unwrap();
+        let found = learner.step(samples, 1, 16);
         is_done.store(true, Ordering::Release);
-        (found, scorer.join().unwrap())
+        (found.unwrap(), scorer.join().unwrap())
     });
     assert_eq!((found, values(&learner)), expected);
     assert!(all.len() > 1 && all.iter().all(|scores| *scores == all[0]));
