@@ -248,15 +248,15 @@ mod tests {
             }
         }
         insta::assert_snapshot!(lines.join("\n"), @"
-        0.5 B, 12 GiB: 16384 tokens, 17 of 24 layers kept, [946, 67, 10618] MiB, fits: true
-        0.5 B, 24 GiB: 16384 tokens, 24 of 24 layers kept, [946, 67, 13188] MiB, fits: true
-        0.5 B, 80 GiB: 16384 tokens, 24 of 24 layers kept, [946, 67, 13188] MiB, fits: true
-        1.5 B, 12 GiB: 16384 tokens, 4 of 28 layers kept, [2952, 140, 8606] MiB, fits: true
-        1.5 B, 24 GiB: 16384 tokens, 20 of 28 layers kept, [2952, 140, 20962] MiB, fits: true
-        1.5 B, 80 GiB: 16384 tokens, 28 of 28 layers kept, [2952, 140, 26367] MiB, fits: true
-        4 B, 12 GiB: 4096 tokens, 2 of 36 layers kept, [7680, 252, 3636] MiB, fits: true
-        4 B, 24 GiB: 16384 tokens, 6 of 36 layers kept, [7680, 252, 16114] MiB, fits: true
-        4 B, 80 GiB: 16384 tokens, 36 of 36 layers kept, [7680, 252, 47826] MiB, fits: true
+        0.5 B, 12 GiB: 16384 tokens, 17 of 24 layers kept, [946, 83, 10618] MiB, fits: true
+        0.5 B, 24 GiB: 16384 tokens, 24 of 24 layers kept, [946, 83, 13188] MiB, fits: true
+        0.5 B, 80 GiB: 16384 tokens, 24 of 24 layers kept, [946, 83, 13188] MiB, fits: true
+        1.5 B, 12 GiB: 16384 tokens, 4 of 28 layers kept, [2952, 176, 8606] MiB, fits: true
+        1.5 B, 24 GiB: 16384 tokens, 19 of 28 layers kept, [2952, 176, 20189] MiB, fits: true
+        1.5 B, 80 GiB: 16384 tokens, 28 of 28 layers kept, [2952, 176, 26367] MiB, fits: true
+        4 B, 12 GiB: 4096 tokens, 2 of 36 layers kept, [7680, 315, 3636] MiB, fits: true
+        4 B, 24 GiB: 16384 tokens, 5 of 36 layers kept, [7680, 315, 15021] MiB, fits: true
+        4 B, 80 GiB: 16384 tokens, 36 of 36 layers kept, [7680, 315, 47826] MiB, fits: true
         ");
     }
 }
