@@ -317,6 +317,8 @@ proptest! {
             .map(|i| AdapterWeights::new(spec, &random_lora(spec, 1 + i % 19, i as u64)).unwrap())
             .collect();
         let mut harness = DecoderHarness::new(&model, None);
+        // Each sequence computes its whole prompt.
+        harness.pool = crate::PagePool::new(harness.decoder.shape(), 256).without_reuse();
         if parallel {
             harness.decoder.min_work = MinWork::NONE;
         }
