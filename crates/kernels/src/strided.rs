@@ -11,7 +11,7 @@ use hone_core::threads::pause_point;
 
 /// The left factor `[rows, inner]`: element `[i, k]` is `values[i * row + k * step]`.
 #[derive(Clone, Copy)]
-pub struct LeftFactor<'a> {
+pub struct StridedFactor<'a> {
     /// The values.
     pub values: &'a [f32],
     /// Distance of rows.
@@ -27,7 +27,7 @@ pub struct LeftFactor<'a> {
 /// If a matrix has too few values.
 pub fn add_strided(
     (out, out_row): (&mut [f32], usize),
-    a: LeftFactor<'_>,
+    a: StridedFactor<'_>,
     (b, b_row): (&[f32], usize),
     [rows, inner, columns]: [usize; 3],
 ) {
@@ -41,7 +41,7 @@ pub fn add_strided(
 struct AddStrided<'a> {
     out: &'a mut [f32],
     out_row: usize,
-    a: LeftFactor<'a>,
+    a: StridedFactor<'a>,
     b: &'a [f32],
     b_row: usize,
     rows: usize,
@@ -169,7 +169,7 @@ mod tests {
     /// A product whose rows of `out` are three values longer than needed, and those of `b` one.
     fn task<'a>(
         out: &'a mut [f32],
-        a: LeftFactor<'a>,
+        a: StridedFactor<'a>,
         b: &'a [f32],
         [rows, inner, columns]: [usize; 3],
     ) -> AddStrided<'a> {
@@ -183,7 +183,7 @@ mod tests {
         for shape @ [rows, inner, columns] in shapes {
             for (row, step) in [(inner + 2, 1), (1, rows + 3)] {
                 let (a, b) = (waves(40 * 40, 0.3), waves(40 * 80, 0.7));
-                let a = LeftFactor { values: &a, row, step };
+                let a = StridedFactor { values: &a, row, step };
                 let initial = waves(rows * (columns + 3), 1.1);
                 for instructions in Instructions::all() {
                     let Instructions::Vector(arch) = instructions else { continue };
@@ -211,7 +211,7 @@ mod tests {
         let (x, w) = (waves(tokens * inner, 0.3), waves(outputs * inner, 0.7));
         // `w` is `[inner, outputs]`, and `x` is `[inner, tokens]`.
         let (mut rows, mut columns) = (vec![0.5; tokens * outputs], vec![0.5; tokens * outputs]);
-        let left = |values, row| LeftFactor { values, row: 1, step: row };
+        let left = |values, row| StridedFactor { values, row: 1, step: row };
         add_strided(
             (&mut rows, outputs),
             left(&x, tokens),

@@ -10,7 +10,7 @@ use std::mem::take;
 use std::ops::Range;
 
 use hone_kernels::columns::{COLUMN_BLOCK, TokenColumns, par_outputs, par_parts};
-use hone_kernels::strided::{LeftFactor, add_strided};
+use hone_kernels::strided::{StridedFactor, add_strided};
 use hone_kernels::transpose::transpose_strided;
 use hone_model::adapter::LinearKind;
 
@@ -169,10 +169,10 @@ impl<'a> LinearPass<'a> {
                 for (_, BlockAdapter { pair, first, rows, inner }) in self.block(group, block) {
                     let (r, out, x) = (pair.r, &mut lora[inner..], &x.values[first..]);
                     if rows < MANY_ROWS {
-                        let x = LeftFactor { values: x, row: 1, step: self.width };
+                        let x = StridedFactor { values: x, row: 1, step: self.width };
                         add_strided((out, r), x, (&pair.a, r), [rows, group.inner, r]);
                     } else {
-                        let a = LeftFactor { values: &pair.a, row: 1, step: r };
+                        let a = StridedFactor { values: &pair.a, row: 1, step: r };
                         add_strided((out, rows), a, (x, self.width), [r, group.inner, rows]);
                     }
                 }
@@ -208,7 +208,7 @@ impl<'a> LinearPass<'a> {
             for BlockAdapter { pair, first, rows, inner: at } in adapters() {
                 if rows >= MANY_ROWS {
                     let (panel, step, values) = pair.panel(output);
-                    let b = LeftFactor { values: &values[output - panel..], row: 1, step };
+                    let b = StridedFactor { values: &values[output - panel..], row: 1, step };
                     let shape = [count, pair.r, rows];
                     add_strided((&mut out[first..], width), b, (&inner[at..], rows), shape);
                 }
@@ -221,7 +221,7 @@ impl<'a> LinearPass<'a> {
                     if rows < MANY_ROWS {
                         let (panel, step, values) = pair.panel(output);
                         let of_rows = &mut of_rows[(first - within.start) * PANEL..];
-                        let x = LeftFactor { values: &inner[at..], row: pair.r, step: 1 };
+                        let x = StridedFactor { values: &inner[at..], row: pair.r, step: 1 };
                         let b = (&values[output - panel..], step);
                         add_strided((of_rows, PANEL), x, b, [rows, pair.r, count]);
                     }
