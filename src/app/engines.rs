@@ -220,16 +220,15 @@ impl SelfJudge {
             }
             EngineBackend::Native => {
                 let (codec, purpose) = (Arc::new(Codec::load(dir)?), NativePurpose::Judging);
-                let idle = Arc::new(|| false);
-                match (device, base) {
-                    (Some(base), _) => start_on_device(config, dir, base, codec, purpose, metrics)?,
-                    (None, Some(base)) => {
-                        start_native(config, dir, base, codec, purpose, idle, metrics)?
-                    }
-                    (None, None) => {
-                        let base = load_base(config, dir).await?;
-                        start_native(config, dir, &base, codec, purpose, idle, metrics)?
-                    }
+                if let Some(base) = device {
+                    start_on_device(config, dir, base, codec, purpose, metrics)?
+                } else {
+                    let base = match base {
+                        Some(base) => base.clone(),
+                        None => load_base(config, dir).await?,
+                    };
+                    let idle = Arc::new(|| false);
+                    start_native(config, dir, &base, codec, purpose, idle, metrics)?
                 }
             }
         };

@@ -65,6 +65,7 @@ impl DeviceReport {
         config: &Config,
         model: &ModelDir,
         spec: &ModelSpec,
+        is_f32: bool,
         has_clients: bool,
         longest: usize,
     ) -> anyhow::Result<Option<(Self, Option<String>)>> {
@@ -73,8 +74,7 @@ impl DeviceReport {
         let Some(purpose) = purpose else { return Ok(None) };
         let Some(device) = device(config, model, &config.data.dir)? else { return Ok(None) };
         let (_, DeviceRoom { free, reserve, workspace }) = device.open().map_err(usage)?;
-        let base = BaseMemory::read(spec, &model.weights, config.load_options())?;
-        let float = device_float(config.train.compute, base.is_f32);
+        let float = device_float(config.train.compute, is_f32);
         let shape = decoder_shape(spec, model.context());
         let mut plans = vec![DeviceModel::plan(&shape, float)?];
         let judge = config.uses_self_judge().then_some(NativePurpose::Judging);
@@ -144,9 +144,12 @@ impl MemoryReport {
     /// The plan of `hone serve`, or without clients of `hone train` and `hone eval`.
     pub(super) fn of(config: &Config, model: &ModelDir, has_clients: bool) -> anyhow::Result<Self> {
         let spec = ModelSpec::from_config(&model.config)?;
-        let report = Self::with(config, model, &spec, setup(config, model, &spec, has_clients))?;
+        let base = BaseMemory::read(&spec, &model.weights, config.load_options())?;
+        let setup = setup(config, model, &spec, has_clients);
+        let report = Self::with(config, model, &spec, base, setup);
         let longest = report.max_sample_tokens;
-        Ok(match DeviceReport::of(config, model, &spec, has_clients, longest)? {
+        let is_f32 = base.is_f32;
+        Ok(match DeviceReport::of(config, model, &spec, is_f32, has_clients, longest)? {
             Some((device, refused)) => {
                 Self { device: Some(device), refused: report.refused.or(refused), ..report }
             }
@@ -158,13 +161,14 @@ impl MemoryReport {
         config: &Config,
         model: &ModelDir,
         spec: &ModelSpec,
+        base: BaseMemory,
         setup: ProcessSetup,
-    ) -> anyhow::Result<Self> {
+    ) -> Self {
         let train = &config.train;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let planner = MemoryPlanner {
             spec,
-            base: BaseMemory::read(spec, &model.weights, config.load_options())?,
+            base,
             config: train,
             threads: cores,
             context: model.context(),
@@ -183,7 +187,7 @@ impl MemoryReport {
             (tokens, refusal(planner.plan(tokens).peak, available))
         };
         let plan = planner.plan(max_sample_tokens);
-        Ok(Self { plan, max_sample_tokens, available, device: None, refused })
+        Self { plan, max_sample_tokens, available, device: None, refused }
     }
 
     /// The longest sample.
@@ -262,7 +266,8 @@ pub fn longest_recorded_sample(config: &Config, model: &ModelDir) -> anyhow::Res
     let ledger_cache = hone_store::CACHE_BYTES;
     let setup = ProcessSetup { trains: true, ledger_cache, ..ProcessSetup::default() };
     let spec = ModelSpec::from_config(&model.config)?;
-    MemoryReport::with(config, model, &spec, setup)?.checked()
+    let base = BaseMemory::read(&spec, &model.weights, config.load_options())?;
+    MemoryReport::with(config, model, &spec, base, setup).checked()
 }
 
 /// The memory plan of `hone serve`, or without clients of `hone train`. Loads no weights.

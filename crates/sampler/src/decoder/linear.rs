@@ -127,14 +127,13 @@ impl<'a> LinearPass<'a> {
         group: &'b LinearGroup,
         block: usize,
     ) -> impl Iterator<Item = (LinearKind, BlockAdapter<'a>)> + use<'a, 'b> {
-        let (within, mut inner) = (self.block_rows(block), 0);
-        let before = self.adapters.partition_point(|part| part.rows.end <= within.start);
-        let parts = self.adapters[before..].iter().take_while(move |p| p.rows.start < within.end);
-        let within = self.block_rows(block);
+        let (Range { start, end }, mut inner) = (self.block_rows(block), 0);
+        let before = self.adapters.partition_point(|part| part.rows.end <= start);
+        let parts = self.adapters[before..].iter().take_while(move |part| part.rows.start < end);
         parts
             .flat_map(move |part| {
-                let first = part.rows.start.max(within.start);
-                let rows = part.rows.end.min(within.end) - first;
+                let first = part.rows.start.max(start);
+                let rows = part.rows.end.min(end) - first;
                 let pairs = group.linears.iter().filter_map(|linear| {
                     Some((linear.kind, part.adapter.get(self.layer, linear.kind)?))
                 });

@@ -512,7 +512,8 @@ impl Trainer<'_> {
         let learner = &mut self.learner;
         let stats =
             self.pools.train.install(|| learner.step(&prepared.samples, version, max_tokens));
-        if self.setup.device.is_some() {
+        // A sample that is refused before the passes leaves the times of the last step.
+        if self.setup.device.is_some() && stats.is_ok() {
             let StepTiming { forward, reference, backward, .. } = learner.timing();
             let busy = self.setup.metrics.device_busy.with_label_values(&["training"]);
             busy.inc_by(forward + reference + backward);

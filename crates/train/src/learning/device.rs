@@ -61,8 +61,7 @@ impl DevicePasses {
         let modules = adapter_modules(lora);
         let free = model.gpu().free_bytes().map_err(ModelError::from)?;
         let room = Room { most: free.saturating_sub(*reserve), workspace: *workspace };
-        let tokens = [memory::shard_tokens(spec), longest];
-        let limits = limits(model.shape(), &modules, model.float(), tokens, room)?;
+        let limits = limits(spec, model.shape(), &modules, model.float(), longest, room)?;
         let trainer = DeviceTrainer::open(model, kernels, &modules, &limits, *reserve);
         let trainer = trainer.map_err(ModelError::from)?;
         let (tokens, kept_layers) = (limits.tokens, limits.kept_layers);
@@ -154,8 +153,7 @@ pub fn device_plan(
     longest: usize,
     [most, workspace]: [u64; 2],
 ) -> Result<Vec<ArenaPlan>> {
-    let tokens = [memory::shard_tokens(spec), longest];
-    let limits = limits(shape, modules, float, tokens, Room { most, workspace })?;
+    let limits = limits(spec, shape, modules, float, longest, Room { most, workspace })?;
     let plans = DeviceTrainer::plan(shape, modules, float, &limits);
     Ok(plans.map_err(ModelError::from)?)
 }
@@ -170,12 +168,14 @@ struct Room {
 /// The limits of passes whose plan fits: of a device's usual shard or the longest sample, or else of half as many tokens,
 /// and so on down to a usual shard of the host; with as many kept layers as fit.
 fn limits(
+    spec: &ModelSpec,
     shape: &DecoderShape,
     modules: &[AdapterModule],
     float: DeviceFloat,
-    [shard, longest]: [usize; 2],
+    longest: usize,
     Room { most, workspace }: Room,
 ) -> Result<PassLimits> {
+    let shard = memory::shard_tokens(spec);
     let of = |tokens: usize, kept_layers: usize| PassLimits {
         tokens,
         rows: tokens,
@@ -229,13 +229,12 @@ mod tests {
             let lora = LoraConfig { r: 16, ..LoraConfig::default() };
             let modules = planned_modules(&spec, &lora).unwrap();
             let shape = decoder_shape(&spec, 16_384);
-            let shard = memory::shard_tokens(&spec);
             for gib in [12, 24, 80] {
                 let float = DeviceFloat::Bf16;
                 let base = DeviceModel::plan(&shape, float).unwrap();
                 let most = ((gib << 30) - (512 << 20)) - base.total();
                 let room = Room { most, workspace: 32 << 20 };
-                let limits = limits(&shape, &modules, float, [shard, 4096], room).unwrap();
+                let limits = limits(&spec, &shape, &modules, float, 4096, room).unwrap();
                 let mut plans = vec![base];
                 plans.extend(DeviceTrainer::plan(&shape, &modules, float, &limits).unwrap());
                 let plans: Vec<_> = plans.iter().map(|plan| plan.total() >> 20).collect();
