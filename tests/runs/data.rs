@@ -49,9 +49,12 @@ impl RunDir {
         format!("{code}\n{text}")
     }
 
+    /// The exit code and the output without logged warnings: rollout samples while the data is checked, so
+    /// whether it warns of an unscored group depends on timing.
     fn train(&self) -> String {
         let (code, text) = self.hone(&["train", "--config", "hone.toml"]);
-        format!("{code}\n{text}")
+        let lines = text.split_inclusive('\n').filter(|line| !line.contains("  WARN hone_"));
+        format!("{code}\n{}", lines.collect::<String>())
     }
 }
 
